@@ -1,0 +1,56 @@
+"""whereformer: where a token is, as a swappable, inspectable, fast part of self-attention.
+
+Importing this needs torch alone. What needs transformers is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from .attention import (
+    DenseBias,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetValues,
+    Positions,
+    attention,
+    attention_weights,
+)
+from .positions import PositionRangeError, build_position, position_names
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "EncoderConfig": "models",
+    "Encoder": "models",
+    "EncoderForMaskedLM": "models",
+}
+
+__all__ = [
+    "DenseBias",
+    "Encoder",
+    "EncoderConfig",
+    "EncoderForMaskedLM",
+    "FactorPair",
+    "OffsetBias",
+    "OffsetKeys",
+    "OffsetValues",
+    "PositionRangeError",
+    "Positions",
+    "attention",
+    "attention_weights",
+    "build_position",
+    "position_names",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

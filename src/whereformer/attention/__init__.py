@@ -1,0 +1,105 @@
+"""Softmax attention that takes *descriptions* of position instead of n x n matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import fused, reference
+from .call import make_call
+from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, PositionsLike, Term
+
+__all__ = [
+    "DenseBias",
+    "FactorPair",
+    "OffsetBias",
+    "OffsetKeys",
+    "OffsetValues",
+    "Positions",
+    "PositionsLike",
+    "Term",
+    "attention",
+    "attention_weights",
+]
+
+BACKENDS = ("auto", "reference")
+
+
+def attention(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    query_positions: PositionsLike | None = None,
+    key_positions: PositionsLike | None = None,
+    query_documents: Tensor | None = None,
+    key_documents: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Multi-head softmax attention with position terms.
+
+    ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
+    plus what :class:`OffsetValues` terms add.
+
+    Args:
+        query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores;
+            n_q then follows from ``query_positions``, from a term with rows, or is n_k.
+        key: (batch, heads, n_k, head_dim).
+        value: (batch, heads, n_k, value_dim).
+        terms: what position adds; see :mod:`whereformer.attention.terms`.
+        key_mask: (batch, n_k) bool, True = may be attended.
+        causal: allow only keys whose position is at most the query's.
+        scale: the factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default.
+        dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
+        query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (batch, n_q). By default
+            queries are right-aligned: query i has position n_k - n_q + i.
+        key_positions: likewise for keys; 0 .. n_k - 1 by default.
+        query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to
+            keys of its own document.
+        backend: "reference" materialises everything; "auto" runs calls without terms through torch's fused
+            attention and all others through the reference.
+
+    Returns:
+        (batch, heads, n_q, value_dim) in the value's dtype. A row that may attend nothing gives zeros.
+
+    Raises:
+        TypeError, ValueError: for input that does not fit; the message names the argument, what came and what fits.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    call = make_call(
+        query,
+        key,
+        value,
+        terms,
+        key_mask=key_mask,
+        causal=causal,
+        scale=scale,
+        dropout_p=dropout_p,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        query_documents=query_documents,
+        key_documents=key_documents,
+    )
+    if backend == "auto" and fused.supports(call):
+        return fused.attend(call)
+    return reference.attend(call)
+
+
+def attention_weights(
+    query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Any
+) -> Tensor:
+    """The softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
+
+    ``options`` are :func:`attention`'s keyword arguments other than ``dropout_p`` and ``backend``.
+    """
+    with torch.autocast(value.device.type, enabled=False):
+        return reference.attention_weights(make_call(query, key, value, terms, **options))

@@ -1,0 +1,207 @@
+"""One attention call after its input was checked: what every backend is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .terms import (
+    DenseBias,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetValues,
+    Positions,
+    PositionsLike,
+    Term,
+    offsets_between,
+    position_values,
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A checked attention call; shapes as in :func:`whereformer.attention`."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor
+    terms: tuple[Term, ...]
+    key_mask: Tensor | None
+    causal: bool
+    scale: float
+    dropout_p: float
+    query_positions: PositionsLike
+    key_positions: PositionsLike
+    query_documents: Tensor | None
+    key_documents: Tensor | None
+    n_q: int
+    default_positions: bool
+
+    @property
+    def n_k(self) -> int:
+        return self.value.shape[2]
+
+    def offsets(self) -> Tensor:
+        """Offsets of all pairs, (1 or batch, n_q, n_k)."""
+        device = self.value.device
+        offsets = offsets_between(
+            position_values(self.query_positions, device), position_values(self.key_positions, device)
+        )
+        return offsets if offsets.dim() == 3 else offsets.unsqueeze(0)
+
+    def allowed(self) -> Tensor | None:
+        """Which pairs may attend, bool and broadcastable to (batch, heads, n_q, n_k); None when all may."""
+        allowed = None if self.key_mask is None else self.key_mask[:, None, None, :]
+        if self.causal:
+            past = (self.offsets() <= 0).unsqueeze(1)
+            allowed = past if allowed is None else allowed & past
+        if self.query_documents is not None and self.key_documents is not None:
+            same = self.query_documents[:, None, :, None] == self.key_documents[:, None, None, :]
+            allowed = same if allowed is None else allowed & same
+        return allowed
+
+
+def make_call(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    query_positions: PositionsLike | None = None,
+    key_positions: PositionsLike | None = None,
+    query_documents: Tensor | None = None,
+    key_documents: Tensor | None = None,
+) -> Call:
+    """Check everything once, so that no backend has to.
+
+    Raises:
+        TypeError: for a wrong type or dtype; the message names the argument.
+        ValueError: for a wrong shape or value; the message names the argument.
+    """
+    _check_heads_tensor("value", value)
+    batch, heads, n_k, value_dim = value.shape
+    if (query is None) != (key is None):
+        raise ValueError("query and key: give both, or neither for attention without content scores")
+    terms = _check_terms(terms)
+    if query is not None and key is not None:
+        _check_heads_tensor("query", query)
+        _check_heads_tensor("key", key)
+        head_dim = query.shape[3]
+        if query.shape[:2] != (batch, heads):
+            raise ValueError(
+                f"query: expected (batch {batch}, heads {heads}, n_q, head_dim) as in value, got {tuple(query.shape)}"
+            )
+        if key.shape != (batch, heads, n_k, head_dim):
+            raise ValueError(
+                f"key: expected (batch {batch}, heads {heads}, n_k {n_k}, head_dim {head_dim}), got {tuple(key.shape)}"
+            )
+        for name, tensor in (("key", key), ("value", value)):
+            if tensor.dtype != query.dtype:
+                raise TypeError(f"{name}: expected the query's dtype {query.dtype}, got {tensor.dtype}")
+            if tensor.device != query.device:
+                raise ValueError(f"{name}: expected the query's device {query.device}, got {tensor.device}")
+        n_q = query.shape[2]
+    else:
+        if any(isinstance(term, OffsetKeys) for term in terms):
+            raise ValueError("OffsetKeys: needs a query, got query=None")
+        head_dim = value_dim
+        n_q = _query_length(terms, query_positions, n_k)
+    for term in terms:
+        term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
+
+    if key_mask is not None:
+        if key_mask.dtype != torch.bool:
+            raise TypeError(f"key_mask: expected bool with True = may be attended, got {key_mask.dtype}")
+        if key_mask.shape != (batch, n_k):
+            raise ValueError(f"key_mask: expected shape (batch {batch}, n_k {n_k}), got {tuple(key_mask.shape)}")
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
+    if scale is None:
+        scale = head_dim**-0.5 if head_dim else 1.0
+
+    default_positions = query_positions is None and key_positions is None
+    needs_integers = any(isinstance(term, OffsetBias | OffsetKeys | OffsetValues) for term in terms)
+    if key_positions is None:
+        key_positions = Positions(0, 1, n_k)
+    if query_positions is None:
+        query_positions = Positions(n_k - n_q, 1, n_q)
+    _check_positions("query_positions", query_positions, batch, n_q, needs_integers)
+    _check_positions("key_positions", key_positions, batch, n_k, needs_integers)
+    if (query_documents is None) != (key_documents is None):
+        raise ValueError("query_documents and key_documents: give both or neither")
+    for name, documents, length in (("query", query_documents, n_q), ("key", key_documents, n_k)):
+        if documents is not None and documents.shape != (batch, length):
+            raise ValueError(
+                f"{name}_documents: expected shape (batch {batch}, n_{name[0]} {length}), got {tuple(documents.shape)}"
+            )
+    return Call(
+        query,
+        key,
+        value,
+        terms,
+        key_mask,
+        causal,
+        scale,
+        dropout_p,
+        query_positions,
+        key_positions,
+        query_documents,
+        key_documents,
+        n_q,
+        default_positions,
+    )
+
+
+def _check_heads_tensor(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if tensor.dim() != 4:
+        raise ValueError(f"{name}: expected (batch, heads, length, head_dim), got shape {tuple(tensor.shape)}")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
+
+
+def _check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
+    if isinstance(terms, Term):
+        raise TypeError(f"terms: expected a sequence of terms, got a single {type(terms).__name__}; write (term,)")
+    terms = tuple(terms)
+    for term in terms:
+        if not isinstance(term, Term):
+            known = "OffsetBias, OffsetKeys, OffsetValues, FactorPair, DenseBias"
+            raise TypeError(f"terms: expected {known}, got {type(term).__name__}")
+    return terms
+
+
+def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None, n_k: int) -> int:
+    """n_q of a call without a query: from the positions, else from a term that has rows, else n_k."""
+    if isinstance(query_positions, Positions):
+        return query_positions.length
+    if query_positions is not None:
+        return query_positions.shape[-1]
+    for term in terms:
+        if isinstance(term, DenseBias):
+            return term.scores.shape[-2]
+        if isinstance(term, FactorPair):
+            return term.query_factors.shape[-2]
+    return n_k
+
+
+def _check_positions(name: str, positions: PositionsLike, batch: int, length: int, needs_integers: bool) -> None:
+    if isinstance(positions, Positions):
+        if positions.length != length:
+            raise ValueError(f"{name}: expected length {length}, got {positions}")
+        return
+    if not isinstance(positions, Tensor):
+        raise TypeError(f"{name}: expected Positions or a tensor, got {type(positions).__name__}")
+    if tuple(positions.shape) not in ((length,), (batch, length), (1, length)):
+        raise ValueError(f"{name}: expected shape ({length},) or ({batch}, {length}), got {tuple(positions.shape)}")
+    if needs_integers and positions.is_floating_point():
+        raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")

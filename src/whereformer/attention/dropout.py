@@ -1,0 +1,35 @@
+"""Attention dropout as a function of a seed and of indices, so that every backend drops the same weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MASK32 = 0xFFFFFFFF
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """A 0-dimensional int64 seed from torch's own generator: ``torch.manual_seed`` decides the mask."""
+    return torch.randint(2**62, (), device=device)
+
+
+def row_keys(seed: Tensor, batch: int, heads: int, n_q: int) -> Tensor:
+    """One 32-bit key (held in int64) per row of scores, (batch, heads, n_q): splitmix64 of seed and row index."""
+    rows = torch.arange(batch * heads * n_q, device=seed.device).view(batch, heads, n_q)
+    mixed = seed + (rows + 1) * _GOLDEN
+    mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
+    mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685  # 0x94D049BB133111EB
+    return (mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)) & _MASK32
+
+
+def keep_mask(keys: Tensor, columns: Tensor, dropout_p: float) -> Tensor:
+    """Which weights survive: bool (..., columns), from row keys (...) and column indices (columns,).
+
+    The mix is murmur3's 32-bit finaliser, in int64 because torch has no unsigned 32-bit product everywhere.
+    """
+    mixed = (keys.unsqueeze(-1) + columns * 0x9E3779B9) & _MASK32
+    mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & _MASK32
+    mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _MASK32
+    mixed = mixed ^ (mixed >> 16)
+    return mixed >= int(dropout_p * 2**32)

@@ -1,0 +1,67 @@
+"""The definition of correct: every term written out on the full (n_q, n_k) grid, in any float dtype.
+
+Nothing here is clever; bfloat16 and float16 input is computed in float32 and cast back at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .call import Call
+from .dropout import draw_seed, keep_mask, row_keys
+from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues
+
+
+def attend(call: Call) -> Tensor:
+    """The attention output, (batch, heads, n_q, head_dim) in the value's dtype."""
+    with torch.autocast(call.value.device.type, enabled=False):
+        weights = attention_weights(call)
+        if call.dropout_p:
+            keys = row_keys(draw_seed(weights.device), *weights.shape[:3])
+            kept = keep_mask(keys, torch.arange(call.n_k, device=weights.device), call.dropout_p)
+            weights = weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
+        out = weights @ call.value.to(weights.dtype)
+        for term in call.terms:
+            if isinstance(term, OffsetValues):
+                # How much of row i's attention lies at each offset of the table, then one product with it.
+                at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
+                at_offset = at_offset.scatter_add(-1, _columns(call, term).expand_as(weights), weights)
+                out = out + at_offset @ term.table.to(weights.dtype)
+        return out.to(call.value.dtype)
+
+
+def attention_weights(call: Call) -> Tensor:
+    """The softmax weights before dropout, (batch, heads, n_q, n_k), at least float32.
+
+    A pair that may not attend has weight 0, also in a row where no pair may: that row is all zeros.
+    """
+    batch, heads, n_k, _ = call.value.shape
+    dtype = torch.promote_types(call.value.dtype, torch.float32)
+    scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, heads, call.n_q, n_k)
+    if call.query is not None and call.key is not None:
+        scores = scores + (call.query.to(dtype) * call.scale) @ call.key.to(dtype).transpose(-1, -2)
+    allowed = call.allowed()
+    for term in call.terms:
+        match term:
+            case OffsetBias():
+                at_offset = term.table.to(dtype)[:, _columns(call, term)[:, 0]]  # (heads, 1 or batch, n_q, n_k)
+                scores = scores + at_offset.transpose(0, 1)
+            case OffsetKeys():
+                assert call.query is not None
+                per_offset = (call.query.to(dtype) * call.scale) @ term.table.to(dtype).transpose(-1, -2)
+                scores = scores + per_offset.gather(-1, _columns(call, term).expand_as(scores))
+            case FactorPair():
+                scores = scores + term.query_factors.to(dtype) @ term.key_factors.to(dtype).transpose(-1, -2)
+            case DenseBias():
+                scores = scores + term.scores.to(dtype)
+                finite = ~term.scores.isneginf()
+                allowed = finite if allowed is None else allowed & finite
+    if allowed is None:
+        return scores.softmax(-1)
+    return scores.masked_fill(~allowed, torch.finfo(dtype).min).softmax(-1).masked_fill(~allowed, 0.0)
+
+
+def _columns(call: Call, term: OffsetBias | OffsetKeys | OffsetValues) -> Tensor:
+    """Which column of the term's table each pair reads, (1 or batch, 1, n_q, n_k)."""
+    return (call.offsets() - term.first).clamp(0, term.table.shape[1] - 1).unsqueeze(1)

@@ -1,0 +1,171 @@
+"""The vocabulary that position methods and attention backends share: terms, and positions as values.
+
+A *term* says what position adds to attention, without an (n_q, n_k) matrix wherever there is a smaller way to
+say it. Throughout, ``offset = key position - query position``; a positive offset is a key to the right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The affine positions ``start + stride * index`` for ``index`` in ``0 .. length - 1``.
+
+    A key-value cache has ``start > 0``; a pooled (funnel) sequence has ``stride > 1``.
+
+    Raises:
+        ValueError: if ``length`` is negative or ``stride`` is not positive.
+    """
+
+    start: int
+    stride: int
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.length < 0:
+            raise ValueError(f"Positions: length must be at least 0, got {self.length}")
+        if self.stride < 1:
+            raise ValueError(f"Positions: stride must be at least 1, got {self.stride}")
+
+    @property
+    def last(self) -> int:
+        """The largest position; ``start - stride`` when the length is 0."""
+        return self.start + self.stride * (self.length - 1)
+
+    def values(self, device: torch.device | str | None = None) -> Tensor:
+        """The positions themselves, int64 of shape (length,)."""
+        return torch.arange(self.length, device=device) * self.stride + self.start
+
+
+PositionsLike: TypeAlias = Positions | Tensor
+"""Affine positions, or explicit ones as a tensor of shape (n,) or (batch, n)."""
+
+
+def position_values(positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
+    """Positions as a tensor of shape (n,) or (batch, n) on ``device``."""
+    if isinstance(positions, Positions):
+        return positions.values(device)
+    return positions.to(device)
+
+
+def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """All offsets of a grid, (n_q, n_k) or (batch, n_q, n_k), from position values (n,) or (batch, n)."""
+    return key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class OffsetBias:
+    """``score_ij += table[h, clamp(offset, first, first + T - 1) - first]``.
+
+    Args:
+        table: (heads, T), one number per head and offset. Beyond its ends the end values hold.
+        first: the offset of the table's first column.
+    """
+
+    table: Tensor
+    first: int
+
+    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
+        _check_shape("OffsetBias.table", self.table, (("heads", (heads,)), ("T", None)))
+        _check_table(self)
+
+
+@dataclass(frozen=True)
+class OffsetKeys:
+    """``score_ij += scale * <query_i, table[h, clamped offset]>`` (Shaw et al. 2018, eq. 4: the a^K).
+
+    Args:
+        table: (heads or 1, T, head_dim), a vector per offset.
+        first: the offset of the table's first row.
+    """
+
+    table: Tensor
+    first: int
+
+    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
+        _check_shape("OffsetKeys.table", self.table, (("heads", (1, heads)), ("T", None), ("head_dim", (head_dim,))))
+        _check_table(self)
+
+
+@dataclass(frozen=True)
+class OffsetValues:
+    """``out_i += sum_j weight_ij * table[h, clamped offset]`` (Shaw et al. 2018, eq. 3: the a^V).
+
+    Args:
+        table: (heads or 1, T, value's head_dim), a vector per offset.
+        first: the offset of the table's first row.
+    """
+
+    table: Tensor
+    first: int
+
+    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
+        _check_shape("OffsetValues.table", self.table, (("heads", (1, heads)), ("T", None), ("head_dim", (head_dim,))))
+        _check_table(self)
+
+
+@dataclass(frozen=True)
+class FactorPair:
+    """``score_ij += <query_factors_i, key_factors_j>``, for low-rank positional scores; not scaled.
+
+    Args:
+        query_factors: (1 or batch, heads, n_q, r).
+        key_factors: (1 or batch, heads, n_k, r).
+    """
+
+    query_factors: Tensor
+    key_factors: Tensor
+
+    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
+        rank = self.query_factors.shape[-1] if self.query_factors.dim() else 0
+        for name, factors, length in (("query", self.query_factors, n_q), ("key", self.key_factors, n_k)):
+            wanted = (("batch", (1, batch)), ("heads", (heads,)), (f"n_{name[0]}", (length,)), ("r", (rank,)))
+            _check_shape(f"FactorPair.{name}_factors", factors, wanted)
+
+
+@dataclass(frozen=True)
+class DenseBias:
+    """``score_ij += scores[b, h, i, j]``, for what really is one number per query and key.
+
+    Args:
+        scores: (1 or batch, heads, n_q, n_k); ``-inf`` forbids a pair.
+    """
+
+    scores: Tensor
+
+    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
+        wanted = (("batch", (1, batch)), ("heads", (heads,)), ("n_q", (n_q,)), ("n_k", (n_k,)))
+        _check_shape("DenseBias.scores", self.scores, wanted)
+
+
+Term: TypeAlias = OffsetBias | OffsetKeys | OffsetValues | FactorPair | DenseBias
+
+
+def _check_shape(name: str, tensor: Tensor, wanted: tuple[tuple[str, tuple[int, ...] | None], ...]) -> None:
+    """Raise unless ``tensor`` is floating point and each axis has one of the wanted sizes (None: any)."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
+    fits = tensor.dim() == len(wanted) and all(
+        sizes is None or size in sizes for size, (_, sizes) in zip(tensor.shape, wanted, strict=True)
+    )
+    if not fits:
+        text = ", ".join(
+            axis if sizes is None else f"{axis} {' or '.join(str(size) for size in dict.fromkeys(sizes))}"
+            for axis, sizes in wanted
+        )
+        raise ValueError(f"{name}: expected shape ({text}), got {tuple(tensor.shape)}")
+
+
+def _check_table(term: OffsetBias | OffsetKeys | OffsetValues) -> None:
+    name = type(term).__name__
+    if term.table.shape[1] == 0:
+        raise ValueError(f"{name}.table: needs at least one offset, got none")
+    if isinstance(term.first, bool) or not isinstance(term.first, int | torch.SymInt):
+        raise TypeError(f"{name}.first: expected an int, got {type(term.first).__name__}")

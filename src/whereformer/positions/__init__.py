@@ -1,0 +1,123 @@
+"""Every position method behind one interface: a file each, and a line in ``METHODS``."""
+
+from __future__ import annotations
+
+import inspect
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from .base import ModelShape, Position, PositionRangeError, Sum
+
+__all__ = ["ModelShape", "Position", "PositionRangeError", "Sum", "build_position", "position_names", "register"]
+
+METHODS: dict[str, str | type[Position]] = {
+    "none": "none:NoPosition",
+    "sinusoidal": "sinusoidal:Sinusoidal",
+    "learned": "learned:Learned",
+    "shaw": "shaw:Shaw",
+    "t5": "t5:T5",
+    "floater": "floater:Floater",
+    "synthesizer": "synthesizer:Synthesizer",
+    "tupe": "tupe:Tupe",
+    "rope": "rope:Rope",
+    "tisa": "tisa:Tisa",
+    "alibi": "alibi:Alibi",
+    "fire": "fire:Fire",
+}
+"""Name of each method -> its class, or "module:Class" in this package, imported when it is asked for."""
+
+
+def position_names() -> list[str]:
+    """The names that :func:`build_position` knows, in the order of the registry."""
+    return list(METHODS)
+
+
+def register(name: str, method: type[Position]) -> None:
+    """Make ``method`` available under ``name`` everywhere: in models, in commands and in ``a+b`` compositions.
+
+    Raises:
+        ValueError: if the name is taken or holds a "+" or a ",".
+    """
+    if not name or any(mark in name for mark in "+, "):
+        raise ValueError(f"name: expected a word without '+', ',' or blanks, got {name!r}")
+    if name in METHODS:
+        raise ValueError(f"name: {name!r} is taken by {METHODS[name]}")
+    METHODS[name] = method
+
+
+def build_position(
+    name: str,
+    *,
+    hidden_size: int,
+    num_heads: int,
+    num_layers: int = 1,
+    max_length: int = 512,
+    causal: bool = False,
+    head_dim: int | None = None,
+    embedding_size: int | None = None,
+    **options: Any,
+) -> Position:
+    """Build a position method, or several joined by "+".
+
+    Args:
+        name: one of :func:`position_names`, or a composition as ``learned+tisa``; an option then goes to every part
+            that has it.
+        hidden_size: width of the hidden states.
+        num_heads: attention heads.
+        num_layers: attention layers, a shared layer counted once per pass.
+        max_length: positions that methods with a fixed number of them cover.
+        causal: whether keys to the right are masked everywhere.
+        head_dim: width of one head; hidden_size / num_heads by default.
+        embedding_size: width at the input; hidden_size by default.
+        options: the method's own, as its class documents them.
+
+    Raises:
+        ValueError: for an unknown name or a size that does not fit.
+        TypeError: for an option that no part has.
+    """
+    sizes = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": num_layers, "max_length": max_length}
+    for size_name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{size_name}: expected at least 1, got {size}")
+    if head_dim is None:
+        if hidden_size % num_heads:
+            raise ValueError(f"num_heads: {num_heads} heads do not divide hidden_size {hidden_size}")
+        head_dim = hidden_size // num_heads
+    model = ModelShape(hidden_size, num_heads, head_dim, num_layers, embedding_size or hidden_size, max_length, causal)
+    classes = [_find(part.strip()) for part in name.split("+")]
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"position: {name!r} names a method twice")
+    wanted = {option: value for part in classes for option, value in part.asks_of_others.items()}
+    unused = set(options)
+    parts = []
+    for part in classes:
+        own = _option_names(part)
+        unused -= own
+        given = {**wanted, **options}
+        parts.append(part(model, **{option: value for option, value in given.items() if option in own}))
+    if unused:
+        known = sorted(set().union(*(_option_names(part) for part in classes)))
+        raise TypeError(
+            f"position {name!r} has no option {sorted(unused)[0]!r}; it has {', '.join(known) or 'no options'}"
+        )
+    return parts[0] if len(parts) == 1 else Sum(model, parts)
+
+
+def _option_names(method: type[Position]) -> set[str]:
+    parameters = inspect.signature(method.__init__).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def _find(name: str) -> type[Position]:
+    """The class registered under ``name``."""
+    if name not in METHODS:
+        close = get_close_matches(name, METHODS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ValueError(f"unknown position method {name!r}{hint} known: {', '.join(METHODS)}, and a+b")
+    entry = METHODS[name]
+    if isinstance(entry, str):
+        module, _, attribute = entry.partition(":")
+        entry = getattr(import_module(f"{__name__}.{module}"), attribute)
+        assert isinstance(entry, type) and issubclass(entry, Position)
+    return entry

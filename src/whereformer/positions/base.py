@@ -1,0 +1,273 @@
+"""What a position method is: hooks into an encoder, each doing nothing by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.terms import (
+    DenseBias,
+    OffsetBias,
+    Positions,
+    PositionsLike,
+    Term,
+    offsets_between,
+    position_values,
+)
+
+
+class PositionRangeError(ValueError):
+    """A position lies beyond what a method with a fixed number of positions can represent."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of the model that a position method serves.
+
+    Args:
+        hidden_size: width of the hidden states.
+        num_heads: attention heads.
+        head_dim: width of one head.
+        num_layers: attention layers, a shared layer counted once per pass.
+        embedding_size: width at the input, where ``embed`` acts (ALBERT: below hidden_size).
+        max_length: positions that tables with a fixed size cover.
+        causal: whether keys to the right are masked everywhere.
+    """
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    num_layers: int
+    embedding_size: int
+    max_length: int
+    causal: bool
+
+
+class Position(nn.Module):
+    """Base of all position methods.
+
+    A method overrides the hooks it needs. ``layer`` counts attention layers from 0, a shared layer once per pass, so
+    a method can have parameters of its own in every layer even where the layers share theirs.
+
+    A constructor takes the :class:`ModelShape` and the method's own options as keyword-only arguments.
+    """
+
+    content: bool = True
+    """Whether scores include query . key; a Synthesizer that replaces it says False."""
+
+    embedding_scale: float = 1.0
+    """What token embeddings are multiplied by before ``embed``."""
+
+    asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Options that methods composed with this one are built with, where they have them."""
+
+    def __init__(self, model: ModelShape) -> None:
+        super().__init__()
+        self.model = model
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values; through ``torch.nn.init`` only, so that loaders can guard loaded weights."""
+
+    def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
+        """Add position to the embeddings (batch, n, embedding_size), once, below layer 0."""
+        return hidden
+
+    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Any:
+        """What all layers of a forward have in common and is worth computing once; handed to the hooks below."""
+        return None
+
+    def rotate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Change projected query, key and value, each (batch, heads, n, head_dim), in every layer."""
+        return query, key, value
+
+    def terms(
+        self,
+        hidden: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Term, ...]:
+        """What position adds to scores and values; ``hidden`` (batch, n_q, hidden_size) is the queries' input."""
+        return ()
+
+    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
+        """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve."""
+        return None
+
+
+class OffsetFunction(Position):
+    """A method whose whole effect on a score is one number per head and offset: its ``curve``."""
+
+    def reach(self) -> int | None:
+        """The largest absolute offset at which the curve still changes; None if it never settles."""
+        return None
+
+    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
+        raise NotImplementedError
+
+    def terms(
+        self,
+        hidden: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Term, ...]:
+        span = offset_span(query_positions, key_positions, self.reach())
+        if span is None:
+            # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
+            query_values = position_values(query_positions, hidden.device)
+            offsets = offsets_between(query_values, position_values(key_positions, hidden.device))
+            scores = self.curve(offsets, layer=layer)
+            return (DenseBias(scores.transpose(0, 1) if offsets.dim() == 3 else scores.unsqueeze(0)),)
+        first, last = span
+        offsets = torch.arange(first, last + 1, device=hidden.device)
+        return (OffsetBias(self.curve(offsets, layer=layer), first),)
+
+
+def offset_span(
+    query_positions: PositionsLike, key_positions: PositionsLike, reach: int | None
+) -> tuple[int, int] | None:
+    """The first and last offset that a table must cover, or None if only the data can tell.
+
+    Beyond ``reach`` a curve is constant, so the table ends there; the span always holds one offset at least.
+    """
+    if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
+        if query_positions.length == 0 or key_positions.length == 0:
+            return 0, 0
+        first = key_positions.start - query_positions.last
+        last = key_positions.last - query_positions.start
+        if reach is not None:
+            first, last = (max(-reach, min(reach, end)) for end in (first, last))
+        return first, last
+    whole = not any(isinstance(p, Tensor) and p.is_floating_point() for p in (query_positions, key_positions))
+    return (-reach, reach) if reach is not None and whole else None
+
+
+def as_offsets(offsets: Tensor | Sequence[float], like: Tensor) -> Tensor:
+    """Offsets as a tensor on the device of ``like``."""
+    return torch.as_tensor(offsets, device=like.device)
+
+
+def whole_offsets(offsets: Tensor | Sequence[float], like: Tensor) -> Tensor:
+    """Offsets as int64, for methods that are defined on whole offsets only.
+
+    Raises:
+        TypeError: for a fractional offset.
+    """
+    values = as_offsets(offsets, like)
+    whole = values.long()
+    if values.is_floating_point() and not bool((whole == values).all()):
+        raise TypeError("offsets: this method is defined on whole offsets only, got fractional ones")
+    return whole
+
+
+def float_dtype(parameter: Tensor) -> torch.dtype:
+    """The dtype to evaluate a function of offsets in: the parameter's, but never below float32.
+
+    In half precision offsets beyond 256 (bfloat16) or 2048 (float16) are no longer whole numbers.
+    """
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.device) -> Tensor:
+    """Row indices of a table with ``rows`` positions, (n,) or (batch, n).
+
+    Raises:
+        PositionRangeError: if a position has no row. Explicit positions are checked on the CPU; elsewhere torch's
+            own index check reports them, because looking would stall the device.
+        TypeError: for fractional positions.
+    """
+    if isinstance(positions, Positions):
+        outside = positions.length > 0 and (positions.start < 0 or positions.last >= rows)
+        if outside:
+            worst = positions.start if positions.start < 0 else positions.last
+            raise PositionRangeError(_out_of_range(name, rows, worst))
+    else:
+        if positions.is_floating_point():
+            raise TypeError(f"{name}: needs whole positions, got {positions.dtype}")
+        if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
+            low, high = int(positions.min()), int(positions.max())
+            if low < 0 or high >= rows:
+                raise PositionRangeError(_out_of_range(name, rows, low if low < 0 else high))
+    return position_values(positions, device)
+
+
+def _out_of_range(name: str, rows: int, position: int) -> str:
+    return (
+        f"{name} covers positions 0 to {rows - 1} (max_length {rows}), got position {position}; "
+        "raise max_length or choose a method that extrapolates"
+    )
+
+
+class Sum(Position):
+    """Several methods at once, as ``learned+tisa``: each acts as it would alone, in the given order."""
+
+    def __init__(self, model: ModelShape, parts: Iterable[Position]) -> None:
+        super().__init__(model)
+        self.parts = nn.ModuleList(parts)
+        self.content = all(part.content for part in self)
+        self.embedding_scale = max(part.embedding_scale for part in self)
+
+    def __iter__(self) -> Any:
+        return iter(self.parts)
+
+    def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
+        for part in self:
+            hidden = part.embed(hidden, positions)
+        return hidden
+
+    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[Any, ...]:
+        return tuple(part.shared(query_positions, key_positions) for part in self)
+
+    def rotate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        for part, own in zip(self, shared or [None] * len(self.parts), strict=True):
+            query, key, value = part.rotate(query, key, value, query_positions, key_positions, layer=layer, shared=own)
+        return query, key, value
+
+    def terms(
+        self,
+        hidden: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Term, ...]:
+        return tuple(
+            term
+            for part, own in zip(self, shared or [None] * len(self.parts), strict=True)
+            for term in part.terms(hidden, query_positions, key_positions, layer=layer, shared=own)
+        )
+
+    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
+        curves = [curve for part in self if (curve := part.curve(offsets, layer=layer)) is not None]
+        return torch.stack(curves).sum(0) if curves else None

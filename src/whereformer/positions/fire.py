@@ -1,0 +1,91 @@
+"""Functional interpolation for relative positions (Li et al. 2023, FIRE)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..attention.terms import DenseBias, PositionsLike, Term, offsets_between, position_values
+from .base import ModelShape, Position, as_offsets, float_dtype
+
+
+class Fire(Position):
+    """A small network of the log distance, divided by the log of how far the query could look, per head and layer.
+
+    ``score_ij += mlp(log(|c offset| + 1) / (log(|c max(i, L)|  + 1) + eps))`` for the query at position i (eq. 19
+    with the authors' absolute values). Up to the threshold L, which is trained, the score depends on the distance
+    alone; beyond it distances are measured relative to i, so no input is ever outside the trained range. The formula
+    was made for causal models; in an encoder distances to both sides look alike.
+
+    The division by a function of i makes this one number per query and key: a DenseBias, O(n_q n_k) memory.
+
+    Args:
+        width: hidden units of the network.
+        initial_threshold: L at the start; 512 in the paper.
+    Shape:
+        scale (c), threshold (L as a multiple of initial_threshold): (num_layers,), 0.1 and 1 at the start;
+        hidden_weight, hidden_bias: (num_layers, width); out_weight: (num_layers, num_heads, width);
+        out_bias: (num_layers, num_heads); as ``torch.nn.Linear`` draws them.
+    Extrapolation: any length and any real position.
+    Source: Li et al. (2023), arXiv 2310.04418.
+    """
+
+    def __init__(self, model: ModelShape, *, width: int = 32, initial_threshold: float = 512.0) -> None:
+        super().__init__(model)
+        if width < 1:
+            raise ValueError(f"width: expected at least 1, got {width}")
+        if initial_threshold <= 0:
+            raise ValueError(f"initial_threshold: expected a positive number, got {initial_threshold}")
+        layers = model.num_layers
+        self.initial_threshold = initial_threshold
+        self.scale = nn.Parameter(torch.empty(layers))
+        self.threshold = nn.Parameter(torch.empty(layers))
+        self.hidden_weight = nn.Parameter(torch.empty(layers, width))
+        self.hidden_bias = nn.Parameter(torch.empty(layers, width))
+        self.out_weight = nn.Parameter(torch.empty(layers, model.num_heads, width))
+        self.out_bias = nn.Parameter(torch.empty(layers, model.num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.scale, 0.1)
+        nn.init.constant_(self.threshold, 1.0)
+        for parameter in (self.hidden_weight, self.hidden_bias):
+            nn.init.uniform_(parameter, -1.0, 1.0)
+        bound = self.out_weight.shape[-1] ** -0.5
+        for parameter in (self.out_weight, self.out_bias):
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def terms(
+        self,
+        hidden: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Term, ...]:
+        query_values = position_values(query_positions, hidden.device)
+        offsets = offsets_between(query_values, position_values(key_positions, hidden.device))
+        scores = self._scores(offsets, query_values.unsqueeze(-1), layer)  # (..., n_q, n_k, heads)
+        return (DenseBias(scores.movedim(-1, -3) if offsets.dim() == 3 else scores.movedim(-1, 0).unsqueeze(0)),)
+
+    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
+        """What a query at or before the threshold adds at each offset, (heads, offsets)."""
+        values = as_offsets(offsets, self.scale)
+        return self._scores(values, torch.zeros_like(values), layer).movedim(-1, 0)
+
+    def _scores(self, offsets: Tensor, query_positions: Tensor, layer: int) -> Tensor:
+        """The network at each offset, (..., num_heads)."""
+        dtype = float_dtype(self.scale)
+        scale, threshold = self.scale[layer].to(dtype), (self.threshold[layer] * self.initial_threshold).abs()
+        distance = torch.log1p((scale * offsets).abs())
+        furthest = torch.log1p((scale * torch.maximum(query_positions, threshold)).abs()) + 1e-6
+        hidden = torch.relu(
+            (distance / furthest).unsqueeze(-1) * self.hidden_weight[layer].to(dtype)
+            + self.hidden_bias[layer].to(dtype)
+        )
+        return functional.linear(hidden, self.out_weight[layer].to(dtype), self.out_bias[layer].to(dtype))

@@ -1,0 +1,199 @@
+"""Position vectors that follow a neural differential equation (Liu et al. 2020, FLOATER)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..attention.terms import Positions, PositionsLike
+from .base import ModelShape, Position, table_rows
+
+STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
+"""Time between neighbouring positions: 0.01 in float32, as in the authors' models."""
+
+Flow = Callable[[float, Tensor], Tensor]
+
+
+def rk4(flow: Flow, time: float, step: float, state: Tensor) -> Tensor:
+    """One step of the fourth-order "3/8 rule"."""
+    k1 = flow(time, state)
+    k2 = flow(time + step / 3, state + step * k1 / 3)
+    k3 = flow(time + step * 2 / 3, state + step * (k2 - k1 / 3))
+    k4 = flow(time + step, state + step * (k1 - k2 + k3))
+    return state + step * (k1 + 3 * (k2 + k3) + k4) / 8
+
+
+def midpoint(flow: Flow, time: float, step: float, state: Tensor) -> Tensor:
+    """One step of the explicit midpoint rule."""
+    return state + step * flow(time + step / 2, state + step / 2 * flow(time, state))
+
+
+SOLVERS = {"rk4": rk4, "midpoint": midpoint}
+
+
+def integrate(
+    initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
+) -> Tensor:
+    """The trajectory at positions 0 .. length - 1, (length, \\*initial.shape), by backprop-able steps."""
+
+    def flow(time: float, state: Tensor) -> Tensor:
+        # [state; t] W^T with the time's column taken apart, so that nothing is concatenated.
+        hidden = torch.relu(functional.linear(state, w1[:, :-1], b1 + time * w1[:, -1]))
+        return functional.linear(hidden, w2[:, :-1], b2 + time * w2[:, -1])
+
+    advance, step = SOLVERS[solver], STEP / substeps
+    states = [initial]
+    for position in range(length - 1):
+        state = states[-1]
+        for substep in range(substeps):
+            state = advance(flow, position * STEP + substep * step, step, state)
+        states.append(state)
+    return torch.stack(states)
+
+
+@torch.library.custom_op("whereformer::floater_trajectory", mutates_args=())
+def _trajectory(
+    initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
+) -> Tensor:
+    """:func:`integrate` as one node of a compiled graph, which would otherwise hold every step of the solver."""
+    return integrate(initial, w1, b1, w2, b2, length, solver, substeps)
+
+
+@_trajectory.register_fake
+def _(
+    initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
+) -> Tensor:
+    return initial.new_empty(length, *initial.shape)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:5])
+    ctx.settings = inputs[5:]
+
+
+@torch.library.custom_op("whereformer::floater_trajectory_backward", mutates_args=())
+def _trajectory_gradients(
+    grad: Tensor,
+    initial: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    length: int,
+    solver: str,
+    substeps: int,
+) -> list[Tensor]:
+    with torch.enable_grad():
+        inputs = [tensor.detach().requires_grad_() for tensor in (initial, w1, b1, w2, b2)]
+        trajectory = integrate(*inputs, length, solver, substeps)
+    return [
+        torch.zeros_like(tensor) if gradient is None else gradient
+        for tensor, gradient in zip(
+            inputs, torch.autograd.grad(trajectory, inputs, grad, allow_unused=True), strict=True
+        )
+    ]
+
+
+@_trajectory_gradients.register_fake
+def _(
+    grad: Tensor,
+    initial: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    length: int,
+    solver: str,
+    substeps: int,
+) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in (initial, w1, b1, w2, b2)]
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_trajectory_gradients(grad, *ctx.saved_tensors, *ctx.settings), None, None, None)
+
+
+_trajectory.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+class Floater(Position):
+    """Adds to query, key and value of every layer a vector that moves with the position.
+
+    Each vector b starts at a trained b(0) and follows ``db/dt = [relu([b; t] W1 + c1); t] W2 + c2``, one network for
+    all layers and for query, key and value; position i uses b(0.01 i). The vectors are added to the projections
+    before query . key is scaled. The authors' models keep a sinusoid at the input as well: ``sinusoidal+floater``.
+
+    The gradient is exact for the discretised equation (backpropagation through the solver); the authors' released
+    training loop refreshed the trajectory only every 400th call, which is not imitated.
+
+    Args:
+        solver: "rk4" (the 3/8 rule, the translation models) or "midpoint" (the RoBERTa models).
+        substeps: solver steps from one position to the next.
+    Shape:
+        initial: (3, num_layers, num_heads * head_dim) for query, key and value; Glorot uniform.
+        hidden, out: linear maps with a column for the time, width x (width + 1); Glorot normal, biases 0.
+    Extrapolation: any length, by integrating further; explicit positions must lie below max_length. The positions
+        are computed one after the other, so this is the one method here whose time does not parallelise.
+    Source: Liu et al. (2020), arXiv 2003.09229; xuanqing94/FLOATER.
+    """
+
+    def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
+        super().__init__(model)
+        if solver not in SOLVERS:
+            raise ValueError(f"solver: expected one of {', '.join(SOLVERS)}, got {solver!r}")
+        if substeps < 1:
+            raise ValueError(f"substeps: expected at least 1, got {substeps}")
+        self.solver = solver
+        self.substeps = substeps
+        width = model.num_heads * model.head_dim
+        self.initial = nn.Parameter(torch.empty(3, model.num_layers, width))
+        self.hidden = nn.Linear(width + 1, width)
+        self.out = nn.Linear(width + 1, width)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = (6 / ((3 + self.initial.shape[1]) * self.initial.shape[2])) ** 0.5
+        nn.init.uniform_(self.initial, -bound, bound)
+        for linear in (self.hidden, self.out):
+            nn.init.xavier_normal_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def trajectory(self, length: int) -> Tensor:
+        """The vectors of positions 0 .. length - 1, (length, 3, num_layers, width)."""
+        run = _trajectory if torch.compiler.is_compiling() else integrate
+        weights = self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias
+        return run(self.initial, *weights, length, self.solver, self.substeps)
+
+    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Tensor:
+        """The trajectory, as far as these positions need it."""
+        return self.trajectory(max(self._length(query_positions), self._length(key_positions)))
+
+    def rotate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        vectors = (self.shared(query_positions, key_positions) if shared is None else shared)[:, :, layer]
+        vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
+        query_rows = table_rows(query_positions, len(vectors), "floater", query.device)
+        key_rows = table_rows(key_positions, len(vectors), "floater", key.device)
+        # (..., n, heads, head_dim) -> (..., heads, n, head_dim)
+        return (
+            query + vectors[:, 0][query_rows].transpose(-2, -3),
+            key + vectors[:, 1][key_rows].transpose(-2, -3),
+            value + vectors[:, 2][key_rows].transpose(-2, -3),
+        )
+
+    def _length(self, positions: PositionsLike) -> int:
+        return max(positions.last + 1, 1) if isinstance(positions, Positions) else self.model.max_length

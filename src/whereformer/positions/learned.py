@@ -1,0 +1,31 @@
+"""Learned absolute position embeddings (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.terms import PositionsLike
+from .base import ModelShape, Position, table_rows
+
+
+class Learned(Position):
+    """Adds one trained vector per position to the token embeddings.
+
+    Shape:
+        weight: (max_length, embedding_size), drawn from a normal with std 0.02 cut at two std.
+    Extrapolation: none; a position from max_length on raises :class:`PositionRangeError`.
+    Source: Devlin et al. (2019), arXiv 1810.04805; google-research/bert ``embedding_postprocessor``.
+    """
+
+    def __init__(self, model: ModelShape) -> None:
+        super().__init__(model)
+        self.weight = nn.Parameter(torch.empty(model.max_length, model.embedding_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.trunc_normal_(self.weight, std=0.02, a=-0.04, b=0.04)
+
+    def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
+        rows = table_rows(positions, len(self.weight), "learned", hidden.device)
+        return hidden + self.weight[rows].to(hidden.dtype)

@@ -1,0 +1,85 @@
+"""Rotary position embeddings (Su et al. 2021)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention.terms import PositionsLike, position_values
+from .base import ModelShape, Position
+
+LAYOUTS = ("half", "interleaved")
+
+
+class Rope(Position):
+    """Rotates pairs of features of query and key by angles proportional to the position.
+
+    Pair m turns by ``position * base ** (-2 m / rotary_dim)``, so that query . key depends on the offset alone. Only
+    the first ``rotary_dim`` features of a head turn; the rest pass through.
+
+    Args:
+        layout: which features form pair m: "half", (m, m + rotary_dim / 2), as GPT-NeoX and Llama; "interleaved",
+            (2 m, 2 m + 1), as RoFormer and GPT-J.
+        base: the longest wavelength is ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens.
+        rotary_dim: rotated features of each head, even; all by default.
+    Extrapolation: any length and any real position, though angles beyond the trained length are untrained.
+    Source: Su et al. (2021), arXiv 2104.09864, eq. 34.
+    """
+
+    def __init__(
+        self, model: ModelShape, *, layout: str = "half", base: float = 10_000.0, rotary_dim: int | None = None
+    ) -> None:
+        super().__init__(model)
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
+        rotary_dim = model.head_dim if rotary_dim is None else rotary_dim
+        if rotary_dim % 2 or not 0 < rotary_dim <= model.head_dim:
+            raise ValueError(f"rotary_dim: expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")
+        if base <= 0:
+            raise ValueError(f"base: expected a positive number, got {base}")
+        self.layout = layout
+        self.base = base
+        self.rotary_dim = rotary_dim
+
+    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Any:
+        """Cosines and sines of the angles, for queries and for keys."""
+        query = self._turns(query_positions)
+        return query, query if key_positions is query_positions else self._turns(key_positions)
+
+    def rotate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        query_turns, key_turns = shared or self.shared(query_positions, key_positions)
+        return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
+
+    def _turns(self, positions: PositionsLike) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2)."""
+        device = positions.device if isinstance(positions, Tensor) else None
+        # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
+        pair = torch.arange(self.rotary_dim // 2, dtype=torch.float64, device=device)
+        frequencies = self.base ** (-2 * pair / self.rotary_dim)
+        angles = position_values(positions, device).to(torch.float64).unsqueeze(-1) * frequencies
+        if angles.dim() == 3:
+            angles = angles.unsqueeze(1)
+        return angles.cos(), angles.sin()
+
+    def _rotate(self, features: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        cos, sin = (turn.to(features.device, features.dtype) for turn in (cos, sin))
+        turning = features[..., : self.rotary_dim]
+        if self.layout == "half":
+            first, second = turning.chunk(2, -1)
+        else:
+            first, second = turning.unflatten(-1, (-1, 2)).unbind(-1)
+        turned = (first * cos - second * sin, second * cos + first * sin)
+        joined = torch.cat(turned, -1) if self.layout == "half" else torch.stack(turned, -1).flatten(-2)
+        return torch.cat((joined, features[..., self.rotary_dim :]), -1)

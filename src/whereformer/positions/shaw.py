@@ -1,0 +1,62 @@
+"""Relative position representations in keys and values (Shaw et al. 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.terms import OffsetKeys, OffsetValues, PositionsLike, Term
+from .base import ModelShape, Position
+
+
+class Shaw(Position):
+    """A trained vector per clipped offset, added to the keys and to the values that a query sees.
+
+    ``score_ij = scale * <query_i, key_j + keys[r]>`` and ``out_i = sum_j weight_ij (value_j + values[r])`` with
+    ``r = clip(offset, -clip, clip)`` (equations 3 and 4). Shared by the heads, separate in every layer.
+
+    Args:
+        clip: the largest distance told apart, in tokens; 0 leaves one vector for all offsets.
+        keys: whether keys have vectors.
+        values: whether values have vectors.
+    Shape:
+        keys, values: (num_layers, 2 * clip + 1, head_dim), row ``offset + clip``; Glorot uniform.
+    Extrapolation: any length; every distance beyond ``clip`` looks alike.
+    Source: Shaw et al. (2018), arXiv 1803.02155; tensor2tensor ``dot_product_attention_relative``.
+    """
+
+    def __init__(self, model: ModelShape, *, clip: int = 16, keys: bool = True, values: bool = True) -> None:
+        super().__init__(model)
+        if clip < 0:
+            raise ValueError(f"clip: expected a distance of at least 0, got {clip}")
+        if not (keys or values):
+            raise ValueError("keys and values: at least one must be True, got False and False")
+        self.clip = clip
+        size = (model.num_layers, 2 * clip + 1, model.head_dim)
+        self.keys = nn.Parameter(torch.empty(size)) if keys else None
+        self.values = nn.Parameter(torch.empty(size)) if values else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = (6 / (2 * self.clip + 1 + self.model.head_dim)) ** 0.5
+        for table in (self.keys, self.values):
+            if table is not None:
+                nn.init.uniform_(table, -bound, bound)
+
+    def terms(
+        self,
+        hidden: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Term, ...]:
+        terms: tuple[Term, ...] = ()
+        if self.keys is not None:
+            terms += (OffsetKeys(self.keys[layer].unsqueeze(0), -self.clip),)
+        if self.values is not None:
+            terms += (OffsetValues(self.values[layer].unsqueeze(0), -self.clip),)
+        return terms

@@ -1,0 +1,77 @@
+"""Sinusoidal position vectors added to the embeddings (Vaswani et al. 2017, Section 3.5)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..attention.terms import PositionsLike, position_values
+from .base import ModelShape, Position
+
+LAYOUTS = ("interleaved", "blocks")
+
+
+class Sinusoidal(Position):
+    """Adds a fixed vector of sines and cosines of the position to the (scaled) token embeddings.
+
+    Two layouts exist that no permutation turns into one another, because their frequencies differ; ``width`` is the
+    embedding size:
+
+    - "interleaved", the paper: sines in even, cosines in odd columns, frequency ``(M / m) ** (-2 i / width) / m``.
+    - "blocks", the authors' tensor2tensor and fairseq: all sines, then all cosines, frequency
+      ``m * (M / m) ** (-i / (width // 2 - 1))``, and a zero column if the width is odd. (Multiplying by m where the
+      paper's reading divides is the authors'; it shows only for m other than 1.)
+
+    As in the paper, token embeddings are multiplied by ``sqrt(width)`` before the vector is added; an encoder reads
+    that factor from ``embedding_scale``.
+
+    Args:
+        layout: "interleaved" or "blocks".
+        min_timescale: m, the shortest wavelength divided by 2 pi, in tokens.
+        max_timescale: M, the longest.
+    Extrapolation: any length and any real position.
+    Source: Vaswani et al. (2017), arXiv 1706.03762; tensor2tensor ``get_timing_signal_1d``.
+    """
+
+    def __init__(
+        self,
+        model: ModelShape,
+        *,
+        layout: str = "interleaved",
+        min_timescale: float = 1.0,
+        max_timescale: float = 10_000.0,
+    ) -> None:
+        super().__init__(model)
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
+        if layout == "interleaved" and model.embedding_size % 2:
+            raise ValueError(f"layout: 'interleaved' needs an even embedding size, got {model.embedding_size}")
+        if not 0 < min_timescale < max_timescale:
+            raise ValueError(
+                f"min_timescale: expected 0 < min_timescale < max_timescale, got {min_timescale} and {max_timescale}"
+            )
+        self.layout = layout
+        self.min_timescale = min_timescale
+        self.max_timescale = max_timescale
+        self.embedding_scale = math.sqrt(model.embedding_size)
+
+    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
+        """The vectors alone, float64 of shape (n, width) or (batch, n, width)."""
+        width, half = self.model.embedding_size, self.model.embedding_size // 2
+        ratio = math.log(self.max_timescale / self.min_timescale)
+        # Angles in float64: in float32 their error grows with the position.
+        index = torch.arange(half, dtype=torch.float64, device=device)
+        if self.layout == "interleaved":
+            frequencies = torch.exp(-ratio * 2 * index / width) / self.min_timescale
+        else:
+            frequencies = torch.exp(-ratio * index / max(half - 1, 1)) * self.min_timescale
+        angles = position_values(positions, device).to(torch.float64).unsqueeze(-1) * frequencies
+        if self.layout == "interleaved":
+            return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
+        return functional.pad(torch.cat((angles.sin(), angles.cos()), -1), (0, width % 2))
+
+    def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
+        return hidden + self.vectors(positions, hidden.device).to(hidden.dtype)

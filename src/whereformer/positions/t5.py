@@ -1,0 +1,110 @@
+"""Bucketed relative biases (Raffel et al. 2020, T5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.terms import FactorPair, PositionsLike, Term, position_values
+from .base import ModelShape, OffsetFunction, whole_offsets
+
+
+@lru_cache(maxsize=64)
+def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[int, ...]:
+    """The bucket of every offset in -max_distance .. max_distance; beyond them the end buckets hold.
+
+    In Python floats, because at the edges of the logarithmic buckets one rounding error decides.
+    """
+    side = num_buckets // 2 if bidirectional else num_buckets
+    exact = side // 2
+
+    def bucket(offset: int) -> int:
+        distance = abs(offset) if bidirectional else max(-offset, 0)
+        if distance >= exact:
+            fraction = math.log(distance / exact) / math.log(max_distance / exact)
+            distance = min(side - 1, exact + int(fraction * (side - exact)))
+        return distance + (side if bidirectional and offset > 0 else 0)
+
+    return tuple(bucket(offset) for offset in range(-max_distance, max_distance + 1))
+
+
+class T5(OffsetFunction):
+    """One trained number per head and bucket of offsets, added to the scores; one table for all layers.
+
+    Near offsets have a bucket each, farther ones share logarithmically wider buckets up to ``max_distance``. T5
+    itself does not divide query . key by sqrt(head_dim) but draws smaller query weights; here the bias is added after
+    the division, which is the same model.
+
+    Args:
+        num_buckets: buckets in all; both directions together unless the model is causal.
+        max_distance: from here on (a little before, in fact) every offset is in its direction's last bucket.
+        reset_cls: give [CLS] (position 0 or below) buckets of its own, as TUPE-R does: every query looking at it uses
+            a bucket more, its own row uses the bucket that no offset has.
+    Shape:
+        weight: (num_heads, num_buckets), one column more with ``reset_cls``; Glorot uniform.
+    Extrapolation: any length.
+    Source: Raffel et al. (2020), arXiv 1910.10683; tensorflow/mesh ``_relative_position_bucket``.
+    """
+
+    def __init__(
+        self, model: ModelShape, *, num_buckets: int = 32, max_distance: int = 128, reset_cls: bool = False
+    ) -> None:
+        super().__init__(model)
+        self.bidirectional = not model.causal
+        exact = num_buckets // (4 if self.bidirectional else 2)
+        if exact < 1 or (self.bidirectional and num_buckets % 2):
+            least = "an even number of at least 4" if self.bidirectional else "at least 2"
+            raise ValueError(f"num_buckets: expected {least}, got {num_buckets}")
+        if max_distance <= exact:
+            raise ValueError(f"max_distance: expected more than {exact} (the exact buckets), got {max_distance}")
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.reset_cls = reset_cls
+        self.weight = nn.Parameter(torch.empty(model.num_heads, num_buckets + reset_cls))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.weight)
+
+    def reach(self) -> int:
+        return self.max_distance
+
+    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
+        table = buckets(self.num_buckets, self.max_distance, self.bidirectional)
+        columns = whole_offsets(offsets, self.weight).clamp(-self.max_distance, self.max_distance) + self.max_distance
+        return self.weight[:, torch.tensor(table, device=self.weight.device)[columns]]
+
+    def terms(
+        self,
+        hidden: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Term, ...]:
+        terms = super().terms(hidden, query_positions, key_positions)
+        return (*terms, self._cls_correction(hidden, query_positions, key_positions)) if self.reset_cls else terms
+
+    def _cls_correction(
+        self, hidden: Tensor, query_positions: PositionsLike, key_positions: PositionsLike
+    ) -> FactorPair:
+        """What turns the plain bias of [CLS]'s row and column into its own two buckets: a score of rank two."""
+        query_values, key_values = (
+            torch.atleast_2d(position_values(p, hidden.device)) for p in (query_positions, key_positions)
+        )
+        query_is_cls, key_is_cls = ((values <= 0).to(self.weight.dtype) for values in (query_values, key_values))
+        first_query = query_values.amin(-1, keepdim=True)
+        first_key = key_values.amin(-1, keepdim=True)
+        to_cls = self.weight[:, -1, None, None] - self.curve(first_key - query_values)  # (heads, batch, n_q)
+        from_cls = self.weight[:, self.num_buckets // 2, None, None] - self.curve(key_values - first_query)
+        heads = len(self.weight)
+        ones = [(1 - query_is_cls) * to_cls, query_is_cls.expand(heads, -1, -1)]
+        others = [key_is_cls.expand(heads, -1, -1), from_cls]
+        return FactorPair(torch.stack(ones, -1).transpose(0, 1), torch.stack(others, -1).transpose(0, 1))

@@ -1,0 +1,67 @@
+"""Translation-invariant self-attention: Gaussian kernels over offsets (Wennberg & Henter 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
+
+
+class Tisa(OffsetFunction):
+    """Adds ``sum_s amplitude_s * exp(-|sharpness_s| * (offset - center_s) ** 2)`` to the scores, per head.
+
+    Args:
+        num_kernels: Gaussians per head (S in the paper); 0 means no position information.
+        share_layers: one set of kernels for all layers instead of one in each.
+    Shape:
+        amplitude, sharpness, center: (layers, num_heads, num_kernels); ``center`` in tokens, ``sharpness`` in
+        tokens ** -2. Drawn from N(0.1, 0.01 ** 2), N(0.1, 0.01 ** 2) and N(0, 5 ** 2).
+    Extrapolation: any length and any real offset.
+    Source: Wennberg & Henter (2021), arXiv 2106.01950, eq. 5. The authors' released code evaluates its kernels at
+        query - key - 1; :func:`from_released` converts its parameters.
+    """
+
+    def __init__(self, model: ModelShape, *, num_kernels: int = 5, share_layers: bool = False) -> None:
+        super().__init__(model)
+        if num_kernels < 0:
+            raise ValueError(f"num_kernels: expected at least 0, got {num_kernels}")
+        self.share_layers = share_layers
+        size = (1 if share_layers else model.num_layers, model.num_heads, num_kernels)
+        self.amplitude = nn.Parameter(torch.empty(size))
+        self.sharpness = nn.Parameter(torch.empty(size))
+        self.center = nn.Parameter(torch.empty(size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.amplitude, 0.1, 0.01)
+        nn.init.normal_(self.sharpness, 0.1, 0.01)
+        nn.init.normal_(self.center, 0.0, 5.0)
+
+    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
+        dtype = float_dtype(self.amplitude)
+        values = as_offsets(offsets, self.amplitude).to(dtype)
+        amplitude, sharpness, center = (
+            # (num_heads, 1, ..., 1, num_kernels), to broadcast over the offsets
+            kernels[0 if self.share_layers else layer].to(dtype).unflatten(0, (-1, *[1] * values.dim()))
+            for kernels in (self.amplitude, self.sharpness, self.center)
+        )
+        kernels = torch.exp(-sharpness.abs() * (values.unsqueeze(-1) - center) ** 2)
+        return (amplitude * kernels).sum(-1)
+
+
+def from_released(amplitudes: Tensor, sharpness: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Amplitude, sharpness and center of one layer from parameters trained with the authors' released module.
+
+    That module computes f(query - key - 1) where the paper, and :class:`Tisa`, have f(key - query): the same function
+    with ``center = -(offset + 1)``.
+
+    Args:
+        amplitudes, sharpness, offsets: (num_kernels, num_heads), as the released module stores them.
+
+    Returns:
+        Three tensors (num_heads, num_kernels), to be copied into ``Tisa.amplitude[layer]`` and so on.
+    """
+    return amplitudes.mT, sharpness.mT, -(offsets.mT + 1)

@@ -1,0 +1,98 @@
+"""Untied positional attention with a separate [CLS] (Ke et al. 2021, TUPE)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.terms import FactorPair, PositionsLike, Term
+from .base import ModelShape, Position, table_rows
+
+
+class Tupe(Position):
+    """Positions attend to positions: their own scores, added to the words' in every layer.
+
+    With ``P = layer_norm(table)``, ``score_ij += <P_i W_Q, P_j W_K> / sqrt(2 head_dim)`` per head, one table and one
+    pair of projections for all layers, and the words' query . key is divided by ``sqrt(2 head_dim)`` too. [CLS], the
+    token at position 0, is untied: its row and its column are one number each per head, which the authors' code
+    computes from two table rows rather than training them freely. ``tupe`` is TUPE-A; ``tupe+t5`` is TUPE-R.
+
+    The scores are of low rank, so they are given as factors: no (n, n) matrix, and [CLS] costs two features more.
+
+    Shape:
+        table: (max_length + 1, hidden_size), N(0, 0.02 ** 2); token i has row i + 1, row 0 only makes [CLS]'s row.
+        norm: layer norm over hidden_size, eps 1e-5.
+        query, key: linear hidden_size -> num_heads * head_dim, N(0, 0.02 ** 2), biases 0.
+    Extrapolation: none; a position from max_length on raises :class:`PositionRangeError`.
+    Source: Ke, He & Liu (2021), arXiv 2006.15595; guolinke/TUPE.
+    """
+
+    asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({"reset_cls": True})
+
+    def __init__(self, model: ModelShape) -> None:
+        super().__init__(model)
+        self.table = nn.Parameter(torch.empty(model.max_length + 1, model.hidden_size))
+        self.norm = nn.LayerNorm(model.hidden_size, eps=1e-5)
+        self.query = nn.Linear(model.hidden_size, model.num_heads * model.head_dim)
+        self.key = nn.Linear(model.hidden_size, model.num_heads * model.head_dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in (self.table, self.query.weight, self.key.weight):
+            nn.init.normal_(weight, 0.0, 0.02)
+        for bias in (self.query.bias, self.key.bias, self.norm.bias):
+            nn.init.zeros_(bias)
+        nn.init.ones_(self.norm.weight)
+
+    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> FactorPair:
+        """The one term of all layers."""
+        scale = (2 * self.model.head_dim) ** -0.5
+        heads = (self.model.num_heads, self.model.head_dim)
+        table = self.norm(self.table)
+        query_rows = table_rows(query_positions, len(table) - 1, "tupe", table.device)
+        key_rows = table_rows(key_positions, len(table) - 1, "tupe", table.device)
+        # Projected once per position, then one row per token; (..., n, heads, head_dim)
+        queries = self.query(table).unflatten(-1, heads) * scale
+        keys = self.key(table).unflatten(-1, heads)
+        from_cls, to_cls = (queries[:2] * keys[:2]).sum(-1)  # (heads,) each: theta 1 and theta 2
+        query_is_cls = (query_rows == 0).to(table.dtype)[..., None, None]
+        key_is_cls = (key_rows == 0).to(table.dtype)[..., None, None]
+        ones = torch.ones_like(key_is_cls)
+        query_factors = (
+            (1 - query_is_cls) * queries[1:][query_rows],
+            (1 - query_is_cls) * to_cls[:, None],
+            query_is_cls * from_cls[:, None],
+        )
+        every_head = key_is_cls.expand(*key_is_cls.shape[:-2], heads[0], 1)
+        key_factors = ((1 - key_is_cls) * keys[1:][key_rows], every_head, ones.expand_as(every_head))
+        pair = (torch.cat(factors, -1).transpose(-2, -3) for factors in (query_factors, key_factors))
+        return FactorPair(*(factors if factors.dim() == 4 else factors.unsqueeze(0) for factors in pair))
+
+    def rotate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # The score is a sum of two products, so each is divided by sqrt(2 head_dim) instead of sqrt(head_dim).
+        return query * 2**-0.5, key, value
+
+    def terms(
+        self,
+        hidden: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Term, ...]:
+        return (self.shared(query_positions, key_positions) if shared is None else shared,)
