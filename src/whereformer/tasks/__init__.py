@@ -1,0 +1,1 @@
+"""What the commands do: data, objectives and experiments."""

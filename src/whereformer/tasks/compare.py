@@ -1,0 +1,495 @@
+"""The main job: train the same small encoder once per position method on the same text, and judge what differs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..models import EncoderConfig, EncoderForMaskedLM
+from ..positions import PositionRangeError, build_position
+from . import corpus, masked_lm
+from .memory import peak_memory
+
+BASELINE = "none"
+DEFAULT_POSITIONS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
+QUICK_POSITIONS = ("none", "learned", "rope", "tisa")
+LENGTH_FACTORS = (1, 2, 4)
+HELD_OUT_RATE = 0.15
+SPEED_ROUNDS = 9
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that decides a result besides the method and the seed; results of different settings are never mixed.
+
+    Args:
+        blocks: layers, as ``EncoderConfig.blocks``.
+        length: tokens of a training window.
+        steps: training steps.
+        batch_size: windows of a step.
+        hidden_size, num_heads: width and heads of the encoder.
+        vocab_size: WordPiece vocabulary.
+        mask_rate: share of tokens to predict in training (held-out text always has 15%).
+        learning_rate: its peak; a linear warm-up over a tenth of the steps, then a linear decay to zero.
+        text: fingerprint of the text.
+    """
+
+    blocks: str
+    length: int
+    steps: int
+    batch_size: int
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    mask_rate: float
+    learning_rate: float
+    text: str
+
+    def config(self, position: str, vocab_size: int) -> EncoderConfig:
+        """The encoder of one method; without dropout, since no token is seen often enough to be learned by heart."""
+        return EncoderConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.hidden_size,
+            num_attention_heads=self.num_heads,
+            blocks=self.blocks,
+            position=position,
+            max_position_embeddings=self.length,
+            norm="pre",
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            type_vocab_size=0,
+            layer_norm_eps=1e-6,
+            initializer_range=INITIALIZER_RANGE,
+            sparse_prediction=True,
+        )
+
+
+INITIALIZER_RANGE = 0.06
+"""Wider than BERT's 0.02, which is made for a width of 768: narrow layers start learning sooner."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """The prepared text: a tokenizer and its two streams."""
+
+    training: Tensor
+    held_out: Tensor
+    vocab_size: int
+    facts: dict[str, Any]
+
+
+def prepare_text(
+    documents: Sequence[str], vocab_size: int, length: int, source: str, tokenizer_file: Path
+) -> Text:
+    """Split, train the tokenizer on the training part (or load what an earlier run trained) and encode.
+
+    Raises:
+        InputError: if there is too little text for the lengths to be tried.
+    """
+    training, held_out = corpus.split_documents(documents)
+    if tokenizer_file.exists():
+        tokenizer = masked_lm.load_tokenizer(tokenizer_file)
+    else:
+        tokenizer = masked_lm.train_tokenizer(training, vocab_size)
+        write_atomically(tokenizer_file, tokenizer.to_str())
+    streams = masked_lm.token_stream(tokenizer, training), masked_lm.token_stream(tokenizer, held_out)
+    longest = max(LENGTH_FACTORS) * length
+    if len(streams[1]) < longest or len(streams[0]) < longest:
+        raise InputError(
+            f"--data: too little text: {len(streams[0])} training and {len(streams[1])} held-out tokens, "
+            f"expected at least {longest} of each to judge {longest} tokens at a time; give more text or "
+            "a smaller --length"
+        )
+    size = tokenizer.get_vocab_size()
+    facts = {
+        "source": source,
+        "documents": len(documents),
+        "characters": sum(len(piece) for piece in training) + sum(len(piece) for piece in held_out),
+        "training_tokens": len(streams[0]),
+        "held_out_tokens": len(streams[1]),
+        "vocabulary": size,
+        "unigram_entropy": masked_lm.unigram_entropy(*streams, size),
+    }
+    return Text(*streams, size, facts)
+
+
+def fingerprint(documents: Iterable[str]) -> str:
+    """A short hash of the text, so that results of different texts are told apart."""
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(document.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``path`` so that it is always either the old file or the whole new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+class Results:
+    """``results.json`` of an output folder: written after every finished run, and taken up again.
+
+    Raises:
+        InputError: if the folder can't be written, or holds something else.
+    """
+
+    def __init__(self, out: Path, settings: Settings) -> None:
+        self.path = out / "results.json"
+        self.data: dict[str, Any] = {"format": FORMAT, "settings": asdict(settings), "runs": {}}
+        if not self.path.exists():
+            return
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            old, runs = found["settings"], found["runs"]
+            assert found["format"] == FORMAT
+            assert isinstance(runs, dict)
+        except (ValueError, KeyError, TypeError, AssertionError):
+            raise InputError(
+                f"--out: {self.path} is not a complete result of this command; move it away or choose another folder"
+            ) from None
+        different = [name for name, value in self.data["settings"].items() if old.get(name) != value]
+        if different:
+            name = different[0]
+            raise InputError(
+                f"--out: {out} holds results with {name} {old.get(name)!r}, not {self.data['settings'][name]!r}; "
+                "choose another folder, or the same settings to continue"
+            )
+        self.data = found
+
+    def get(self, position: str, seed: int) -> dict[str, Any] | None:
+        """The finished run of a method and seed, if there is one."""
+        run: dict[str, Any] | None = self.data["runs"].get(position, {}).get(str(seed))
+        return run
+
+    def add(self, position: str, seed: int, run: dict[str, Any]) -> None:
+        """Keep a finished run."""
+        self.data["runs"].setdefault(position, {})[str(seed)] = run
+        self.save()
+
+    def save(self) -> None:
+        write_atomically(self.path, json.dumps(self.data))
+
+
+def build_model(settings: Settings, position: str, vocab_size: int, seed: int) -> EncoderForMaskedLM:
+    """A fresh model of one method; all methods of a seed start from the same backbone, weight for weight."""
+    torch.manual_seed(seed)
+    backbone = EncoderForMaskedLM(settings.config(BASELINE, vocab_size)).state_dict()
+    torch.manual_seed(seed)
+    model = EncoderForMaskedLM(settings.config(position, vocab_size))
+    missing = model.load_state_dict(backbone, strict=False).missing_keys
+    assert all(name.startswith("encoder.position.") for name in missing), missing
+    return model
+
+
+def build_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    """AdamW; only matrices of the backbone decay, since pulling position towards zero would favour some methods."""
+    decayed = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.dim() > 1 and not name.startswith("encoder.position.")
+    ]
+    chosen = {id(parameter) for parameter in decayed}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), fused=True)
+
+
+def train_step(
+    model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor
+) -> Tensor:
+    """One step with the gradient's norm clipped to 1; the loss, still on the device."""
+    loss: Tensor = model(inputs.to(model.device), labels=labels.to(model.device)).loss
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def train_and_judge(
+    settings: Settings,
+    position: str,
+    seed: int,
+    text: Text,
+    held_out: masked_lm.HeldOut,
+    device: torch.device,
+    on_step: Callable[[float], None],
+) -> dict[str, Any]:
+    """One run: train, score held-out text at every length, and read off what the heads learned.
+
+    Raises:
+        InputError: if the loss stops being a number.
+    """
+    model = build_model(settings, position, text.vocab_size, seed).to(device)
+    optimizer = build_optimizer(model, settings.learning_rate)
+    batches = masked_lm.Batches(
+        text.training, settings.batch_size, settings.length, settings.mask_rate, text.vocab_size, seed
+    )
+    warmup = max(1, settings.steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / warmup, (settings.steps - step) / max(1, settings.steps - warmup)),
+    )
+    started = time.perf_counter()
+    losses = []
+    for step in range(settings.steps):
+        loss = float(train_step(model, optimizer, *batches[step]))
+        if loss != loss:
+            raise InputError(
+                f"--learning-rate: the loss of {position!r} is not a number from step {step + 1} on; "
+                f"{settings.learning_rate} is too high, try {settings.learning_rate / 4}"
+            )
+        schedule.step()
+        losses.append(loss)
+        on_step(loss)
+    seconds = time.perf_counter() - started
+    model.eval()
+    scores: dict[str, Any] = {}
+    for factor in LENGTH_FACTORS:
+        length = factor * settings.length
+        try:
+            score = masked_lm.evaluate(model, held_out, length)
+        except PositionRangeError as error:
+            scores[str(length)] = {"cannot": str(error)}
+        else:
+            scores[str(length)] = {"loss": score.loss, "accuracy": score.accuracy}
+            if factor == 1:
+                token_losses = score.losses
+    return {
+        "seconds": seconds,
+        "train_loss": _rounded(losses),
+        "scores": scores,
+        # Windows' mean losses: what tells a real difference between two methods from the luck of the text.
+        "window_losses": _rounded([float(part.mean()) for part in token_losses.split(64)]),
+        "positional_parameters": sum(parameter.numel() for parameter in model.encoder.position.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "curves": head_curves(model, settings.length - 1),
+        "attention": attention_by_offset(model, held_out, settings.length),
+    }
+
+
+def _rounded(numbers: Iterable[float]) -> list[float]:
+    return [round(number, 4) for number in numbers]
+
+
+@torch.no_grad()
+def head_curves(model: EncoderForMaskedLM, reach: int) -> list[list[list[float]]] | None:
+    """What each head adds to scores at offsets -reach .. reach, [layer][head][offset]; None without such a curve."""
+    offsets = torch.arange(-reach, reach + 1)
+    curves = []
+    for layer in range(model.config.num_hidden_layers):
+        curve = model.encoder.position.curve(offsets, layer=layer)
+        if curve is None:
+            return None
+        curves.append([_rounded(head) for head in curve.tolist()])
+    return curves
+
+
+OFFSETS_SHOWN = 16
+
+
+@torch.no_grad()
+def attention_by_offset(
+    model: EncoderForMaskedLM, held_out: masked_lm.HeldOut, length: int
+) -> list[list[list[float]]]:
+    """The mean attention weight of each head at offsets -16 .. 16, [layer][head][offset], on some held-out text."""
+    inputs, _, _ = next(held_out.windows(length, 2048))
+    attentions = model.encoder(inputs.to(model.device), output_attentions=True).attentions
+    reach = min(OFFSETS_SHOWN, length - 1)
+    return [
+        torch.stack(
+            [weights.diagonal(offset, -2, -1).mean((0, -1)) for offset in range(-reach, reach + 1)], -1
+        ).tolist()
+        for weights in attentions
+    ]
+
+
+def measure_speed(
+    settings: Settings,
+    positions: Sequence[str],
+    text: Text,
+    device: torch.device,
+    on_step: Callable[[], None],
+) -> dict[str, Any]:
+    """Training speed relative to no positions at all, and the memory of a step.
+
+    In every round each method runs one step, in an order that changes, and its time is compared with the baseline's
+    of the same round: what else the machine is doing meets all methods alike. Medians of the rounds' ratios.
+    """
+    names = list(dict.fromkeys((BASELINE, *positions)))
+    batches = masked_lm.Batches(
+        text.training, settings.batch_size, settings.length, settings.mask_rate, text.vocab_size, 0
+    )
+    steppers: dict[str, Callable[[int], None]] = {}
+    memory = {}
+    for name in names:
+        model = build_model(settings, name, text.vocab_size, 0).to(device)
+        optimizer = build_optimizer(model, settings.learning_rate)
+
+        def step(
+            index: int, model: EncoderForMaskedLM = model, optimizer: torch.optim.Optimizer = optimizer
+        ) -> None:
+            train_step(model, optimizer, *batches[index])
+
+        step(0)  # the optimizer's state and torch's own buffers come with the first step
+        memory[name] = peak_memory(lambda step=step: step(1), device)  # type: ignore[misc]
+        steppers[name] = step
+        on_step()
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    order = random.Random(0)
+    for index in range(SPEED_ROUNDS):
+        seconds = {}
+        for name in order.sample(names, len(names)):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            started = time.perf_counter()
+            steppers[name](index + 2)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds[name] = time.perf_counter() - started
+        for name in names:
+            ratios[name].append(seconds[BASELINE] / seconds[name])
+        on_step()
+    return {
+        name: {
+            "relative_speed": statistics.median(ratios[name]),
+            "lowest": min(ratios[name]),
+            "highest": max(ratios[name]),
+            "peak_memory": memory[name],
+        }
+        for name in positions
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    return {
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def check_positions(names: Sequence[str], settings: Settings) -> list[str]:
+    """The methods to compare, each built once so that a wrong name is found before any training.
+
+    Raises:
+        InputError: for an unknown method, or one that these sizes don't fit.
+    """
+    chosen = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+    if not chosen:
+        raise InputError("--positions: expected at least one method, got none")
+    for name in chosen:
+        try:
+            build_position(
+                name,
+                hidden_size=settings.hidden_size,
+                num_heads=settings.num_heads,
+                max_length=settings.length,
+            )
+        except (ValueError, TypeError) as error:
+            raise InputError(f"--positions: {error}") from None
+    return chosen
+
+
+def open_folder(out: Path) -> None:
+    """Make the output folder and make sure that it can be written.
+
+    Raises:
+        InputError: if not.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".writable"
+        probe.write_text("", encoding="utf-8")
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"--out: cannot write {out}: {error.strerror or error}") from None
+
+
+class Progress:
+    """What :func:`run` tells about its progress; every method does nothing here."""
+
+    def start(self, steps: int) -> None:
+        """The whole job has so many steps."""
+
+    def begin(self, label: str) -> None:
+        """A part of the job begins."""
+
+    def step(self, steps: int = 1, detail: str = "") -> None:
+        """So many steps are done."""
+
+    def line(self, text: str) -> None:
+        """Something is worth a line."""
+
+
+def run(
+    settings: Settings,
+    positions: Sequence[str],
+    seeds: Sequence[int],
+    text: Text,
+    out: Path,
+    device: torch.device,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Train and judge every method with every seed that ``out`` does not hold yet, then measure speed.
+
+    Returns:
+        The content of ``results.json``.
+    """
+    results = Results(out, settings)
+    held_out = masked_lm.HeldOut(text.held_out, HELD_OUT_RATE, text.vocab_size)
+    missing = [(name, seed) for seed in seeds for name in positions if results.get(name, seed) is None]
+    results.data["text"] = text.facts
+    results.data["machine"] = machine()
+    results.data["predicted_tokens"] = int((held_out.labels != masked_lm.IGNORED).sum())
+    # A run's judging takes about as long as a tenth of its training, the speed rounds a step each.
+    judging = max(1, settings.steps // 10)
+    timed = {*results.data.get("speed", {})} >= set(positions)
+    rounds = 0 if timed else SPEED_ROUNDS + len({BASELINE, *positions})
+    progress.start(len(missing) * (settings.steps + judging) + rounds * (1 if timed else len(positions)))
+    done = len(positions) * len(seeds) - len(missing)
+    if done:
+        progress.line(f"{done} of {len(positions) * len(seeds)} runs are there already: continuing in {out}")
+    for number, (name, seed) in enumerate(missing, 1):
+        progress.begin(f"{name} ({number}/{len(missing)})")
+        finished = train_and_judge(
+            settings, name, seed, text, held_out, device, lambda loss: progress.step(1, f"loss {loss:.2f}")
+        )
+        results.add(name, seed, finished)
+        progress.step(judging)
+        score = finished["scores"][str(settings.length)]
+        progress.line(
+            f"{name}, seed {seed}: held-out loss {score['loss']:.3f}, accuracy {score['accuracy']:.1%}, "
+            f"{finished['seconds']:.0f} s"
+        )
+    if not timed:
+        progress.begin("speed and memory")
+        speed = measure_speed(settings, positions, text, device, lambda: progress.step(len(positions)))
+        results.data["speed"] = {**results.data.get("speed", {}), **speed}
+    results.save()
+    return results.data

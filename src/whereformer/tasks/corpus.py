@@ -1,0 +1,186 @@
+"""Plain text to train on: the user's files, or the documentation inside the running Python."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sysconfig
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import InputError
+
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
+TABLE_SUFFIXES = (".parquet", ".jsonl", ".ndjson")
+PIECE = 4000
+"""Characters of the pieces that text is split into before some are held out: a page or two."""
+HELD_OUT = 10
+"""One piece in this many is held out."""
+
+
+def default_documents() -> list[str]:
+    """About 2 MB of English that every Python carries: ``pydoc_data.topics`` and the standard library's docstrings.
+
+    The sources are parsed, not imported; a module's docstrings form one document.
+
+    Raises:
+        InputError: if this Python carries neither.
+    """
+    documents = []
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"site-packages", "dist-packages", "test", "tests", "pydoc_data", "__pycache__"}
+    for path in sorted(root.rglob("*.py")):
+        if skipped.isdisjoint(path.relative_to(root).parts):
+            documents.append("\n\n".join(_docstrings(path)))
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:  # some distributions split it off
+        topics = {}
+    documents += topics.values()
+    documents = [document for document in documents if document]
+    if not documents:
+        raise InputError("--data: this Python carries no documentation to train on; give files or folders of text")
+    return documents
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escapes in the library's own sources
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return  # deliberately broken sources exist
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield docstring
+
+
+def load_documents(paths: Sequence[Path], column: str | None = None) -> list[str]:
+    """Read documents from text, Parquet and JSON Lines files, and from folders of them.
+
+    Args:
+        paths: files or folders; folders are searched for the suffixes above. A text file is one document, a table
+            has one a row. A file with an unknown suffix is read as text.
+        column: the tables' text column; by default "text", or the only column of strings.
+
+    Raises:
+        InputError: for what is missing, empty, not UTF-8, or without text; the message names the file.
+    """
+    documents = []
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"--data: no such file or folder: {path}")
+        files = [path]
+        if path.is_dir():
+            known = TEXT_SUFFIXES + TABLE_SUFFIXES
+            files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in known)
+            if not files:
+                raise InputError(f"--data: {path} holds no {', '.join(known)} file")
+        for file in files:
+            read = {".parquet": _parquet, ".jsonl": _json_lines, ".ndjson": _json_lines}.get(file.suffix.lower())
+            try:
+                found = [_text(file)] if read is None else read(file, column)
+            except OSError as error:
+                raise InputError(f"--data: cannot read {file}: {error.strerror or error}") from None
+            found = [document for document in found if document.strip()]
+            if not found and not path.is_dir():
+                raise InputError(f"--data: {file} is empty")
+            documents += found
+    if not documents:
+        raise InputError(f"--data: no text in {', '.join(str(path) for path in paths)}")
+    return documents
+
+
+def _text(file: Path) -> str:
+    data = file.read_bytes()
+    if b"\0" in data:
+        raise InputError(f"--data: {file} is a binary file, expected UTF-8 text")
+    return _decode(data, file)
+
+
+def _decode(data: bytes, file: Path) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--data: {file} is not UTF-8 text (byte {error.start}: {error.reason})") from None
+
+
+def _json_lines(file: Path, column: str | None) -> list[str]:
+    documents = []
+    for number, line in enumerate(_decode(file.read_bytes(), file).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"--data: {file}, line {number}: not JSON ({error.msg})") from None
+        if isinstance(row, str):
+            row = {"text": row}
+        if not isinstance(row, dict):
+            raise InputError(f"--data: {file}, line {number}: expected an object or a string, got {line[:40]!r}")
+        strings = [name for name, value in row.items() if isinstance(value, str)]
+        documents.append(row[_pick(strings, column, f"{file}, line {number}")])
+    return documents
+
+
+def _parquet(file: Path, column: str | None) -> list[str]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        schema = parquet.read_schema(file)
+        strings = [
+            field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        ]
+        name = _pick(strings, column, str(file))
+        return [value for value in parquet.read_table(file, columns=[name])[name].to_pylist() if value]
+    except pa.ArrowException as error:
+        raise InputError(f"--data: {file} is not a Parquet file ({str(error).splitlines()[0]})") from None
+
+
+def _pick(strings: Sequence[str], column: str | None, where: str) -> str:
+    """The column to read."""
+    if column is None:
+        if "text" in strings:
+            return "text"
+        if len(strings) == 1:
+            return strings[0]
+        columns = ", ".join(strings) or "none"
+        raise InputError(f"--data: {where}: which column is the text? name one with --column (strings: {columns})")
+    if column not in strings:
+        raise InputError(f"--column: {where} has no string column {column!r}; it has {', '.join(strings) or 'none'}")
+    return column
+
+
+def split_documents(documents: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Training and held-out pieces: every document is cut at blank lines or line ends into pages, one in ten is kept.
+
+    Which page is kept depends on its place alone, so the split is the same in every run.
+
+    Raises:
+        InputError: if there are too few pages to hold one out.
+    """
+    pieces = [piece for document in documents for piece in _pieces(document)]
+    held_out = pieces[HELD_OUT // 2 :: HELD_OUT]
+    training = [piece for index, piece in enumerate(pieces) if index % HELD_OUT != HELD_OUT // 2]
+    if not held_out or not training:
+        characters = sum(len(piece) for piece in pieces)
+        raise InputError(
+            f"--data: too little text to hold some out: {characters} characters, "
+            f"expected more than {PIECE * HELD_OUT // 2}"
+        )
+    return training, held_out
+
+
+def _pieces(document: str) -> Iterator[str]:
+    """Pages of about PIECE characters, cut at the last blank line, line end or blank that fits."""
+    start = 0
+    while len(document) - start > PIECE:
+        cuts = (document.rfind(mark, start + PIECE // 2, start + PIECE) for mark in ("\n\n", "\n", " "))
+        end = next((cut for cut in cuts if cut != -1), start + PIECE)
+        yield document[start:end]
+        start = end
+    yield document[start:]

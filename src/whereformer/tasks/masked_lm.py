@@ -1,0 +1,160 @@
+"""Masked language modelling on a stream of text: tokenizer, batches, masks and the held-out score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from ..models import EncoderForMaskedLM
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD, _, CLS, SEP, MASK = range(len(SPECIAL_TOKENS))
+IGNORED = -100
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
+    """A lower-casing WordPiece tokenizer with BERT's rules, trained on ``texts``; it may end up smaller than asked."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """A tokenizer that :func:`train_tokenizer` made and ``save`` wrote."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))
+
+
+def token_stream(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+    """All texts as one stream of ids, each followed by [SEP]; int64 (tokens,)."""
+    return torch.tensor([token for text in tokenizer.encode_batch(texts) for token in (*text.ids, SEP)])
+
+
+def unigram_entropy(training: Tensor, held_out: Tensor, vocab_size: int) -> float:
+    """Held-out loss in nats of guessing by frequency alone: where a model stands that uses no context."""
+    counts = torch.bincount(training, minlength=vocab_size).double() + 1.0
+    return float(-(counts / counts.sum()).log()[held_out].mean())
+
+
+def mask_tokens(tokens: Tensor, rate: float, vocab_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """BERT's masking: of the chosen tokens 80% become [MASK], 10% a random token and 10% stay.
+
+    Args:
+        tokens: (batch, n) ids; special tokens are never chosen.
+        rate: share of each row that is chosen, at least one token.
+
+    Returns:
+        input ids and labels, (batch, n) each; a label is -100 where nothing is to be predicted.
+    """
+    noise = torch.rand(tokens.shape, generator=generator)
+    ordinary = tokens >= len(SPECIAL_TOKENS)
+    count = max(1, round(rate * tokens.shape[1]))
+    chosen = torch.zeros_like(ordinary).scatter_(1, (noise * ordinary).topk(count, -1).indices, True) & ordinary
+    fate = torch.rand(tokens.shape, generator=generator)
+    random_tokens = torch.randint(len(SPECIAL_TOKENS), vocab_size, tokens.shape, generator=generator)
+    masked = torch.where(fate < 0.8, MASK, torch.where(fate < 0.9, random_tokens, tokens))
+    return torch.where(chosen, masked, tokens), torch.where(chosen, tokens, IGNORED)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Training batches cut from random places of a stream; which ones is decided by seed and step alone.
+
+    Args:
+        stream: (tokens,) ids.
+        batch_size: rows.
+        length: tokens of a row; the first is [CLS].
+        rate: share of masked tokens.
+        vocab_size: tokens in the vocabulary.
+        seed: of places and masks.
+    """
+
+    stream: Tensor
+    batch_size: int
+    length: int
+    rate: float
+    vocab_size: int
+    seed: int
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        """Input ids and labels of one step, (batch_size, length) each."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        body = self.length - 1
+        starts = torch.randint(len(self.stream) - body + 1, (self.batch_size, 1), generator=generator)
+        tokens = self.stream[starts + torch.arange(body)]
+        tokens = torch.cat((torch.full_like(starts, CLS), tokens), 1)
+        return mask_tokens(tokens, self.rate, self.vocab_size, generator)
+
+
+class HeldOut:
+    """Held-out text with one fixed set of masks, so that every method and length predicts the same tokens.
+
+    Args:
+        stream: (tokens,) ids.
+        rate: share of masked tokens.
+        vocab_size: tokens in the vocabulary.
+    """
+
+    GROUP = 64
+    """Masks are spread evenly: the rate holds within every group of so many tokens."""
+
+    def __init__(self, stream: Tensor, rate: float, vocab_size: int) -> None:
+        stream = stream[: len(stream) // self.GROUP * self.GROUP]
+        generator = torch.Generator().manual_seed(0)
+        inputs, labels = mask_tokens(stream.view(-1, self.GROUP), rate, vocab_size, generator)
+        self.inputs, self.labels = inputs.flatten(), labels.flatten()
+
+    def windows(self, length: int, tokens_per_batch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Input ids, labels and attention mask in batches of windows, each [CLS] and ``length - 1`` tokens."""
+        body = length - 1
+        missing = -len(self.inputs) % body
+        inputs = functional.pad(self.inputs, (0, missing), value=PAD).view(-1, body)
+        labels = functional.pad(self.labels, (0, missing), value=IGNORED).view(-1, body)
+        inputs = functional.pad(inputs, (1, 0), value=CLS)
+        labels = functional.pad(labels, (1, 0), value=IGNORED)
+        for rows in torch.arange(len(inputs)).split(max(1, tokens_per_batch // length)):
+            yield inputs[rows], labels[rows], inputs[rows] != PAD
+
+
+@dataclass(frozen=True)
+class Score:
+    """Held-out masked-LM quality: mean loss in nats, accuracy in 0..1, and the loss of every predicted token."""
+
+    loss: float
+    accuracy: float
+    losses: Tensor
+
+
+@torch.no_grad()
+def evaluate(model: EncoderForMaskedLM, held_out: HeldOut, length: int, tokens_per_batch: int = 8192) -> Score:
+    """Score ``model`` (built with ``sparse_prediction``) on held-out text in windows of ``length`` tokens."""
+    was_training = model.training
+    model.eval()
+    losses, right = [], 0
+    for inputs, labels, mask in held_out.windows(length, tokens_per_batch):
+        # Without padding there is nothing to mask, and unmasked attention is the faster one.
+        attention_mask = None if bool(mask.all()) else mask.to(model.device)
+        wanted = labels[labels != IGNORED].to(model.device)
+        logits = model(inputs.to(model.device), attention_mask, labels=labels.to(model.device)).logits.float()
+        losses.append(functional.cross_entropy(logits, wanted, reduction="none").cpu())
+        right += int((logits.argmax(-1) == wanted).sum())
+    model.train(was_training)
+    every = torch.cat(losses)
+    return Score(float(every.mean()), right / len(every), every)

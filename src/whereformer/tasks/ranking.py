@@ -1,0 +1,112 @@
+"""From results to a ranking that claims no more than the numbers carry."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SEED_NOISE = 0.03
+"""Nats by which another seed changes the gap between two methods at the default size (``benchmarks/seed_noise.py``).
+With one seed a smaller gap is not a result."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A median over seeds with its range, or why there is no number."""
+
+    median: float | None
+    low: float | None = None
+    high: float | None = None
+    why_not: str = ""
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Cell:
+        """From one number a seed."""
+        return Cell(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of the comparison.
+
+    ``rank`` counts the methods that are clearly better, so methods that can't be told apart share one.
+    """
+
+    rank: int
+    position: str
+    seeds: int
+    loss: dict[int, Cell]
+    accuracy: Cell
+    relative_speed: Cell
+    peak_memory: int | None
+    positional_parameters: int
+
+
+def clearly_better(better: dict[str, dict[str, Any]], worse: dict[str, dict[str, Any]]) -> bool:
+    """Whether one method's runs beat the other's by more than chance explains.
+
+    The mean gap over common seeds has to exceed twice its standard error over the held-out text; besides, with several
+    seeds it has to be there with every seed, with a single one it has to exceed :data:`SEED_NOISE`.
+
+    Args:
+        better, worse: seed -> run, as in ``results.json``.
+    """
+    gaps = [
+        [loss - best for best, loss in zip(better[seed]["window_losses"], worse[seed]["window_losses"], strict=True)]
+        for seed in better
+        if seed in worse
+    ]
+    if not gaps:
+        return False
+    means = [statistics.fmean(gap) for gap in gaps]
+    if min(means) <= (0.0 if len(means) > 1 else SEED_NOISE):
+        return False
+    pooled = [statistics.fmean(window) for window in zip(*gaps, strict=True)]
+    error = statistics.stdev(pooled) / len(pooled) ** 0.5 if len(pooled) > 1 else 0.0
+    return statistics.fmean(means) > 2 * error
+
+
+def rank(results: dict[str, Any]) -> list[Row]:
+    """The rows of the table, best first."""
+    length = results["settings"]["length"]
+    runs: dict[str, dict[str, dict[str, Any]]] = {name: by_seed for name, by_seed in results["runs"].items() if by_seed}
+    rows = []
+    for name, by_seed in runs.items():
+        cells = {}
+        for tried in next(iter(by_seed.values()))["scores"]:
+            scores = [run["scores"][tried] for run in by_seed.values()]
+            cannot = next((score["cannot"] for score in scores if "cannot" in score), None)
+            if cannot is None:
+                cells[int(tried)] = Cell.of([score["loss"] for score in scores])
+            else:
+                cells[int(tried)] = Cell(None, why_not=cannot)
+        speed = results.get("speed", {}).get(name)
+        rows.append(
+            Row(
+                rank=1 + sum(clearly_better(other, by_seed) for rival, other in runs.items() if rival != name),
+                position=name,
+                seeds=len(by_seed),
+                loss=cells,
+                accuracy=Cell.of([run["scores"][str(length)]["accuracy"] for run in by_seed.values()]),
+                relative_speed=Cell(speed["relative_speed"], speed["lowest"], speed["highest"])
+                if speed
+                else Cell(None, why_not="not measured"),
+                peak_memory=speed["peak_memory"] if speed else None,
+                positional_parameters=next(iter(by_seed.values()))["positional_parameters"],
+            )
+        )
+    return sorted(rows, key=lambda row: (row.rank, row.loss[length].median or float("inf")))
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """The result in a sentence."""
+    best = [row.position for row in rows if row.rank == 1]
+    if len(rows) == 1:
+        return f"Only {best[0]} was tried."
+    if len(best) == len(rows):
+        return "The methods can't be told apart; train longer (--steps) or with more seeds (--seeds)."
+    if len(best) == 1:
+        return f"{best[0]} predicts this text best."
+    return f"{', '.join(best[:-1])} and {best[-1]} predict this text best; they can't be told apart."

@@ -1,0 +1,101 @@
+"""Rotary embeddings equal RoFormer's (by bert4keras), GPT-J's and GPT-NeoX's."""
+
+import pytest
+import torch
+
+from tests.golden import check, check_gradients, groups
+from tests.positions.layers import check_causal, merge_heads, prepare, split_heads
+from whereformer import Positions, attention, attention_weights, build_position
+
+ROFORMER_ROTATIONS, ROFORMER_LAYERS = groups("positions/rope_roformer", "rot_", "attn_")
+[GPTJ] = groups("positions/rope_gptj", "")
+[NEOX] = groups("positions/rope_neox", "")
+
+
+def rope(config, **options):
+    heads, head_dim = config["H"], config["d"]
+    return build_position(
+        "rope", hidden_size=heads * head_dim, num_heads=heads, head_dim=head_dim, base=config["base"], **options
+    )
+
+
+@pytest.mark.parametrize("case", ROFORMER_ROTATIONS)
+def test_interleaved_rotation_equals_roformer(case):
+    golden = case.tensors()
+    positions = golden["positions"]
+    # Their layout is (batch, n, heads, d).
+    query, key = golden["q"].transpose(1, 2), golden["k"].transpose(1, 2)
+
+    query, key, _ = rope(case.config, layout="interleaved").rotate(query, key, key, positions, positions)
+
+    check(query.transpose(1, 2), golden["q_rot"], 1e-11)
+    check(key.transpose(1, 2), golden["k_rot"], 1e-11)
+
+
+@pytest.mark.parametrize("case", ROFORMER_ROTATIONS)
+def test_angles_are_those_of_the_sinusoid(case):
+    """RoFormer reads its cosines and sines from the paper's interleaved sinusoid."""
+    golden, n, width = case.tensors(), case.config["n"], case.config["d"]
+    positions = golden["positions"]
+
+    sinusoid = build_position("sinusoidal", hidden_size=width, num_heads=1, max_timescale=case.config["base"])
+    check(sinusoid.embed(torch.zeros(1, n, width, dtype=torch.float64), positions), golden["table"], 1e-11)
+
+    (cos, sin), _ = rope(case.config, layout="interleaved").shared(positions, positions)
+    check(torch.stack((sin, cos), -1).flatten(-2), golden["table"][0], 1e-11)
+
+
+@pytest.mark.parametrize("case", ROFORMER_LAYERS)
+def test_layer_equals_roformer(case):
+    golden, heads = case.tensors(), case.config["H"]
+    query, key, value = (split_heads(golden["x"] @ golden[f"W{name}"] + golden[f"b{name}"], heads) for name in "qkv")
+    call = prepare(rope(case.config, layout="interleaved"), query, key, value)
+
+    out = merge_heads(attention(*call, key_mask=golden.get("mask"))) @ golden["Wo"] + golden["bo"]
+    check(out, golden["out"], 1e-11)
+    check_gradients(golden, out, 1e-11)
+
+    # Scores are stored before the mask, and known up to a constant per row.
+    check(attention_weights(*call).log(), golden["scores"].log_softmax(-1), 1e-11)
+
+
+@pytest.mark.parametrize("case", GPTJ)
+def test_attention_equals_gptj(case):
+    golden, config = case.tensors(), case.config
+    # Their layout is (n, heads, d), without a batch.
+    query, key, value = (golden[name].transpose(0, 1).unsqueeze(0) for name in "qkv")
+    call = prepare(rope(config, layout="interleaved", rotary_dim=config["rotary_dims"]), query, key, value)
+    rotated = tuple(features.squeeze(0).transpose(0, 1) for features in call[:2])
+
+    for features, name in zip(rotated, "qk", strict=True):
+        check(features[..., : config["rotary_dims"]], golden[f"{name}_rot"], 1e-12)
+        # Only the rotated part is stored; the rest passes through.
+        assert torch.equal(features[..., config["rotary_dims"] :], golden[name][..., config["rotary_dims"] :])
+
+    if config["causal"]:
+        check_causal(golden["mask_bias"])  # they add -1e10
+    out = attention(*call, causal=config["causal"]).squeeze(0).transpose(0, 1)
+    check(out, golden["out"], 1e-12)
+    check_gradients(golden, out, 1e-12)
+
+
+@pytest.mark.parametrize("case", NEOX)
+def test_attention_equals_gpt_neox(case):
+    """1e-5, because the original computes its angles in float32."""
+    golden, config = case.tensors(), case.config
+    # Their layout is (n, batch, heads, d).
+    query, key, value = (golden[name].permute(1, 2, 0, 3) for name in "qkv")
+    positions = Positions(config["first_position"], 1, config["n"])
+    position = rope(config, layout="half", rotary_dim=config["rotary_dim"])
+
+    (cos, sin), _ = position.shared(positions, positions)
+    check(torch.cat((cos, cos), -1), golden["cos"], 1e-5)
+    check(torch.cat((sin, sin), -1), golden["sin"], 1e-5)
+
+    call = prepare(position, query, key, value, positions=(positions, positions))
+    check(call[0].permute(2, 0, 1, 3), golden["q_rot"], 1e-5)
+    check(call[1].permute(2, 0, 1, 3), golden["k_rot"], 1e-5)
+
+    out = attention(*call, causal=config["causal"])
+    check(out, golden["out"], 1e-5)
+    check_gradients(golden, out, 1e-5)

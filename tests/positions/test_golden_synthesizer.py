@@ -1,0 +1,209 @@
+"""Synthesizers equal the authors' two implementations, except where those have bugs, which are rebuilt here."""
+
+import pytest
+import torch
+
+from tests.golden import check, check_gradients, groups
+from tests.positions.layers import install, merge_heads, prepare, scores, split_heads
+from whereformer import DenseBias, Positions, attention, attention_weights, build_position
+
+MESH_FACTORIZED, MESH = groups("positions/synthesizer_mesh", "factorized_", ("random_", "dense_"))
+LRA_DENSE_BUG, LRA = groups("positions/synthesizer_lra", "dense_bug", "")
+FACTORIZED_DENSE, DENSE = groups("positions/synthesizer_fdense", "fdense_", "dense_")
+
+
+def synthesizer(*, hidden_size, heads, head_dim, max_length, parameters, **options):
+    position = build_position(
+        "synthesizer",
+        hidden_size=hidden_size,
+        num_heads=heads,
+        head_dim=head_dim,
+        max_length=max_length,
+        **options,
+    )
+    # One layer: the originals' tensors get our leading layer axis.
+    return install(position, **{name: tensor.unsqueeze(0) for name, tensor in parameters.items()})
+
+
+def mesh_sizes(config):
+    """The original's length is always 512; stored is the part that n positions read."""
+    return {"hidden_size": config["C"], "heads": config["H"], "head_dim": config["d_kv"], "max_length": config["n"]}
+
+
+@pytest.mark.parametrize("case", MESH)
+def test_layer_equals_mesh_tensorflow(case):
+    golden, config = case.tensors(), case.config
+    variant, *mixture = config["mode"].split("_")
+    content = {"_plus": "add", "_plus_alpha": "mix"}.get("".join(f"_{word}" for word in mixture), "none")
+    if variant == "random":
+        parameters = {"random": golden["R"].transpose(0, 1)}  # theirs is (query, head, key)
+    else:
+        # The content query doubles as the hidden layer, without biases; columns of Wq are head-major.
+        parameters = {
+            "first": golden["Wq"].mT,
+            "first_bias": torch.zeros(golden["Wq"].shape[1], dtype=torch.float64),
+            "second": golden["pi"],
+            "second_bias": torch.zeros(config["n"], dtype=torch.float64),
+        }
+    if content == "mix":
+        parameters["alpha"] = golden["alpha"].squeeze(0)
+    position = synthesizer(**mesh_sizes(config), parameters=parameters, variant=variant, content=content)
+    # Without content scores one projection serves as key and value.
+    names = ("Wq", "Wk", "Wv") if content != "none" else (None, None, "Wkv")
+    query, key, value = (name and split_heads(golden["x"] @ golden[name], config["H"]) for name in names)
+
+    # No 1 / sqrt(d): the original folds it into the initial query weights.
+    call = prepare(position, query, key, value, hidden=golden["x"])
+    out = merge_heads(attention(*call, scale=1.0, causal=config["causal"])) @ golden["Wo"]
+
+    check(out, golden["out"], 1e-5)
+    check_gradients(golden, out, 5e-5)
+
+
+@pytest.mark.parametrize("case", MESH_FACTORIZED)
+def test_layer_reading_only_the_diagonal_equals_mesh_tensorflow(case):
+    """The original indexes both factors by the key, so that every query sees the diagonal of the intended scores."""
+    golden, config = case.tensors(), case.config
+    # Theirs are (rank, head, position).
+    parameters = {"query_factors": golden["R1"].permute(1, 2, 0), "key_factors": golden["R2"].transpose(0, 1)}
+    options = {"variant": "factorized_random", "rank": config["factorized_dim"]}
+    position = synthesizer(**mesh_sizes(config), parameters=parameters, **options)
+    value = split_heads(golden["x"] @ golden["Wkv"], config["H"])
+
+    intended = scores(prepare(position, None, None, value, hidden=golden["x"])[3], config["n"], config["n"])
+    bug = DenseBias(intended.diagonal(dim1=-2, dim2=-1).unsqueeze(-2).expand_as(intended))
+    out = merge_heads(attention(None, None, value, (bug,), causal=config["causal"])) @ golden["Wo"]
+
+    check(out, golden["out"], 1e-5)
+    check_gradients(golden, out, 5e-5)
+
+
+def lra_positions(golden, config, mode):
+    """One Synthesizer per summand of the mode, as ours has one variant; theirs are added."""
+    parameters = {
+        "random": lambda: {"random": golden["random"]},
+        "factorized_random": lambda: {"query_factors": golden["random1"], "key_factors": golden["random2"]},
+        "dense": lambda: {
+            # Theirs are (C, head, d) and (head, d).
+            "first": golden["dense_syn_kernel"].flatten(1).mT,
+            "first_bias": golden["dense_syn_bias"].flatten(),
+            "second": golden["dense_syn_len_kernel"],
+            "second_bias": golden["dense_syn_len_bias"],
+        },
+    }
+    options = {"rank": config["k"]} if config["k"] else {}
+    return [
+        synthesizer(
+            hidden_size=config["C"],
+            heads=config["H"],
+            head_dim=config["d"],
+            max_length=config["max_length"],
+            parameters=parameters[variant](),
+            variant=variant,
+            content="none" if config["ignore_dot_product"] else "add",
+            **options,
+        )
+        for variant in mode.split("+")
+    ]
+
+
+def lra_projection(golden, name):
+    """(batch, heads, n, d); their kernels are (C, head, d)."""
+    projected = torch.einsum("bnc,chd->bhnd", golden["x"], golden[f"{name}_kernel"])
+    return projected + golden[f"{name}_bias"].unsqueeze(1)
+
+
+def lra_output(golden, attended):
+    return torch.einsum("bhnd,hdc->bnc", attended, golden["out_kernel"]) + golden["out_bias"]
+
+
+@pytest.mark.parametrize("case", LRA)
+def test_layer_equals_long_range_arena(case):
+    golden, config = case.tensors(), case.config
+    positions = lra_positions(golden, config, config["mode"])
+    value = lra_projection(golden, "value")
+    query = key = None
+    if not config["ignore_dot_product"]:
+        query, key = lra_projection(golden, "query"), lra_projection(golden, "key")
+
+    calls = [prepare(position, query, key, value, hidden=golden["x"]) for position in positions]
+    terms = tuple(term for call in calls for term in call[3])
+    out = lra_output(golden, attention(*calls[0][:3], terms, causal=config["causal"]))
+
+    check(out, golden["out"], 1e-11)
+    check_gradients(golden, out, 1e-11)
+
+
+@pytest.mark.parametrize("case", LRA_DENSE_BUG)
+def test_layer_with_reshaped_scores_equals_long_range_arena(case):
+    """The original reshapes (batch, n, heads, ...) to (batch, heads, n, ...) where the paper means a transpose."""
+    golden, config = case.tensors(), case.config
+    [position] = lra_positions(golden, config, config["mode"])
+    value = lra_projection(golden, "value")
+
+    intended = scores(prepare(position, None, None, value, hidden=golden["x"])[3], config["n"], config["n"])
+    bug = DenseBias(intended.transpose(1, 2).reshape(intended.shape))
+    out = lra_output(golden, attention(None, None, value, (bug,), causal=config["causal"]))
+
+    check(out, golden["out"], 1e-11)
+    check_gradients(golden, out, 1e-11)
+
+
+def single_head(golden, position):
+    """The third party's layer: one head, no output projection."""
+    length = golden["x"].shape[1]
+    value = (golden["x"] @ golden["Wv"].mT + golden["bv"]).unsqueeze(1)
+    places = Positions(0, 1, length)
+    terms = position.terms(golden["x"], places, places)
+    return attention(None, None, value, terms).squeeze(1), attention_weights(None, None, value, terms).squeeze(1)
+
+
+@pytest.mark.parametrize(("reading", "tiling"), [("outer", "pairs"), ("tile", "tile")])
+@pytest.mark.parametrize("case", FACTORIZED_DENSE)
+def test_factorized_dense_equals_both_readings(case, reading, tiling):
+    gradient = f"grad_{{}}_{reading}"
+    golden, config = case.tensors(gradient), case.config
+    position = synthesizer(
+        hidden_size=config["C"],
+        heads=1,
+        head_dim=config["C"],
+        max_length=config["L"],
+        parameters={
+            "first": golden["Wa"],
+            "first_bias": golden["ba"],
+            "second": golden["Wb"],
+            "second_bias": golden["bb"],
+        },
+        variant="factorized_dense",
+        tiling=tiling,
+    )
+
+    out, weights = single_head(golden, position)
+
+    check(out, golden[f"out_{reading}"], 1e-12)
+    check(weights, golden[f"weights_{reading}"], 1e-12)
+    check_gradients(golden, out, 1e-12, gradient=gradient)
+
+
+@pytest.mark.parametrize("case", DENSE)
+def test_dense_equals_the_third_party(case):
+    golden, config = case.tensors(), case.config
+    position = synthesizer(
+        hidden_size=config["C"],
+        heads=1,
+        head_dim=config["L"],  # its hidden layer is as wide as the sequence is long
+        max_length=config["L"],
+        parameters={
+            "first": golden["W1"],
+            "first_bias": golden["b1"],
+            "second": golden["W2"].mT,
+            "second_bias": golden["b2"],
+        },
+        variant="dense",
+    )
+
+    out, weights = single_head(golden, position)
+
+    check(out, golden["out"], 1e-12)
+    check(weights, golden["weights"], 1e-12)
+    check_gradients(golden, out, 1e-12)

@@ -1,0 +1,72 @@
+"""TISA's kernels equal the authors' released module, in the paper's convention and in the module's own."""
+
+import pytest
+import torch
+
+from tests.golden import check, check_gradients, groups
+from tests.positions.layers import install, prepare, scores
+from whereformer import Positions, attention, attention_weights, build_position
+from whereformer.positions.tisa import from_released
+
+BIAS, ATTENTION, RECTANGULAR = groups("positions/tisa", "bias_", "attn_", "rect_")
+CONVENTIONS = ("paper", "shipped")
+TOLERANCE = 1e-11
+
+
+def tisa(case, golden, convention="paper"):
+    """The module stores (kernels, heads), ours (layers, heads, kernels); it has f(i - j - 1), the paper f(j - i)."""
+    parameters = tuple(golden[name] for name in ("amplitudes", "sharpness", "offsets"))
+    converted = from_released(*parameters) if convention == "shipped" else (kernels.mT for kernels in parameters)
+    amplitude, sharpness, center = (kernels.unsqueeze(0) for kernels in converted)
+    heads = case.config["H"]
+    position = build_position("tisa", hidden_size=heads, num_heads=heads, num_kernels=case.config["S"])
+    return install(position, amplitude=amplitude, sharpness=sharpness, center=center)
+
+
+def terms_of(position, n_q, n_k):
+    return position.terms(torch.zeros(1, n_q, 1), Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k))
+
+
+@pytest.mark.parametrize("case", BIAS)
+def test_curve_equals_the_positional_scores(case):
+    golden, n = case.tensors(), case.config["n"]
+    check(tisa(case, golden).curve(torch.arange(1 - n, n)), golden["scores"], TOLERANCE)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("case", [case for case in BIAS if "bias_paper" in case.values[0].stored])
+def test_bias_equals_the_original(case, convention):
+    """All cases but the two longest, of which only the curve is stored."""
+    gradient = f"grad_{{}}_{convention}"
+    golden, n = case.tensors(gradient), case.config["n"]
+
+    bias = scores(terms_of(tisa(case, golden, convention), n, n), n, n)
+
+    check(bias, golden[f"bias_{convention}"], TOLERANCE)
+    check_gradients(golden, bias, TOLERANCE, gradient=gradient)
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_equals_the_original(case):
+    golden = case.tensors()
+    options = {"causal": case.config["causal"], "key_mask": golden.get("key_mask")}
+    qkv = tuple(golden[name] for name in "qkv")
+    call = prepare(tisa(case, golden), *qkv)
+
+    out = attention(*call, **options)
+    check(out, golden["out_paper"], TOLERANCE)
+    check_gradients(golden, out, TOLERANCE)
+    if "weights_paper" in golden:  # not stored in the longest case
+        check(attention_weights(*call, **options), golden["weights_paper"], TOLERANCE)
+
+    shipped = attention(*prepare(tisa(case, golden, "shipped"), *qkv), **options)
+    check(shipped, golden["out_shipped"], TOLERANCE)
+
+
+@pytest.mark.parametrize("case", RECTANGULAR)
+def test_bias_of_right_aligned_queries_equals_the_original(case):
+    golden, n_q, n_k = case.tensors(), case.config["nq"], case.config["nk"]
+    position = tisa(case, golden)
+
+    check(scores(terms_of(position, n_q, n_k), n_q, n_k), golden["bias_rect"], TOLERANCE)
+    check(position.curve(golden["relative_offsets"]), golden["bias_rect"], TOLERANCE)
