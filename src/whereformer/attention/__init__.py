@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from . import fused, reference
 from .call import make_call
+from .precision import without_autocast
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, PositionsLike, Term
 
 __all__ = [
@@ -101,5 +101,6 @@ def attention_weights(
 
     ``options`` are :func:`attention`'s keyword arguments other than ``dropout_p`` and ``backend``.
     """
-    with torch.autocast(value.device.type, enabled=False):
-        return reference.attention_weights(make_call(query, key, value, terms, **options))
+    call = make_call(query, key, value, terms, **options)
+    with without_autocast(value.device):
+        return reference.attention_weights(call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,8 +118,9 @@ def make_call(
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
 
     if key_mask is not None:
-        if key_mask.dtype != torch.bool:
-            raise TypeError(f"key_mask: expected bool with True = may be attended, got {key_mask.dtype}")
+        if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
+            got = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
+            raise TypeError(f"key_mask: expected a bool tensor with True = may be attended, got {got}")
         if key_mask.shape != (batch, n_k):
             raise ValueError(f"key_mask: expected shape (batch {batch}, n_k {n_k}), got {tuple(key_mask.shape)}")
     if not 0.0 <= dropout_p < 1.0:
@@ -138,7 +139,11 @@ def make_call(
     if (query_documents is None) != (key_documents is None):
         raise ValueError("query_documents and key_documents: give both or neither")
     for name, documents, length in (("query", query_documents, n_q), ("key", key_documents, n_k)):
-        if documents is not None and documents.shape != (batch, length):
+        if documents is None:
+            continue
+        if not isinstance(documents, Tensor):
+            raise TypeError(f"{name}_documents: expected a tensor, got {type(documents).__name__}")
+        if documents.shape != (batch, length):
             raise ValueError(
                 f"{name}_documents: expected shape (batch {batch}, n_{name[0]} {length}), got {tuple(documents.shape)}"
             )
@@ -172,6 +177,8 @@ def _check_heads_tensor(name: str, tensor: Tensor) -> None:
 def _check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
     if isinstance(terms, Term):
         raise TypeError(f"terms: expected a sequence of terms, got a single {type(terms).__name__}; write (term,)")
+    if not isinstance(terms, Iterable):
+        raise TypeError(f"terms: expected a sequence of terms, got {type(terms).__name__}")
     terms = tuple(terms)
     for term in terms:
         if not isinstance(term, Term):
@@ -181,16 +188,19 @@ def _check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
 
 
 def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None, n_k: int) -> int:
-    """n_q of a call without a query: from the positions, else from a term that has rows, else n_k."""
+    """n_q of a call without a query: from the positions, else from a term that has rows, else n_k.
+
+    Whatever does not even look like positions or rows is left to its own check.
+    """
     if isinstance(query_positions, Positions):
         return query_positions.length
-    if query_positions is not None:
+    if isinstance(query_positions, Tensor) and query_positions.dim():
         return query_positions.shape[-1]
     for term in terms:
-        if isinstance(term, DenseBias):
-            return term.scores.shape[-2]
-        if isinstance(term, FactorPair):
-            return term.query_factors.shape[-2]
+        if isinstance(term, DenseBias | FactorPair):
+            rows = term.scores if isinstance(term, DenseBias) else term.query_factors
+            if isinstance(rows, Tensor) and rows.dim() == 4:
+                return rows.shape[2]
     return n_k
 
 
@@ -203,5 +213,7 @@ def _check_positions(name: str, positions: PositionsLike, batch: int, length: in
         raise TypeError(f"{name}: expected Positions or a tensor, got {type(positions).__name__}")
     if tuple(positions.shape) not in ((length,), (batch, length), (1, length)):
         raise ValueError(f"{name}: expected shape ({length},) or ({batch}, {length}), got {tuple(positions.shape)}")
+    if positions.dtype == torch.bool or positions.is_complex():
+        raise TypeError(f"{name}: expected numbers, got {positions.dtype}")
     if needs_integers and positions.is_floating_point():
         raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")

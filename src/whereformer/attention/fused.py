@@ -10,11 +10,13 @@ from .call import Call
 
 def supports(call: Call) -> bool:
     """Whether the call is plain content attention."""
-    return not call.terms and call.query is not None
+    return len(call.terms) == 0 and call.query is not None
 
 
 def attend(call: Call) -> Tensor:
     """The attention output, by ``scaled_dot_product_attention``; rows that may attend nothing give zeros."""
+    assert call.query is not None
+    assert call.key is not None
     # torch's own causal flag aligns queries to the left and so fits only the square default.
     plain_causal = (
         call.causal

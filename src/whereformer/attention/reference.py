@@ -10,12 +10,13 @@ from torch import Tensor
 
 from .call import Call
 from .dropout import draw_seed, keep_mask, row_keys
+from .precision import without_autocast
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues
 
 
 def attend(call: Call) -> Tensor:
     """The attention output, (batch, heads, n_q, head_dim) in the value's dtype."""
-    with torch.autocast(call.value.device.type, enabled=False):
+    with without_autocast(call.value.device):
         weights = attention_weights(call)
         if call.dropout_p:
             keys = row_keys(draw_seed(weights.device), *weights.shape[:3])

@@ -48,10 +48,13 @@ PositionsLike: TypeAlias = Positions | Tensor
 
 
 def position_values(positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
-    """Positions as a tensor of shape (n,) or (batch, n) on ``device``."""
+    """Positions as a tensor of shape (n,) or (batch, n) on ``device``; whole ones as int64.
+
+    Narrower integers would overflow in differences and are no indices.
+    """
     if isinstance(positions, Positions):
         return positions.values(device)
-    return positions.to(device)
+    return positions.to(device) if positions.is_floating_point() else positions.to(device, torch.int64)
 
 
 def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -123,10 +126,10 @@ class FactorPair:
     key_factors: Tensor
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        rank = self.query_factors.shape[-1] if self.query_factors.dim() else 0
-        for name, factors, length in (("query", self.query_factors, n_q), ("key", self.key_factors, n_k)):
-            wanted = (("batch", (1, batch)), ("heads", (heads,)), (f"n_{name[0]}", (length,)), ("r", (rank,)))
-            _check_shape(f"FactorPair.{name}_factors", factors, wanted)
+        rows = (("batch", (1, batch)), ("heads", (heads,)))
+        _check_shape("FactorPair.query_factors", self.query_factors, (*rows, ("n_q", (n_q,)), ("r", None)))
+        rank = self.query_factors.shape[3]
+        _check_shape("FactorPair.key_factors", self.key_factors, (*rows, ("n_k", (n_k,)), ("r", (rank,))))
 
 
 @dataclass(frozen=True)

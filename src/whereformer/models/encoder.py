@@ -89,9 +89,7 @@ class SelfAttention(nn.Module):
                 layer=layer,
                 shared=place.shared,
             )
-        terms = position.terms(
-            hidden, place.query_positions, place.key_positions, layer=layer, shared=place.shared
-        )
+        terms = position.terms(hidden, place.query_positions, place.key_positions, layer=layer, shared=place.shared)
         options: dict[str, Any] = {
             "key_mask": place.key_mask,
             "query_positions": place.query_positions,
@@ -185,9 +183,7 @@ class Encoder(EncoderPreTrainedModel):
         )
         self.embeddings = Embeddings(config)
         content = self.position.content
-        self.layers = nn.ModuleList(
-            Layer(config, content=content) for block in blocks for _ in range(block.layers)
-        )
+        self.layers = nn.ModuleList(Layer(config, content=content) for block in blocks for _ in range(block.layers))
         self.passes = [
             index
             for index, block in enumerate(block for block in blocks for _ in range(block.layers))

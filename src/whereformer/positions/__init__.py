@@ -9,7 +9,16 @@ from typing import Any
 
 from .base import ModelShape, Position, PositionRangeError, Sum
 
-__all__ = ["ModelShape", "Position", "PositionRangeError", "Sum", "build_position", "position_names", "register"]
+__all__ = [
+    "ModelShape",
+    "Position",
+    "PositionRangeError",
+    "Sum",
+    "build_position",
+    "describe",
+    "position_names",
+    "register",
+]
 
 METHODS: dict[str, str | type[Position]] = {
     "none": "none:NoPosition",
@@ -38,11 +47,14 @@ def register(name: str, method: type[Position]) -> None:
 
     Raises:
         ValueError: if the name is taken or holds a "+" or a ",".
+        TypeError: if ``method`` is no subclass of :class:`Position`.
     """
     if not name or any(mark in name for mark in "+, "):
         raise ValueError(f"name: expected a word without '+', ',' or blanks, got {name!r}")
     if name in METHODS:
         raise ValueError(f"name: {name!r} is taken by {METHODS[name]}")
+    if not (isinstance(method, type) and issubclass(method, Position)):
+        raise TypeError(f"method: expected a subclass of Position, got {getattr(method, '__name__', method)}")
     METHODS[name] = method
 
 
@@ -76,9 +88,16 @@ def build_position(
         ValueError: for an unknown name or a size that does not fit.
         TypeError: for an option that no part has.
     """
-    sizes = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": num_layers, "max_length": max_length}
+    sizes = {
+        "hidden_size": hidden_size,
+        "num_heads": num_heads,
+        "num_layers": num_layers,
+        "max_length": max_length,
+        "head_dim": head_dim,
+        "embedding_size": embedding_size,
+    }
     for size_name, size in sizes.items():
-        if size < 1:
+        if size is not None and size < 1:
             raise ValueError(f"{size_name}: expected at least 1, got {size}")
     if head_dim is None:
         if hidden_size % num_heads:
@@ -104,6 +123,12 @@ def build_position(
     return parts[0] if len(parts) == 1 else Sum(model, parts)
 
 
+def describe(name: str) -> tuple[str, list[str]]:
+    """The first line of a method's documentation, and the names of its options."""
+    method = _find(name)
+    return (inspect.getdoc(method) or "").partition("\n")[0], sorted(_option_names(method))
+
+
 def _option_names(method: type[Position]) -> set[str]:
     parameters = inspect.signature(method.__init__).parameters.values()
     return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
@@ -119,5 +144,6 @@ def _find(name: str) -> type[Position]:
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")
         entry = getattr(import_module(f"{__name__}.{module}"), attribute)
-        assert isinstance(entry, type) and issubclass(entry, Position)
+        assert isinstance(entry, type)
+        assert issubclass(entry, Position)
     return entry

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..attention.precision import without_autocast
 from ..attention.terms import DenseBias, PositionsLike, Term, offsets_between, position_values
 from .base import ModelShape, Position, as_offsets, float_dtype
 
@@ -81,11 +82,13 @@ class Fire(Position):
     def _scores(self, offsets: Tensor, query_positions: Tensor, layer: int) -> Tensor:
         """The network at each offset, (..., num_heads)."""
         dtype = float_dtype(self.scale)
-        scale, threshold = self.scale[layer].to(dtype), (self.threshold[layer] * self.initial_threshold).abs()
-        distance = torch.log1p((scale * offsets).abs())
-        furthest = torch.log1p((scale * torch.maximum(query_positions, threshold)).abs()) + 1e-6
-        hidden = torch.relu(
-            (distance / furthest).unsqueeze(-1) * self.hidden_weight[layer].to(dtype)
-            + self.hidden_bias[layer].to(dtype)
-        )
-        return functional.linear(hidden, self.out_weight[layer].to(dtype), self.out_bias[layer].to(dtype))
+        scale, threshold = self.scale[layer].to(dtype), self.threshold[layer].to(dtype) * self.initial_threshold
+        # Autocast would round the distances to half precision, where far ones are all alike.
+        with without_autocast(offsets.device):
+            distance = torch.log1p((scale * offsets.to(dtype)).abs())
+            furthest = torch.maximum(query_positions.to(dtype), threshold.abs())
+            relative = distance / (torch.log1p((scale * furthest).abs()) + 1e-6)
+            hidden = torch.relu(
+                relative.unsqueeze(-1) * self.hidden_weight[layer].to(dtype) + self.hidden_bias[layer].to(dtype)
+            )
+            return functional.linear(hidden, self.out_weight[layer].to(dtype), self.out_bias[layer].to(dtype))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..attention.precision import without_autocast
 from ..attention.terms import Positions, PositionsLike
-from .base import ModelShape, Position, table_rows
+from .base import ModelShape, Position, float_dtype, table_rows
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
 """Time between neighbouring positions: 0.01 in float32, as in the authors' models."""
@@ -48,11 +49,13 @@ def integrate(
 
     advance, step = SOLVERS[solver], STEP / substeps
     states = [initial]
-    for position in range(length - 1):
-        state = states[-1]
-        for substep in range(substeps):
-            state = advance(flow, position * STEP + substep * step, step, state)
-        states.append(state)
+    # Steps are small: in half precision, autocast's too, most of each would be rounded away.
+    with without_autocast(initial.device):
+        for position in range(length - 1):
+            state = states[-1]
+            for substep in range(substeps):
+                state = advance(flow, position * STEP + substep * step, step, state)
+            states.append(state)
     return torch.stack(states)
 
 
@@ -88,15 +91,13 @@ def _trajectory_gradients(
     solver: str,
     substeps: int,
 ) -> list[Tensor]:
-    with torch.enable_grad():
-        inputs = [tensor.detach().requires_grad_() for tensor in (initial, w1, b1, w2, b2)]
-        trajectory = integrate(*inputs, length, solver, substeps)
-    return [
-        torch.zeros_like(tensor) if gradient is None else gradient
-        for tensor, gradient in zip(
-            inputs, torch.autograd.grad(trajectory, inputs, grad, allow_unused=True), strict=True
-        )
-    ]
+    def trajectory(initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+        return integrate(initial, w1, b1, w2, b2, length, solver, substeps)
+
+    # Inside an operator autograd itself is switched off; torch.func brings its own.
+    pull_back = torch.func.vjp(trajectory, initial, w1, b1, w2, b2)[1]
+    # Copies, because at length 1 a gradient is a view of ``grad``, which an operator may not return.
+    return [gradient.clone() for gradient in pull_back(grad)]
 
 
 @_trajectory_gradients.register_fake
@@ -164,10 +165,14 @@ class Floater(Position):
             nn.init.zeros_(linear.bias)
 
     def trajectory(self, length: int) -> Tensor:
-        """The vectors of positions 0 .. length - 1, (length, 3, num_layers, width)."""
+        """The vectors of positions 0 .. length - 1, (length, 3, num_layers, width), at least float32."""
         run = _trajectory if torch.compiler.is_compiling() else integrate
-        weights = self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias
-        return run(self.initial, *weights, length, self.solver, self.substeps)
+        dtype = float_dtype(self.initial)
+        initial, w1, b1, w2, b2 = (
+            parameter.to(dtype)
+            for parameter in (self.initial, self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias)
+        )
+        return run(initial, w1, b1, w2, b2, length, self.solver, self.substeps)
 
     def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Tensor:
         """The trajectory, as far as these positions need it."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +13,6 @@ from ..attention.terms import FactorPair, PositionsLike, Term, position_values
 from .base import ModelShape, OffsetFunction, whole_offsets
 
 
-@lru_cache(maxsize=64)
 def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[int, ...]:
     """The bucket of every offset in -max_distance .. max_distance; beyond them the end buckets hold.
 
@@ -66,6 +63,7 @@ class T5(OffsetFunction):
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.reset_cls = reset_cls
+        self.buckets = buckets(num_buckets, max_distance, self.bidirectional)
         self.weight = nn.Parameter(torch.empty(model.num_heads, num_buckets + reset_cls))
         self.reset_parameters()
 
@@ -76,9 +74,8 @@ class T5(OffsetFunction):
         return self.max_distance
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        table = buckets(self.num_buckets, self.max_distance, self.bidirectional)
         columns = whole_offsets(offsets, self.weight).clamp(-self.max_distance, self.max_distance) + self.max_distance
-        return self.weight[:, torch.tensor(table, device=self.weight.device)[columns]]
+        return self.weight[:, torch.tensor(self.buckets, device=self.weight.device)[columns]]
 
     def terms(
         self,
@@ -90,7 +87,9 @@ class T5(OffsetFunction):
         shared: Any = None,
     ) -> tuple[Term, ...]:
         terms = super().terms(hidden, query_positions, key_positions)
-        return (*terms, self._cls_correction(hidden, query_positions, key_positions)) if self.reset_cls else terms
+        if not self.reset_cls or hidden.shape[1] == 0:
+            return terms
+        return (*terms, self._cls_correction(hidden, query_positions, key_positions))
 
     def _cls_correction(
         self, hidden: Tensor, query_positions: PositionsLike, key_positions: PositionsLike
@@ -104,7 +103,6 @@ class T5(OffsetFunction):
         first_key = key_values.amin(-1, keepdim=True)
         to_cls = self.weight[:, -1, None, None] - self.curve(first_key - query_values)  # (heads, batch, n_q)
         from_cls = self.weight[:, self.num_buckets // 2, None, None] - self.curve(key_values - first_query)
-        heads = len(self.weight)
-        ones = [(1 - query_is_cls) * to_cls, query_is_cls.expand(heads, -1, -1)]
-        others = [key_is_cls.expand(heads, -1, -1), from_cls]
+        ones = [(1 - query_is_cls) * to_cls, query_is_cls.expand_as(to_cls)]
+        others = [key_is_cls.expand_as(from_cls), from_cls]
         return FactorPair(torch.stack(ones, -1).transpose(0, 1), torch.stack(others, -1).transpose(0, 1))

@@ -49,7 +49,7 @@ class Tisa(OffsetFunction):
             for kernels in (self.amplitude, self.sharpness, self.center)
         )
         kernels = torch.exp(-sharpness.abs() * (values.unsqueeze(-1) - center) ** 2)
-        return (amplitude * kernels).sum(-1)
+        return torch.sum(amplitude * kernels, -1)
 
 
 def from_released(amplitudes: Tensor, sharpness: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import platform
 import random
 import statistics
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..files import write_atomically
 from ..models import EncoderConfig, EncoderForMaskedLM
 from ..positions import PositionRangeError, build_position
 from . import corpus, masked_lm
@@ -29,12 +28,14 @@ QUICK_POSITIONS = ("none", "learned", "rope", "tisa")
 LENGTH_FACTORS = (1, 2, 4)
 HELD_OUT_RATE = 0.15
 SPEED_ROUNDS = 9
+DEFAULT_STEPS = 500
+QUICK_STEPS = 150
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Settings:
-    """All that decides a result besides the method and the seed; results of different settings are never mixed.
+class Sizes:
+    """All that decides a result besides text, method and seed; results of different sizes are never mixed.
 
     Args:
         blocks: layers, as ``EncoderConfig.blocks``.
@@ -45,7 +46,6 @@ class Settings:
         vocab_size: WordPiece vocabulary.
         mask_rate: share of tokens to predict in training (held-out text always has 15%).
         learning_rate: its peak; a linear warm-up over a tenth of the steps, then a linear decay to zero.
-        text: fingerprint of the text.
     """
 
     blocks: str
@@ -57,7 +57,6 @@ class Settings:
     vocab_size: int
     mask_rate: float
     learning_rate: float
-    text: str
 
     def config(self, position: str, vocab_size: int) -> EncoderConfig:
         """The encoder of one method; without dropout, since no token is seen often enough to be learned by heart."""
@@ -92,22 +91,27 @@ class Text:
     facts: dict[str, Any]
 
 
-def prepare_text(
-    documents: Sequence[str], vocab_size: int, length: int, source: str, tokenizer_file: Path
-) -> Text:
-    """Split, train the tokenizer on the training part (or load what an earlier run trained) and encode.
+def prepare_text(documents: Sequence[str], sizes: Sizes, data: Sequence[str], out: Path) -> Text:
+    """Split, train the tokenizer on the training part (or load what an earlier run left in ``out``) and encode.
+
+    Args:
+        documents: the text.
+        sizes: decide the vocabulary, and how much text there must be.
+        data: where the text came from, as the user gave it; empty for Python's documentation.
+        out: the folder of results.
 
     Raises:
         InputError: if there is too little text for the lengths to be tried.
     """
     training, held_out = corpus.split_documents(documents)
+    tokenizer_file = out / "tokenizer.json"
     if tokenizer_file.exists():
         tokenizer = masked_lm.load_tokenizer(tokenizer_file)
     else:
-        tokenizer = masked_lm.train_tokenizer(training, vocab_size)
+        tokenizer = masked_lm.train_tokenizer(training, sizes.vocab_size)
         write_atomically(tokenizer_file, tokenizer.to_str())
     streams = masked_lm.token_stream(tokenizer, training), masked_lm.token_stream(tokenizer, held_out)
-    longest = max(LENGTH_FACTORS) * length
+    longest = max(LENGTH_FACTORS) * sizes.length
     if len(streams[1]) < longest or len(streams[0]) < longest:
         raise InputError(
             f"--data: too little text: {len(streams[0])} training and {len(streams[1])} held-out tokens, "
@@ -116,7 +120,8 @@ def prepare_text(
         )
     size = tokenizer.get_vocab_size()
     facts = {
-        "source": source,
+        "source": ", ".join(data) or "the documentation inside this Python",
+        "data": list(data),
         "documents": len(documents),
         "characters": sum(len(piece) for piece in training) + sum(len(piece) for piece in held_out),
         "training_tokens": len(streams[0]),
@@ -127,32 +132,20 @@ def prepare_text(
     return Text(*streams, size, facts)
 
 
-def fingerprint(documents: Iterable[str]) -> str:
-    """A short hash of the text, so that results of different texts are told apart."""
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(document.encode())
-        digest.update(b"\0")
-    return digest.hexdigest()[:16]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``path`` so that it is always either the old file or the whole new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
-
-
 class Results:
     """``results.json`` of an output folder: written after every finished run, and taken up again.
 
+    Args:
+        out: the folder.
+        sizes: what all its results have in common.
+        text: the text's fingerprint, likewise.
     Raises:
         InputError: if the folder can't be written, or holds something else.
     """
 
-    def __init__(self, out: Path, settings: Settings) -> None:
+    def __init__(self, out: Path, sizes: Sizes, text: str) -> None:
         self.path = out / "results.json"
-        self.data: dict[str, Any] = {"format": FORMAT, "settings": asdict(settings), "runs": {}}
+        self.data: dict[str, Any] = {"format": FORMAT, "settings": {**asdict(sizes), "text": text}, "runs": {}}
         if not self.path.exists():
             return
         try:
@@ -187,12 +180,12 @@ class Results:
         write_atomically(self.path, json.dumps(self.data))
 
 
-def build_model(settings: Settings, position: str, vocab_size: int, seed: int) -> EncoderForMaskedLM:
+def build_model(sizes: Sizes, position: str, vocab_size: int, seed: int) -> EncoderForMaskedLM:
     """A fresh model of one method; all methods of a seed start from the same backbone, weight for weight."""
     torch.manual_seed(seed)
-    backbone = EncoderForMaskedLM(settings.config(BASELINE, vocab_size)).state_dict()
+    backbone = EncoderForMaskedLM(sizes.config(BASELINE, vocab_size)).state_dict()
     torch.manual_seed(seed)
-    model = EncoderForMaskedLM(settings.config(position, vocab_size))
+    model = EncoderForMaskedLM(sizes.config(position, vocab_size))
     missing = model.load_state_dict(backbone, strict=False).missing_keys
     assert all(name.startswith("encoder.position.") for name in missing), missing
     return model
@@ -211,9 +204,7 @@ def build_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optim
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), fused=True)
 
 
-def train_step(
-    model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor
-) -> Tensor:
+def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
     """One step with the gradient's norm clipped to 1; the loss, still on the device."""
     loss: Tensor = model(inputs.to(model.device), labels=labels.to(model.device)).loss
     loss.backward()  # type: ignore[no-untyped-call]
@@ -224,7 +215,7 @@ def train_step(
 
 
 def train_and_judge(
-    settings: Settings,
+    sizes: Sizes,
     position: str,
     seed: int,
     text: Text,
@@ -237,24 +228,22 @@ def train_and_judge(
     Raises:
         InputError: if the loss stops being a number.
     """
-    model = build_model(settings, position, text.vocab_size, seed).to(device)
-    optimizer = build_optimizer(model, settings.learning_rate)
-    batches = masked_lm.Batches(
-        text.training, settings.batch_size, settings.length, settings.mask_rate, text.vocab_size, seed
-    )
-    warmup = max(1, settings.steps // 10)
+    model = build_model(sizes, position, text.vocab_size, seed).to(device)
+    optimizer = build_optimizer(model, sizes.learning_rate)
+    batches = masked_lm.Batches(text.training, sizes.batch_size, sizes.length, sizes.mask_rate, text.vocab_size, seed)
+    warmup = max(1, sizes.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: min((step + 1) / warmup, (settings.steps - step) / max(1, settings.steps - warmup)),
+        lambda step: min((step + 1) / warmup, (sizes.steps - step) / max(1, sizes.steps - warmup)),
     )
     started = time.perf_counter()
     losses = []
-    for step in range(settings.steps):
+    for step in range(sizes.steps):
         loss = float(train_step(model, optimizer, *batches[step]))
         if loss != loss:
             raise InputError(
                 f"--learning-rate: the loss of {position!r} is not a number from step {step + 1} on; "
-                f"{settings.learning_rate} is too high, try {settings.learning_rate / 4}"
+                f"{sizes.learning_rate} is too high, try {sizes.learning_rate / 4}"
             )
         schedule.step()
         losses.append(loss)
@@ -263,7 +252,7 @@ def train_and_judge(
     model.eval()
     scores: dict[str, Any] = {}
     for factor in LENGTH_FACTORS:
-        length = factor * settings.length
+        length = factor * sizes.length
         try:
             score = masked_lm.evaluate(model, held_out, length)
         except PositionRangeError as error:
@@ -280,8 +269,8 @@ def train_and_judge(
         "window_losses": _rounded([float(part.mean()) for part in token_losses.split(64)]),
         "positional_parameters": sum(parameter.numel() for parameter in model.encoder.position.parameters()),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "curves": head_curves(model, settings.length - 1),
-        "attention": attention_by_offset(model, held_out, settings.length),
+        "curves": head_curves(model, sizes.length - 1),
+        "attention": attention_by_offset(model, held_out, sizes.length),
     }
 
 
@@ -306,9 +295,7 @@ OFFSETS_SHOWN = 16
 
 
 @torch.no_grad()
-def attention_by_offset(
-    model: EncoderForMaskedLM, held_out: masked_lm.HeldOut, length: int
-) -> list[list[list[float]]]:
+def attention_by_offset(model: EncoderForMaskedLM, held_out: masked_lm.HeldOut, length: int) -> list[list[list[float]]]:
     """The mean attention weight of each head at offsets -16 .. 16, [layer][head][offset], on some held-out text."""
     inputs, _, _ = next(held_out.windows(length, 2048))
     attentions = model.encoder(inputs.to(model.device), output_attentions=True).attentions
@@ -322,7 +309,7 @@ def attention_by_offset(
 
 
 def measure_speed(
-    settings: Settings,
+    sizes: Sizes,
     positions: Sequence[str],
     text: Text,
     device: torch.device,
@@ -334,18 +321,14 @@ def measure_speed(
     of the same round: what else the machine is doing meets all methods alike. Medians of the rounds' ratios.
     """
     names = list(dict.fromkeys((BASELINE, *positions)))
-    batches = masked_lm.Batches(
-        text.training, settings.batch_size, settings.length, settings.mask_rate, text.vocab_size, 0
-    )
+    batches = masked_lm.Batches(text.training, sizes.batch_size, sizes.length, sizes.mask_rate, text.vocab_size, 0)
     steppers: dict[str, Callable[[int], None]] = {}
     memory = {}
     for name in names:
-        model = build_model(settings, name, text.vocab_size, 0).to(device)
-        optimizer = build_optimizer(model, settings.learning_rate)
+        model = build_model(sizes, name, text.vocab_size, 0).to(device)
+        optimizer = build_optimizer(model, sizes.learning_rate)
 
-        def step(
-            index: int, model: EncoderForMaskedLM = model, optimizer: torch.optim.Optimizer = optimizer
-        ) -> None:
+        def step(index: int, model: EncoderForMaskedLM = model, optimizer: torch.optim.Optimizer = optimizer) -> None:
             train_step(model, optimizer, *batches[index])
 
         step(0)  # the optimizer's state and torch's own buffers come with the first step
@@ -378,12 +361,14 @@ def measure_speed(
     }
 
 
-def machine() -> dict[str, Any]:
+def machine(device: torch.device) -> dict[str, Any]:
     """What the numbers were measured on."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
         cpu = names[0] if names else cpu
     return {
         "cpu": cpu,
@@ -391,10 +376,11 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",
+        **({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}),
     }
 
 
-def check_positions(names: Sequence[str], settings: Settings) -> list[str]:
+def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
     """The methods to compare, each built once so that a wrong name is found before any training.
 
     Raises:
@@ -407,9 +393,9 @@ def check_positions(names: Sequence[str], settings: Settings) -> list[str]:
         try:
             build_position(
                 name,
-                hidden_size=settings.hidden_size,
-                num_heads=settings.num_heads,
-                max_length=settings.length,
+                hidden_size=sizes.hidden_size,
+                num_heads=sizes.num_heads,
+                max_length=sizes.length,
             )
         except (ValueError, TypeError) as error:
             raise InputError(f"--positions: {error}") from None
@@ -448,48 +434,42 @@ class Progress:
 
 
 def run(
-    settings: Settings,
+    results: Results,
+    sizes: Sizes,
     positions: Sequence[str],
     seeds: Sequence[int],
     text: Text,
-    out: Path,
     device: torch.device,
     progress: Progress,
-) -> dict[str, Any]:
-    """Train and judge every method with every seed that ``out`` does not hold yet, then measure speed.
-
-    Returns:
-        The content of ``results.json``.
-    """
-    results = Results(out, settings)
+) -> None:
+    """Train and judge every method with every seed that ``results`` lacks, then measure speed; all goes there."""
     held_out = masked_lm.HeldOut(text.held_out, HELD_OUT_RATE, text.vocab_size)
     missing = [(name, seed) for seed in seeds for name in positions if results.get(name, seed) is None]
     results.data["text"] = text.facts
-    results.data["machine"] = machine()
+    results.data["machine"] = machine(device)
     results.data["predicted_tokens"] = int((held_out.labels != masked_lm.IGNORED).sum())
     # A run's judging takes about as long as a tenth of its training, the speed rounds a step each.
-    judging = max(1, settings.steps // 10)
+    judging = max(1, sizes.steps // 10)
     timed = {*results.data.get("speed", {})} >= set(positions)
     rounds = 0 if timed else SPEED_ROUNDS + len({BASELINE, *positions})
-    progress.start(len(missing) * (settings.steps + judging) + rounds * (1 if timed else len(positions)))
+    progress.start(len(missing) * (sizes.steps + judging) + rounds * (1 if timed else len(positions)))
     done = len(positions) * len(seeds) - len(missing)
     if done:
-        progress.line(f"{done} of {len(positions) * len(seeds)} runs are there already: continuing in {out}")
+        progress.line(f"{done} of {len(positions) * len(seeds)} runs are there already, continuing with the others")
     for number, (name, seed) in enumerate(missing, 1):
         progress.begin(f"{name} ({number}/{len(missing)})")
         finished = train_and_judge(
-            settings, name, seed, text, held_out, device, lambda loss: progress.step(1, f"loss {loss:.2f}")
+            sizes, name, seed, text, held_out, device, lambda loss: progress.step(1, f"loss {loss:.2f}")
         )
         results.add(name, seed, finished)
         progress.step(judging)
-        score = finished["scores"][str(settings.length)]
+        score = finished["scores"][str(sizes.length)]
         progress.line(
             f"{name}, seed {seed}: held-out loss {score['loss']:.3f}, accuracy {score['accuracy']:.1%}, "
             f"{finished['seconds']:.0f} s"
         )
     if not timed:
         progress.begin("speed and memory")
-        speed = measure_speed(settings, positions, text, device, lambda: progress.step(len(positions)))
+        speed = measure_speed(sizes, positions, text, device, lambda: progress.step(len(positions)))
         results.data["speed"] = {**results.data.get("speed", {}), **speed}
     results.save()
-    return results.data

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import InputError
@@ -27,12 +28,10 @@ def default_documents() -> list[str]:
     Raises:
         InputError: if this Python carries neither.
     """
-    documents = []
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "pydoc_data", "__pycache__"}
-    for path in sorted(root.rglob("*.py")):
-        if skipped.isdisjoint(path.relative_to(root).parts):
-            documents.append("\n\n".join(_docstrings(path)))
+    sources = [path for path in sorted(root.rglob("*.py")) if skipped.isdisjoint(path.relative_to(root).parts)]
+    documents = ["\n\n".join(_docstrings(path)) for path in sources]
     try:
         from pydoc_data.topics import topics
     except ImportError:  # some distributions split it off
@@ -58,7 +57,16 @@ def _docstrings(path: Path) -> Iterator[str]:
                 yield docstring
 
 
-def load_documents(paths: Sequence[Path], column: str | None = None) -> list[str]:
+def fingerprint(documents: Iterable[str]) -> str:
+    """A short hash of the text, so that results of different texts are told apart."""
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(document.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
+
+
+def load_documents(paths: Sequence[str | Path], column: str | None = None) -> list[str]:
     """Read documents from text, Parquet and JSON Lines files, and from folders of them.
 
     Args:
@@ -70,9 +78,10 @@ def load_documents(paths: Sequence[Path], column: str | None = None) -> list[str
         InputError: for what is missing, empty, not UTF-8, or without text; the message names the file.
     """
     documents = []
-    for path in paths:
-        if not path.exists():
-            raise InputError(f"--data: no such file or folder: {path}")
+    for given in paths:
+        path = Path(given)
+        if not str(given) or not path.exists():
+            raise InputError(f"--data: no such file or folder: {str(given)!r}")
         files = [path]
         if path.is_dir():
             known = TEXT_SUFFIXES + TABLE_SUFFIXES

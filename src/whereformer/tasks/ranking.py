@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 SEED_NOISE = 0.03
@@ -31,7 +32,7 @@ class Cell:
 class Row:
     """One method of the comparison.
 
-    ``rank`` counts the methods that are clearly better, so methods that can't be told apart share one.
+    ``rank`` is one more than the number of methods that are clearly better; it never falls as the loss rises.
     """
 
     rank: int
@@ -47,8 +48,8 @@ class Row:
 def clearly_better(better: dict[str, dict[str, Any]], worse: dict[str, dict[str, Any]]) -> bool:
     """Whether one method's runs beat the other's by more than chance explains.
 
-    The mean gap over common seeds has to exceed twice its standard error over the held-out text; besides, with several
-    seeds it has to be there with every seed, with a single one it has to exceed :data:`SEED_NOISE`.
+    The gap has to be there with every common seed, and its mean has to exceed twice its standard error over the
+    held-out text, and what another seed may change: :data:`SEED_NOISE` divided by the root of their number.
 
     Args:
         better, worse: seed -> run, as in ``results.json``.
@@ -61,11 +62,11 @@ def clearly_better(better: dict[str, dict[str, Any]], worse: dict[str, dict[str,
     if not gaps:
         return False
     means = [statistics.fmean(gap) for gap in gaps]
-    if min(means) <= (0.0 if len(means) > 1 else SEED_NOISE):
+    if min(means) <= 0:
         return False
     pooled = [statistics.fmean(window) for window in zip(*gaps, strict=True)]
     error = statistics.stdev(pooled) / len(pooled) ** 0.5 if len(pooled) > 1 else 0.0
-    return statistics.fmean(means) > 2 * error
+    return statistics.fmean(means) > max(2 * error, SEED_NOISE / len(means) ** 0.5)
 
 
 def rank(results: dict[str, Any]) -> list[Row]:
@@ -97,12 +98,17 @@ def rank(results: dict[str, Any]) -> list[Row]:
                 positional_parameters=next(iter(by_seed.values()))["positional_parameters"],
             )
         )
-    return sorted(rows, key=lambda row: (row.rank, row.loss[length].median or float("inf")))
+    rows.sort(key=lambda row: row.loss[length].median or float("inf"))
+    ranks = accumulate((row.rank for row in rows), max)
+    return [replace(row, rank=own) for row, own in zip(rows, ranks, strict=True)]
 
 
-def verdict(rows: Sequence[Row]) -> str:
-    """The result in a sentence."""
+def verdict(rows: Sequence[Row], results: dict[str, Any]) -> str:
+    """The result in a sentence; ``rows`` as :func:`rank` made them from ``results``."""
     best = [row.position for row in rows if row.rank == 1]
+    loss = rows[0].loss[results["settings"]["length"]].median
+    if loss is None or loss >= results["text"]["unigram_entropy"]:
+        return "No method predicts better than guessing by frequency yet; train longer (--steps)."
     if len(rows) == 1:
         return f"Only {best[0]} was tried."
     if len(best) == len(rows):

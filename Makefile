@@ -1,0 +1,34 @@
+# Both targets set up .venv from a fresh clone where it is missing.
+PYTHON ?= python3
+VENV := .venv
+# The constraints hold for build environments too, through the variable.
+PIP := PIP_CONSTRAINT=constraints.txt $(VENV)/bin/pip install --quiet --disable-pip-version-check
+
+.PHONY: compare test lint check format
+
+compare: $(VENV)/.train  ## Compare position methods; options: make compare ARGS="--quick"
+	$(VENV)/bin/whereformer compare $(ARGS)
+
+test: $(VENV)/.dev  ## Run the tests; options: make test ARGS="-k tisa"
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev  ## Formatting, lint and types
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+check: lint test  ## Everything that has to pass
+
+format: $(VENV)/.dev  ## Format and fix what can be fixed
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+$(VENV)/.train: pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable ".[train]"
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable ".[dev]"
+	touch $@ $(VENV)/.train

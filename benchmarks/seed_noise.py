@@ -1,0 +1,36 @@
+"""How much another seed changes the gap between two methods: where ``SEED_NOISE`` of the ranking comes from.
+
+Run ``whereformer compare --seeds 2`` (or more) first, then: python benchmarks/seed_noise.py runs/compare/results.json
+
+For every pair of methods it takes the difference of their held-out losses with each seed, and prints the standard
+deviation of these differences over seeds, pooled over all pairs, and twice that: a gap that one seed has to exceed.
+"""
+
+import json
+import statistics
+import sys
+from itertools import combinations
+from pathlib import Path
+
+
+def main() -> None:
+    results = json.loads(Path(sys.argv[1]).read_text())
+    length = str(results["settings"]["length"])
+    losses = {
+        name: {seed: run["scores"][length]["loss"] for seed, run in runs.items()}
+        for name, runs in results["runs"].items()
+    }
+    variances = []
+    for first, second in combinations(losses, 2):
+        gaps = [losses[first][seed] - losses[second][seed] for seed in losses[first] if seed in losses[second]]
+        if len(gaps) > 1:
+            variances.append(statistics.variance(gaps))
+            print(f"{first:>14} - {second:<14} " + "  ".join(f"{gap:+.3f}" for gap in gaps))
+    if not variances:
+        raise SystemExit("needs results of at least two methods with two seeds")
+    noise = statistics.fmean(variances) ** 0.5
+    print(f"standard deviation of a gap over seeds: {noise:.3f} nats; twice that: {2 * noise:.3f}")
+
+
+if __name__ == "__main__":
+    main()

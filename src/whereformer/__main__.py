@@ -1,0 +1,23 @@
+"""Entry point of the ``whereformer`` command: says what is missing before anything needs it."""
+
+from __future__ import annotations
+
+import sys
+
+from ._extras import require
+
+
+def main() -> None:
+    """Run the command line; without its dependencies, one line and exit code 2."""
+    try:
+        require("train", "tyro", "rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "transformers")
+    except ImportError as error:
+        print(f"whereformer: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    from .cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Matplotlib drawings as SVG inside a page: its font and colours, dark or light, and ids that never collide."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Matplotlib needs a colour where the page needs a CSS variable, which depends on dark or light. So drawings use
+# colours that nothing else has, and they are replaced in the SVG.
+INK, MUTED, GRID = "#000001", "#000002", "#000003"
+HUES = tuple(f"#0000a{index}" for index in range(6))
+_CSS = {
+    INK: "currentColor",
+    MUTED: "var(--muted)",
+    GRID: "var(--grid)",
+    **{hue: f"var(--hue-{index})" for index, hue in enumerate(HUES)},
+}
+_STYLE = {
+    "axes.edgecolor": GRID,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 10,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "none",
+    "font.size": 10,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "whereformer",
+    "text.color": INK,
+    "xtick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.color": GRID,
+    "ytick.labelcolor": MUTED,
+}
+_SVG = "http://www.w3.org/2000/svg"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+
+
+@dataclass(frozen=True)
+class Series:
+    """How one of several things looks in every figure and legend of a page."""
+
+    index: int
+    colour: str
+    dash: tuple[float, ...]
+    marker: str
+
+    @property
+    def css(self) -> str:
+        """The colour in a page."""
+        return _CSS[self.colour]
+
+    @property
+    def group(self) -> str:
+        """The ``gid`` of its artists, in a page their class, by which a legend switches them off and on."""
+        return f"series-{self.index}"
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Arguments of ``Axes.plot``."""
+        dashes = (0, self.dash) if self.dash else "solid"
+        return {"color": self.colour, "linestyle": dashes, "gid": self.group}
+
+
+def series(count: int, plain: int | None = None) -> list[Series]:
+    """So many looks: six hues of Okabe and Ito, then the same dashed and dotted; number ``plain`` in the text's colour.
+
+    Markers differ as well, so that nothing is told by hue alone.
+    """
+    dashes: list[tuple[float, ...]] = [(), (4, 2), (1, 1.5)]
+    looks = []
+    hue = 0
+    for index in range(count):
+        marker = "os^DvPX*"[index % 8]
+        if index == plain:
+            looks.append(Series(index, INK, (), marker))
+        else:
+            looks.append(Series(index, HUES[hue % len(HUES)], dashes[hue // len(HUES) % len(dashes)], marker))
+            hue += 1
+    return looks
+
+
+def draw(name: str, label: str, width: int, height: int, paint: Callable[[Figure], None]) -> Markup:
+    """Let ``paint`` fill a figure of a size in CSS pixels and give it as SVG that scales with the page.
+
+    Args:
+        name: unique on the page; ids begin with it.
+        label: what the figure shows, for those who can't see it.
+        width, height: size at which text has the page's size.
+        paint: gets the empty figure.
+    """
+    with style.context(["default", _STYLE]):
+        figure = Figure(figsize=(width / 72, height / 72))
+        paint(figure)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return _inline(file.getvalue(), name, label)
+
+
+def canvas(figure: Figure) -> Axes:
+    """An axes over the whole figure whose coordinates are CSS pixels from the top left, for free drawing."""
+    figure.set_layout_engine("none")
+    width, height = figure.get_size_inches() * 72
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    return axes
+
+
+def _inline(text: str, name: str, label: str) -> Markup:
+    """Matplotlib's file as an element of a page, without what a page has no use for."""
+    root = ElementTree.fromstring(text)
+    _, _, width, height = root.attrib["viewBox"].split()
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if _useless(child):
+                parent.remove(child)
+    for element in root.iter():
+        _clean(element, name, used)
+    _flatten(root)
+    root.attrib.clear()
+    root.attrib.update(viewBox=f"0 0 {width} {height}", role="img")
+    root.set("aria-label", label)
+    root.set("style", f"--width: {float(width):g}px")
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _useless(element: ElementTree.Element) -> bool:
+    tag = _tag(element)
+    return tag in ("metadata", "style") or (tag == "path" and element.get("style") == "fill: none")
+
+
+def _tag(element: ElementTree.Element) -> str:
+    return element.tag.removeprefix(f"{{{_SVG}}}")
+
+
+def _clean(element: ElementTree.Element, name: str, used: set[str]) -> None:
+    """Page colours, the page's font, short numbers, a class for series and ids for nothing but what is referred to."""
+    element.tag = _tag(element)
+    if element.tag != "text":
+        element.text = None
+    element.tail = None
+    own = element.attrib.pop("id", "")
+    if own in used:
+        element.set("id", f"{name}-{own}")
+    elif own.startswith("series-"):
+        element.set("class", own)
+    if link := element.attrib.pop(_LINK, None):
+        element.set("href", f"#{name}-{link[1:]}")
+    if clip := element.get("clip-path"):
+        element.set("clip-path", clip.replace("#", f"#{name}-"))
+    if look := element.get("style"):
+        look = re.sub(r"font-family: [^;]*;? ?", "", look)
+        element.set("style", re.sub(r"#0000\w\w", lambda colour: _CSS.get(colour[0], colour[0]), look))
+    if element.get("transform", "").startswith(("rotate(-0 ", "rotate(0 ")):
+        del element.attrib["transform"]
+    for key in {"d", "x", "y", "width", "height", "transform"} & element.attrib.keys():
+        value = " ".join(element.attrib[key].split())
+        element.set(key, re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".rstrip("0").rstrip("."), value))
+
+
+def _flatten(element: ElementTree.Element) -> None:
+    """Dissolve groups that group nothing."""
+    children: list[ElementTree.Element] = []
+    for child in element:
+        _flatten(child)
+        if child.tag in ("g", "defs") and not child.attrib and (child.tag == "g" or len(child) == 0):
+            children.extend(child)
+        else:
+            children.append(child)
+    element[:] = children

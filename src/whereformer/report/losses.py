@@ -1,0 +1,82 @@
+"""The two plots of loss: over training steps, and over the length of a text."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from . import figures
+from .figures import Series
+
+SIZE = 420, 290
+POINTS = 200
+
+
+def smoothed(losses: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Steps and mean losses over the last twenty-fifth of the training, few enough points to draw."""
+    window = max(1, len(losses) // 25)
+    stride = max(1, len(losses) // POINTS)
+    ends = range(len(losses), window - 1, -stride)[::-1]
+    return list(ends), [statistics.fmean(losses[end - window : end]) for end in ends]
+
+
+def over_steps(
+    losses: Mapping[str, Sequence[float]], looks: Mapping[str, Series], guessing: float, label: str
+) -> Markup:
+    """Training loss of each method while it trains, and what guessing by frequency would give."""
+    curves = {name: smoothed(values) for name, values in losses.items()}
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for name, (steps, values) in curves.items():
+            axes.plot(steps, values, **looks[name].line)
+        lowest = min(guessing, *(min(values) for _, values in curves.values()))
+        ends = [values[-1] for _, values in curves.values()]
+        # The first steps fall so far that they would press the rest flat.
+        highest = max(guessing, *(max(values[len(values) // 10 :]) for _, values in curves.values()))
+        room = 0.05 * (highest - lowest) or 0.1
+        axes.set(ylim=(lowest - 2 * room, highest + 2 * room), xlim=(0, None), xlabel="training step", ylabel="loss")
+        below = min(ends) > guessing
+        axes.axhline(guessing, color=figures.MUTED, linewidth=1, linestyle=(0, (1, 2)))
+        axes.annotate(
+            "guessing by frequency",
+            (1, guessing),
+            (0, -4 if below else 4),
+            axes.get_yaxis_transform(),
+            "offset points",
+            ha="right",
+            va="top" if below else "bottom",
+            color=figures.MUTED,
+        )
+
+    return figures.draw("loss-over-steps", label, *SIZE, paint)
+
+
+def over_length(
+    losses: Mapping[str, Mapping[int, tuple[float, float, float]]], looks: Mapping[str, Series], label: str
+) -> Markup:
+    """Held-out loss of each method at each length, (lowest, median, highest) over seeds; a length may be missing."""
+    gap = min(0.05, 0.5 / len(losses))
+    lengths = sorted({length for values in losses.values() for length in values})
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for number, (name, values) in enumerate(losses.items()):
+            # Side by side, so that equal losses don't hide each other.
+            places = [lengths.index(length) + gap * (number - (len(losses) - 1) / 2) for length in values]
+            low, median, high = zip(*values.values(), strict=True)
+            look = looks[name]
+            axes.plot(places, median, marker=look.marker, markersize=5, **look.line)
+            if high != low:
+                axes.vlines(places, low, high, color=look.colour, linewidth=1.2, gid=look.group)
+        trained, *longer = lengths
+        times = [f"{length}\n{length // trained}\N{MULTIPLICATION SIGN}" for length in longer]
+        axes.set_xticks(range(len(lengths)), [f"{trained}\ntrained", *times])
+        axes.grid(axis="x", visible=False)
+        axes.margins(x=0.12)
+        axes.set(xlabel="tokens read at a time", ylabel="held-out loss")
+
+    return figures.draw("loss-over-length", label, *SIZE, paint)

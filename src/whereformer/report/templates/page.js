@@ -1,0 +1,42 @@
+"use strict";
+
+// Tables: a click on a header sorts by its column, another one the other way round; what has no number stays last.
+for (const button of document.querySelectorAll("thead button")) {
+  button.addEventListener("click", () => {
+    const header = button.closest("th");
+    const table = header.closest("table");
+    const was = header.getAttribute("aria-sort");
+    const order = was === null ? header.dataset.first : was === "ascending" ? "descending" : "ascending";
+    for (const other of table.querySelectorAll("thead th")) other.removeAttribute("aria-sort");
+    header.setAttribute("aria-sort", order);
+    const key = (row) => row.cells[header.cellIndex].dataset.order;
+    const compare = (a, b) => (isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b);
+    const sorted = [...table.tBodies[0].rows].sort((first, second) => {
+      const [a, b] = [key(first), key(second)];
+      if (a === "" || b === "") return (a === "") - (b === "");
+      return order === "ascending" ? compare(a, b) : compare(b, a);
+    });
+    table.tBodies[0].append(...sorted);
+  });
+}
+
+// Legends: a click hides a series in the figures of the same section, another one brings it back.
+for (const button of document.querySelectorAll(".legend button")) {
+  button.addEventListener("click", () => {
+    const on = button.getAttribute("aria-pressed") !== "true";
+    button.setAttribute("aria-pressed", on);
+    for (const group of button.closest("section").querySelectorAll("." + button.dataset.group)) {
+      group.classList.toggle("off", !on);
+    }
+  });
+}
+
+// "Open all" of a section opens its parts, or closes them if all are open.
+for (const button of document.querySelectorAll("[data-open-all]")) {
+  button.addEventListener("click", () => {
+    const parts = [...button.closest("section").querySelectorAll("details")];
+    const open = parts.some((part) => !part.open);
+    for (const part of parts) part.open = open;
+    button.textContent = open ? "close all" : "open all";
+  });
+}

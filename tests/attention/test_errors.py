@@ -1,0 +1,239 @@
+"""What does not fit is refused with a message that names the argument, what came and what would fit."""
+
+import math
+
+import pytest
+import torch
+
+from whereformer import (
+    DenseBias,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetValues,
+    Positions,
+    attention,
+    attention_weights,
+)
+
+B, H, N_Q, N_K, D = 2, 3, 4, 6, 8
+
+
+def zeros(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+FITTING = {"query": zeros(B, H, N_Q, D), "key": zeros(B, H, N_K, D), "value": zeros(B, H, N_K, D)}
+NO_CONTENT = {"query": None, "key": None}
+
+CASES = [
+    # query, key and value
+    ({"value": [[1.0]]}, TypeError, r"value: expected a tensor, got list"),
+    ({"value": None}, TypeError, r"value: expected a tensor, got NoneType"),
+    ({"query": 1.0}, TypeError, r"query: expected a tensor, got float"),
+    ({"key": (1.0,)}, TypeError, r"key: expected a tensor, got tuple"),
+    ({"value": zeros(B, N_K, D)}, ValueError, r"value: expected \(batch, heads, length, head_dim\), .* \(2, 6, 8\)"),
+    ({"query": zeros(N_Q, D)}, ValueError, r"query: expected \(batch, heads, length, head_dim\), .* \(4, 8\)"),
+    ({"key": zeros(1, B, H, N_K, D)}, ValueError, r"key: expected \(batch, heads, length, head_dim\), .* \(1, 2, 3, 6"),
+    ({"value": zeros(B, H, N_K, D).long()}, TypeError, r"value: expected a floating-point tensor, got torch.int64"),
+    ({"query": zeros(B, H, N_Q, D).bool()}, TypeError, r"query: expected a floating-point tensor, got torch.bool"),
+    ({"query": zeros(1, H, N_Q, D)}, ValueError, r"query: .*batch 2, heads 3.* as in value, got \(1, 3, 4, 8\)"),
+    ({"query": zeros(B, 1, N_Q, D)}, ValueError, r"query: .*batch 2, heads 3.* as in value, got \(2, 1, 4, 8\)"),
+    ({"key": zeros(B, H, 5, D)}, ValueError, r"key: .*n_k 6, head_dim 8\), got \(2, 3, 5, 8\)"),
+    ({"key": zeros(B, H, N_K, 7)}, ValueError, r"key: .*n_k 6, head_dim 8\), got \(2, 3, 6, 7\)"),
+    ({"key": zeros(B, 1, N_K, D)}, ValueError, r"key: .*heads 3.*, got \(2, 1, 6, 8\)"),
+    ({"key": zeros(B, H, N_K, D).double()}, TypeError, r"key: expected the query's dtype torch.float32, got .*float64"),
+    ({"value": zeros(B, H, N_K, D).half()}, TypeError, r"value: expected the query's dtype .*float32, got .*float16"),
+    ({"key": zeros(B, H, N_K, D).to("meta")}, ValueError, r"key: expected the query's device cpu, got meta"),
+    ({"query": None}, ValueError, r"query and key: give both, or neither"),
+    ({"key": None}, ValueError, r"query and key: give both, or neither"),
+    # options
+    ({"key_mask": [[True] * N_K] * B}, TypeError, r"key_mask: expected a bool tensor.*, got list"),
+    ({"key_mask": zeros(B, N_K)}, TypeError, r"key_mask: expected .*bool.* True = may be attended, got torch.float32"),
+    ({"key_mask": zeros(B, N_K).long()}, TypeError, r"key_mask: expected .*bool.*, got torch.int64"),
+    ({"key_mask": zeros(N_K).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(6,\)"),
+    ({"key_mask": zeros(B, N_Q).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(2, 4\)"),
+    ({"key_mask": zeros(1, N_K).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(1, 6\)"),
+    ({"dropout_p": 1.0}, ValueError, r"dropout_p: expected a number in \[0, 1\), got 1.0"),
+    ({"dropout_p": -0.1}, ValueError, r"dropout_p: expected a number in \[0, 1\), got -0.1"),
+    ({"dropout_p": math.nan}, ValueError, r"dropout_p: expected a number in \[0, 1\), got nan"),
+    # positions
+    ({"query_positions": [0, 1, 2, 3]}, TypeError, r"query_positions: expected Positions or a tensor, got list"),
+    ({"key_positions": 6}, TypeError, r"key_positions: expected Positions or a tensor, got int"),
+    ({"query_positions": Positions(0, 1, 6)}, ValueError, r"query_positions: expected length 4, got Positions\(.*h=6"),
+    ({"key_positions": Positions(0, 1, 4)}, ValueError, r"key_positions: expected length 6, got Positions\(.*length=4"),
+    ({"query_positions": zeros(6)}, ValueError, r"query_positions: expected shape \(4,\) or \(2, 4\), got \(6,\)"),
+    ({"key_positions": zeros(3, 6)}, ValueError, r"key_positions: expected shape \(6,\) or \(2, 6\), got \(3, 6\)"),
+    ({"key_positions": zeros()}, ValueError, r"key_positions: expected shape \(6,\) or \(2, 6\), got \(\)"),
+    ({"key_positions": zeros(6).bool()}, TypeError, r"key_positions: expected numbers, got torch.bool"),
+    (
+        {"key_positions": zeros(6), "terms": [OffsetBias(zeros(H, 1), 0)]},
+        TypeError,
+        r"key_positions: offset tables need whole positions, got torch.float32",
+    ),
+    (
+        {"query_positions": zeros(4), "terms": [OffsetKeys(zeros(1, 1, D), 0)]},
+        TypeError,
+        r"query_positions: offset tables need whole positions, got torch.float32",
+    ),
+    (
+        {"query_positions": zeros(4), "terms": [OffsetValues(zeros(1, 1, D), 0)]},
+        TypeError,
+        r"query_positions: offset tables need whole positions, got torch.float32",
+    ),
+    # documents
+    ({"query_documents": zeros(B, N_Q)}, ValueError, r"query_documents and key_documents: give both or neither"),
+    ({"key_documents": zeros(B, N_K)}, ValueError, r"query_documents and key_documents: give both or neither"),
+    (
+        {"query_documents": zeros(B, N_K), "key_documents": zeros(B, N_K)},
+        ValueError,
+        r"query_documents: expected shape \(batch 2, n_q 4\), got \(2, 6\)",
+    ),
+    (
+        {"query_documents": zeros(B, N_Q), "key_documents": zeros(N_K)},
+        ValueError,
+        r"key_documents: expected shape \(batch 2, n_k 6\), got \(6,\)",
+    ),
+    (
+        {"query_documents": [[0] * N_Q] * B, "key_documents": zeros(B, N_K)},
+        TypeError,
+        r"query_documents: expected a tensor, got list",
+    ),
+    # the sequence of terms
+    ({"terms": OffsetBias(zeros(H, 1), 0)}, TypeError, r"terms: expected a sequence of terms, got a single OffsetBias"),
+    ({"terms": None}, TypeError, r"terms: expected a sequence of terms, got NoneType"),
+    ({"terms": 3}, TypeError, r"terms: expected a sequence of terms, got int"),
+    ({"terms": [zeros(H, 3)]}, TypeError, r"terms: expected OffsetBias, .*DenseBias, got Tensor"),
+    ({"terms": [OffsetBias]}, TypeError, r"terms: expected OffsetBias, .*DenseBias, got type"),
+    (
+        {**NO_CONTENT, "terms": [OffsetKeys(zeros(1, 3, D), -1)]},
+        ValueError,
+        r"OffsetKeys: needs a query, got query=None",
+    ),
+    # offset tables
+    ({"terms": [OffsetBias(zeros(3), 0)]}, ValueError, r"OffsetBias.table: expected shape \(heads 3, T\), got \(3,\)"),
+    ({"terms": [OffsetBias(zeros(1, 5), 0)]}, ValueError, r"OffsetBias.table: .*\(heads 3, T\), got \(1, 5\)"),
+    ({"terms": [OffsetBias(zeros(H, 0), 0)]}, ValueError, r"OffsetBias.table: needs at least one offset, got none"),
+    ({"terms": [OffsetBias([[0.0]] * H, 0)]}, TypeError, r"OffsetBias.table: expected a floating-point .*, got list"),
+    ({"terms": [OffsetBias(zeros(H, 2).int(), 0)]}, TypeError, r"OffsetBias.table: .*floating-point.*got torch.int32"),
+    ({"terms": [OffsetBias(zeros(H, 2), 0.0)]}, TypeError, r"OffsetBias.first: expected an int, got float"),
+    ({"terms": [OffsetBias(zeros(H, 2), True)]}, TypeError, r"OffsetBias.first: expected an int, got bool"),
+    ({"terms": [OffsetKeys(zeros(2, 5, D), 0)]}, ValueError, r"OffsetKeys.table: .*heads 1 or 3, T, head_dim 8\), got"),
+    ({"terms": [OffsetKeys(zeros(1, 5, 4), 0)]}, ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(1, 5, 4\)"),
+    ({"terms": [OffsetKeys(zeros(5, D), 0)]}, ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(5, 8\)"),
+    ({"terms": [OffsetKeys(zeros(1, 0, D), 0)]}, ValueError, r"OffsetKeys.table: needs at least one offset"),
+    ({"terms": [OffsetKeys(zeros(1, 5, D), None)]}, TypeError, r"OffsetKeys.first: expected an int, got NoneType"),
+    ({"terms": [OffsetValues(zeros(2, 5, D), 0)]}, ValueError, r"OffsetValues.table: .*heads 1 or 3, T, head_dim 8\)"),
+    (
+        {"value": zeros(B, H, N_K, 5), "terms": [OffsetValues(zeros(1, 5, D), 0)]},
+        ValueError,
+        r"OffsetValues.table: .*head_dim 5\), got \(1, 5, 8\)",
+    ),
+    ({"terms": [OffsetValues(zeros(1, 0, D), 0)]}, ValueError, r"OffsetValues.table: needs at least one offset"),
+    ({"terms": [OffsetValues(zeros(1, 5, D), "0")]}, TypeError, r"OffsetValues.first: expected an int, got str"),
+    # factors
+    (
+        {"terms": [FactorPair(zeros(3, H, N_Q, 2), zeros(1, H, N_K, 2))]},
+        ValueError,
+        r"FactorPair.query_factors: .*batch 1 or 2, heads 3, n_q 4, r\), got \(3, 3, 4, 2\)",
+    ),
+    (
+        {"terms": [FactorPair(zeros(1, 1, N_Q, 2), zeros(1, H, N_K, 2))]},
+        ValueError,
+        r"FactorPair.query_factors: .*heads 3.*, got \(1, 1, 4, 2\)",
+    ),
+    (
+        {"terms": [FactorPair(zeros(1, H, N_Q, 2), zeros(1, H, N_Q, 2))]},
+        ValueError,
+        r"FactorPair.key_factors: .*n_k 6, r 2\), got \(1, 3, 4, 2\)",
+    ),
+    (
+        {"terms": [FactorPair(zeros(1, H, N_Q, 2), zeros(1, H, N_K, 3))]},
+        ValueError,
+        r"FactorPair.key_factors: .*n_k 6, r 2\), got \(1, 3, 6, 3\)",
+    ),
+    (
+        {"terms": [FactorPair(zeros(H, N_Q, 2), zeros(H, N_K, 2))]},
+        ValueError,
+        r"FactorPair.query_factors: .*, got \(3, 4, 2\)",
+    ),
+    (
+        {"terms": [FactorPair(None, zeros(1, H, N_K, 2))]},
+        TypeError,
+        r"FactorPair.query_factors: expected a floating-point tensor, got NoneType",
+    ),
+    (
+        {"terms": [FactorPair(zeros(1, H, N_Q, 2), [1.0])]},
+        TypeError,
+        r"FactorPair.key_factors: expected a floating-point tensor, got list",
+    ),
+    (
+        {"terms": [FactorPair(zeros(1, H, N_Q, 2), zeros(1, H, N_K, 2).long())]},
+        TypeError,
+        r"FactorPair.key_factors: expected a floating-point tensor, got torch.int64",
+    ),
+    # dense scores
+    (
+        {"terms": [DenseBias(zeros(B, 1, N_Q, N_K))]},
+        ValueError,
+        r"DenseBias.scores: .*batch 1 or 2, heads 3, n_q 4, n_k 6\), got \(2, 1, 4, 6\)",
+    ),
+    ({"terms": [DenseBias(zeros(N_Q, N_K))]}, ValueError, r"DenseBias.scores: .*, got \(4, 6\)"),
+    ({"terms": [DenseBias(zeros(1, H, N_K, N_Q))]}, ValueError, r"DenseBias.scores: .*, got \(1, 3, 6, 4\)"),
+    (
+        {"terms": [DenseBias(zeros(1, H, N_Q, N_K).bool())]},
+        TypeError,
+        r"DenseBias.scores: expected a floating-point tensor, got torch.bool",
+    ),
+    # without content, where n_q has to be found in what may not fit either
+    (
+        {**NO_CONTENT, "query_positions": [0, 1]},
+        TypeError,
+        r"query_positions: expected Positions or a tensor, got list",
+    ),
+    ({**NO_CONTENT, "query_positions": zeros()}, ValueError, r"query_positions: expected shape .*, got \(\)"),
+    ({**NO_CONTENT, "terms": [DenseBias(zeros(3))]}, ValueError, r"DenseBias.scores: .*, got \(3,\)"),
+    ({**NO_CONTENT, "terms": [DenseBias(3.0)]}, TypeError, r"DenseBias.scores: .*, got float"),
+    ({**NO_CONTENT, "terms": [FactorPair(None, None)]}, TypeError, r"FactorPair.query_factors: .*, got NoneType"),
+    ({**NO_CONTENT, "terms": [FactorPair(zeros(1), zeros(1))]}, ValueError, r"FactorPair.query_factors: .*got \(1,\)"),
+    (
+        {**NO_CONTENT, "terms": [DenseBias(zeros(1, H, 4, N_K)), DenseBias(zeros(1, H, 5, N_K))]},
+        ValueError,
+        r"DenseBias.scores: .*n_q 4, n_k 6\), got \(1, 3, 5, 6\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "error", "message"), CASES, ids=[case[2] for case in CASES])
+def test_message(given, error, message):
+    with pytest.raises(error, match=f"^{message}"):
+        attention(**{**FITTING, **given})
+
+
+def test_what_the_cases_start_from_fits():
+    assert attention(**FITTING).shape == (B, H, N_Q, D)
+
+
+def test_weights_check_their_input_too():
+    with pytest.raises(ValueError, match=r"^key_mask: expected shape \(batch 2, n_k 6\), got \(6,\)"):
+        attention_weights(**FITTING, key_mask=torch.ones(6, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("length", [-1, -7])
+def test_positions_refuse_a_negative_length(length):
+    with pytest.raises(ValueError, match=rf"^Positions: length must be at least 0, got {length}"):
+        Positions(0, 1, length)
+
+
+@pytest.mark.parametrize("stride", [0, -2])
+def test_positions_refuse_a_stride_that_does_not_advance(stride):
+    with pytest.raises(ValueError, match=rf"^Positions: stride must be at least 1, got {stride}"):
+        Positions(0, stride, 3)
+
+
+def test_positions_describe_themselves():
+    positions = Positions(-3, 4, 5)
+    assert positions.values().tolist() == [-3, 1, 5, 9, 13]
+    assert positions.last == 13
+    assert Positions(7, 2, 0).last == 5
+    assert Positions(7, 2, 0).values().tolist() == []

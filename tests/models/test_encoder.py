@@ -1,0 +1,336 @@
+"""The encoder: equal to transformers' BERT and ALBERT, and a well-behaved Hugging Face model."""
+
+import pytest
+import torch
+import transformers
+
+import whereformer
+from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, PositionRangeError
+from whereformer.models import Block, parse_blocks
+
+POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
+
+
+def small_config(**changes):
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "blocks": "2",
+        "max_position_embeddings": 12,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+    return EncoderConfig(**{**sizes, **changes})
+
+
+def copy_linear(ours, theirs):
+    ours.load_state_dict(theirs.state_dict())
+
+
+def copy_layer(ours, attention, attention_output, attention_norm, up, down, norm):
+    for name in ("query", "key", "value"):
+        copy_linear(getattr(ours.attention, name), getattr(attention, name))
+    copy_linear(ours.attention.out, attention_output)
+    copy_linear(ours.attention_norm, attention_norm)
+    copy_linear(ours.up, up)
+    copy_linear(ours.down, down)
+    copy_linear(ours.feed_forward_norm, norm)
+
+
+def batch():
+    torch.manual_seed(1)
+    ids = torch.randint(1, 50, (3, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 6:] = 0
+    types = torch.randint(0, 2, (3, 9))
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def compare_models(ours, theirs):
+    """Outputs at real tokens, and the gradient of the word embeddings, agree in float64."""
+    ours, theirs, inputs = ours.double().eval(), theirs.double().eval(), batch()
+    real = inputs["attention_mask"].bool()
+    out, expected = (model(**inputs).last_hidden_state[real] for model in (ours, theirs))
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+    cotangent = torch.randn_like(out)
+    out.backward(cotangent)
+    expected.backward(cotangent)
+    grads = ours.embeddings.word.weight.grad, theirs.embeddings.word_embeddings.weight.grad
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        ours.position.weight.grad, theirs.embeddings.position_embeddings.weight.grad, rtol=1e-9, atol=1e-10
+    )
+
+
+def test_with_learned_positions_it_is_transformers_bert():
+    theirs = transformers.BertModel(
+        transformers.BertConfig(
+            vocab_size=50,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=12,
+        ),
+        add_pooling_layer=False,
+    )
+    ours = Encoder(small_config())
+    embeddings = theirs.embeddings
+    copy_linear(ours.embeddings.word, embeddings.word_embeddings)
+    copy_linear(ours.embeddings.token_type, embeddings.token_type_embeddings)
+    copy_linear(ours.embeddings.norm, embeddings.LayerNorm)
+    copy_linear(ours.position, embeddings.position_embeddings)
+    for layer, other in zip(ours.layers, theirs.encoder.layer, strict=True):
+        copy_layer(
+            layer,
+            other.attention.self,
+            other.attention.output.dense,
+            other.attention.output.LayerNorm,
+            other.intermediate.dense,
+            other.output.dense,
+            other.output.LayerNorm,
+        )
+    compare_models(ours, theirs)
+
+
+def test_with_one_shared_layer_and_small_embeddings_it_is_transformers_albert():
+    theirs = transformers.AlbertModel(
+        transformers.AlbertConfig(
+            vocab_size=50,
+            embedding_size=8,
+            hidden_size=16,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=12,
+        ),
+        add_pooling_layer=False,
+    )
+    ours = Encoder(small_config(blocks="1x3", embedding_size=8, hidden_act="gelu_new"))
+    assert len(ours.layers) == 1
+    embeddings = theirs.embeddings
+    copy_linear(ours.embeddings.word, embeddings.word_embeddings)
+    copy_linear(ours.embeddings.token_type, embeddings.token_type_embeddings)
+    copy_linear(ours.embeddings.norm, embeddings.LayerNorm)
+    copy_linear(ours.embeddings.projection, theirs.encoder.embedding_hidden_mapping_in)
+    copy_linear(ours.position, embeddings.position_embeddings)
+    other = theirs.encoder.albert_layer_groups[0].albert_layers[0]
+    copy_layer(
+        ours.layers[0],
+        other.attention,
+        other.attention.dense,
+        other.attention.LayerNorm,
+        other.ffn,
+        other.ffn_output,
+        other.full_layer_layer_norm,
+    )
+    compare_models(ours, theirs)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_saving_and_loading_changes_nothing(position, norm, tmp_path):
+    model = EncoderForMaskedLM(small_config(position=position, norm=norm, embedding_size=8, blocks="1x2")).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    inputs = batch()
+    expected = model(**inputs, output_hidden_states=True)
+    loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    assert type(loaded) is EncoderForMaskedLM
+    assert torch.equal(loaded(**inputs).logits, expected.logits)
+    body = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    assert type(body) is Encoder
+    assert torch.equal(body(**inputs).last_hidden_state, expected.hidden_states[-1])
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_fresh_parameters_follow_the_method_not_the_model(position, tmp_path):
+    """Loading a checkpoint without positions draws a method's own initial values, not the linear layers'."""
+    Encoder(small_config(position="none")).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    model = Encoder.from_pretrained(tmp_path, position=position, max_position_embeddings=12)
+    torch.manual_seed(0)
+    fresh = whereformer.build_position(position, hidden_size=16, num_heads=2, num_layers=2, max_length=12)
+    for (name, ours), expected in zip(model.position.named_parameters(), fresh.parameters(), strict=True):
+        assert torch.isfinite(ours).all(), name
+        assert abs(ours.std() - expected.std()) <= 0.5 * expected.std() + 1e-8 or ours.numel() < 20, name
+        assert abs(ours.mean() - expected.mean()) <= 3 * expected.std() + 1e-8, name
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_padding_and_batch_order_never_change_a_real_token(position):
+    model = Encoder(small_config(position=position)).eval()
+    inputs = batch()
+    out = model(**inputs).last_hidden_state
+    alone = model(inputs["input_ids"][:1, :6], token_type_ids=inputs["token_type_ids"][:1, :6]).last_hidden_state
+    torch.testing.assert_close(out[:1, :6], alone, rtol=1e-4, atol=1e-5)
+    order = torch.tensor([2, 0, 1])
+    permuted = model(**{name: value[order] for name, value in inputs.items()}).last_hidden_state
+    torch.testing.assert_close(permuted, out[order], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_packed_rows_equal_separate_rows(position):
+    model = Encoder(small_config(position=position)).eval()
+    ids = batch()["input_ids"][:1]
+    packed = model(
+        ids,
+        position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]),
+        document_ids=torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]]),
+    ).last_hidden_state
+    separate = torch.cat([model(ids[:, :4]).last_hidden_state, model(ids[:, 4:]).last_hidden_state], 1)
+    torch.testing.assert_close(packed, separate, rtol=1e-4, atol=1e-5)
+
+
+def test_shared_layers_have_positions_of_their_own_in_every_pass():
+    model = Encoder(small_config(blocks="1x3", position="tisa"))
+    assert len(model.layers) == 1
+    assert model.position.amplitude.shape == (3, 2, 5)
+    out = model(**batch()).last_hidden_state
+    out.backward(torch.randn_like(out))
+    gradients = model.position.amplitude.grad
+    assert all(gradients[layer].abs().max() > 0 for layer in range(3))
+    assert not torch.allclose(gradients[0], gradients[1])
+
+
+def test_every_layer_runs_as_often_and_in_the_order_that_blocks_says():
+    model = Encoder(small_config(blocks="2x3"))
+    assert model.passes == [0, 0, 0, 1, 1, 1]
+    assert model.config.num_hidden_layers == 6
+    assert len(model(**batch(), output_hidden_states=True).hidden_states) == 7
+
+
+def test_attentions_are_the_weights_that_were_used():
+    model = Encoder(small_config(position="shaw")).eval()
+    inputs = batch()
+    out = model(**inputs, output_attentions=True)
+    assert len(out.attentions) == 2
+    assert out.attentions[0].shape == (3, 2, 9, 9)
+    torch.testing.assert_close(out.attentions[0].sum(-1), torch.ones(3, 2, 9))
+    assert (out.attentions[0][0, :, :, 6:] == 0).all()
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    torch.manual_seed(0)
+    model = EncoderForMaskedLM(small_config(position="tupe+t5", blocks="1x2")).train()
+    inputs = batch()
+
+    def gradients():
+        model.zero_grad()
+        model(**inputs, labels=inputs["input_ids"]).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    expected = gradients()
+    model.activation_checkpointing_enable()
+    for ours, theirs in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_loss_is_the_mean_over_labels(sparse):
+    model = EncoderForMaskedLM(small_config(sparse_prediction=sparse)).eval()
+    inputs = batch()
+    labels = torch.full_like(inputs["input_ids"], -100)
+    labels[0, 1], labels[1, 3], labels[2, 8] = 7, 8, 9
+    out = model(**inputs, labels=labels)
+    logits = model(**inputs).logits
+    chosen = logits[labels != -100]
+    expected = torch.nn.functional.cross_entropy(chosen, torch.tensor([7, 8, 9]))
+    torch.testing.assert_close(out.loss, expected)
+    torch.testing.assert_close(out.logits, chosen if sparse else logits)
+
+
+def test_output_embeddings_are_tied_and_resize_together():
+    model = EncoderForMaskedLM(small_config())
+    assert model.head.decoder.weight is model.encoder.embeddings.word.weight
+    model.resize_token_embeddings(60, mean_resizing=False)
+    assert model.head.decoder.weight is model.encoder.embeddings.word.weight
+    assert model(torch.tensor([[59, 3]])).logits.shape == (1, 2, 60)
+
+
+def test_trainer_trains_it(tmp_path):
+    torch.manual_seed(0)
+    ids = torch.randint(5, 50, (16, 8))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    model = EncoderForMaskedLM(small_config(position="tisa"))
+    before = model(ids, labels=ids).loss.item()
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=20,
+        per_device_train_batch_size=8,
+        learning_rate=1e-2,
+        report_to="none",
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    transformers.Trainer(model, arguments, train_dataset=rows).train()
+    assert model.eval()(ids, labels=ids).loss.item() < before - 1
+
+
+@pytest.mark.parametrize("position", ["tisa", "tupe+t5", "rope", "learned"])
+def test_the_whole_model_compiles_in_one_graph(position):
+    model = Encoder(small_config(position=position)).eval()
+    inputs = batch()
+    expected = model(**inputs).last_hidden_state
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected)
+
+
+def test_bfloat16_runs_and_stays_close():
+    model = Encoder(small_config(position="tisa")).eval()
+    inputs = batch()
+    expected = model(**inputs).last_hidden_state
+    out = model.bfloat16()(**inputs).last_hidden_state
+    assert out.dtype == torch.bfloat16
+    assert (out.float() - expected).abs().mean() < 0.03
+
+
+@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_very_short_input(position, length):
+    out = Encoder(small_config(position=position)).eval()(torch.ones(2, length, dtype=torch.long))
+    assert torch.isfinite(out.last_hidden_state).all()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        ("12", (Block(12, 1),)),
+        ("1x12", (Block(1, 12),)),
+        ("6-3x2-3x2", (Block(6, 1), Block(3, 2), Block(3, 2))),
+        (4, (Block(4, 1),)),
+    ],
+)
+def test_blocks_notation(blocks, expected):
+    assert parse_blocks(blocks) == expected
+
+
+@pytest.mark.parametrize("blocks", ["", "0", "2x0", "x3", "4-", "-1", "4,4", "two"])
+def test_bad_blocks_are_named(blocks):
+    with pytest.raises(ValueError, match="blocks: expected"):
+        EncoderConfig(blocks=blocks)
+
+
+def test_errors_name_the_argument():
+    with pytest.raises(ValueError, match="num_attention_heads: 3 heads do not divide hidden_size 16"):
+        small_config(num_attention_heads=3)
+    with pytest.raises(ValueError, match="norm: expected 'post' or 'pre', got 'sandwich'"):
+        small_config(norm="sandwich")
+    with pytest.raises(ValueError, match="unknown position method 'tsia'; did you mean 'tisa'"):
+        Encoder(small_config(position="tsia"))
+    with pytest.raises(TypeError, match="has no option 'kernels'"):
+        Encoder(small_config(position="tisa", position_options={"kernels": 3}))
+    model = Encoder(small_config())
+    with pytest.raises(ValueError, match="input_ids and inputs_embeds"):
+        model()
+    with pytest.raises(ValueError, match=r"attention_mask: expected shape \(1, 2\), got \(1, 3\)"):
+        model(torch.ones(1, 2, dtype=torch.long), attention_mask=torch.ones(1, 3))
+    with pytest.raises(PositionRangeError, match=r"covers positions 0 to 11 .* got position 12"):
+        model(torch.ones(1, 13, dtype=torch.long))
+    with pytest.raises(NotImplementedError, match="blocks: pooling"):
+        Encoder(small_config(blocks="2-2"))

@@ -1,0 +1,93 @@
+"""The smallest model around a position method, run by the tests that hold for all methods."""
+
+import torch
+from torch.nn import functional
+
+from whereformer import Positions, attention, build_position, position_names
+
+# LAYERS is the size of no other axis that could come before a parameter's layer axis.
+WIDTH, HEADS, LAYERS, MAX_LENGTH = 16, 2, 4, 24
+
+PROJECTIONS = torch.randn(3, WIDTH, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 4
+
+
+# The authors' five solver steps per position would only take longer, and no sequence here reaches a threshold of 512.
+QUICK = {"floater": {"substeps": 1}, "fire": {"initial_threshold": 8.0}}
+
+METHODS = {
+    **{name: (name, QUICK.get(name, {})) for name in position_names()},
+    "sinusoidal blocks": ("sinusoidal", {"layout": "blocks"}),
+    "shaw keys": ("shaw", {"values": False}),
+    "shaw values": ("shaw", {"keys": False, "clip": 2}),
+    "t5 causal": ("t5", {"causal": True, "num_buckets": 8, "max_distance": 5}),
+    "floater midpoint": ("floater", {"solver": "midpoint", "substeps": 1}),
+    "synthesizer factorized_random": ("synthesizer", {"variant": "factorized_random"}),
+    "synthesizer dense": ("synthesizer", {"variant": "dense"}),
+    "synthesizer factorized_dense": ("synthesizer", {"variant": "factorized_dense"}),
+    "synthesizer factorized_dense tile": ("synthesizer", {"variant": "factorized_dense", "tiling": "tile"}),
+    "synthesizer random add": ("synthesizer", {"content": "add"}),
+    "synthesizer factorized_random mix": ("synthesizer", {"variant": "factorized_random", "content": "mix"}),
+    "synthesizer dense mix": ("synthesizer", {"variant": "dense", "content": "mix"}),
+    "synthesizer factorized_dense mix": ("synthesizer", {"variant": "factorized_dense", "content": "mix"}),
+    "rope interleaved": ("rope", {"layout": "interleaved"}),
+    "rope partial": ("rope", {"rotary_dim": 4}),
+    "tisa shared": ("tisa", {"share_layers": True}),
+    "tisa without kernels": ("tisa", {"num_kernels": 0}),
+    "fire causal": ("fire", {"causal": True, "initial_threshold": 8.0}),
+    "learned+tisa": ("learned+tisa", {}),
+    "tupe+t5": ("tupe+t5", {}),
+    "sinusoidal+floater": ("sinusoidal+floater", {"substeps": 1}),
+}
+
+
+def build(name, *, dtype=torch.float64, **options):
+    """The method with parameters far from their small or special initial values, so that each one matters."""
+    position = build_position(
+        name, hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, max_length=MAX_LENGTH, **options
+    ).to(dtype)
+    for parameter in position.parameters():
+        sign = torch.randint(2, parameter.shape) * 2 - 1
+        torch.nn.init.uniform_(parameter, 0.3, 1.0).data.mul_(sign)
+    return position
+
+
+def embeddings(length, batch=2, dtype=torch.float64):
+    return torch.randn(batch, length, WIDTH, dtype=dtype)
+
+
+def attend(position, words, query_positions=None, key_positions=None, *, rows=slice(None), layer=0, **options):
+    """One attention layer on embeddings (batch, n, WIDTH); its queries are ``rows`` of them."""
+    if key_positions is None:
+        key_positions = Positions(0, 1, words.shape[1])
+    if query_positions is None:
+        query_positions = key_positions
+    words = words * position.embedding_scale
+    keys = position.embed(words, key_positions)
+    queries = position.embed(words[:, rows], query_positions)
+    query, key, value = (
+        functional.linear(hidden, weight).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        for hidden, weight in zip((queries, keys, keys), PROJECTIONS.to(words.dtype), strict=True)
+    )
+    where = {"layer": layer, "shared": position.shared(query_positions, key_positions)}
+    if position.content:
+        query, key, value = position.rotate(query, key, value, query_positions, key_positions, **where)
+    else:
+        query = key = None
+    terms = position.terms(queries, query_positions, key_positions, **where)
+    out = attention(query, key, value, terms, query_positions=query_positions, key_positions=key_positions, **options)
+    return out.transpose(1, 2).flatten(2)
+
+
+def make(method, **overrides):
+    """The method of that name in METHODS."""
+    name, options = METHODS[method]
+    return build(name, **{**options, **overrides})
+
+
+def run(position, words, *args, **options):
+    """:func:`attend`, causal where the method was built for it."""
+    return attend(position, words, *args, causal=position.model.causal, **options)
+
+
+def parts_of(method):
+    return set(METHODS[method][0].split("+"))

@@ -1,0 +1,679 @@
+"""What every position method promises, whatever it is: found through the registry, and in compositions."""
+
+import math
+import shutil
+
+import pytest
+import torch
+
+from tests.positions.stack import (
+    HEADS,
+    LAYERS,
+    MAX_LENGTH,
+    METHODS,
+    WIDTH,
+    attend,
+    build,
+    embeddings,
+    make,
+    parts_of,
+    run,
+)
+from whereformer import (
+    DenseBias,
+    FactorPair,
+    OffsetBias,
+    PositionRangeError,
+    Positions,
+    build_position,
+    position_names,
+    positions,
+)
+from whereformer.positions import ModelShape, Position, register
+from whereformer.positions.floater import integrate
+
+# These know a fixed number of positions, and say so; floater integrates further but not to explicit positions.
+FIXED_LENGTH = {"learned", "synthesizer", "tupe"}
+
+all_methods = pytest.mark.parametrize("method", METHODS)
+
+
+def assert_close(actual, expected, tolerance=1e-11):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+# --- the hooks
+
+
+@all_methods
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_hooks_keep_shapes_and_dtypes(method, dtype):
+    position = make(method, dtype=dtype)
+    at = Positions(0, 1, 7)
+    words = embeddings(7, dtype=dtype)
+    hidden = position.embed(words, at)
+    assert (hidden.shape, hidden.dtype) == (words.shape, dtype)
+    heads = torch.randn(3, 2, HEADS, 7, WIDTH // HEADS, dtype=dtype)
+    query_positions, query = Positions(4, 1, 3), heads[0, :, :, -3:]
+    shared = position.shared(query_positions, at)
+    rotated = position.rotate(query, *heads[1:], query_positions, at, layer=1, shared=shared)
+    assert [(tensor.shape, tensor.dtype) for tensor in rotated] == [
+        (tensor.shape, dtype) for tensor in (query, *heads[1:])
+    ]
+    for term in position.terms(hidden[:, -3:], query_positions, at, layer=1, shared=shared):
+        term.check(2, HEADS, 3, 7, WIDTH // HEADS)
+    out = run(position, words, Positions(4, 1, 3), rows=slice(4, None), layer=1)
+    assert (out.shape, out.dtype) == ((2, 3, WIDTH), dtype)
+    assert out.isfinite().all()
+
+
+@all_methods
+def test_what_layers_share_may_be_left_out(method):
+    position, at = make(method), Positions(0, 1, 7)
+    hidden = embeddings(7)
+    heads = torch.randn(3, 2, HEADS, 7, WIDTH // HEADS, dtype=torch.float64)
+    for layer in (0, LAYERS - 1):
+        given, alone = (
+            (
+                position.rotate(*heads, at, at, layer=layer, shared=shared),
+                [vars(term) for term in position.terms(hidden, at, at, layer=layer, shared=shared)],
+            )
+            for shared in (position.shared(at, at), None)
+        )
+        torch.testing.assert_close(given, alone)
+
+
+@all_methods
+def test_evaluation_mode_computes_the_same(method):
+    position, words = make(method), embeddings(7)
+    assert torch.equal(run(position.train(), words), run(position.eval(), words))
+
+
+# --- parameters
+
+# A number added to all scores of a row leaves the softmax as it was, so this one gets a gradient of (about) zero.
+NO_EFFECT = {"fire": {"out_bias"}, "fire causal": {"out_bias"}}
+
+
+@all_methods
+def test_every_parameter_gets_a_finite_gradient_in_its_layer_alone(method):
+    position, words = make(method), embeddings(8)
+    names, parameters = zip(*position.named_parameters(), strict=True) if [*position.parameters()] else ((), ())
+    for layer in range(LAYERS if parameters else 0):
+        out = run(position, words, layer=layer)
+        weights = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(1))
+        gradients = torch.autograd.grad((out * weights).sum(), parameters)  # raises for a parameter without use
+        for name, gradient in zip(names, gradients, strict=True):
+            assert gradient.isfinite().all(), name
+            if gradient.numel() == 0:
+                continue
+            if LAYERS in gradient.shape:
+                own, *others = gradient.movedim(gradient.shape.index(LAYERS), 0).roll(-layer, 0)
+                assert all((other == 0).all() for other in others), name
+                gradient = own
+            if name in NO_EFFECT.get(method, ()):
+                assert gradient.abs().max() < 1e-12, name
+            else:
+                assert gradient.abs().max() > 1e-12, name
+
+
+@all_methods
+def test_gradients_reach_the_embeddings(method):
+    position, words = make(method), embeddings(8).requires_grad_()
+    run(position, words).square().sum().backward()
+    assert words.grad.isfinite().all()
+    assert (words.grad != 0).any(-1).all()
+
+
+@all_methods
+def test_state_dict_round_trip(method, tmp_path):
+    words = embeddings(8)
+    saved, loaded = make(method), make(method)
+    torch.save(saved.state_dict(), tmp_path / "position.pt")
+    if [parameter for parameter in saved.parameters() if parameter.numel()]:
+        assert not torch.equal(run(saved, words), run(loaded, words))
+    loaded.load_state_dict(torch.load(tmp_path / "position.pt", weights_only=True))
+    assert torch.equal(run(saved, words), run(loaded, words))
+    assert set(saved.state_dict()) == {name for name, _ in saved.named_parameters()}
+
+
+@all_methods
+def test_reset_draws_every_parameter(method):
+    position = make(method)
+    for parameter in position.parameters():
+        torch.nn.init.constant_(parameter, math.nan)
+    for module in position.modules():
+        if isinstance(module, Position):
+            module.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in position.parameters())
+    assert run(position, embeddings(8)).isfinite().all()
+
+
+@all_methods
+def test_building_is_repeatable(method):
+    name, options = METHODS[method]
+    first, second = (
+        torch.random.manual_seed(5) and build_position(name, hidden_size=8, num_heads=2, max_length=12, **options)
+        for _ in range(2)
+    )
+    torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
+
+
+# --- where queries and keys are
+
+
+@all_methods
+@pytest.mark.parametrize(("start", "stride"), [(6, 1), (8, 1), (0, 1), (1, 3), (0, 2), (3, 5)])
+def test_queries_may_be_any_evenly_spaced_part_of_the_sequence(method, start, stride):
+    position, words = make(method), embeddings(9)
+    rows = slice(start, None, stride)
+    some = run(position, words, Positions(start, stride, len(range(9)[rows])), rows=rows, layer=1)
+    assert_close(some, run(position, words, layer=1)[:, rows])
+
+
+@all_methods
+@pytest.mark.parametrize(
+    "at", [Positions(0, 1, 9), Positions(5, 1, 9), Positions(0, 2, 9), Positions(3, 2, 9), Positions(23, 1, 1)], ids=str
+)
+def test_explicit_ids_equal_the_same_affine_positions(method, at):
+    position, words = make(method), embeddings(at.length)
+    ids = at.values()
+    expected = run(position, words, at, at)
+    for explicit in (ids, ids.unsqueeze(0), ids.expand(2, -1), ids.int()):
+        assert_close(run(position, words, explicit, explicit), expected)
+    assert_close(run(position, words, at, ids), expected)
+    assert_close(run(position, words, ids.expand(2, -1), at), expected)
+    last = Positions(at.last, 1, 1)
+    assert_close(run(position, words, last, ids, rows=slice(-1, None)), expected[:, -1:])
+
+
+@all_methods
+def test_rows_of_a_batch_may_be_in_different_places(method):
+    position, words = make(method), embeddings(9, batch=3)
+    places = [Positions(0, 1, 9), Positions(6, 1, 9), Positions(1, 2, 9)]
+    ids = torch.stack([place.values() for place in places])
+    together = run(position, words, ids, ids)
+    for row, place in enumerate(places):
+        assert_close(together[row : row + 1], run(position, words[row : row + 1], place, place))
+
+
+@all_methods
+def test_packed_documents_equal_the_documents_alone(method):
+    position, lengths = make(method), [4, 1, 5]
+    words = embeddings(sum(lengths))
+    ids = torch.cat([torch.arange(length) for length in lengths])
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).expand(2, -1)
+    packed = run(position, words, ids, ids, query_documents=documents, key_documents=documents)
+    alone = [run(position, document) for document in words.split(lengths, 1)]
+    assert_close(packed, torch.cat(alone, 1))
+
+
+@all_methods
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_sequences(method, length):
+    position, words = make(method), embeddings(length).requires_grad_()
+    out = run(position, words)
+    out.square().sum().backward()
+    assert out.shape == words.shape
+    for tensor in (out, words.grad, *(parameter.grad for parameter in position.parameters())):
+        assert tensor is None or tensor.isfinite().all()
+
+
+@all_methods
+def test_an_empty_batch(method):
+    assert run(make(method), embeddings(5, batch=0)).shape == (0, 5, WIDTH)
+
+
+@all_methods
+def test_shapes_alone_on_the_meta_device(method):
+    position = make(method).to("meta")
+    assert run(position, embeddings(5).to("meta")).shape == (2, 5, WIDTH)
+
+
+@all_methods
+def test_no_queries(method):
+    assert run(make(method), embeddings(5), Positions(5, 1, 0), rows=slice(5, None)).shape == (2, 0, WIDTH)
+
+
+@all_methods
+def test_beyond_max_length(method):
+    position, words = make(method), embeddings(2 * MAX_LENGTH)
+    at = Positions(0, 1, 2 * MAX_LENGTH)
+    if fixed := parts_of(method) & FIXED_LENGTH:
+        message = f"^{fixed.pop()} covers positions 0 to 23 \\(max_length 24\\), got position 47; raise max_length"
+        for places in (at, at.values(), at.values().expand(2, -1)):
+            with pytest.raises(PositionRangeError, match=message):
+                run(position, words, places, places)
+    else:
+        out = run(position, words)
+        assert out.isfinite().all()
+        last = run(position, words, Positions(at.last, 1, 1), rows=slice(at.last, None))
+        assert_close(last, out[:, -1:])
+
+
+@all_methods
+@pytest.mark.parametrize("kind", ["affine", "explicit"])
+def test_before_the_first_position(method, kind):
+    position, words = make(method), embeddings(6)
+    at = Positions(-2, 1, 6)
+    at = at if kind == "affine" else at.values()
+    if fixed := parts_of(method) & {*FIXED_LENGTH, "floater"}:
+        with pytest.raises(PositionRangeError, match=rf"^{fixed.pop()} covers positions 0 to .*, got position -2"):
+            run(position, words, at, at)
+    else:
+        assert run(position, words, at, at).isfinite().all()
+
+
+@pytest.mark.parametrize("method", sorted(FIXED_LENGTH))
+def test_the_last_position_is_the_last(method):
+    position, words = make(method), embeddings(3)
+    fits, beyond = (Positions(start, 1, 3) for start in (MAX_LENGTH - 3, MAX_LENGTH - 2))
+    assert run(position, words, fits, fits).isfinite().all()
+    assert run(position, words, fits.values(), fits.values()).isfinite().all()
+    for places in (beyond, beyond.values()):
+        with pytest.raises(PositionRangeError, match="got position 24"):
+            run(position, words, places, places)
+
+
+def test_floater_takes_explicit_positions_below_max_length_only():
+    position, words = make("floater"), embeddings(3)
+    ids = torch.tensor([0, 5, MAX_LENGTH])
+    with pytest.raises(PositionRangeError, match=r"^floater covers positions 0 to 23 .*, got position 24"):
+        run(position, words, ids, ids)
+
+
+FRACTIONS = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
+
+
+@all_methods
+def test_fractional_positions_work_or_are_refused(method):
+    position, words = make(method), embeddings(5)
+    if parts_of(method) & {*FIXED_LENGTH, "shaw", "t5", "floater"}:
+        with pytest.raises(TypeError, match="whole"):
+            run(position, words, FRACTIONS, FRACTIONS)
+    else:
+        assert run(position, words, FRACTIONS, FRACTIONS).isfinite().all()
+        whole = torch.arange(5.0)
+        assert_close(run(position, words, whole, whole), run(position, words))
+
+
+# --- precision
+
+
+@all_methods
+def test_bfloat16_rounds_no_more_than_its_own_precision(method):
+    position = make(method, dtype=torch.bfloat16)
+    words = embeddings(8, dtype=torch.bfloat16)
+    out = run(position, words)
+    exact = run(position.double(), words.double())
+    assert out.isfinite().all()
+    assert (out.double() - exact).abs().max() < 0.06 * exact.abs().max()
+
+
+def hooks(position, at, hidden, heads):
+    """Everything a method gives for one layer, as a list of tensors."""
+    shared = position.shared(at, at)
+    terms = position.terms(hidden, at, at, layer=1, shared=shared)
+    tensors = [tensor for term in terms for tensor in vars(term).values() if isinstance(tensor, torch.Tensor)]
+    return [position.embed(hidden, at), *position.rotate(*heads, at, at, layer=1, shared=shared), *tensors]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("method", [method for method in METHODS if not parts_of(method) & {*FIXED_LENGTH, "floater"}])
+def test_half_precision_tells_far_positions_apart(method, dtype):
+    """Beyond 256 or 2048 half precision has no odd numbers, so positions must never be rounded to it."""
+    position = make(method, dtype=dtype)
+    at = Positions(2100, 1, 50)
+    hidden, heads = torch.randn(1, 50, WIDTH).to(dtype), torch.randn(3, 1, HEADS, 50, WIDTH // HEADS).to(dtype)
+    rounded = hooks(position, at, hidden, heads)
+    exact = hooks(position.double(), at, hidden.double(), heads.double())
+    for ours, expected in zip(rounded, exact, strict=True):
+        allowed = 20 * torch.finfo(ours.dtype).eps * expected.abs().max()
+        assert (ours.double() - expected).abs().max() <= allowed
+
+
+def test_fire_in_half_precision_does_not_round_its_threshold():
+    position, at = build("fire", dtype=torch.bfloat16, initial_threshold=777.0), Positions(0, 1, 9)
+    [term] = position.terms(torch.zeros(1, 9, WIDTH), at, at)
+    [exact] = position.double().terms(torch.zeros(1, 9, WIDTH), at, at)
+    torch.testing.assert_close(term.scores.double(), exact.scores, rtol=1e-6, atol=1e-6)
+
+
+def test_floater_in_half_precision_does_not_lose_its_small_steps():
+    position = make("floater", dtype=torch.bfloat16)
+    trajectory = position.trajectory(30)
+    exact = position.double().trajectory(30)
+    assert (trajectory - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+# Tupe and dense synthesizers project hidden states as any linear layer does, so autocast rounds those.
+PROJECTING = {"tupe", "tupe+t5", *(method for method in METHODS if "dense" in method)}
+
+
+@all_methods
+def test_autocast_does_not_round_positions(method):
+    position, at = make(method, dtype=torch.float32), Positions(0, 1, 9)
+    hidden, heads = torch.randn(1, 9, WIDTH), torch.randn(3, 1, HEADS, 9, WIDTH // HEADS)
+    expected = hooks(position, at, hidden, heads)
+    with torch.autocast("cpu", torch.bfloat16):
+        under_autocast = hooks(position, at, hidden, heads)
+        out = run(position, hidden)
+    for ours, exact in zip(under_autocast, expected, strict=True):
+        if method in PROJECTING:
+            assert (ours.float() - exact).abs().max() <= 0.02 * exact.abs().max()
+        else:
+            assert torch.equal(ours, exact)
+    exact = run(position, hidden)
+    assert (out.float() - exact).abs().max() < 0.06 * exact.abs().max()
+
+
+# --- torch.compile
+
+
+def outputs_and_gradients(function, position, words):
+    out = function(words)
+    # Not a plain sum: its gradient would be a constant that hides mistakes.
+    loss = (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum()
+    return out, *torch.autograd.grad(loss, (words, *position.parameters()), allow_unused=True)
+
+
+def assert_compiles(position, backend, length=6, tolerance=1e-11):
+    def forward(words):
+        return run(position, words, layer=1)
+
+    torch.compiler.reset()
+    words = embeddings(length).requires_grad_()
+    compiled = torch.compile(forward, fullgraph=True, backend=backend)
+    ours = outputs_and_gradients(compiled, position, words)
+    torch.testing.assert_close(ours, outputs_and_gradients(forward, position, words), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *position_names(),
+        "t5 causal",
+        "synthesizer factorized_random",
+        "synthesizer dense mix",
+        "synthesizer factorized_dense",
+        "tupe+t5",
+        "sinusoidal+floater",
+    ],
+)
+def test_compiles_into_one_graph(method):
+    assert_compiles(make(method), "aot_eager")
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")
+def test_inductor_compiles_floater_tisa_and_t5():
+    assert_compiles(build("floater+tisa+t5"), "inductor", tolerance=1e-9)
+
+
+def test_compiled_floater_does_not_grow_with_the_length():
+    graphs = []
+
+    def capture(graph, inputs):
+        graphs.append([node.target for node in graph.graph.nodes])
+        return graph
+
+    position = make("floater")
+    for length in (4, MAX_LENGTH):
+        assert_compiles(position, capture, length)
+    short, long = graphs
+    assert len(short) == len(long)
+    assert [str(target) for target in long].count("whereformer.floater_trajectory.default") == 1
+
+
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize("solver", ["rk4", "midpoint"])
+def test_the_floater_operator_is_the_solver(solver, length):
+    position = make("floater", solver=solver)
+    weights = (position.initial, *position.hidden.parameters(), *position.out.parameters())
+    operator = torch.ops.whereformer.floater_trajectory
+    out, plain = (solve(*weights, length, solver, 2) for solve in (operator, integrate))
+    assert_close(out, plain)
+    direction = torch.randn(out.shape, dtype=torch.float64)
+    gradients, plain_gradients = (
+        torch.autograd.grad((result * direction).sum(), weights, allow_unused=True, materialize_grads=True)
+        for result in (out, plain)
+    )
+    for ours, expected in zip(gradients, plain_gradients, strict=True):
+        assert_close(ours, expected)
+
+
+def test_the_floater_operator_is_well_formed():
+    position = make("floater")
+    weights = (position.initial, *position.hidden.parameters(), *position.out.parameters())
+    torch.library.opcheck(torch.ops.whereformer.floater_trajectory.default, (*weights, 3, "rk4", 2))
+
+
+# --- curves
+
+CURVES = {"t5", "tisa", "alibi", "fire"}
+
+
+def bias(term, n_q, n_k):
+    """A term's scores on a right-aligned grid, (1 or batch, heads, n_q, n_k)."""
+    offsets = torch.arange(n_k) - torch.arange(n_k - n_q, n_k).unsqueeze(-1)
+    match term:
+        case OffsetBias(table, first):
+            return table[:, (offsets - first).clamp(0, table.shape[1] - 1)].unsqueeze(0)
+        case FactorPair(query_factors, key_factors):
+            return query_factors @ key_factors.mT
+        case DenseBias(scores):
+            return scores
+    raise AssertionError(term)
+
+
+@all_methods
+def test_curve_is_a_number_per_head_and_offset_or_none(method):
+    position = make(method)
+    offsets = range(-5, 8)
+    curve = position.curve(offsets, layer=1)
+    if not parts_of(method) & CURVES:
+        assert curve is None
+        return
+    assert curve.shape == (HEADS, 13)
+    assert curve.requires_grad or method == "alibi"
+    assert_close(position.curve(torch.arange(-5, 8), layer=1), curve)
+    assert_close(position.curve([-5, 3], layer=1), curve[:, [0, 8]])
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if parts_of(method) & CURVES and method != "tupe+t5"])
+def test_curve_is_what_the_terms_add(method):
+    # Fire's curve holds for queries up to its threshold.
+    overrides = {"initial_threshold": 1e4} if "fire" in method else {}
+    position = make(method, **overrides)
+    n_q, n_k = 5, 9
+    at = Positions(4, 1, 5), Positions(0, 1, 9)
+    offsets = torch.arange(9) - torch.arange(4, 9).unsqueeze(-1)
+    for query_positions, key_positions in (at, (at[0].values(), at[1].values())):
+        [term] = position.terms(embeddings(5), query_positions, key_positions, layer=2)
+        curve = position.curve(offsets.flatten(), layer=2).unflatten(-1, (n_q, n_k))
+        assert_close(bias(term, n_q, n_k), curve.unsqueeze(0))
+
+
+def test_curve_of_a_composition_is_the_sum_of_its_parts():
+    position = make("tisa", share_layers=True)
+    both = build("alibi+tisa", share_layers=True)
+    both.load_state_dict({f"parts.1.{name}": value for name, value in position.state_dict().items()})
+    assert_close(both.curve(range(-3, 4)), position.curve(range(-3, 4)) + make("alibi").curve(range(-3, 4)))
+
+
+@pytest.mark.parametrize("method", ["tisa", "alibi", "fire"])
+def test_curves_between_whole_offsets(method):
+    curve = make(method).curve(torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64))
+    assert (curve[:, 1] != curve[:, 0]).all()
+    assert (curve[:, 1] != curve[:, 2]).all()
+
+
+def test_t5_has_no_curve_between_whole_offsets():
+    with pytest.raises(TypeError, match="whole offsets only"):
+        make("t5").curve([0.5])
+    assert_close(make("t5").curve([1.0, 2.0]).new_ones(1), torch.ones(1, dtype=torch.float64))
+
+
+# --- building
+
+SIZES = {"hidden_size": 16, "num_heads": 2, "max_length": 24}
+
+WRONG_OPTIONS = [
+    ("sinusoidal", {"layout": "half"}, r"layout: expected one of interleaved, blocks, got 'half'"),
+    ("sinusoidal", {"embedding_size": 7}, r"layout: 'interleaved' needs an even embedding size, got 7"),
+    ("sinusoidal", {"min_timescale": 0.0}, r"min_timescale: .*, got 0.0 and 10000.0"),
+    ("sinusoidal", {"max_timescale": 0.5}, r"min_timescale: .*max_timescale, got 1.0 and 0.5"),
+    ("shaw", {"clip": -1}, r"clip: expected a distance of at least 0, got -1"),
+    ("shaw", {"keys": False, "values": False}, r"keys and values: at least one must be True"),
+    ("t5", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, got 7"),
+    ("t5", {"num_buckets": 2}, r"num_buckets: expected an even number of at least 4, got 2"),
+    ("t5", {"num_buckets": -8}, r"num_buckets: expected an even number of at least 4, got -8"),
+    ("t5", {"num_buckets": 1, "causal": True}, r"num_buckets: expected at least 2, got 1"),
+    ("t5", {"max_distance": 8}, r"max_distance: expected more than 8 \(the exact buckets\), got 8"),
+    ("t5", {"max_distance": 16, "causal": True}, r"max_distance: expected more than 16 .*, got 16"),
+    ("t5", {"max_distance": -3}, r"max_distance: expected more than 8 .*, got -3"),
+    ("floater", {"solver": "euler"}, r"solver: expected one of rk4, midpoint, got 'euler'"),
+    ("floater", {"substeps": 0}, r"substeps: expected at least 1, got 0"),
+    ("synthesizer", {"variant": "sparse"}, r"variant: expected one of random, .*, got 'sparse'"),
+    ("synthesizer", {"content": True}, r"content: expected one of none, add, mix, got True"),
+    ("synthesizer", {"tiling": "outer"}, r"tiling: expected one of pairs, tile, got 'outer'"),
+    ("synthesizer", {"rank": 0}, r"rank: expected at least 1, got 0"),
+    ("rope", {"layout": "blocks"}, r"layout: expected one of half, interleaved, got 'blocks'"),
+    ("rope", {"base": 0.0}, r"base: expected a positive number, got 0.0"),
+    ("rope", {"rotary_dim": 3}, r"rotary_dim: expected an even number up to head_dim 8, got 3"),
+    ("rope", {"rotary_dim": 10}, r"rotary_dim: expected an even number up to head_dim 8, got 10"),
+    ("rope", {"rotary_dim": 0}, r"rotary_dim: expected an even number up to head_dim 8, got 0"),
+    ("rope", {"head_dim": 5}, r"rotary_dim: expected an even number up to head_dim 5, got 5"),
+    ("tisa", {"num_kernels": -1}, r"num_kernels: expected at least 0, got -1"),
+    ("fire", {"width": 0}, r"width: expected at least 1, got 0"),
+    ("fire", {"initial_threshold": 0}, r"initial_threshold: expected a positive number, got 0"),
+    ("learned+tisa", {"num_kernels": -2}, r"num_kernels: expected at least 0, got -2"),
+    ("none", {"hidden_size": 0}, r"hidden_size: expected at least 1, got 0"),
+    ("none", {"num_heads": -2}, r"num_heads: expected at least 1, got -2"),
+    ("none", {"num_heads": 3}, r"num_heads: 3 heads do not divide hidden_size 16"),
+    ("none", {"num_layers": 0}, r"num_layers: expected at least 1, got 0"),
+    ("none", {"max_length": 0}, r"max_length: expected at least 1, got 0"),
+    ("none", {"head_dim": 0}, r"head_dim: expected at least 1, got 0"),
+    ("none", {"embedding_size": -4}, r"embedding_size: expected at least 1, got -4"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), WRONG_OPTIONS, ids=[case[2] for case in WRONG_OPTIONS])
+def test_options_out_of_range_are_refused_by_name(name, options, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        build_position(name, **{**SIZES, **options})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_unknown_options_are_refused_by_name(method):
+    name, options = METHODS[method]
+    with pytest.raises(TypeError, match=rf"^position '{name}' has no option 'colour'; it has ".replace("+", r"\+")):
+        build_position(name, **SIZES, **options, colour=3)
+
+
+def test_the_message_for_an_unknown_option_lists_the_known():
+    with pytest.raises(TypeError, match=r"no option 'kernels'; it has num_kernels, share_layers$"):
+        build_position("learned+tisa", **SIZES, kernels=3)
+    with pytest.raises(TypeError, match=r"no option 'kernels'; it has no options$"):
+        build_position("none", **SIZES, kernels=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tsia", r"unknown position method 'tsia'; did you mean 'tisa'\? known: none, sinusoidal, .*and a\+b"),
+        ("sinusiodal", r"did you mean 'sinusoidal'\?"),
+        ("learned+Tisa", r"unknown position method 'Tisa'; did you mean 'tisa'\?"),
+        ("zzzz", r"unknown position method 'zzzz'; known: none, "),
+        ("learned+", r"unknown position method ''; known: none, "),
+    ],
+)
+def test_unknown_names_suggest_the_nearest(name, message):
+    with pytest.raises(ValueError, match=message):
+        build_position(name, **SIZES)
+
+
+def test_a_method_cannot_be_added_to_itself():
+    with pytest.raises(ValueError, match=r"'tisa\+learned\+tisa' names a method twice"):
+        build_position("tisa+learned+tisa", **SIZES)
+
+
+def test_blanks_around_the_plus_do_not_matter():
+    assert [type(part) for part in build_position("learned + tisa", **SIZES).parts] == [
+        type(build_position(name, **SIZES)) for name in ("learned", "tisa")
+    ]
+
+
+def test_options_go_to_every_part_that_has_them():
+    composed = build_position("sinusoidal+shaw+tisa", **SIZES, layout="blocks", clip=3, num_kernels=2)
+    sinusoidal, shaw, tisa = composed.parts
+    assert sinusoidal.layout == "blocks"
+    assert shaw.keys.shape == (1, 7, 8)
+    assert tisa.center.shape == (1, 2, 2)
+    assert composed.embedding_scale == 4.0
+
+
+def test_tupe_asks_t5_for_a_bucket_for_cls():
+    assert build_position("tupe+t5", **SIZES).parts[1].weight.shape == (2, 33)
+    assert build_position("t5+tupe", **SIZES).parts[0].weight.shape == (2, 33)
+    assert build_position("tupe+t5", **SIZES, reset_cls=False).parts[1].weight.shape == (2, 32)
+    assert build_position("t5", **SIZES).weight.shape == (2, 32)
+
+
+def test_a_composition_that_replaces_content_has_none():
+    assert not build_position("learned+synthesizer", **SIZES).content
+    assert build_position("learned+synthesizer", **SIZES, content="add").content
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    monkeypatch.setattr(positions, "METHODS", dict(positions.METHODS))
+
+
+class Loudness(Position):
+    """A toy: the query is multiplied by a trained number."""
+
+    def __init__(self, model: ModelShape, *, start: float = 2.0) -> None:
+        super().__init__(model)
+        self.gain = torch.nn.Parameter(torch.tensor(start))
+
+    def rotate(self, query, key, value, query_positions, key_positions, *, layer=0, shared=None):
+        return query * self.gain, key, value
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_registered_method_is_one_of_the_family():
+    register("loudness", Loudness)
+    assert position_names()[-1] == "loudness"
+    assert isinstance(build_position("loudness", **SIZES), Loudness)
+    composed = build_position("loudness+tisa", **SIZES, start=3.0).double()
+    assert composed.parts[0].gain == 3.0
+    words = embeddings(5)
+    scaled = build("none")
+    scaled.rotate = lambda query, key, value, *_, **__: (3 * query, key, value)
+    composed.parts[1].amplitude.data.zero_()
+    assert_close(attend(composed, words), attend(scaled, words))
+    with pytest.raises(ValueError, match="did you mean 'loudness'"):
+        build_position("loudnes", **SIZES)
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("name", ["tisa", "none", "loudness"])
+def test_names_can_be_taken_once(name):
+    if name == "loudness":
+        register(name, Loudness)
+    with pytest.raises(ValueError, match=rf"^name: '{name}' is taken by "):
+        register(name, Loudness)
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("name", ["a+b", "a,b", "a b", ""])
+def test_names_must_fit_into_compositions_and_lists(name):
+    with pytest.raises(ValueError, match=r"^name: expected a word without"):
+        register(name, Loudness)
+
+
+@pytest.mark.usefixtures("registry")
+def test_only_methods_can_be_registered():
+    with pytest.raises(TypeError, match=r"^method: expected a subclass of Position, got Linear"):
+        register("linear", torch.nn.Linear)

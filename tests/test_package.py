@@ -1,0 +1,126 @@
+"""The public surface: what is importable, and what importing it costs."""
+
+import inspect
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import whereformer
+
+HEAVY = {
+    "accelerate",
+    "huggingface_hub",
+    "jinja2",
+    "matplotlib",
+    "pyarrow",
+    "rich",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+    "tyro",
+}
+
+
+def in_a_fresh_process(code):
+    """What ``code`` prints in a Python that has imported nothing yet."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def lazy_names():
+    return set(whereformer.__all__) - set(vars(whereformer))
+
+
+def test_every_listed_name_exists():
+    if lazy_names():
+        pytest.importorskip("transformers")
+    for name in whereformer.__all__:
+        assert getattr(whereformer, name) is not None
+
+
+def test_every_public_object_is_listed():
+    ours = {
+        name
+        for name, value in vars(whereformer).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and getattr(value, "__module__", "").startswith("whereformer")
+    }
+    assert ours - lazy_names() <= set(whereformer.__all__)
+
+
+def test_listed_names_are_sorted_and_what_dir_shows():
+    assert list(whereformer.__all__) == sorted(set(whereformer.__all__))
+    assert dir(whereformer) == whereformer.__all__
+
+
+def test_the_attention_package_lists_what_it_has():
+    from whereformer.attention.terms import Positions
+
+    package = sys.modules["whereformer.attention"]
+    assert package.Positions is Positions
+    for module in (package, whereformer.positions):
+        assert all(hasattr(module, name) for name in module.__all__)
+        assert module.__all__ == sorted(module.__all__)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "Encoders", "__wrapped__"])
+def test_unknown_names_raise_attribute_error(name):
+    with pytest.raises(AttributeError, match=f"module 'whereformer' has no attribute '{name}'"):
+        getattr(whereformer, name)
+
+
+def test_importing_needs_torch_alone():
+    code = """
+import sys, whereformer
+print(*sys.modules)
+for name in whereformer.position_names():
+    whereformer.build_position(name, hidden_size=8, num_heads=2)
+print(*sys.modules)
+"""
+    at_import, with_all_methods = (set(line.split()) for line in in_a_fresh_process(code).splitlines())
+    assert {"torch", "whereformer.attention"} <= at_import
+    assert not HEAVY & with_all_methods
+    methods = {f"whereformer.positions.{module}" for module in ("t5", "tisa", "floater", "rope")}
+    assert not methods & at_import  # imported when they are asked for
+    assert methods <= with_all_methods
+
+
+def test_attention_stays_a_function_when_submodules_are_imported():
+    code = """
+from whereformer.attention.terms import Positions
+import whereformer
+import whereformer.attention.terms, whereformer.attention.reference
+import whereformer.positions.tisa
+from whereformer.attention import attention, terms
+assert whereformer.attention is attention
+assert whereformer.Positions is Positions is terms.Positions
+print(type(whereformer.attention).__name__)
+"""
+    assert in_a_fresh_process(code) == "function"
+
+
+def test_signature_of_attention():
+    """Names that users rely on; new ones may join as keywords."""
+    parameters = inspect.signature(whereformer.attention).parameters
+    positional = [name for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY]
+    assert positional == ["query", "key", "value", "terms"]
+    keywords = {name: parameter.default for name, parameter in parameters.items() if name not in positional}
+    fixed = {
+        "key_mask": None,
+        "causal": False,
+        "scale": None,
+        "dropout_p": 0.0,
+        "query_positions": None,
+        "key_positions": None,
+        "backend": "auto",
+    }
+    assert keywords.items() >= fixed.items()
+
+
+def test_fixed_names_of_methods():
+    names = {"none", "sinusoidal", "learned", "shaw", "t5", "floater", "synthesizer", "tupe", "rope", "tisa"}
+    assert {*names, "alibi", "fire"} <= set(whereformer.position_names())
