@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -170,7 +170,7 @@ class ListPositions:
         console.print("Join several by '+': learned+tisa, tupe+t5.")
 
 
-COMMANDS = {"compare": Compare, "positions": ListPositions}
+COMMANDS: dict[str, Callable[..., Any]] = {"compare": Compare, "positions": ListPositions}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -183,6 +183,7 @@ def test_explicit_ids_equal_the_same_affine_positions(method, at):
         assert_close(run(position, words, explicit, explicit), expected)
     assert_close(run(position, words, at, ids), expected)
     assert_close(run(position, words, ids.expand(2, -1), at), expected)
+    assert_close(run(position, words, at, ids.expand(2, -1)), expected)
     last = Positions(at.last, 1, 1)
     assert_close(run(position, words, last, ids, rows=slice(-1, None)), expected[:, -1:])
 
@@ -523,6 +524,7 @@ WRONG_OPTIONS = [
     ("sinusoidal", {"embedding_size": 7}, r"layout: 'interleaved' needs an even embedding size, got 7"),
     ("sinusoidal", {"min_timescale": 0.0}, r"min_timescale: .*, got 0.0 and 10000.0"),
     ("sinusoidal", {"max_timescale": 0.5}, r"min_timescale: .*max_timescale, got 1.0 and 0.5"),
+    ("learned", {"std": -0.1}, r"std: expected at least 0, got -0.1"),
     ("shaw", {"clip": -1}, r"clip: expected a distance of at least 0, got -1"),
     ("shaw", {"keys": False, "values": False}, r"keys and values: at least one must be True"),
     ("t5", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, got 7"),
@@ -564,7 +566,14 @@ def test_options_out_of_range_are_refused_by_name(name, options, message):
         build_position(name, **{**SIZES, **options})
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("std", [0.0, 0.02, 3.0])
+def test_learned_positions_start_with_the_spread_asked_for(std):
+    weight = build_position("learned", hidden_size=64, num_heads=2, max_length=200, std=std).weight.detach()
+    assert weight.abs().max() <= 2 * std
+    assert weight.std().item() == pytest.approx(0.88 * std, rel=0.05)  # a normal cut at two standard deviations
+
+
+@all_methods
 def test_unknown_options_are_refused_by_name(method):
     name, options = METHODS[method]
     with pytest.raises(TypeError, match=rf"^position '{name}' has no option 'colour'; it has ".replace("+", r"\+")):
@@ -572,7 +581,7 @@ def test_unknown_options_are_refused_by_name(method):
 
 
 def test_the_message_for_an_unknown_option_lists_the_known():
-    with pytest.raises(TypeError, match=r"no option 'kernels'; it has num_kernels, share_layers$"):
+    with pytest.raises(TypeError, match=r"no option 'kernels'; it has .*num_kernels, share_layers"):
         build_position("learned+tisa", **SIZES, kernels=3)
     with pytest.raises(TypeError, match=r"no option 'kernels'; it has no options$"):
         build_position("none", **SIZES, kernels=3)

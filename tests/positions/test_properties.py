@@ -438,6 +438,18 @@ def test_dense_synthesizer_scores_depend_on_the_querys_token_alone(variant):
     assert ((one != other).any(-1).any(1) == (torch.arange(7) == 3)).all()
 
 
+@pytest.mark.parametrize("tiling", ["pairs", "tile"])
+def test_factorized_dense_synthesizer_is_a_product_of_two_short_rows(tiling):
+    position = build("synthesizer", variant="factorized_dense", tiling=tiling)  # 24 positions as 6 x 4
+    hidden, queries, keys = embeddings(5), Positions(3, 2, 5), Positions(0, 1, MAX_LENGTH)
+    [term] = position.terms(hidden, queries, keys, layer=2)
+    near = nn.functional.linear(hidden, position.first[2], position.first_bias[2]).unflatten(-1, (HEADS, 6))
+    far = nn.functional.linear(hidden, position.second[2], position.second_bias[2]).unflatten(-1, (HEADS, 4))
+    for j in range(MAX_LENGTH):
+        expected = near[..., j % 6] * far[..., j // 6 if tiling == "pairs" else j % 4]  # (batch, n_q, heads)
+        assert_close(term.scores[..., j], expected.mT)
+
+
 @pytest.mark.parametrize("variant", ["random", "factorized_random", "dense", "factorized_dense"])
 def test_mixing_in_equal_shares_is_the_mean_of_both_scores(variant):
     mix, add = (build("synthesizer", variant=variant, content=content) for content in ("mix", "add"))

@@ -60,9 +60,9 @@ class EncoderConfig(PreTrainedConfig):
 
     vocab_size: int = 30522
     hidden_size: int = 768
-    embedding_size: int | None = None
+    embedding_size: int = None  # type: ignore[assignment]  # filled in below, as intermediate_size
     num_attention_heads: int = 12
-    intermediate_size: int | None = None
+    intermediate_size: int = None  # type: ignore[assignment]
     blocks: str = "12"
     position: str = "learned"
     position_options: dict[str, Any] | None = None

@@ -29,7 +29,10 @@ class Learned(Position):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.trunc_normal_(self.weight, std=self.std, a=-2 * self.std, b=2 * self.std)
+        if self.std == 0:
+            nn.init.zeros_(self.weight)  # trunc_normal_ would divide by it
+        else:
+            nn.init.trunc_normal_(self.weight, std=self.std, a=-2 * self.std, b=2 * self.std)
 
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
         rows = table_rows(positions, len(self.weight), "learned", hidden.device)

@@ -207,7 +207,7 @@ def build_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optim
 def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
     """One step with the gradient's norm clipped to 1; the loss, still on the device."""
     loss: Tensor = model(inputs.to(model.device), labels=labels.to(model.device)).loss
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

@@ -33,10 +33,11 @@ def default_documents() -> list[str]:
     sources = [path for path in sorted(root.rglob("*.py")) if skipped.isdisjoint(path.relative_to(root).parts)]
     documents = ["\n\n".join(_docstrings(path)) for path in sources]
     try:
-        from pydoc_data.topics import topics
-    except ImportError:  # some distributions split it off
-        topics = {}
-    documents += topics.values()
+        from pydoc_data import topics
+    except ImportError:
+        pass  # some distributions split it off
+    else:
+        documents += topics.topics.values()
     documents = [document for document in documents if document]
     if not documents:
         raise InputError("--data: this Python carries no documentation to train on; give files or folders of text")

@@ -16,7 +16,7 @@ class _LiveStorage(TorchDispatchMode):
     """Counts the bytes of all tensors that operations return, as long as they live."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[int] = set()
         self.live = 0
         self.peak = 0
