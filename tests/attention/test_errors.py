@@ -237,3 +237,11 @@ def test_positions_describe_themselves():
     assert positions.last == 13
     assert Positions(7, 2, 0).last == 5
     assert Positions(7, 2, 0).values().tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "name"), [((0.5, 1, 3), "start"), ((0, 1.0, 3), "stride"), ((0, 1, "3"), "length")]
+)
+def test_affine_positions_are_whole(numbers, name):
+    with pytest.raises(TypeError, match=f"^Positions: {name} must be an int"):
+        Positions(*numbers)

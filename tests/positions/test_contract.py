@@ -686,3 +686,10 @@ def test_names_must_fit_into_compositions_and_lists(name):
 def test_only_methods_can_be_registered():
     with pytest.raises(TypeError, match=r"^method: expected a subclass of Position, got Linear"):
         register("linear", torch.nn.Linear)
+
+
+@pytest.mark.parametrize("name", ["synthesizer+rope", "floater+synthesizer"])
+def test_nothing_is_left_to_rotate_without_content_scores(name):
+    with pytest.raises(ValueError, match=r"^position: .* changes query and key"):
+        build_position(name, hidden_size=8, num_heads=2)
+    assert build_position(name, hidden_size=8, num_heads=2, max_length=4, content="add").content

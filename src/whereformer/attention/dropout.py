@@ -1,4 +1,7 @@
-"""Attention dropout as a function of a seed and of indices, so that every backend drops the same weights."""
+"""Attention dropout as a function of a seed and of indices, so that our own backends drop the same weights.
+
+Calls without terms, which torch's fused attention runs, drop as torch does.
+"""
 
 from __future__ import annotations
 

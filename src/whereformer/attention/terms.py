@@ -20,6 +20,7 @@ class Positions:
     A key-value cache has ``start > 0``; a pooled (funnel) sequence has ``stride > 1``.
 
     Raises:
+        TypeError: if a number is no int.
         ValueError: if ``length`` is negative or ``stride`` is not positive.
     """
 
@@ -28,6 +29,9 @@ class Positions:
     length: int
 
     def __post_init__(self) -> None:
+        for name in ("start", "stride", "length"):
+            if not isinstance(getattr(self, name), int | torch.SymInt):
+                raise TypeError(f"Positions: {name} must be an int, got {getattr(self, name)!r}; others go in a tensor")
         if self.length < 0:
             raise ValueError(f"Positions: length must be at least 0, got {self.length}")
         if self.stride < 1:

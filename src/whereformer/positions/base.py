@@ -225,6 +225,12 @@ class Sum(Position):
         super().__init__(model)
         self.parts = nn.ModuleList(parts)
         self.content = all(part.content for part in self)
+        for part in self:
+            if not self.content and part.content and type(part).rotate is not Position.rotate:
+                raise ValueError(
+                    f"position: {type(part).__name__} changes query and key, which a Synthesizer with "
+                    "content='none' does without; use content='add' or 'mix'"
+                )
         self.embedding_scale = max(part.embedding_scale for part in self)
 
     def __iter__(self) -> Any:
