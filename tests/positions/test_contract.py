@@ -524,7 +524,7 @@ WRONG_OPTIONS = [
     ("sinusoidal", {"embedding_size": 7}, r"layout: 'interleaved' needs an even embedding size, got 7"),
     ("sinusoidal", {"min_timescale": 0.0}, r"min_timescale: .*, got 0.0 and 10000.0"),
     ("sinusoidal", {"max_timescale": 0.5}, r"min_timescale: .*max_timescale, got 1.0 and 0.5"),
-    ("learned", {"std": -0.1}, r"std: expected at least 0, got -0.1"),
+    ("learned", {"initializer_range": 0.0}, r"initializer_range: expected a positive number, got 0.0"),
     ("shaw", {"clip": -1}, r"clip: expected a distance of at least 0, got -1"),
     ("shaw", {"keys": False, "values": False}, r"keys and values: at least one must be True"),
     ("t5", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, got 7"),
@@ -566,11 +566,13 @@ def test_options_out_of_range_are_refused_by_name(name, options, message):
         build_position(name, **{**SIZES, **options})
 
 
-@pytest.mark.parametrize("std", [0.0, 0.02, 3.0])
-def test_learned_positions_start_with_the_spread_asked_for(std):
-    weight = build_position("learned", hidden_size=64, num_heads=2, max_length=200, std=std).weight.detach()
-    assert weight.abs().max() <= 2 * std
-    assert weight.std().item() == pytest.approx(0.88 * std, rel=0.05)  # a normal cut at two standard deviations
+@pytest.mark.parametrize("std", [0.02, 0.5])
+@pytest.mark.parametrize(("name", "parameter"), [("learned", "weight"), ("tupe", "table")])
+def test_absolute_tables_start_as_the_models_own_weights(name, parameter, std):
+    position = build_position(name, hidden_size=64, num_heads=2, max_length=200, initializer_range=std)
+    weight = getattr(position, parameter).detach()
+    assert weight.std() == pytest.approx(std, rel=0.15)
+    assert weight.mean().abs() < 0.1 * std
 
 
 @all_methods

@@ -144,7 +144,7 @@ def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, 
         (["--positions", " , "], "--positions: expected at least one method, got none"),
         (["--positions", "tisa+tisa"], "names a method twice"),
         (["--positions", "tisa+"], "unknown position method ''"),
-        (["--num-heads", "3"], "3 heads do not divide hidden_size 128"),
+        (["--num-heads", "5"], "5 heads do not divide hidden_size 96"),
         (["--num-heads", "0"], "--num-heads: expected at least 1, got 0"),
         (["--length", "4"], "--length: expected at least 8, got 4"),
         (["--steps", "0"], "--steps: expected at least 1, got 0"),
@@ -187,3 +187,14 @@ def test_the_list_of_positions_names_every_method(capsys):
     main(["positions"])
     out = capsys.readouterr().out
     assert all(name in out for name in position_names())
+
+
+def test_every_method_can_be_compared(text, tmp_path):
+    from whereformer import position_names
+
+    results = run(text, tmp_path, positions="all")
+    assert list(results["runs"]) == position_names()
+    fixed = {name for name, runs in results["runs"].items() if "cannot" in runs["0"]["scores"]["32"]}
+    assert fixed == {"learned", "synthesizer", "tupe"}
+    with_curves = {name for name, runs in results["runs"].items() if runs["0"]["curves"]}
+    assert with_curves == {"t5", "tisa", "alibi", "fire"}

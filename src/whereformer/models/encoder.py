@@ -179,6 +179,7 @@ class Encoder(EncoderPreTrainedModel):
             num_layers=config.num_hidden_layers,
             max_length=config.max_position_embeddings,
             embedding_size=config.embedding_size,
+            initializer_range=config.initializer_range,
             **(config.position_options or {}),
         )
         self.embeddings = Embeddings(config)

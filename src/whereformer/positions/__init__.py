@@ -68,6 +68,7 @@ def build_position(
     causal: bool = False,
     head_dim: int | None = None,
     embedding_size: int | None = None,
+    initializer_range: float = 0.02,
     **options: Any,
 ) -> Position:
     """Build a position method, or several joined by "+".
@@ -82,6 +83,7 @@ def build_position(
         causal: whether keys to the right are masked everywhere.
         head_dim: width of one head; hidden_size / num_heads by default.
         embedding_size: width at the input; hidden_size by default.
+        initializer_range: standard deviation of the model's own fresh weights; learned and tupe draw theirs likewise.
         options: the method's own, as its class documents them.
 
     Raises:
@@ -103,7 +105,18 @@ def build_position(
         if hidden_size % num_heads:
             raise ValueError(f"num_heads: {num_heads} heads do not divide hidden_size {hidden_size}")
         head_dim = hidden_size // num_heads
-    model = ModelShape(hidden_size, num_heads, head_dim, num_layers, embedding_size or hidden_size, max_length, causal)
+    if initializer_range <= 0:
+        raise ValueError(f"initializer_range: expected a positive number, got {initializer_range}")
+    model = ModelShape(
+        hidden_size,
+        num_heads,
+        head_dim,
+        num_layers,
+        embedding_size or hidden_size,
+        max_length,
+        causal,
+        initializer_range,
+    )
     classes = [_find(part.strip()) for part in name.split("+")]
     if len(set(classes)) < len(classes):
         raise ValueError(f"position: {name!r} names a method twice")

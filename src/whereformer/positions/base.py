@@ -37,6 +37,7 @@ class ModelShape:
         embedding_size: width at the input, where ``embed`` acts (ALBERT: below hidden_size).
         max_length: positions that tables with a fixed size cover.
         causal: whether keys to the right are masked everywhere.
+        initializer_range: standard deviation of the model's own fresh weights, for methods that follow it.
     """
 
     hidden_size: int
@@ -46,6 +47,7 @@ class ModelShape:
     embedding_size: int
     max_length: int
     causal: bool
+    initializer_range: float
 
 
 class Position(nn.Module):

@@ -24,9 +24,10 @@ class Tupe(Position):
     The scores are of low rank, so they are given as factors: no (n, n) matrix, and [CLS] costs two features more.
 
     Shape:
-        table: (max_length + 1, hidden_size), N(0, 0.02 ** 2); token i has row i + 1, row 0 only makes [CLS]'s row.
+        table: (max_length + 1, hidden_size), normal with standard deviation ``initializer_range``; token i has row
+            i + 1, row 0 only makes [CLS]'s row.
         norm: layer norm over hidden_size, eps 1e-5.
-        query, key: linear hidden_size -> num_heads * head_dim, N(0, 0.02 ** 2), biases 0.
+        query, key: linear hidden_size -> num_heads * head_dim, drawn likewise, biases 0.
     Extrapolation: none; a position from max_length on raises :class:`PositionRangeError`.
     Source: Ke, He & Liu (2021), arXiv 2006.15595; guolinke/TUPE.
     """
@@ -43,7 +44,7 @@ class Tupe(Position):
 
     def reset_parameters(self) -> None:
         for weight in (self.table, self.query.weight, self.key.weight):
-            nn.init.normal_(weight, 0.0, 0.02)
+            nn.init.normal_(weight, 0.0, self.model.initializer_range)
         for bias in (self.query.bias, self.key.bias, self.norm.bias):
             nn.init.zeros_(bias)
         nn.init.ones_(self.norm.weight)

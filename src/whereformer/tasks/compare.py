@@ -28,8 +28,8 @@ QUICK_POSITIONS = ("none", "learned", "rope", "tisa")
 LENGTH_FACTORS = (1, 2, 4)
 HELD_OUT_RATE = 0.15
 SPEED_ROUNDS = 9
-DEFAULT_STEPS = 500
-QUICK_STEPS = 150
+DEFAULT_STEPS = 1500
+QUICK_STEPS = 300
 FORMAT = 1
 
 
@@ -73,6 +73,7 @@ class Sizes:
             type_vocab_size=0,
             layer_norm_eps=1e-6,
             initializer_range=INITIALIZER_RANGE,
+            intermediate_size=2 * self.hidden_size,
             sparse_prediction=True,
         )
 
