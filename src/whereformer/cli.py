@@ -43,11 +43,11 @@ class Compare:
     blocks: str = "4"
     """Layers: "4" are four, "1x4" is one layer used four times."""
 
-    length: int = 128
+    length: int = 64
     """Tokens of a training window. Held-out text is judged at this length and at 2 and 4 times it."""
 
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Training steps of each method. Default: 1500, with --quick 300."""
+    """Training steps of each method. Default: 2400, with --quick 400."""
 
     seeds: int = 1
     """Repeat everything with so many seeds; the table then shows medians and ranges."""
@@ -55,13 +55,13 @@ class Compare:
     seed: int = 0
     """The first seed."""
 
-    batch_size: int = 8
+    batch_size: int = 16
     """Windows of a training step."""
 
-    hidden_size: int = 96
+    hidden_size: int = 64
     """Width of the encoder."""
 
-    num_heads: int = 4
+    num_heads: int = 2
     """Attention heads; they must divide the width."""
 
     vocab_size: int = 1024
@@ -70,7 +70,7 @@ class Compare:
     mask_rate: float = 0.4
     """Share of tokens to predict in training. Held-out text always has 15%."""
 
-    learning_rate: float = 6e-3
+    learning_rate: float = 8e-3
     """The learning rate's peak."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
