@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Bad input gives one line and exit code 2."""
+"""The command line: parse, call, print. Bad input gives one line (or the parser's own box) and exit code 2."""
 
 from __future__ import annotations
 
@@ -101,27 +101,29 @@ class Compare:
             learning_rate=self.learning_rate,
         )
         names = compare.check_positions(names, sizes)
-        compare.open_folder(self.out)
-        with console.status("reading the text and training a tokenizer"):
-            documents = corpus.load_documents(self.data, self.column) if self.data else corpus.default_documents()
-            results = compare.Results(self.out, sizes, corpus.fingerprint(documents))
-            text = compare.prepare_text(documents, sizes, self.data, self.out)
-        console.print(
-            f"{text.facts['training_tokens']:,} training and {text.facts['held_out_tokens']:,} held-out tokens from "
-            f"{text.facts['source']}; guessing by frequency gives a loss of {text.facts['unigram_entropy']:.2f}",
-            highlight=False,
-        )
         device = torch.device(self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-        with Bar(console) as progress:
-            compare.run(results, sizes, names, range(self.seed, self.seed + self.seeds), text, device, progress)
-        rows = ranking.rank(results.data)
-        report = self.out / "report.html"
-        write_report(results.data, report)
-        print_ranking(console, rows, self.length)
-        console.print(ranking.verdict(rows, results.data), style="bold", highlight=False)
-        console.print(f"wrote {report} (open it in a browser) and {results.path}", highlight=False)
+        with compare.open_folder(self.out):
+            with console.status("reading the text and training a tokenizer"):
+                documents = corpus.load_documents(self.data, self.column) if self.data else corpus.default_documents()
+                results = compare.Results(self.out, sizes, corpus.fingerprint(documents), device.type)
+                text = compare.prepare_text(documents, sizes, self.data, self.out)
+            console.print(
+                f"{text.facts['training_tokens']:,} training and {text.facts['held_out_tokens']:,} held-out tokens "
+                f"from {text.facts['source']}; guessing by frequency: loss {text.facts['unigram_entropy']:.2f}",
+                highlight=False,
+            )
+            with Bar(console) as progress:
+                compare.run(results, sizes, names, range(self.seed, self.seed + self.seeds), text, device, progress)
+            rows = ranking.rank(results.data)
+            report = self.out / "report.html"
+            write_report(results.data, report)
+            print_ranking(console, rows, self.length)
+            console.print(ranking.verdict(rows, results.data), style="bold", highlight=False)
+            console.print(f"wrote {report} (open it in a browser) and {results.path}", highlight=False, soft_wrap=True)
 
     def _check(self) -> None:
+        import torch
+
         from .models import parse_blocks
 
         least = {
@@ -148,7 +150,9 @@ class Compare:
             raise InputError(f"--blocks: expected one block as '4' or '1x4', got {self.blocks!r}; pooling comes later")
         if not 0 < self.mask_rate < 1:
             raise InputError(f"--mask-rate: expected a share between 0 and 1, got {self.mask_rate}")
-        if not self.learning_rate > 0:
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("--device: expected cpu or auto, got cuda, which torch does not find here")
+        if not 0 < self.learning_rate < float("inf"):
             raise InputError(f"--learning-rate: expected a positive number, got {self.learning_rate}")
 
 
@@ -186,8 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args=given,
     )
     try:
-        command.run(Console())
-    except InputError as error:
+        # Without markup, because paths may hold brackets.
+        command.run(Console(markup=False, width=None if sys.stdout.isatty() else 100))
+    except (InputError, OSError) as error:
         raise SystemExit(_fail(str(error))) from None
     except KeyboardInterrupt:
         raise SystemExit(_fail("interrupted; what is finished is kept, the same command continues", 130)) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -57,13 +58,17 @@ class Bar(Listener):
 
 def print_ranking(console: Console, rows: Sequence[Row], length: int) -> None:
     """The table of a comparison, at most 100 columns wide."""
-    table = Table(title=f"Held-out masked-LM loss, trained on {length} tokens at a time (lower is better)")
-    table.add_column("#", justify="right")
+    table = Table(
+        title=f"Held-out masked-LM loss, trained on {length} tokens at a time (lower is better)",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("#", justify="right", no_wrap=True)
     table.add_column("position", no_wrap=True)
     lengths = sorted(rows[0].loss)
     for tried in lengths:
         table.add_column(f"loss\n@{tried}", justify="right", no_wrap=True)
-    for title in ("accuracy", "speed", "memory\nMiB", "position\nparams"):
+    for title in ("accu-\nracy", "speed", "MiB", "params"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -75,10 +80,10 @@ def print_ranking(console: Console, rows: Sequence[Row], length: int) -> None:
             "-" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f}",
             f"{row.positional_parameters:,}",
         )
-    console.print(table, width=min(console.width, 100) if console.is_terminal else 100)
+    console.print(table)
     console.print(
-        "# counts the methods that are clearly better, so equal numbers can't be told apart; speed is training "
-        "speed relative to none.",
+        "Methods with the same # can't be told apart. speed: of training, relative to none; MiB: peak memory of a "
+        "training step; params: those of position.",
         style="dim",
         highlight=False,
     )

@@ -690,8 +690,8 @@ def test_only_methods_can_be_registered():
         register("linear", torch.nn.Linear)
 
 
-@pytest.mark.parametrize("name", ["synthesizer+rope", "floater+synthesizer"])
+@pytest.mark.parametrize("name", ["synthesizer+rope", "floater+synthesizer", "synthesizer+shaw"])
 def test_nothing_is_left_to_rotate_without_content_scores(name):
-    with pytest.raises(ValueError, match=r"^position: .* changes query and key"):
+    with pytest.raises(ValueError, match=r"^position: .* acts on query and key"):
         build_position(name, hidden_size=8, num_heads=2)
     assert build_position(name, hidden_size=8, num_heads=2, max_length=4, content="add").content

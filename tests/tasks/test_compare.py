@@ -132,7 +132,7 @@ def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, 
     with monkey.context():
         message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), "--positions", "none,tisa", *TINY)
     monkey.undo()
-    assert "--learning-rate: the loss of 'tisa' is not a number from step 1 on" in message
+    assert "--learning-rate: the loss of 'tisa' is not a number after 0 steps" in message
     assert json.loads((tmp_path / "results.json").read_text())["runs"] == kept
 
 
@@ -198,3 +198,22 @@ def test_every_method_can_be_compared(text, tmp_path):
     assert fixed == {"learned", "synthesizer", "tupe"}
     with_curves = {name for name, runs in results["runs"].items() if runs["0"]["curves"]}
     assert with_curves == {"t5", "tisa", "alibi", "fire"}
+
+
+def test_two_commands_do_not_write_to_one_folder(text, tmp_path, capsys):
+    with compare.open_folder(tmp_path):
+        message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *TINY)
+    assert "--out: another command is writing to" in message
+
+
+def test_other_text_does_not_mix_with_results_already_there(text, tmp_path, capsys):
+    run(text, tmp_path / "out", positions="none")
+    other = tmp_path / "other.txt"
+    other.write_text("something else entirely. " * 2000)
+    message = fails(capsys, "compare", "--data", str(other), "--out", str(tmp_path / "out"), *TINY)
+    assert "holds results of other text" in message
+
+
+def test_paths_with_brackets_are_printed_as_they_are(text, tmp_path, capsys):
+    run(text, tmp_path / "[b]out[/b]", positions="none")
+    assert "[b]out[/b]/report.html" in capsys.readouterr().out

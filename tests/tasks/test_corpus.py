@@ -92,3 +92,9 @@ def test_too_little_text_to_split():
 def test_the_fingerprint_tells_texts_apart():
     assert corpus.fingerprint(["a", "b"]) != corpus.fingerprint(["ab"])
     assert corpus.fingerprint(["a", "b"]) == corpus.fingerprint(["a", "b"])
+
+
+def test_json_lines_have_one_text_column_and_may_miss_it(tmp_path):
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text('{"text": "a", "id": "1"}\n{"text": null, "id": "2"}\n{"id": "3"}\n{"text": "b\u2028c \\ud83d"}\n')
+    assert corpus.load_documents([lines]) == ["a", "b\u2028c ?"]

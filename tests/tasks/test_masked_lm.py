@@ -1,5 +1,8 @@
 """Masks, batches and the held-out score."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -96,3 +99,18 @@ def test_the_score_is_the_mean_loss_and_does_not_depend_on_batching():
 def test_unigram_entropy_of_uniform_text_is_the_log_of_its_vocabulary():
     entropy = masked_lm.unigram_entropy(stream(200_000), stream(50_000), 100)
     assert entropy == pytest.approx(torch.log(torch.tensor(95.0)).item(), abs=0.01)
+
+
+def test_the_vocabulary_is_the_same_in_every_process():
+    """The trainer's own order changes with the process, so two fresh ones have to agree."""
+    script = (
+        "from whereformer.tasks import corpus, masked_lm\n"
+        "texts = corpus.__doc__, masked_lm.__doc__, open(masked_lm.__file__).read(), open(corpus.__file__).read()\n"
+        "print(masked_lm.train_tokenizer(texts, 600).to_str())"
+    )
+    first, second = (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert first == second
+    assert len(first) > 1000

@@ -4,6 +4,7 @@ import re
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
 
 class Block(NamedTuple):
@@ -82,6 +83,12 @@ class EncoderConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.blocks = str(self.blocks)
         parse_blocks(self.blocks)
+        if "num_hidden_layers" in kwargs:
+            raise ValueError(f"num_hidden_layers: say blocks={str(kwargs['num_hidden_layers'])!r} instead")
+        if self.num_attention_heads < 1:
+            raise ValueError(f"num_attention_heads: expected at least 1, got {self.num_attention_heads}")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act: expected one of {', '.join(ACT2FN)}, got {self.hidden_act!r}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"num_attention_heads: {self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}"

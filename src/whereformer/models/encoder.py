@@ -233,6 +233,8 @@ class Encoder(EncoderPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids and inputs_embeds: give exactly one of them")
+        if input_ids is not None and input_ids.dim() != 2:
+            raise ValueError(f"input_ids: expected shape (batch, n), got {tuple(input_ids.shape)}")
         words = self.embeddings.word(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length = words.shape[:2]
         for name, ids in (
@@ -242,6 +244,10 @@ class Encoder(EncoderPreTrainedModel):
         ):
             if ids is not None and ids.shape != (batch, length):
                 raise ValueError(f"{name}: expected shape {(batch, length)}, got {tuple(ids.shape)}")
+        if position_ids is not None and position_ids.shape not in ((length,), (1, length), (batch, length)):
+            raise ValueError(
+                f"position_ids: expected shape {(length,)} or {(batch, length)}, got {tuple(position_ids.shape)}"
+            )
         positions = Positions(0, 1, length) if position_ids is None else position_ids
         place = Place(
             query_positions=positions,

@@ -62,6 +62,9 @@ class Position(nn.Module):
     content: bool = True
     """Whether scores include query . key; a Synthesizer that replaces it says False."""
 
+    needs_content: bool = False
+    """Whether the method acts on query or key, and so can't go with one that replaces their product."""
+
     embedding_scale: float = 1.0
     """What token embeddings are multiplied by before ``embed``."""
 
@@ -194,8 +197,8 @@ def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.dev
     """Row indices of a table with ``rows`` positions, (n,) or (batch, n).
 
     Raises:
-        PositionRangeError: if a position has no row. Explicit positions are checked on the CPU; elsewhere torch's
-            own index check reports them, because looking would stall the device.
+        PositionRangeError: if a position has no row. Explicit positions are checked on the CPU; elsewhere, and in
+            compiled code, torch's own index check reports them, because looking would stall the device.
         TypeError: for fractional positions.
     """
     if isinstance(positions, Positions):
@@ -210,6 +213,9 @@ def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.dev
             low, high = int(positions.min()), int(positions.max())
             if low < 0 or high >= rows:
                 raise PositionRangeError(_out_of_range(name, rows, low if low < 0 else high))
+        else:
+            # A negative index would silently count from the end.
+            return position_values(positions.masked_fill(positions < 0, rows), device)
     return position_values(positions, device)
 
 
@@ -228,9 +234,9 @@ class Sum(Position):
         self.parts = nn.ModuleList(parts)
         self.content = all(part.content for part in self)
         for part in self:
-            if not self.content and part.content and type(part).rotate is not Position.rotate:
+            if part.needs_content and not self.content:
                 raise ValueError(
-                    f"position: {type(part).__name__} changes query and key, which a Synthesizer with "
+                    f"position: {type(part).__name__} acts on query and key, which a Synthesizer with "
                     "content='none' does without; use content='add' or 'mix'"
                 )
         self.embedding_scale = max(part.embedding_scale for part in self)
@@ -278,4 +284,4 @@ class Sum(Position):
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         curves = [curve for part in self if (curve := part.curve(offsets, layer=layer)) is not None]
-        return torch.stack(curves).sum(0) if curves else None
+        return torch.stack([curve.to(curves[0].device) for curve in curves]).sum(0) if curves else None

@@ -143,6 +143,8 @@ class Floater(Position):
     Source: Liu et al. (2020), arXiv 2003.09229; xuanqing94/FLOATER.
     """
 
+    needs_content = True
+
     def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
         super().__init__(model)
         if solver not in SOLVERS:

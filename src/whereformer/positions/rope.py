@@ -28,6 +28,8 @@ class Rope(Position):
     Source: Su et al. (2021), arXiv 2104.09864, eq. 34.
     """
 
+    needs_content = True
+
     def __init__(
         self, model: ModelShape, *, layout: str = "half", base: float = 10_000.0, rotary_dim: int | None = None
     ) -> None:

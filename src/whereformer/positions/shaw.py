@@ -34,6 +34,7 @@ class Shaw(Position):
         if not (keys or values):
             raise ValueError("keys and values: at least one must be True, got False and False")
         self.clip = clip
+        self.needs_content = keys
         size = (model.num_layers, 2 * clip + 1, model.head_dim)
         self.keys = nn.Parameter(torch.empty(size)) if keys else None
         self.values = nn.Parameter(torch.empty(size)) if values else None

@@ -32,6 +32,7 @@ class Tupe(Position):
     Source: Ke, He & Liu (2021), arXiv 2006.15595; guolinke/TUPE.
     """
 
+    needs_content = True
     asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({"reset_cls": True})
 
     def __init__(self, model: ModelShape) -> None:

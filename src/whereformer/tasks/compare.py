@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import random
 import statistics
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,10 @@ HELD_OUT_RATE = 0.15
 SPEED_ROUNDS = 9
 DEFAULT_STEPS = 2400
 QUICK_STEPS = 400
+OFFSETS_SHOWN = 16
 FORMAT = 1
+INITIALIZER_RANGE = 0.06
+"""Wider than BERT's 0.02, which is made for a width of 768: narrow layers start learning sooner."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +82,6 @@ class Sizes:
         )
 
 
-INITIALIZER_RANGE = 0.06
-"""Wider than BERT's 0.02, which is made for a width of 768: narrow layers start learning sooner."""
-
-
 @dataclass(frozen=True)
 class Text:
     """The prepared text: a tokenizer and its two streams."""
@@ -93,7 +93,7 @@ class Text:
 
 
 def prepare_text(documents: Sequence[str], sizes: Sizes, data: Sequence[str], out: Path) -> Text:
-    """Split, train the tokenizer on the training part (or load what an earlier run left in ``out``) and encode.
+    """Split, train the tokenizer on the training part and encode; the tokenizer is kept in ``out``.
 
     Args:
         documents: the text.
@@ -105,20 +105,16 @@ def prepare_text(documents: Sequence[str], sizes: Sizes, data: Sequence[str], ou
         InputError: if there is too little text for the lengths to be tried.
     """
     training, held_out = corpus.split_documents(documents)
-    tokenizer_file = out / "tokenizer.json"
-    if tokenizer_file.exists():
-        tokenizer = masked_lm.load_tokenizer(tokenizer_file)
-    else:
-        tokenizer = masked_lm.train_tokenizer(training, sizes.vocab_size)
-        write_atomically(tokenizer_file, tokenizer.to_str())
+    tokenizer = masked_lm.train_tokenizer(training, sizes.vocab_size)
     streams = masked_lm.token_stream(tokenizer, training), masked_lm.token_stream(tokenizer, held_out)
-    longest = max(LENGTH_FACTORS) * sizes.length
+    longest = max(max(LENGTH_FACTORS) * sizes.length, masked_lm.HeldOut.GROUP)
     if len(streams[1]) < longest or len(streams[0]) < longest:
         raise InputError(
             f"--data: too little text: {len(streams[0])} training and {len(streams[1])} held-out tokens, "
             f"expected at least {longest} of each to judge {longest} tokens at a time; give more text or "
             "a smaller --length"
         )
+    write_atomically(out / "tokenizer.json", tokenizer.to_str())
     size = tokenizer.get_vocab_size()
     facts = {
         "source": ", ".join(data) or "the documentation inside this Python",
@@ -140,27 +136,31 @@ class Results:
         out: the folder.
         sizes: what all its results have in common.
         text: the text's fingerprint, likewise.
+        device: the kind of device, likewise.
     Raises:
         InputError: if the folder can't be written, or holds something else.
     """
 
-    def __init__(self, out: Path, sizes: Sizes, text: str) -> None:
+    def __init__(self, out: Path, sizes: Sizes, text: str, device: str) -> None:
         self.path = out / "results.json"
-        self.data: dict[str, Any] = {"format": FORMAT, "settings": {**asdict(sizes), "text": text}, "runs": {}}
+        settings = {**asdict(sizes), "text": text, "device": device}
+        self.data: dict[str, Any] = {"format": FORMAT, "settings": settings, "runs": {}}
         if not self.path.exists():
             return
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             old, runs = found["settings"], found["runs"]
-            assert found["format"] == FORMAT
-            assert isinstance(runs, dict)
-        except (ValueError, KeyError, TypeError, AssertionError):
+            if found["format"] != FORMAT or not (isinstance(old, dict) and isinstance(runs, dict)):
+                raise ValueError
+        except (OSError, ValueError, KeyError, TypeError):
             raise InputError(
                 f"--out: {self.path} is not a complete result of this command; move it away or choose another folder"
             ) from None
         different = [name for name, value in self.data["settings"].items() if old.get(name) != value]
         if different:
             name = different[0]
+            if name == "text":
+                raise InputError(f"--out: {out} holds results of other text; choose another folder")
             raise InputError(
                 f"--out: {out} holds results with {name} {old.get(name)!r}, not {self.data['settings'][name]!r}; "
                 "choose another folder, or the same settings to continue"
@@ -178,7 +178,7 @@ class Results:
         self.save()
 
     def save(self) -> None:
-        write_atomically(self.path, json.dumps(self.data))
+        write_atomically(self.path, json.dumps(self.data, allow_nan=False))
 
 
 def build_model(sizes: Sizes, position: str, vocab_size: int, seed: int) -> EncoderForMaskedLM:
@@ -241,11 +241,7 @@ def train_and_judge(
     losses = []
     for step in range(sizes.steps):
         loss = float(train_step(model, optimizer, *batches[step]))
-        if loss != loss:
-            raise InputError(
-                f"--learning-rate: the loss of {position!r} is not a number from step {step + 1} on; "
-                f"{sizes.learning_rate} is too high, try {sizes.learning_rate / 4}"
-            )
+        check_finite(loss, sizes, position, step)
         schedule.step()
         losses.append(loss)
         on_step(loss)
@@ -259,6 +255,7 @@ def train_and_judge(
         except PositionRangeError as error:
             scores[str(length)] = {"cannot": str(error)}
         else:
+            check_finite(score.loss, sizes, position, sizes.steps)
             scores[str(length)] = {"loss": score.loss, "accuracy": score.accuracy}
             if factor == 1:
                 token_losses = score.losses
@@ -275,6 +272,19 @@ def train_and_judge(
     }
 
 
+def check_finite(loss: float, sizes: Sizes, position: str, step: int) -> None:
+    """Raise unless the loss after so many steps is a finite number.
+
+    Raises:
+        InputError: with advice.
+    """
+    if not math.isfinite(loss):
+        raise InputError(
+            f"--learning-rate: the loss of {position!r} is not a number after {step} steps; "
+            f"{sizes.learning_rate} is too high, try {sizes.learning_rate / 4}"
+        )
+
+
 def _rounded(numbers: Iterable[float]) -> list[float]:
     return [round(number, 4) for number in numbers]
 
@@ -282,7 +292,7 @@ def _rounded(numbers: Iterable[float]) -> list[float]:
 @torch.no_grad()
 def head_curves(model: EncoderForMaskedLM, reach: int) -> list[list[list[float]]] | None:
     """What each head adds to scores at offsets -reach .. reach, [layer][head][offset]; None without such a curve."""
-    offsets = torch.arange(-reach, reach + 1)
+    offsets = torch.arange(-reach, reach + 1, device=model.device)
     curves = []
     for layer in range(model.config.num_hidden_layers):
         curve = model.encoder.position.curve(offsets, layer=layer)
@@ -292,13 +302,12 @@ def head_curves(model: EncoderForMaskedLM, reach: int) -> list[list[list[float]]
     return curves
 
 
-OFFSETS_SHOWN = 16
-
-
 @torch.no_grad()
 def attention_by_offset(model: EncoderForMaskedLM, held_out: masked_lm.HeldOut, length: int) -> list[list[list[float]]]:
     """The mean attention weight of each head at offsets -16 .. 16, [layer][head][offset], on some held-out text."""
-    inputs, _, _ = next(held_out.windows(length, 2048))
+    inputs, _, real = next(held_out.windows(length, 2048))
+    whole = real.all(-1)
+    inputs = inputs[whole] if whole.any() else inputs
     attentions = model.encoder(inputs.to(model.device), output_attentions=True).attentions
     reach = min(OFFSETS_SHOWN, length - 1)
     return [
@@ -387,7 +396,7 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
     Raises:
         InputError: for an unknown method, or one that these sizes don't fit.
     """
-    chosen = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+    chosen = list(dict.fromkeys("".join(name.split()) for name in names if name.strip()))
     if not chosen:
         raise InputError("--positions: expected at least one method, got none")
     for name in chosen:
@@ -403,19 +412,30 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
     return chosen
 
 
-def open_folder(out: Path) -> None:
-    """Make the output folder and make sure that it can be written.
+def open_folder(out: Path) -> TextIO:
+    """Make the output folder, make sure that it can be written, and keep other commands out of it.
+
+    Returns:
+        The lock, held until it is closed.
 
     Raises:
-        InputError: if not.
+        InputError: if that can't be done.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".writable"
-        probe.write_text("", encoding="utf-8")
-        probe.unlink()
+        lock = (out / ".lock").open("w", encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out: cannot write {out}: {error.strerror or error}") from None
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass  # no such locks on this system
+    except OSError:
+        lock.close()
+        raise InputError(f"--out: another command is writing to {out}; wait for it or choose another folder") from None
+    return lock
 
 
 class Progress:
@@ -453,7 +473,7 @@ def run(
     judging = max(1, sizes.steps // 10)
     timed = {*results.data.get("speed", {})} >= set(positions)
     rounds = 0 if timed else SPEED_ROUNDS + len({BASELINE, *positions})
-    progress.start(len(missing) * (sizes.steps + judging) + rounds * (1 if timed else len(positions)))
+    progress.start(len(missing) * (sizes.steps + judging) + rounds * len(positions))
     done = len(positions) * len(seeds) - len(missing)
     if done:
         progress.line(f"{done} of {len(positions) * len(seeds)} runs are there already, continuing with the others")

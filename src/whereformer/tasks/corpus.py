@@ -119,8 +119,9 @@ def _decode(data: bytes, file: Path) -> str:
 
 
 def _json_lines(file: Path, column: str | None) -> list[str]:
-    documents = []
-    for number, line in enumerate(_decode(file.read_bytes(), file).splitlines(), 1):
+    rows = []
+    # Not splitlines(): it also splits at separators that JSON strings may hold as they are.
+    for number, line in enumerate(_decode(file.read_bytes(), file).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -131,9 +132,13 @@ def _json_lines(file: Path, column: str | None) -> list[str]:
             row = {"text": row}
         if not isinstance(row, dict):
             raise InputError(f"--data: {file}, line {number}: expected an object or a string, got {line[:40]!r}")
-        strings = [name for name, value in row.items() if isinstance(value, str)]
-        documents.append(row[_pick(strings, column, f"{file}, line {number}")])
-    return documents
+        rows.append(row)
+    strings = {name: None for row in rows for name, value in row.items() if isinstance(value, str)}
+    if not rows:
+        return []
+    name = _pick(list(strings), column, str(file))
+    # Half a surrogate pair is legal in JSON and nowhere else.
+    return [row[name].encode("utf-8", "replace").decode() for row in rows if isinstance(row.get(name), str)]
 
 
 def _parquet(file: Path, column: str | None) -> list[str]:

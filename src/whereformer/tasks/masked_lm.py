@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +26,26 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     """A lower-casing WordPiece tokenizer with BERT's rules, trained on ``texts``; it may end up smaller than asked."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-    unknown = SPECIAL_TOKENS[1]
-    tokenizer = Tokenizer(models.WordPiece(unk_token=unknown))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False)
+    def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
+        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS[1]))
+        tokenizer.normalizer = normalizers.BertNormalizer()
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return tokenizer
+
+    tokenizer = tokenizer_of({})
+    # The trainer numbers single characters in an order that changes from run to run and breaks ties by number, so
+    # that even the set of tokens would change. Given up front, in order, they have fixed numbers.
+    letters: Counter[str] = Counter()
+    for text in texts:
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
+            letters.update((word[0], *(f"##{letter}" for letter in word[1:])))
+    common = sorted(letters, key=lambda piece: (-letters[piece], piece))[: vocab_size // 2]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=[*SPECIAL_TOKENS, *sorted(common)], show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
-    # The trainer numbers tokens in an order that changes from run to run, and with it every random mask.
     tokens = (*SPECIAL_TOKENS, *sorted(tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)))
-    tokenizer.model = models.WordPiece({token: index for index, token in enumerate(tokens)}, unk_token=unknown)
-    return tokenizer
+    return tokenizer_of({token: index for index, token in enumerate(tokens)})
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -97,7 +108,7 @@ class Batches:
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         """Input ids and labels of one step, (batch_size, length) each."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % 2**63)
         body = self.length - 1
         starts = torch.randint(len(self.stream) - body + 1, (self.batch_size, 1), generator=generator)
         tokens = self.stream[starts + torch.arange(body)]
