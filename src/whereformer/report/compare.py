@@ -53,7 +53,7 @@ def build_report(results: dict[str, Any]) -> str:
         seeds=seeds,
         layers=len(first_run["attention"]),
         sizes=list(dict.fromkeys((sizes[0], sizes[-1]))),
-        seed_noise=SEED_NOISE,
+        seed_noise=SEED_NOISE / len(seeds) ** 0.5,
         columns=columns(sorted(rows[0].loss)),
         rows=[(row, [*table_cells(row, notes)]) for row in rows],
         notes=notes,
