@@ -60,8 +60,7 @@ def attention(
         scale: the factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
         query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (batch, n_q). By default
-            queries are right-aligned: query i has position n_k - n_q + i; with key_positions alone, and as many
-            queries as keys, they are the keys'.
+            queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
         key_positions: likewise for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to
             keys of its own document.

@@ -133,10 +133,6 @@ def make_call(
     if key_positions is None:
         key_positions = Positions(0, 1, n_k)
     _check_positions("key_positions", key_positions, batch, n_k, needs_integers)
-    if query_positions is None and not default_positions:
-        if n_q != n_k:
-            raise ValueError(f"query_positions: needed with key_positions where n_q {n_q} and n_k {n_k} differ")
-        query_positions = key_positions
     if query_positions is None:
         query_positions = Positions(n_k - n_q, 1, n_q)
     _check_positions("query_positions", query_positions, batch, n_q, needs_integers)
