@@ -106,7 +106,7 @@ class Compare:
             with console.status("reading the text and training a tokenizer"):
                 documents = corpus.load_documents(self.data, self.column) if self.data else corpus.default_documents()
                 results = compare.Results(self.out, sizes, corpus.fingerprint(documents), device.type)
-                text = compare.prepare_text(documents, sizes, self.data, self.out)
+                text = compare.prepare_text(documents, sizes, self.data, self.column, self.out)
             console.print(
                 f"{text.facts['training_tokens']:,} training and {text.facts['held_out_tokens']:,} held-out tokens "
                 f"from {text.facts['source']}; guessing by frequency: loss {text.facts['unigram_entropy']:.2f}",

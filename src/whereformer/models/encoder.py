@@ -152,6 +152,9 @@ class EncoderPreTrainedModel(PreTrainedModel):
     # The loss is a mean over the batch's own labels, so Trainer has to scale it for accumulation and data parallelism.
     accepts_loss_kwargs = False
 
+    def _wants_dict(self, return_dict: bool | None) -> bool:
+        return self.config.return_dict if return_dict is None else return_dict
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -275,9 +278,6 @@ class Encoder(EncoderPreTrainedModel):
         )
         return output if self._wants_dict(return_dict) else output.to_tuple()
 
-    def _wants_dict(self, return_dict: bool | None) -> bool:
-        return self.config.return_dict if return_dict is None else return_dict
-
 
 class MaskedLMHead(nn.Module):
     """BERT's: a dense layer, activation and norm at the embeddings' width, then the tied embeddings and a bias."""
@@ -355,5 +355,4 @@ class EncoderForMaskedLM(EncoderPreTrainedModel):
         output = MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
-        wants_dict = self.config.return_dict if return_dict is None else return_dict
-        return output if wants_dict else output.to_tuple()
+        return output if self._wants_dict(return_dict) else output.to_tuple()

@@ -71,7 +71,7 @@ def build_report(results: dict[str, Any]) -> str:
         ),
         methods=[method(row, runs[row.position], looks[row.position], index) for index, row in enumerate(rows)],
         even_share=1 / settings["length"],
-        command=command(order, settings, seeds, text.get("data", [])),
+        command=command(order, settings, seeds, text.get("data", []), text.get("column")),
     )
 
 
@@ -197,7 +197,9 @@ def summaries(position: str) -> list[str]:
     return sentences
 
 
-def command(order: Sequence[str], settings: dict[str, Any], seeds: Sequence[int], data: Sequence[str]) -> str:
+def command(
+    order: Sequence[str], settings: dict[str, Any], seeds: Sequence[int], data: Sequence[str], column: str | None
+) -> str:
     """The command that gives these results again."""
     options = {
         "positions": ",".join(order),
@@ -206,6 +208,8 @@ def command(order: Sequence[str], settings: dict[str, Any], seeds: Sequence[int]
         "seed": seeds[0],
     }
     parts = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items()]
+    if column:
+        parts.insert(0, f"--column {shlex.quote(column)}")
     if data:
         parts.insert(0, f"--data {shlex.join(data)}")
     return " ".join(["whereformer compare", *parts])

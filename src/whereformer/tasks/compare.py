@@ -92,13 +92,14 @@ class Text:
     facts: dict[str, Any]
 
 
-def prepare_text(documents: Sequence[str], sizes: Sizes, data: Sequence[str], out: Path) -> Text:
+def prepare_text(documents: Sequence[str], sizes: Sizes, data: Sequence[str], column: str | None, out: Path) -> Text:
     """Split, train the tokenizer on the training part and encode; the tokenizer is kept in ``out``.
 
     Args:
         documents: the text.
         sizes: decide the vocabulary, and how much text there must be.
         data: where the text came from, as the user gave it; empty for Python's documentation.
+        column: the tables' column that holds it, if the user named one.
         out: the folder of results.
 
     Raises:
@@ -119,6 +120,7 @@ def prepare_text(documents: Sequence[str], sizes: Sizes, data: Sequence[str], ou
     facts = {
         "source": ", ".join(data) or "the documentation inside this Python",
         "data": list(data),
+        "column": column,
         "documents": len(documents),
         "characters": sum(len(piece) for piece in training) + sum(len(piece) for piece in held_out),
         "training_tokens": len(streams[0]),
