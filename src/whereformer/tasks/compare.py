@@ -140,7 +140,7 @@ class Results:
         text: the text's fingerprint, likewise.
         device: the kind of device, likewise.
     Raises:
-        InputError: if the folder can't be written, or holds something else.
+        InputError: if the folder holds results of other settings, or something else under that name.
     """
 
     def __init__(self, out: Path, sizes: Sizes, text: str, device: str) -> None:

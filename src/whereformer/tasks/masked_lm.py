@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,13 +45,6 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     tokens = (*SPECIAL_TOKENS, *sorted(tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)))
     return tokenizer_of({token: index for index, token in enumerate(tokens)})
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer that :func:`train_tokenizer` made and ``save`` wrote."""
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(path))
 
 
 def token_stream(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
