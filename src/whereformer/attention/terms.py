@@ -61,6 +61,18 @@ def position_values(positions: PositionsLike, device: torch.device | str | None 
     return positions.to(device) if positions.is_floating_point() else positions.to(device, torch.int64)
 
 
+def offset_range(query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[int, int] | None:
+    """The smallest and the largest offset between affine positions; None if only the data can tell.
+
+    Where there are no pairs at all it is (0, 0).
+    """
+    if not (isinstance(query_positions, Positions) and isinstance(key_positions, Positions)):
+        return None
+    if query_positions.length == 0 or key_positions.length == 0:
+        return 0, 0
+    return key_positions.start - query_positions.last, key_positions.last - query_positions.start
+
+
 def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """All offsets of a grid, (n_q, n_k) or (batch, n_q, n_k), from position values (n,) or (batch, n)."""
     return key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)

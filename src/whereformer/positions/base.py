@@ -16,6 +16,7 @@ from ..attention.terms import (
     Positions,
     PositionsLike,
     Term,
+    offset_range,
     offsets_between,
     position_values,
 )
@@ -155,11 +156,9 @@ def offset_span(
 
     Beyond ``reach`` a curve is constant, so the table ends there; the span always holds one offset at least.
     """
-    if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
-        if query_positions.length == 0 or key_positions.length == 0:
-            return 0, 0
-        first = key_positions.start - query_positions.last
-        last = key_positions.last - query_positions.start
+    span = offset_range(query_positions, key_positions)
+    if span is not None:
+        first, last = span
         if reach is not None:
             first, last = (max(-reach, min(reach, end)) for end in (first, last))
         return first, last
