@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import fused, reference
+from . import blockwise, fused, reference
 from .call import make_call
 from .precision import without_autocast
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, PositionsLike, Term
@@ -25,7 +25,7 @@ __all__ = [
     "attention_weights",
 ]
 
-BACKENDS = ("auto", "reference")
+BACKENDS = ("auto", "reference", "blockwise")
 
 
 def attention(
@@ -89,6 +89,8 @@ def attention(
         query_documents=query_documents,
         key_documents=key_documents,
     )
+    if backend == "blockwise":
+        return blockwise.attend(call)
     if backend == "auto" and fused.supports(call):
         return fused.attend(call)
     return reference.attend(call)

@@ -1,0 +1,677 @@
+"""Attention with position terms in O(n) extra memory, forward and backward, in plain PyTorch on any device.
+
+Scores exist one tile at a time, in memory that is used again. The forward keeps the output and one logsumexp a row;
+the backward makes each tile anew from them. Scores and everything that is summed over many of them are float32 (or
+float64); bfloat16 input is multiplied as bfloat16 only where torch's own attention does so too, after the softmax.
+
+Scores are in units of log2 here, because exp2 is several times as fast as exp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .call import Call
+from .dropout import draw_seed, keep_mask, row_keys
+from .merge import merge
+from .pieces import Piece, split
+from .precision import without_autocast
+from .tables import Bias, Grid, GridBias, GridRows, Listed, ListedBias, ListedRows, Rows, layout
+from .terms import Positions, PositionsLike
+from .tiles import Scratch, Span, Tile
+
+LOG2E = math.log2(math.e)
+LN2 = math.log(2)
+
+FORWARD_TILE = 2**18
+BACKWARD_TILE = 2**17
+"""Scores in a tile per thread: the forward holds one tile, the backward two, and a core has about 1 MiB of cache."""
+
+LONGEST_ROW = 1024
+"""Columns of a tile at most."""
+
+NARROWEST_TAIL = 512
+"""Columns beyond a table's reach that are worth a tile of their own."""
+
+
+def attend(call: Call) -> Tensor:
+    """The attention output, (batch, heads, n_q, value_dim) in the value's dtype."""
+    with without_autocast(call.value.device):
+        terms = merge(call)
+        tables = [term for term in (terms.bias, terms.keys, terms.values)]
+        affine = []
+        listed: list[Tensor | None] = []
+        for positions in (call.query_positions, call.key_positions):
+            if isinstance(positions, Positions):
+                affine += [positions.start, positions.stride]
+                listed.append(None)
+            else:
+                affine += [0, 1]
+                listed.append(positions)
+        factors = terms.factors
+        output, _ = _forward(
+            call.query,
+            call.key,
+            call.value,
+            *(None if term is None else term.table for term in tables),
+            None if factors is None else factors.query_factors,
+            None if factors is None else factors.key_factors,
+            terms.dense,
+            call.key_mask,
+            *listed,
+            call.query_documents,
+            call.key_documents,
+            draw_seed(call.value.device) if call.dropout_p else None,
+            call.n_q,
+            [0 if term is None else term.first for term in tables],
+            affine,
+            call.causal,
+            call.scale,
+            call.dropout_p,
+        )
+        return output
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the forward and the backward are given; shapes as in :class:`Call`, tables as in ``merge``."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor
+    bias: Tensor | None
+    keys: Tensor | None
+    values: Tensor | None
+    query_factors: Tensor | None
+    key_factors: Tensor | None
+    dense: Tensor | None
+    key_mask: Tensor | None
+    query_positions: Tensor | None
+    key_positions: Tensor | None
+    query_documents: Tensor | None
+    key_documents: Tensor | None
+    seed: Tensor | None
+    n_q: int
+    first: list[int]
+    affine: list[int]
+    causal: bool
+    scale: float
+    dropout_p: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of scores and sums."""
+        return torch.promote_types(self.value.dtype, torch.float32)
+
+    @cached_property
+    def product_dtype(self) -> torch.dtype:
+        """Of the products after the softmax: the input's where the device multiplies it fast."""
+        dtype = self.value.dtype
+        if dtype == torch.bfloat16 and self.value.device.type == "cpu":
+            return dtype if torch.ops.mkldnn._is_mkldnn_bf16_supported() else self.dtype
+        return self.dtype if self.value.device.type == "cpu" else dtype
+
+    def new_output(self) -> Tensor:
+        """Memory for the output."""
+        batch, heads, _, value_dim = self.value.shape
+        return self.value.new_empty(batch, heads, self.n_q, value_dim)
+
+    def new_logsumexp(self) -> Tensor:
+        """Memory for a number per row of scores."""
+        return self.value.new_empty(*self.value.shape[:2], self.n_q, 1, dtype=self.dtype)
+
+    def new_gradients(self, needed: list[bool]) -> list[Tensor]:
+        """Memory for the gradients that are needed."""
+        inputs = (getattr(self, name) for name in GRADIENTS)
+        return [
+            torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            for tensor, need in zip(inputs, needed, strict=True)
+            if need
+        ]
+
+    def pieces(self) -> list[Piece]:
+        query_start, query_stride, key_start, key_stride = self.affine
+        query: PositionsLike = Positions(query_start, query_stride, self.n_q)
+        key: PositionsLike = Positions(key_start, key_stride, self.value.shape[2])
+        return split(
+            self.value.shape[0],
+            query if self.query_positions is None else self.query_positions,
+            key if self.key_positions is None else self.key_positions,
+            self.key_mask,
+            self.query_documents,
+            self.key_documents,
+        )
+
+
+class Tables:
+    """The tables of a problem in the layout of one piece."""
+
+    def __init__(self, problem: Problem, piece: Piece) -> None:
+        value = problem.value
+        offsets = layout(piece.query_positions, piece.key_positions, value.device)
+        self.layout = offsets
+        self.bias: Bias | None = None
+        self.keys, self.values = (
+            None if table is None else GridRows(offsets, table, first)
+            if isinstance(offsets, Grid) else ListedRows(offsets, table, first)
+            for table, first in zip((problem.keys, problem.values), problem.first[1:], strict=True)
+        )
+        if isinstance(offsets, Grid):
+            if problem.bias is not None or problem.causal:
+                table = value.new_zeros(1, 1, dtype=problem.dtype).expand(value.shape[1], -1) if problem.bias is None else problem.bias * LOG2E
+                self.bias = GridBias(offsets, table, problem.first[0], problem.causal)
+        elif problem.bias is not None:
+            self.bias = ListedBias(offsets, problem.bias * LOG2E, problem.first[0])
+
+    @property
+    def step(self) -> int:
+        """Of scratch memory that tables write to or read from."""
+        return self.layout.step if isinstance(self.layout, Grid) else 0
+
+
+class Block:
+    """A piece's work on some of its batch items and heads, with all that does not change from tile to tile.
+
+    Tensors are (groups, rows, dim), a group for each item and head; those with a row per query in reverse order.
+    """
+
+    def __init__(self, problem: Problem, piece: Piece, tables: Tables, batch: range, heads: range) -> None:
+        self.problem, self.piece, self.tables, self.batch, self.heads = problem, piece, tables, batch, heads
+        self.groups = len(batch) * len(heads)
+        self.value = self.rows_of(problem.value, piece.keys)
+        # Content and factors side by side: one product makes both scores.
+        query_features, key_features = [], []
+        self.query: Tensor | None = None
+        if problem.query is not None and problem.key is not None:
+            self.query = self.rows_of(problem.query, piece.queries).flip(1).mul_(problem.scale * LOG2E)
+            query_features.append(self.query)
+            key_features.append(self.rows_of(problem.key, piece.keys))
+        if problem.query_factors is not None and problem.key_factors is not None:
+            query_features.append(self.rows_of(problem.query_factors, piece.queries).flip(1).mul_(LOG2E))
+            key_features.append(self.rows_of(problem.key_factors, piece.keys))
+        self.query_features, self.key_features = _join(query_features), _join(key_features)
+
+    def part_of(self, tensor: Tensor) -> Tensor:
+        """The block's items and heads of (1 or batch, heads, ...), a view."""
+        if tensor.shape[0] > 1:
+            tensor = tensor[self.batch.start : self.batch.stop]
+        return tensor[:, self.heads.start : self.heads.stop]
+
+    def rows_of(self, tensor: Tensor, rows: range) -> Tensor:
+        """The block's part of (1 or batch, heads, n, dim), as (groups, rows, dim) in the problem's dtype."""
+        part = self.part_of(tensor)[:, :, rows.start : rows.stop]
+        return part.expand(len(self.batch), -1, -1, -1).flatten(0, 1).to(self.problem.dtype)
+
+    def by_head(self, tensor: Tensor) -> Tensor:
+        """(groups, ...) as (batch, heads, ...), a view."""
+        return tensor.unflatten(0, (len(self.batch), len(self.heads)))
+
+    def reversed(self, queries: range) -> slice:
+        """Where a range of queries stands among reversed rows."""
+        length = len(self.piece.queries)
+        return slice(length - queries.stop, length - queries.start)
+
+    def fill_scores(self, tile: Tile, per_offset: Tensor | None, logsumexp: Tensor | None) -> None:
+        """Write a tile's scores, less ``logsumexp`` (groups, rows, 1); ``per_offset`` is the queries' :class:`Rows`."""
+        span, scores, tables = tile.span, tile.scores, self.tables
+        by_head = self.by_head(scores)
+        if tables.bias is not None:
+            added = tables.bias.tile(span, self.heads)
+            if logsumexp is None:
+                by_head.copy_(added)
+            else:
+                torch.sub(added, self.by_head(logsumexp), out=by_head)
+        elif logsumexp is None:
+            scores.zero_()
+        else:
+            torch.neg(logsumexp.expand_as(scores), out=scores)
+        if self.query_features is not None and self.key_features is not None:
+            keys = self.key_features[:, span.keys.start : span.keys.stop]
+            add_product(scores, self.query_features[:, self.reversed(span.queries)], keys.mT)
+        if per_offset is not None and tables.keys is not None:
+            tables.keys.spread(per_offset, tile)
+        if self.problem.dense is not None:
+            by_head.add_(self.dense_part(self.problem.dense, span).flip(-2), alpha=LOG2E)
+        for allowed in self.masks(span):
+            by_head.masked_fill_(~allowed, -torch.inf)
+
+    def dense_part(self, dense: Tensor, span: Span) -> Tensor:
+        """A tile's part of (1 or batch, heads, n_q, n_k), a view; rows in their own order."""
+        rows = self.piece.queries[span.queries.start : span.queries.stop]
+        columns = self.piece.keys[span.keys.start : span.keys.stop]
+        return self.part_of(dense)[:, :, rows.start : rows.stop, columns.start : columns.stop]
+
+    def masks(self, span: Span) -> Iterator[Tensor]:
+        """Which pairs of a tile may attend, each broadcastable to (batch, heads, rows, columns)."""
+        piece, first = self.piece, self.batch.start - self.piece.batch.start
+        items = slice(first, first + len(self.batch))
+        queries, keys = slice(span.queries.start, span.queries.stop), slice(span.keys.start, span.keys.stop)
+        if piece.key_mask is not None:
+            yield piece.key_mask[items, None, None, keys]
+        if piece.query_documents is not None and piece.key_documents is not None:
+            documents = piece.query_documents[items, None, queries].flip(-1)
+            yield documents.unsqueeze(-1) == piece.key_documents[items, None, None, keys]
+        if self.problem.causal and isinstance(self.tables.layout, Listed):
+            yield self.tables.layout.offsets(span) <= 0
+
+    def kept(self, span: Span) -> Tensor | None:
+        """What dropout multiplies a tile's weights by, (groups, rows, columns)."""
+        problem = self.problem
+        if problem.seed is None:
+            return None
+        rows = self.piece.queries[span.queries.start : span.queries.stop]
+        columns = self.piece.keys[span.keys.start : span.keys.stop]
+        keys = row_keys(problem.seed, *problem.value.shape[:2], problem.n_q)
+        keys = self.part_of(keys)[..., rows.start : rows.stop].flip(-1).flatten(0, 1)
+        kept = keep_mask(keys, torch.arange(columns.start, columns.stop, device=keys.device), problem.dropout_p)
+        return kept.to(problem.dtype) / (1.0 - problem.dropout_p)
+
+    def per_offset(self, rows: Tensor, table: Rows) -> Tensor:
+        """The products of (groups, rows, dim) with a table's vectors, (groups, rows, T)."""
+        return (self.by_head(rows) @ self.vectors_of(table.vectors).mT).flatten(0, 1)
+
+    def from_offsets(self, per_offset: Tensor, table: Rows) -> Tensor:
+        """The sums of a table's vectors, weighted by (groups, rows, T): (groups, rows, dim)."""
+        return (self.by_head(per_offset) @ self.vectors_of(table.vectors)).flatten(0, 1)
+
+    def collect_vectors(self, table: Rows, per_offset: Tensor, rows: Tensor) -> None:
+        """Add the products of (groups, rows, T) and (groups, rows, dim) to the table's gradient."""
+        products = self.by_head(per_offset).mT @ self.by_head(rows)
+        sums = self.vectors_of(table.sums)
+        sums += products.sum((0, 1)) if len(table.sums) == 1 else products.sum(0)
+
+    def vectors_of(self, vectors: Tensor) -> Tensor:
+        """The block's heads of (heads or 1, T, dim)."""
+        return vectors if len(vectors) == 1 else vectors[self.heads.start : self.heads.stop]
+
+
+def _join(features: list[Tensor]) -> Tensor | None:
+    if not features:
+        return None
+    return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """``total += left @ right``, each (groups, rows, columns); products of narrower dtype are added in total's."""
+    if left.dtype != total.dtype:
+        total += left @ right
+    elif len(total) == 1:
+        # For a single matrix with padded rows this is the faster call.
+        total[0].addmm_(left[0], right[0])
+    else:
+        total.baddbmm_(left, right)
+
+
+def _blocks(problem: Problem, tile_size: int) -> Iterator[tuple[Tables, Iterator[Block]]]:
+    """The blocks of each piece; short sequences go many items and heads at a time."""
+    heads = problem.value.shape[1]
+    for piece in problem.pieces():
+        tables = Tables(problem, piece)
+        groups = max(1, tile_size // (len(piece.queries) * len(piece.keys)))
+        items = max(1, groups // heads)
+        yield (
+            tables,
+            (
+                Block(problem, piece, tables, batch, some_heads)
+                for batch in _chunks(piece.batch, items)
+                for some_heads in _chunks(range(heads), groups)
+            ),
+        )
+
+
+def _chunks(whole: range, size: int) -> list[range]:
+    """A range cut into nearly equal parts of at most ``size``."""
+    count = max(1, -(-len(whole) // size))
+    ends = [len(whole) * part // count for part in range(count + 1)]
+    return [whole[start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
+
+
+def _row_spans(block: Block, tile_size: int, bands: list[range]) -> Iterator[tuple[range, list[Span]]]:
+    """The tiles of a block, row of tiles by row of tiles; keys that no query of the row may attend are left out.
+
+    ``bands`` are the values of m (see :class:`Grid`) that tables tell apart: tiles beyond them are cheaper.
+    """
+    n_q, n_k = len(block.piece.queries), len(block.piece.keys)
+    rows = max(64, tile_size // (block.groups * min(n_k, LONGEST_ROW)))
+    grid = block.tables.layout
+    for queries in _chunks(range(n_q), rows):
+        end = n_k
+        cuts: list[int] = []
+        if isinstance(grid, Grid):
+            if block.problem.causal:
+                end = max(0, min(n_k, grid.past(queries)))
+            if bands:
+                low = min(band.start for band in bands) + grid.step * queries.start
+                high = max(band.stop for band in bands) + grid.step * (queries.stop - 1)
+                cuts = [cut for cut in (low, high) if NARROWEST_TAIL <= cut <= end - NARROWEST_TAIL]
+        edges = [0, *cuts, end]
+        spans = [
+            Span(queries, keys)
+            for start, stop in zip(edges, edges[1:], strict=False)
+            if stop > start
+            for keys in _chunks(range(start, stop), LONGEST_ROW)
+        ]
+        yield queries, spans
+
+
+@torch.library.custom_op("whereformer::blockwise_forward", mutates_args=())
+def _forward(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    bias: Tensor | None,
+    keys: Tensor | None,
+    values: Tensor | None,
+    query_factors: Tensor | None,
+    key_factors: Tensor | None,
+    dense: Tensor | None,
+    key_mask: Tensor | None,
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+    query_documents: Tensor | None,
+    key_documents: Tensor | None,
+    seed: Tensor | None,
+    n_q: int,
+    first: list[int],
+    affine: list[int],
+    causal: bool,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:
+    problem = Problem(
+        query, key, value, bias, keys, values, query_factors, key_factors, dense, key_mask, query_positions,
+        key_positions, query_documents, key_documents, seed, n_q, first, affine, causal, scale, dropout_p,
+    )  # fmt: skip
+    return forward(problem)
+
+
+@_forward.register_fake
+def _(query: Tensor | None, key: Tensor | None, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    problem = Problem(query, key, value, *rest)
+    return problem.new_output(), problem.new_logsumexp()
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The output, and per row the logsumexp of its scores, (batch, heads, n_q, 1); infinite where none may attend."""
+    output, logsumexp = problem.new_output().zero_(), problem.new_logsumexp().fill_(torch.inf)
+    if output.numel() == 0 or problem.value.shape[2] == 0:
+        return output, logsumexp
+    tile_size = FORWARD_TILE * torch.get_num_threads()
+    for tables, blocks in _blocks(problem, tile_size):
+        step = tables.step if tables.keys is not None or tables.values is not None else 0
+        bands = [table.window for table in (tables.keys, tables.values) if isinstance(table, GridRows)]
+        scratch = None
+        for block in blocks:
+            total = torch.empty_like(block.value[:, :1]).expand(-1, len(block.piece.queries), -1).contiguous()
+            ends = total.new_full((block.groups, total.shape[1], 1), torch.inf)
+            row_spans = list(_row_spans(block, tile_size, bands))
+            if scratch is None:
+                scratch = Scratch.for_spans(block.groups, row_spans, step, block.value)
+            for queries, spans in row_spans:
+                rows = block.reversed(queries)
+                _forward_rows(block, scratch, queries, spans, total[:, rows], ends[:, rows])
+            queries = block.piece.queries
+            block.part_of(output)[:, :, queries.start : queries.stop] = block.by_head(total.flip(1))
+            block.part_of(logsumexp)[:, :, queries.start : queries.stop] = block.by_head(ends.flip(1))
+    return output, logsumexp
+
+
+def _forward_rows(
+    block: Block, scratch: Scratch, queries: range, spans: list[Span], total: Tensor, logsumexp: Tensor
+) -> None:
+    """The outputs of some queries into ``total`` (groups, rows, value_dim), by a softmax that goes tile by tile."""
+    tables, problem = block.tables, block.problem
+    if not spans:
+        total.zero_()
+        return
+    value = block.value.to(problem.product_dtype)
+    from_keys = from_values = None
+    if tables.keys is not None and block.query is not None:
+        from_keys = block.per_offset(block.query[:, block.reversed(queries)], tables.keys)
+    if tables.values is not None:
+        from_values = total.new_zeros(*total.shape[:2], tables.values.vectors.shape[1])
+    highest = weight = None
+    for span in spans:
+        tile = scratch.tile(block.groups, span)
+        scores = tile.scores
+        block.fill_scores(tile, from_keys, None)
+        # Finite also where all scores of a row are -inf, so that their exponentials are zeros.
+        high = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min / 2)
+        if highest is not None:
+            high = torch.maximum(high, highest)
+        scores.sub_(high).exp2_()
+        sums = scores.sum(-1, keepdim=True)
+        kept = block.kept(span)
+        if kept is not None:
+            scores *= kept
+        weights, part = scores.to(problem.product_dtype), value[:, span.keys.start : span.keys.stop]
+        if highest is None or weight is None:
+            if total.dtype == weights.dtype:
+                torch.bmm(weights, part, out=total)
+            else:
+                total.copy_(weights @ part)
+            weight = sums
+        else:
+            shrink = (highest - high).exp2_()
+            weight.mul_(shrink).add_(sums)
+            total *= shrink
+            add_product(total, weights, part)
+            if from_values is not None:
+                from_values *= shrink
+        if from_values is not None and tables.values is not None:
+            tables.values.collect(tile, from_values)
+        highest = high
+    assert highest is not None
+    assert weight is not None
+    if from_values is not None and tables.values is not None:
+        total += block.from_offsets(from_values, tables.values)
+    torch.add(highest, weight.log2(), out=logsumexp)
+    empty = weight == 0
+    logsumexp.masked_fill_(empty, torch.inf)
+    total.div_(weight.masked_fill_(empty, 1.0))
+
+
+@torch.library.custom_op("whereformer::blockwise_backward", mutates_args=())
+def _backward(
+    output_gradient: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    needed: list[bool],
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    bias: Tensor | None,
+    keys: Tensor | None,
+    values: Tensor | None,
+    query_factors: Tensor | None,
+    key_factors: Tensor | None,
+    dense: Tensor | None,
+    key_mask: Tensor | None,
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+    query_documents: Tensor | None,
+    key_documents: Tensor | None,
+    seed: Tensor | None,
+    n_q: int,
+    first: list[int],
+    affine: list[int],
+    causal: bool,
+    scale: float,
+    dropout_p: float,
+) -> list[Tensor]:
+    problem = Problem(
+        query, key, value, bias, keys, values, query_factors, key_factors, dense, key_mask, query_positions,
+        key_positions, query_documents, key_documents, seed, n_q, first, affine, causal, scale, dropout_p,
+    )  # fmt: skip
+    return backward(problem, output_gradient, output, logsumexp, needed)
+
+
+@_backward.register_fake
+def _(output_gradient: Tensor, output: Tensor, logsumexp: Tensor, needed: list[bool], *inputs: Any) -> list[Tensor]:
+    return Problem(*inputs).new_gradients(needed)
+
+
+def backward(
+    problem: Problem, output_gradient: Tensor, output: Tensor, logsumexp: Tensor, needed: list[bool]
+) -> list[Tensor]:
+    """The gradients of the inputs in ``GRADIENTS`` that are needed, in that order."""
+    gradients = problem.new_gradients(needed)
+    for gradient in gradients:
+        gradient.zero_()
+    if output.numel() == 0 or problem.value.shape[2] == 0:
+        return gradients
+    names = [name for name, need in zip(GRADIENTS, needed, strict=True) if need]
+    into = dict(zip(names, gradients, strict=True))
+    tile_size = BACKWARD_TILE * torch.get_num_threads()
+    for tables, blocks in _blocks(problem, tile_size):
+        backward_tables = {"bias": tables.bias, "keys": tables.keys, "values": tables.values}
+        bands = [
+            table.window
+            for name, table in backward_tables.items()
+            if isinstance(table, GridBias | GridRows) and (name != "bias" or name in into)
+        ]
+        scratch = None
+        for block in blocks:
+            row_spans = list(_row_spans(block, tile_size, bands))
+            if scratch is None:
+                scratch = (
+                    Scratch.for_spans(block.groups, row_spans, tables.step if tables.keys or tables.values else 0, block.value),
+                    Scratch.for_spans(block.groups, row_spans, tables.step if bands else 0, block.value),
+                )
+            _Backward(block, into, output_gradient, output, logsumexp).run(scratch, row_spans)
+        for name, table in backward_tables.items():
+            if table is not None and name in into:
+                into[name] += table.gradient()
+    return gradients
+
+
+GRADIENTS = ("query", "key", "value", "bias", "keys", "values", "query_factors", "key_factors", "dense")
+"""The inputs that have gradients, in the order of :class:`Problem`."""
+
+
+class _Backward:
+    """The gradients of one block."""
+
+    def __init__(
+        self, block: Block, into: dict[str, Tensor], output_gradient: Tensor, output: Tensor, logsumexp: Tensor
+    ) -> None:
+        self.block, self.into = block, into
+        queries = block.piece.queries
+        self.gradient = block.rows_of(output_gradient, queries).flip(1)
+        self.logsumexp = block.rows_of(logsumexp, queries).flip(1)
+        self.delta = (self.gradient * block.rows_of(output, queries).flip(1)).sum(-1, keepdim=True).neg_()
+        self.value_gradient = torch.zeros_like(block.value)
+        features = block.query_features, block.key_features
+        self.features_gradient = tuple(None if rows is None else torch.zeros_like(rows) for rows in features)
+        dtype = block.problem.product_dtype
+        self.narrow_gradient = self.gradient.to(dtype)
+        self.narrow_features = tuple(None if rows is None else rows.to(dtype) for rows in features)
+
+    def run(self, scratch: tuple[Scratch, Scratch], row_spans: list[tuple[range, list[Span]]]) -> None:
+        for queries, spans in row_spans:
+            self.add_rows(scratch, queries, spans)
+        self.finish()
+
+    def add_rows(self, scratch: tuple[Scratch, Scratch], queries: range, spans: list[Span]) -> None:
+        block, tables, into = self.block, self.block.tables, self.into
+        problem, rows = block.problem, block.reversed(queries)
+        gradient, delta, logsumexp = self.gradient[:, rows], self.delta[:, rows], self.logsumexp[:, rows]
+        narrow_gradient = self.narrow_gradient[:, rows]
+        query_features, key_features = self.narrow_features
+        from_keys = from_values = keys_gradient = values_gradient = None
+        if tables.keys is not None and block.query is not None:
+            from_keys = block.per_offset(block.query[:, rows], tables.keys)
+            keys_gradient = torch.zeros_like(from_keys)
+        if tables.values is not None:
+            from_values = block.per_offset(gradient, tables.values)
+            values_gradient = torch.zeros_like(from_values)
+        for span in spans:
+            keys = slice(span.keys.start, span.keys.stop)
+            tile, gradient_tile = (memory.tile(block.groups, span) for memory in scratch)
+            weights, score_gradient = tile.scores, gradient_tile.scores
+            block.fill_scores(tile, from_keys, logsumexp)
+            weights.exp2_()
+            kept = block.kept(span)
+            # The gradient of the weights, then of the scores: weights * (it - delta).
+            score_gradient.copy_(delta.expand_as(score_gradient)) if kept is None else score_gradient.zero_()
+            add_product(score_gradient, gradient, block.value[:, keys].mT)
+            if tables.values is not None:
+                tables.values.spread(from_values, gradient_tile)
+            if kept is not None:
+                score_gradient.mul_(kept).add_(delta)
+            score_gradient.mul_(weights)
+            if kept is not None:
+                weights *= kept
+            add_product(self.value_gradient[:, keys], weights.to(problem.product_dtype).mT, narrow_gradient)
+            if tables.values is not None:
+                tables.values.collect(tile, values_gradient)
+            if "bias" in into:
+                tables.bias.collect(gradient_tile, block.heads)
+            if keys_gradient is not None:
+                tables.keys.collect(gradient_tile, keys_gradient)
+            if "dense" in into:
+                by_head = block.by_head(score_gradient).flip(-2)
+                part = block.dense_part(into["dense"], span)
+                part += by_head if len(part) == len(by_head) else by_head.sum(0, keepdim=True)
+            if query_features is not None and key_features is not None:
+                narrow = score_gradient.to(problem.product_dtype)
+                add_product(self.features_gradient[0][:, rows], narrow, key_features[:, keys])
+                add_product(self.features_gradient[1][:, keys], narrow.mT, query_features[:, rows])
+        if keys_gradient is not None and tables.keys is not None and block.query is not None:
+            self.features_gradient[0][:, rows, : block.query.shape[2]] += block.from_offsets(keys_gradient, tables.keys)
+            if "keys" in into:
+                block.collect_vectors(tables.keys, keys_gradient, block.query[:, rows] * LN2)
+        if values_gradient is not None and tables.values is not None and "values" in into:
+            block.collect_vectors(tables.values, values_gradient, gradient)
+
+    def finish(self) -> None:
+        """Put what was summed where it belongs."""
+        block, piece, problem = self.block, self.block.piece, self.block.problem
+        self._put("value", self.value_gradient, piece.keys)
+        query_features, key_features = self.features_gradient
+        if query_features is None or key_features is None:
+            return
+        width = 0 if problem.query is None else problem.query.shape[3]
+        self._put("query", query_features[..., :width].flip(1).mul_(problem.scale), piece.queries)
+        # Query features are in units of log2, and scaled.
+        self._put("key", key_features[..., :width] * LN2, piece.keys)
+        self._put("query_factors", query_features[..., width:].flip(1), piece.queries)
+        self._put("key_factors", key_features[..., width:] * LN2, piece.keys)
+
+    def _put(self, name: str, rows: Tensor, where: range) -> None:
+        if name not in self.into:
+            return
+        target = self.block.part_of(self.into[name])[:, :, where.start : where.stop]
+        rows = self.block.by_head(rows)
+        target += rows if len(target) == len(rows) else rows.sum(0, keepdim=True)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors = [value if isinstance(value, Tensor) else None for value in inputs]
+    ctx.save_for_backward(*tensors, *output)
+    ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, output_gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, output, logsumexp = ctx.saved_tensors
+    inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
+    nothing: list[Tensor | None] = [None] * len(inputs)
+    needed = list(ctx.needs_input_grad[: len(GRADIENTS)])
+    if output_gradient is None or not any(needed):
+        return tuple(nothing)
+    gradients = iter(_backward(output_gradient, output, logsumexp, needed, *inputs))
+    for index, need in enumerate(needed):
+        if need:
+            nothing[index] = next(gradients)
+    return tuple(nothing)
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)

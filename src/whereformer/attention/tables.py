@@ -1,0 +1,204 @@
+"""Tables over offsets as tiles read and sum them: by strides where positions are affine, else entry by entry.
+
+Everything here is of one piece: its layout of offsets, and its tables in that layout.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .terms import Positions, PositionsLike, offsets_between, position_values
+from .tiles import Span, Tile
+
+
+class Grid:
+    """Offsets between affine positions: ``base + unit * (column - step * row)`` with whole ``step``.
+
+    ``column - step * row`` is called *m* below; it runs over ``range(low, low + count)``.
+    """
+
+    def __init__(self, base: int, unit: int, step: int, n_q: int, n_k: int, device: torch.device) -> None:
+        self.base, self.unit, self.step = base, unit, step
+        self.low, self.count = -step * (n_q - 1), step * (n_q - 1) + n_k
+        self.device = device
+
+    def lowest(self, span: Span) -> int:
+        """The m of a tile's last query and first key."""
+        return span.keys.start - self.step * (span.queries.stop - 1)
+
+    def window(self, first: int, length: int) -> range:
+        """The values of m between which a table of ``length`` offsets from ``first`` is not constant."""
+        start = (first - self.base) // self.unit
+        stop = -((self.base - first - length + 1) // self.unit)
+        start, stop = (max(self.low, min(self.low + self.count - 1, m)) for m in (start, stop))
+        return range(start, max(start, stop) + 1)
+
+    def rows(self, first: int, length: int, window: range | None = None) -> Tensor:
+        """Which row of a table each m of a window (all of them by default) reads."""
+        window = range(self.low, self.low + self.count) if window is None else window
+        m = torch.arange(window.start, window.stop, device=self.device)
+        return (self.base + self.unit * m - first).clamp(0, length - 1)
+
+    def past(self, queries: range) -> int:
+        """How many keys, from the first on, the last of these queries may attend under a causal mask."""
+        return self.step * (queries.stop - 1) + -self.base // self.unit + 1
+
+
+class Listed:
+    """Offsets between explicit positions, one by one."""
+
+    def __init__(self, query_positions: Tensor, key_positions: Tensor) -> None:
+        self.query_positions, self.key_positions = query_positions, key_positions
+
+    def offsets(self, span: Span) -> Tensor:
+        """The offsets of a tile, (rows, columns)."""
+        queries = self.query_positions[span.queries.start : span.queries.stop].flip(0)
+        return offsets_between(queries, self.key_positions[span.keys.start : span.keys.stop])
+
+    def entries(self, span: Span, first: int, length: int) -> Tensor:
+        """Which entry of a table of ``length`` offsets from ``first`` each pair of a tile reads, (rows, columns)."""
+        return (self.offsets(span) - first).clamp(0, length - 1)
+
+
+def layout(query_positions: PositionsLike, key_positions: PositionsLike, device: torch.device) -> Grid | Listed:
+    """How offsets vary over a piece."""
+    if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
+        query_stride, key_stride = query_positions.stride, key_positions.stride
+        if query_positions.length == 1:
+            query_stride = key_stride
+        if key_positions.length == 1:
+            key_stride = query_stride
+        if query_stride % key_stride == 0:
+            base = key_positions.start - query_positions.start
+            step = query_stride // key_stride
+            return Grid(base, key_stride, step, query_positions.length, key_positions.length, device)
+    return Listed(position_values(query_positions, device), position_values(key_positions, device))
+
+
+class GridBias:
+    """A number per head and offset on a grid: what an ``OffsetBias`` (``table`` (heads, T)) and causality add."""
+
+    def __init__(self, grid: Grid, table: Tensor, first: int, causal: bool) -> None:
+        self.grid, self.size = grid, table.shape
+        self.window = grid.window(first, table.shape[1])
+        self.index = grid.rows(first, table.shape[1])
+        self.values = table[:, self.index]
+        if causal:
+            m = torch.arange(grid.low, grid.low + grid.count, device=grid.device)
+            self.values = self.values.masked_fill(grid.base + grid.unit * m > 0, -torch.inf)
+        self.sums = torch.zeros_like(self.values)
+
+    def tile(self, span: Span, heads: range) -> Tensor:
+        """What is added, (heads, rows, columns): a view."""
+        size = (len(heads), len(span.queries), len(span.keys))
+        pitch = self.values.stride(0)
+        return self.values.as_strided(
+            size, (pitch, self.grid.step, 1), heads.start * pitch + self.grid.lowest(span) - self.grid.low
+        )
+
+    def collect(self, tile: Tile, heads: range) -> None:
+        """Add a tile of score gradients to the table's gradient."""
+        start, width = self.grid.lowest(tile.span), tile.skewed.shape[2]
+        sums = self.sums[heads.start : heads.stop, start - self.grid.low :]
+        if start >= self.window.stop - 1 or start + width <= self.window.start + 1:
+            # All of the tile reads the same number.
+            sums[:, 0] += tile.scores.sum((1, 2)).unflatten(0, (-1, len(heads))).sum(0)
+        else:
+            sums[:, :width] += tile.skewed.sum(1).unflatten(0, (-1, len(heads))).sum(0)
+
+    def gradient(self) -> Tensor:
+        """Of the table, (heads, T), from all that was collected."""
+        return self.sums.new_zeros(self.size).index_add_(1, self.index, self.sums)
+
+
+class GridRows:
+    """A vector per offset on a grid, of which each query makes a number per offset: ``OffsetKeys``, ``OffsetValues``.
+
+    ``vectors`` (heads or 1, T, dim) are the table's rows that tiles tell apart; the first and the last also stand for
+    all offsets beyond. ``sums``, alike, takes their gradient.
+    """
+
+    def __init__(self, grid: Grid, table: Tensor, first: int) -> None:
+        self.grid, self.size = grid, table.shape
+        self.window = grid.window(first, table.shape[1])
+        self.index = grid.rows(first, table.shape[1], self.window)
+        self.vectors = table[:, self.index]
+        self.sums = torch.zeros_like(self.vectors)
+
+    def spread(self, per_offset: Tensor, tile: Tile) -> None:
+        """Add to each score the number of its query and offset, from (groups, rows, T)."""
+        for part, columns in self._parts(tile):
+            part.add_(per_offset[..., columns])
+        tile.clear_margins()
+
+    def collect(self, tile: Tile, per_offset: Tensor) -> None:
+        """Add each query's scores, by offset, to (groups, rows, T)."""
+        for part, columns in self._parts(tile):
+            target = per_offset[..., columns]
+            target += part if target.shape[-1] == part.shape[-1] else part.sum(-1, keepdim=True)
+
+    def _parts(self, tile: Tile) -> list[tuple[Tensor, slice]]:
+        """The tile cut into views with a column an offset, and the offsets that each reads."""
+        size, start = len(self.window), self.window.start - self.grid.lowest(tile.span)
+        width = tile.skewed.shape[2]
+        if start >= width - 1:
+            return [(tile.scores, slice(0, 1))]
+        if start + size <= 1:
+            return [(tile.scores, slice(size - 1, size))]
+        left, right = max(start, 0), min(start + size, width)
+        parts = [(tile.skewed[..., left:right], slice(left - start, right - start))]
+        if left > 0:
+            parts.append((tile.skewed[..., :left], slice(0, 1)))
+        if right < width:
+            parts.append((tile.skewed[..., right:], slice(size - 1, size)))
+        return parts
+
+    def gradient(self) -> Tensor:
+        """Of the table, (heads or 1, T, dim), from ``sums``."""
+        return self.sums.new_zeros(self.size).index_add_(1, self.index, self.sums)
+
+
+class ListedBias:
+    """What :class:`GridBias` does, for explicit positions."""
+
+    def __init__(self, offsets: Listed, table: Tensor, first: int) -> None:
+        self.offsets, self.values, self.first = offsets, table, first
+        self.sums = torch.zeros_like(table)
+
+    def tile(self, span: Span, heads: range) -> Tensor:
+        return self.values[heads.start : heads.stop, self.offsets.entries(span, self.first, self.values.shape[1])]
+
+    def collect(self, tile: Tile, heads: range) -> None:
+        entries = self.offsets.entries(tile.span, self.first, self.values.shape[1]).flatten()
+        by_head = tile.scores.unflatten(0, (-1, len(heads))).sum(0)
+        self.sums[heads.start : heads.stop].index_add_(1, entries, by_head.flatten(1))
+
+    def gradient(self) -> Tensor:
+        return self.sums
+
+
+class ListedRows:
+    """What :class:`GridRows` does, for explicit positions."""
+
+    def __init__(self, offsets: Listed, table: Tensor, first: int) -> None:
+        self.offsets, self.vectors, self.first = offsets, table, first
+        self.sums = torch.zeros_like(table)
+
+    def _entries(self, tile: Tile) -> Tensor:
+        return self.offsets.entries(tile.span, self.first, self.vectors.shape[1]).expand_as(tile.scores)
+
+    def spread(self, per_offset: Tensor, tile: Tile) -> None:
+        tile.scores.add_(per_offset.gather(-1, self._entries(tile)))
+
+    def collect(self, tile: Tile, per_offset: Tensor) -> None:
+        per_offset.scatter_add_(-1, self._entries(tile), tile.scores)
+
+    def gradient(self) -> Tensor:
+        return self.sums
+
+
+Bias: TypeAlias = GridBias | ListedBias
+Rows: TypeAlias = GridRows | ListedRows
