@@ -34,6 +34,9 @@ FORWARD_TILE = 2**18
 BACKWARD_TILE = 2**17
 """Scores in a tile per thread: the forward holds one tile, the backward two, and a core has about 1 MiB of cache."""
 
+GRADIENTS = ("query", "key", "value", "bias", "keys", "values", "query_factors", "key_factors", "dense")
+"""The inputs that have gradients, in the order of :class:`Problem`."""
+
 LONGEST_ROW = 1024
 """Columns of a tile at most."""
 
@@ -118,6 +121,10 @@ class Problem:
             return dtype if torch.ops.mkldnn._is_mkldnn_bf16_supported() else self.dtype
         return self.dtype if self.value.device.type == "cpu" else dtype
 
+    def has_gaps(self) -> bool:
+        """Whether there may be queries or keys in no piece, whose outputs and gradients are zeros."""
+        return self.key_mask is not None or self.query_documents is not None or 0 in (self.value.numel(), self.n_q)
+
     def new_output(self) -> Tensor:
         """Memory for the output."""
         batch, heads, _, value_dim = self.value.shape
@@ -176,27 +183,57 @@ class Tables:
         return self.layout.step if isinstance(self.layout, Grid) else 0
 
 
+class Workspace:
+    """Memory by name, taken once and used for every block: fresh memory costs more than what is done with it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.memory: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def get(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A contiguous tensor with whatever the memory held before."""
+        wanted = math.prod(size)
+        memory = self.memory.get((name, dtype))
+        if memory is None or memory.numel() < wanted:
+            memory = self.memory[name, dtype] = torch.empty(wanted, dtype=dtype, device=self.device)
+        return memory[:wanted].view(size)
+
+    def zeros(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The same, filled with zeros."""
+        return self.get(name, size, dtype).zero_()
+
+    def converted(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor itself if it is of this dtype, else a copy."""
+        return tensor if tensor.dtype == dtype else self.get(name, tuple(tensor.shape), dtype).copy_(tensor)
+
+
 class Block:
     """A piece's work on some of its batch items and heads, with all that does not change from tile to tile.
 
     Tensors are (groups, rows, dim), a group for each item and head; those with a row per query in reverse order.
     """
 
-    def __init__(self, problem: Problem, piece: Piece, tables: Tables, batch: range, heads: range) -> None:
-        self.problem, self.piece, self.tables, self.batch, self.heads = problem, piece, tables, batch, heads
+    def __init__(
+        self, problem: Problem, piece: Piece, tables: Tables, workspace: Workspace, batch: range, heads: range
+    ) -> None:
+        self.problem, self.piece, self.tables, self.workspace = problem, piece, tables, workspace
+        self.batch, self.heads = batch, heads
         self.groups = len(batch) * len(heads)
-        self.value = self.rows_of(problem.value, piece.keys)
+        self.turn = torch.arange(len(piece.queries) - 1, -1, -1, device=problem.value.device)
+        dtype, narrow = problem.dtype, problem.product_dtype
+        self.value = self.key_rows("value", problem.value, dtype)
         # Content and factors side by side: one product makes both scores.
         query_features, key_features = [], []
         self.query: Tensor | None = None
         if problem.query is not None and problem.key is not None:
-            self.query = self.rows_of(problem.query, piece.queries).flip(1).mul_(problem.scale * LOG2E)
+            self.query = self.query_rows("query", problem.query, dtype).mul_(problem.scale * LOG2E)
             query_features.append(self.query)
-            key_features.append(self.rows_of(problem.key, piece.keys))
+            key_features.append(self.key_rows("key", problem.key, dtype))
         if problem.query_factors is not None and problem.key_factors is not None:
-            query_features.append(self.rows_of(problem.query_factors, piece.queries).flip(1).mul_(LOG2E))
-            key_features.append(self.rows_of(problem.key_factors, piece.keys))
+            query_features.append(self.query_rows("query_factors", problem.query_factors, dtype).mul_(LOG2E))
+            key_features.append(self.key_rows("key_factors", problem.key_factors, dtype))
         self.query_features, self.key_features = _join(query_features), _join(key_features)
+        self.narrow_value = workspace.converted("value", self.value, narrow)
 
     def part_of(self, tensor: Tensor) -> Tensor:
         """The block's items and heads of (1 or batch, heads, ...), a view."""
@@ -204,10 +241,28 @@ class Block:
             tensor = tensor[self.batch.start : self.batch.stop]
         return tensor[:, self.heads.start : self.heads.stop]
 
-    def rows_of(self, tensor: Tensor, rows: range) -> Tensor:
-        """The block's part of (1 or batch, heads, n, dim), as (groups, rows, dim) in the problem's dtype."""
-        part = self.part_of(tensor)[:, :, rows.start : rows.stop]
-        return part.expand(len(self.batch), -1, -1, -1).flatten(0, 1).to(self.problem.dtype)
+    def key_rows(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """The block's part of (1 or batch, heads, n_k, dim), (groups, keys, dim): a view if it can be."""
+        part = self.part_of(tensor)[:, :, self.piece.keys.start : self.piece.keys.stop]
+        if part.dtype == dtype and part.is_contiguous() and part.shape[0] == len(self.batch):
+            return part.flatten(0, 1)
+        rows = self.workspace.get(name, (self.groups, *part.shape[2:]), dtype)
+        self.by_head(rows).copy_(part)
+        return rows
+
+    def query_rows(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """The block's part of (1 or batch, heads, n_q, dim), (groups, queries, dim), reversed: memory of its own."""
+        part = self.part_of(tensor)[:, :, self.piece.queries.start : self.piece.queries.stop]
+        part = part.expand(len(self.batch), -1, -1, -1)
+        rows = self.workspace.get(name, (self.groups, *part.shape[2:]), part.dtype)
+        torch.index_select(part, 2, self.turn, out=self.by_head(rows))
+        return self.workspace.converted(name, rows, dtype)
+
+    def put_queries(self, rows: Tensor, whole: Tensor) -> None:
+        """Write (groups, queries, dim), reversed, to its place in (batch, heads, n_q, dim)."""
+        target = self.part_of(whole)[:, :, self.piece.queries.start : self.piece.queries.stop]
+        rows = self.workspace.converted("put", rows, whole.dtype)
+        torch.index_select(self.by_head(rows), 2, self.turn, out=target)
 
     def by_head(self, tensor: Tensor) -> Tensor:
         """(groups, ...) as (batch, heads, ...), a view."""
@@ -234,7 +289,7 @@ class Block:
             torch.neg(logsumexp.expand_as(scores), out=scores)
         if self.query_features is not None and self.key_features is not None:
             keys = self.key_features[:, span.keys.start : span.keys.stop]
-            add_product(scores, self.query_features[:, self.reversed(span.queries)], keys.mT)
+            add_product(scores, self.query_features[:, self.reversed(span.queries)], keys.mT, self.workspace)
         if per_offset is not None and tables.keys is not None:
             tables.keys.spread(per_offset, tile)
         if self.problem.dense is not None:
@@ -298,10 +353,15 @@ def _join(features: list[Tensor]) -> Tensor | None:
     return features[0] if len(features) == 1 else torch.cat(features, -1)
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace) -> None:
     """``total += left @ right``, each (groups, rows, columns); products of narrower dtype are added in total's."""
     if left.dtype != total.dtype:
-        total += left @ right
+        product = workspace.get("product", tuple(total.shape), left.dtype)
+        if len(total) == 1:
+            torch.mm(left[0], right[0], out=product[0])
+        else:
+            torch.bmm(left, right, out=product)
+        total += product
     elif len(total) == 1:
         # For a single matrix with padded rows this is the faster call.
         total[0].addmm_(left[0], right[0])
@@ -309,17 +369,19 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.baddbmm_(left, right)
 
 
-def _blocks(problem: Problem, tile_size: int) -> Iterator[tuple[Tables, Iterator[Block]]]:
+def _blocks(problem: Problem, workspace: Workspace, tile_size: int) -> Iterator[tuple[Tables, Iterator[Block]]]:
     """The blocks of each piece; short sequences go many items and heads at a time."""
     heads = problem.value.shape[1]
     for piece in problem.pieces():
+        if not piece.batch or not piece.queries or not piece.keys:
+            continue
         tables = Tables(problem, piece)
         groups = max(1, tile_size // (len(piece.queries) * len(piece.keys)))
         items = max(1, groups // heads)
         yield (
             tables,
             (
-                Block(problem, piece, tables, batch, some_heads)
+                Block(problem, piece, tables, workspace, batch, some_heads)
                 for batch in _chunks(piece.batch, items)
                 for some_heads in _chunks(range(heads), groups)
             ),
@@ -400,26 +462,28 @@ def _(query: Tensor | None, key: Tensor | None, value: Tensor, *rest: Any) -> tu
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output, and per row the logsumexp of its scores, (batch, heads, n_q, 1); infinite where none may attend."""
-    output, logsumexp = problem.new_output().zero_(), problem.new_logsumexp().fill_(torch.inf)
-    if output.numel() == 0 or problem.value.shape[2] == 0:
-        return output, logsumexp
+    output, logsumexp = problem.new_output(), problem.new_logsumexp()
+    if problem.has_gaps():
+        output.zero_()
+        logsumexp.fill_(torch.inf)
     tile_size = FORWARD_TILE * torch.get_num_threads()
-    for tables, blocks in _blocks(problem, tile_size):
+    workspace = Workspace(output.device)
+    for tables, blocks in _blocks(problem, workspace, tile_size):
         step = tables.step if tables.keys is not None or tables.values is not None else 0
         bands = [table.window for table in (tables.keys, tables.values) if isinstance(table, GridRows)]
         scratch = None
         for block in blocks:
-            total = torch.empty_like(block.value[:, :1]).expand(-1, len(block.piece.queries), -1).contiguous()
-            ends = total.new_full((block.groups, total.shape[1], 1), torch.inf)
+            size = (block.groups, len(block.piece.queries))
+            total = workspace.get("total", (*size, problem.value.shape[3]), problem.dtype)
+            ends = workspace.get("ends", (*size, 1), problem.dtype)
             row_spans = list(_row_spans(block, tile_size, bands))
             if scratch is None:
-                scratch = Scratch.for_spans(block.groups, row_spans, step, block.value)
+                scratch = Scratch.for_spans(block.groups, row_spans, step, total)
             for queries, spans in row_spans:
                 rows = block.reversed(queries)
                 _forward_rows(block, scratch, queries, spans, total[:, rows], ends[:, rows])
-            queries = block.piece.queries
-            block.part_of(output)[:, :, queries.start : queries.stop] = block.by_head(total.flip(1))
-            block.part_of(logsumexp)[:, :, queries.start : queries.stop] = block.by_head(ends.flip(1))
+            block.put_queries(total, output)
+            block.put_queries(ends, logsumexp)
     return output, logsumexp
 
 
@@ -427,49 +491,41 @@ def _forward_rows(
     block: Block, scratch: Scratch, queries: range, spans: list[Span], total: Tensor, logsumexp: Tensor
 ) -> None:
     """The outputs of some queries into ``total`` (groups, rows, value_dim), by a softmax that goes tile by tile."""
-    tables, problem = block.tables, block.problem
-    if not spans:
-        total.zero_()
-        return
-    value = block.value.to(problem.product_dtype)
+    tables, workspace = block.tables, block.workspace
+    total.zero_()
+    logsumexp.fill_(torch.inf)
     from_keys = from_values = None
     if tables.keys is not None and block.query is not None:
         from_keys = block.per_offset(block.query[:, block.reversed(queries)], tables.keys)
     if tables.values is not None:
         from_values = total.new_zeros(*total.shape[:2], tables.values.vectors.shape[1])
+    # Finite also where all scores of a row are -inf, so that their exponentials are zeros.
+    lowest = torch.finfo(total.dtype).min / 2
     highest = weight = None
     for span in spans:
         tile = scratch.tile(block.groups, span)
         scores = tile.scores
         block.fill_scores(tile, from_keys, None)
-        # Finite also where all scores of a row are -inf, so that their exponentials are zeros.
-        high = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min / 2)
-        if highest is not None:
+        high = scores.amax(-1, keepdim=True).clamp_(min=lowest)
+        if highest is not None and weight is not None:
             high = torch.maximum(high, highest)
-        scores.sub_(high).exp2_()
-        sums = scores.sum(-1, keepdim=True)
+            shrink = (highest - high).exp2_()
+            weight *= shrink
+            total *= shrink
+            if from_values is not None:
+                from_values *= shrink
+        sums = scores.sub_(high).exp2_().sum(-1, keepdim=True)
+        weight = sums if weight is None else weight.add_(sums)
+        highest = high
         kept = block.kept(span)
         if kept is not None:
             scores *= kept
-        weights, part = scores.to(problem.product_dtype), value[:, span.keys.start : span.keys.stop]
-        if highest is None or weight is None:
-            if total.dtype == weights.dtype:
-                torch.bmm(weights, part, out=total)
-            else:
-                total.copy_(weights @ part)
-            weight = sums
-        else:
-            shrink = (highest - high).exp2_()
-            weight.mul_(shrink).add_(sums)
-            total *= shrink
-            add_product(total, weights, part)
-            if from_values is not None:
-                from_values *= shrink
+        weights = workspace.converted("weights", scores, block.narrow_value.dtype)
+        add_product(total, weights, block.narrow_value[:, span.keys.start : span.keys.stop], workspace)
         if from_values is not None and tables.values is not None:
             tables.values.collect(tile, from_values)
-        highest = high
-    assert highest is not None
-    assert weight is not None
+    if highest is None or weight is None:
+        return
     if from_values is not None and tables.values is not None:
         total += block.from_offsets(from_values, tables.values)
     torch.add(highest, weight.log2(), out=logsumexp)
@@ -523,134 +579,143 @@ def backward(
 ) -> list[Tensor]:
     """The gradients of the inputs in ``GRADIENTS`` that are needed, in that order."""
     gradients = problem.new_gradients(needed)
-    for gradient in gradients:
-        gradient.zero_()
-    if output.numel() == 0 or problem.value.shape[2] == 0:
-        return gradients
     names = [name for name, need in zip(GRADIENTS, needed, strict=True) if need]
     into = dict(zip(names, gradients, strict=True))
+    for name, gradient in into.items():
+        if problem.has_gaps() or name not in ("query", "key", "value"):
+            gradient.zero_()
     tile_size = BACKWARD_TILE * torch.get_num_threads()
-    for tables, blocks in _blocks(problem, tile_size):
-        backward_tables = {"bias": tables.bias, "keys": tables.keys, "values": tables.values}
-        bands = [
-            table.window
-            for name, table in backward_tables.items()
-            if isinstance(table, GridBias | GridRows) and (name != "bias" or name in into)
-        ]
+    workspace = Workspace(output.device)
+    for tables, blocks in _blocks(problem, workspace, tile_size):
+        rows = [table for table in (tables.keys, tables.values) if isinstance(table, GridRows)]
+        read: list[Rows | Bias] = [*rows, *([tables.bias] if "bias" in into and isinstance(tables.bias, GridBias) else [])]
+        bands = [table.window for table in read if isinstance(table, GridRows | GridBias)]
         scratch = None
         for block in blocks:
             row_spans = list(_row_spans(block, tile_size, bands))
             if scratch is None:
                 scratch = (
-                    Scratch.for_spans(block.groups, row_spans, tables.step if tables.keys or tables.values else 0, block.value),
-                    Scratch.for_spans(block.groups, row_spans, tables.step if bands else 0, block.value),
+                    Scratch.for_spans(block.groups, row_spans, tables.step if rows else 0, logsumexp),
+                    Scratch.for_spans(block.groups, row_spans, tables.step if bands else 0, logsumexp),
                 )
-            _Backward(block, into, output_gradient, output, logsumexp).run(scratch, row_spans)
-        for name, table in backward_tables.items():
+            block_backward = BlockBackward(block, into, output_gradient, output, logsumexp)
+            for queries, spans in row_spans:
+                block_backward.add_rows(scratch, queries, spans)
+            block_backward.finish()
+        for name, table in (("bias", tables.bias), ("keys", tables.keys), ("values", tables.values)):
             if table is not None and name in into:
                 into[name] += table.gradient()
     return gradients
 
 
-GRADIENTS = ("query", "key", "value", "bias", "keys", "values", "query_factors", "key_factors", "dense")
-"""The inputs that have gradients, in the order of :class:`Problem`."""
-
-
-class _Backward:
+class BlockBackward:
     """The gradients of one block."""
 
     def __init__(
         self, block: Block, into: dict[str, Tensor], output_gradient: Tensor, output: Tensor, logsumexp: Tensor
     ) -> None:
         self.block, self.into = block, into
-        queries = block.piece.queries
-        self.gradient = block.rows_of(output_gradient, queries).flip(1)
-        self.logsumexp = block.rows_of(logsumexp, queries).flip(1)
-        self.delta = (self.gradient * block.rows_of(output, queries).flip(1)).sum(-1, keepdim=True).neg_()
-        self.value_gradient = torch.zeros_like(block.value)
-        features = block.query_features, block.key_features
-        self.features_gradient = tuple(None if rows is None else torch.zeros_like(rows) for rows in features)
-        dtype = block.problem.product_dtype
-        self.narrow_gradient = self.gradient.to(dtype)
-        self.narrow_features = tuple(None if rows is None else rows.to(dtype) for rows in features)
-
-    def run(self, scratch: tuple[Scratch, Scratch], row_spans: list[tuple[range, list[Span]]]) -> None:
-        for queries, spans in row_spans:
-            self.add_rows(scratch, queries, spans)
-        self.finish()
+        problem, workspace = block.problem, block.workspace
+        dtype, narrow = problem.dtype, problem.product_dtype
+        self.gradient = block.query_rows("output_gradient", output_gradient, dtype)
+        self.logsumexp = block.query_rows("logsumexp", logsumexp, dtype)
+        delta = block.query_rows("output", output, dtype).mul_(self.gradient).sum(-1, keepdim=True)
+        self.minus_delta = delta.neg_()
+        self.value_gradient = workspace.zeros("value_gradient", tuple(block.value.shape), dtype)
+        self.narrow_gradient = workspace.converted("output_gradient", self.gradient, narrow)
+        self.features: tuple[Tensor, Tensor] | None = None
+        if block.query_features is not None and block.key_features is not None:
+            features = {"query_features": block.query_features, "key_features": block.key_features}
+            self.features = tuple(workspace.converted(name, rows, narrow) for name, rows in features.items())
+            self.features_gradient = tuple(
+                workspace.zeros(f"{name}_gradient", tuple(rows.shape), dtype) for name, rows in features.items()
+            )
 
     def add_rows(self, scratch: tuple[Scratch, Scratch], queries: range, spans: list[Span]) -> None:
-        block, tables, into = self.block, self.block.tables, self.into
-        problem, rows = block.problem, block.reversed(queries)
-        gradient, delta, logsumexp = self.gradient[:, rows], self.delta[:, rows], self.logsumexp[:, rows]
-        narrow_gradient = self.narrow_gradient[:, rows]
-        query_features, key_features = self.narrow_features
-        from_keys = from_values = keys_gradient = values_gradient = None
+        """Add what some queries contribute to all gradients."""
+        block, tables, into, workspace = self.block, self.block.tables, self.into, self.block.workspace
+        narrow, rows = block.problem.product_dtype, block.reversed(queries)
+        gradient, minus_delta, logsumexp = self.gradient[:, rows], self.minus_delta[:, rows], self.logsumexp[:, rows]
+        from_keys = from_values = None
         if tables.keys is not None and block.query is not None:
             from_keys = block.per_offset(block.query[:, rows], tables.keys)
             keys_gradient = torch.zeros_like(from_keys)
         if tables.values is not None:
             from_values = block.per_offset(gradient, tables.values)
-            values_gradient = torch.zeros_like(from_values)
+            values_weights = torch.zeros_like(from_values)
         for span in spans:
             keys = slice(span.keys.start, span.keys.stop)
             tile, gradient_tile = (memory.tile(block.groups, span) for memory in scratch)
-            weights, score_gradient = tile.scores, gradient_tile.scores
+            weights, scores_gradient = tile.scores, gradient_tile.scores
             block.fill_scores(tile, from_keys, logsumexp)
             weights.exp2_()
             kept = block.kept(span)
-            # The gradient of the weights, then of the scores: weights * (it - delta).
-            score_gradient.copy_(delta.expand_as(score_gradient)) if kept is None else score_gradient.zero_()
-            add_product(score_gradient, gradient, block.value[:, keys].mT)
-            if tables.values is not None:
+            # First the gradient of the weights less delta, then of the scores: weights times that.
+            scores_gradient.copy_(minus_delta.expand_as(weights)) if kept is None else scores_gradient.zero_()
+            add_product(scores_gradient, gradient, block.value[:, keys].mT, workspace)
+            if tables.values is not None and from_values is not None:
                 tables.values.spread(from_values, gradient_tile)
             if kept is not None:
-                score_gradient.mul_(kept).add_(delta)
-            score_gradient.mul_(weights)
+                scores_gradient.mul_(kept).add_(minus_delta)
+            scores_gradient.mul_(weights)
             if kept is not None:
                 weights *= kept
-            add_product(self.value_gradient[:, keys], weights.to(problem.product_dtype).mT, narrow_gradient)
-            if tables.values is not None:
-                tables.values.collect(tile, values_gradient)
-            if "bias" in into:
+            add_product(
+                self.value_gradient[:, keys],
+                workspace.converted("weights", weights, narrow).mT,
+                self.narrow_gradient[:, rows],
+                workspace,
+            )
+            if tables.values is not None and "values" in into:
+                tables.values.collect(tile, values_weights)
+            if tables.bias is not None and "bias" in into:
                 tables.bias.collect(gradient_tile, block.heads)
-            if keys_gradient is not None:
+            if tables.keys is not None:
                 tables.keys.collect(gradient_tile, keys_gradient)
             if "dense" in into:
-                by_head = block.by_head(score_gradient).flip(-2)
+                by_head = block.by_head(scores_gradient).flip(-2)
                 part = block.dense_part(into["dense"], span)
                 part += by_head if len(part) == len(by_head) else by_head.sum(0, keepdim=True)
-            if query_features is not None and key_features is not None:
-                narrow = score_gradient.to(problem.product_dtype)
-                add_product(self.features_gradient[0][:, rows], narrow, key_features[:, keys])
-                add_product(self.features_gradient[1][:, keys], narrow.mT, query_features[:, rows])
-        if keys_gradient is not None and tables.keys is not None and block.query is not None:
-            self.features_gradient[0][:, rows, : block.query.shape[2]] += block.from_offsets(keys_gradient, tables.keys)
+            if self.features is not None:
+                query_features, key_features = self.features
+                narrow_gradient = workspace.converted("weights", scores_gradient, narrow)
+                add_product(self.features_gradient[0][:, rows], narrow_gradient, key_features[:, keys], workspace)
+                add_product(self.features_gradient[1][:, keys], narrow_gradient.mT, query_features[:, rows], workspace)
+        if tables.keys is not None and block.query is not None:
+            width = block.query.shape[2]
+            self.features_gradient[0][:, rows, :width] += block.from_offsets(keys_gradient, tables.keys)
             if "keys" in into:
                 block.collect_vectors(tables.keys, keys_gradient, block.query[:, rows] * LN2)
-        if values_gradient is not None and tables.values is not None and "values" in into:
-            block.collect_vectors(tables.values, values_gradient, gradient)
+        if tables.values is not None and "values" in into:
+            block.collect_vectors(tables.values, values_weights, gradient)
 
     def finish(self) -> None:
         """Put what was summed where it belongs."""
-        block, piece, problem = self.block, self.block.piece, self.block.problem
-        self._put("value", self.value_gradient, piece.keys)
-        query_features, key_features = self.features_gradient
-        if query_features is None or key_features is None:
+        block, problem = self.block, self.block.problem
+        self._put("value", self.value_gradient, block.piece.keys)
+        if self.features is None:
             return
+        from_queries, from_keys = self.features_gradient
+        # Query features are scaled and in units of log2.
+        from_keys *= LN2
         width = 0 if problem.query is None else problem.query.shape[3]
-        self._put("query", query_features[..., :width].flip(1).mul_(problem.scale), piece.queries)
-        # Query features are in units of log2, and scaled.
-        self._put("key", key_features[..., :width] * LN2, piece.keys)
-        self._put("query_factors", query_features[..., width:].flip(1), piece.queries)
-        self._put("key_factors", key_features[..., width:] * LN2, piece.keys)
+        if width < from_queries.shape[2]:
+            self._put("query_factors", from_queries[..., width:].flip(1), block.piece.queries)
+            self._put("key_factors", from_keys[..., width:], block.piece.keys)
+        self._put("key", from_keys[..., :width], block.piece.keys)
+        if "query" in self.into:
+            block.put_queries(from_queries[..., :width].mul_(problem.scale), self.into["query"])
 
     def _put(self, name: str, rows: Tensor, where: range) -> None:
         if name not in self.into:
             return
         target = self.block.part_of(self.into[name])[:, :, where.start : where.stop]
         rows = self.block.by_head(rows)
-        target += rows if len(target) == len(rows) else rows.sum(0, keepdim=True)
+        if name in ("key", "value"):
+            target.copy_(rows)
+        else:
+            # Factors may be shared by the batch.
+            target += rows if len(target) == len(rows) else rows.sum(0, keepdim=True)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
