@@ -30,12 +30,14 @@ from .tiles import Scratch, Span, Tile
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
 
-FORWARD_TILE = 2**18
-BACKWARD_TILE = 2**17
-"""Scores in a tile per thread: the forward holds one tile, the backward two, and a core has about 1 MiB of cache."""
+TILE = 2**18
+"""Scores in a tile, per thread: few enough to stay in a core's cache, many enough to make each operation worth it."""
 
 GRADIENTS = ("query", "key", "value", "bias", "keys", "values", "query_factors", "key_factors", "dense")
 """The inputs that have gradients, in the order of :class:`Problem`."""
+
+FUSED_NUMBERS = 2**19
+"""Numbers in the query of a block that torch's fused kernel computes."""
 
 LONGEST_ROW = 1024
 """Columns of a tile at most."""
@@ -253,16 +255,17 @@ class Block:
     def query_rows(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """The block's part of (1 or batch, heads, n_q, dim), (groups, queries, dim), reversed: memory of its own."""
         part = self.part_of(tensor)[:, :, self.piece.queries.start : self.piece.queries.stop]
-        part = part.expand(len(self.batch), -1, -1, -1)
-        rows = self.workspace.get(name, (self.groups, *part.shape[2:]), part.dtype)
-        torch.index_select(part, 2, self.turn, out=self.by_head(rows))
+        part = part.expand(len(self.batch), -1, -1, -1).flatten(0, 1)
+        rows = self.workspace.get(name, tuple(part.shape), part.dtype)
+        torch.index_select(part, 1, self.turn, out=rows)
         return self.workspace.converted(name, rows, dtype)
 
     def put_queries(self, rows: Tensor, whole: Tensor) -> None:
-        """Write (groups, queries, dim), reversed, to its place in (batch, heads, n_q, dim)."""
+        """Write (groups, queries, dim), reversed, to its place in a contiguous (batch, heads, n_q, dim)."""
         target = self.part_of(whole)[:, :, self.piece.queries.start : self.piece.queries.stop]
-        rows = self.workspace.converted("put", rows, whole.dtype)
-        torch.index_select(self.by_head(rows), 2, self.turn, out=target)
+        # Several batch items come with all their heads, so that this is a view.
+        target = target.view(self.groups, *target.shape[2:])
+        torch.index_select(self.workspace.converted("put", rows, whole.dtype), 1, self.turn, out=target)
 
     def by_head(self, tensor: Tensor) -> Tensor:
         """(groups, ...) as (batch, heads, ...), a view."""
@@ -369,23 +372,36 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace
         total.baddbmm_(left, right)
 
 
-def _blocks(problem: Problem, workspace: Workspace, tile_size: int) -> Iterator[tuple[Tables, Iterator[Block]]]:
-    """The blocks of each piece; short sequences go many items and heads at a time."""
-    heads = problem.value.shape[1]
+def _blocks(
+    problem: Problem, workspace: Workspace, *, forward: bool
+) -> Iterator[tuple[Tables, bool, Iterator[Block]]]:
+    """For each piece its tables, whether torch's fused kernel can do it, and its blocks.
+
+    Short sequences go many items and heads at a time.
+    """
+    heads, dim = problem.value.shape[1], max(1, problem.value.shape[3])
     for piece in problem.pieces():
         if not piece.batch or not piece.queries or not piece.keys:
             continue
         tables = Tables(problem, piece)
-        groups = max(1, tile_size // (len(piece.queries) * len(piece.keys)))
-        items = max(1, groups // heads)
+        fused = forward and _is_fused(problem, piece, tables)
+        if fused:
+            groups = max(1, FUSED_NUMBERS // (len(piece.queries) * dim))
+        else:
+            groups = max(1, _tile_size() // (len(piece.queries) * len(piece.keys)))
         yield (
             tables,
+            fused,
             (
                 Block(problem, piece, tables, workspace, batch, some_heads)
-                for batch in _chunks(piece.batch, items)
+                for batch in _chunks(piece.batch, max(1, groups // heads))
                 for some_heads in _chunks(range(heads), groups)
             ),
         )
+
+
+def _tile_size() -> int:
+    return TILE * torch.get_num_threads()
 
 
 def _chunks(whole: range, size: int) -> list[range]:
@@ -395,13 +411,13 @@ def _chunks(whole: range, size: int) -> list[range]:
     return [whole[start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
 
 
-def _row_spans(block: Block, tile_size: int, bands: list[range]) -> Iterator[tuple[range, list[Span]]]:
+def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[Span]]]:
     """The tiles of a block, row of tiles by row of tiles; keys that no query of the row may attend are left out.
 
     ``bands`` are the values of m (see :class:`Grid`) that tables tell apart: tiles beyond them are cheaper.
     """
     n_q, n_k = len(block.piece.queries), len(block.piece.keys)
-    rows = max(64, tile_size // (block.groups * min(n_k, LONGEST_ROW)))
+    rows = max(64, _tile_size() // (block.groups * min(n_k, LONGEST_ROW)))
     grid = block.tables.layout
     for queries in _chunks(range(n_q), rows):
         end = n_k
@@ -466,17 +482,19 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     if problem.has_gaps():
         output.zero_()
         logsumexp.fill_(torch.inf)
-    tile_size = FORWARD_TILE * torch.get_num_threads()
     workspace = Workspace(output.device)
-    for tables, blocks in _blocks(problem, workspace, tile_size):
+    for tables, fused, blocks in _blocks(problem, workspace, forward=True):
         step = tables.step if tables.keys is not None or tables.values is not None else 0
         bands = [table.window for table in (tables.keys, tables.values) if isinstance(table, GridRows)]
         scratch = None
         for block in blocks:
+            if fused:
+                _forward_fused(block, output, logsumexp)
+                continue
             size = (block.groups, len(block.piece.queries))
             total = workspace.get("total", (*size, problem.value.shape[3]), problem.dtype)
             ends = workspace.get("ends", (*size, 1), problem.dtype)
-            row_spans = list(_row_spans(block, tile_size, bands))
+            row_spans = list(_row_spans(block, bands))
             if scratch is None:
                 scratch = Scratch.for_spans(block.groups, row_spans, step, total)
             for queries, spans in row_spans:
@@ -485,6 +503,39 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
             block.put_queries(total, output)
             block.put_queries(ends, logsumexp)
     return output, logsumexp
+
+
+def _is_fused(problem: Problem, piece: Piece, tables: Tables) -> bool:
+    """Whether torch's own attention does the forward of a piece: it takes a bias that is a view of any strides."""
+    query, value = problem.query, problem.value
+    return (
+        query is not None
+        and isinstance(tables.bias, GridBias)
+        and all(other is None for other in (tables.keys, tables.values, problem.query_factors, problem.dense))
+        and all(other is None for other in (problem.seed, piece.key_mask, piece.query_documents))
+        # It would compute what causality forbids; and in bfloat16 it is slower than we are.
+        and not problem.causal
+        and value.device.type == "cpu"
+        and value.dtype == problem.dtype
+        and query.shape[3] == value.shape[3]
+    )
+
+
+def _forward_fused(block: Block, output: Tensor, logsumexp: Tensor) -> None:
+    """The outputs of a block and their logsumexp, by torch's fused kernel."""
+    bias, query, key, heads = block.tables.bias, block.query, block.key_features, block.heads
+    assert isinstance(bias, GridBias)
+    assert query is not None
+    assert key is not None
+    values = bias.values[heads.start : heads.stop] * LN2
+    size = (len(block.batch), len(heads), query.shape[1], key.shape[1])
+    total, ends = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *(block.by_head(rows) for rows in (query, key, block.value)),
+        attn_mask=values.as_strided(size, (0, values.stride(0), bias.grid.step, 1)),
+        scale=LN2,
+    )
+    block.put_queries(total.flatten(0, 1), output)
+    block.put_queries(ends.flatten(0, 1).unsqueeze(-1) * LOG2E, logsumexp)
 
 
 def _forward_rows(
@@ -584,15 +635,14 @@ def backward(
     for name, gradient in into.items():
         if problem.has_gaps() or name not in ("query", "key", "value"):
             gradient.zero_()
-    tile_size = BACKWARD_TILE * torch.get_num_threads()
     workspace = Workspace(output.device)
-    for tables, blocks in _blocks(problem, workspace, tile_size):
+    for tables, _, blocks in _blocks(problem, workspace, forward=False):
         rows = [table for table in (tables.keys, tables.values) if isinstance(table, GridRows)]
         read: list[Rows | Bias] = [*rows, *([tables.bias] if "bias" in into and isinstance(tables.bias, GridBias) else [])]
         bands = [table.window for table in read if isinstance(table, GridRows | GridBias)]
         scratch = None
         for block in blocks:
-            row_spans = list(_row_spans(block, tile_size, bands))
+            row_spans = list(_row_spans(block, bands))
             if scratch is None:
                 scratch = (
                     Scratch.for_spans(block.groups, row_spans, tables.step if rows else 0, logsumexp),
@@ -621,15 +671,24 @@ class BlockBackward:
         self.logsumexp = block.query_rows("logsumexp", logsumexp, dtype)
         delta = block.query_rows("output", output, dtype).mul_(self.gradient).sum(-1, keepdim=True)
         self.minus_delta = delta.neg_()
-        self.value_gradient = workspace.zeros("value_gradient", tuple(block.value.shape), dtype)
+        self.value_gradient = self._sums("value", block.value)
         self.narrow_gradient = workspace.converted("output_gradient", self.gradient, narrow)
         self.features: tuple[Tensor, Tensor] | None = None
         if block.query_features is not None and block.key_features is not None:
             features = {"query_features": block.query_features, "key_features": block.key_features}
             self.features = tuple(workspace.converted(name, rows, narrow) for name, rows in features.items())
-            self.features_gradient = tuple(
-                workspace.zeros(f"{name}_gradient", tuple(rows.shape), dtype) for name, rows in features.items()
+            self.features_gradient = (
+                workspace.zeros("query_features_gradient", tuple(block.query_features.shape), dtype),
+                self._sums("key", block.key_features),
             )
+
+    def _sums(self, name: str, rows: Tensor) -> Tensor:
+        """Zeros to sum a gradient in, (groups, keys, dim): the gradient itself where it can be."""
+        into = self.into.get(name)
+        if into is not None and into.dtype == rows.dtype and into.shape[3] == rows.shape[2]:
+            keys = self.block.piece.keys
+            return self.block.part_of(into)[:, :, keys.start : keys.stop].view(rows.shape).zero_()
+        return self.block.workspace.zeros(f"{name}_gradient", tuple(rows.shape), rows.dtype)
 
     def add_rows(self, scratch: tuple[Scratch, Scratch], queries: range, spans: list[Span]) -> None:
         """Add what some queries contribute to all gradients."""
@@ -712,7 +771,8 @@ class BlockBackward:
         target = self.block.part_of(self.into[name])[:, :, where.start : where.stop]
         rows = self.block.by_head(rows)
         if name in ("key", "value"):
-            target.copy_(rows)
+            if target.data_ptr() != rows.data_ptr():
+                target.copy_(rows)
         else:
             # Factors may be shared by the batch.
             target += rows if len(target) == len(rows) else rows.sum(0, keepdim=True)

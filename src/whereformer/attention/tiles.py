@@ -54,7 +54,8 @@ class Scratch:
         # Products with the transposed tile lose a third of their speed if rows lie a power of two apart.
         if groups == 1:
             self.pitch += 16 if self.pitch % 256 else 32
-        self.memory = like.new_zeros(groups * rows * self.pitch + self.margin)
+        memory = groups * rows * self.pitch + self.margin
+        self.memory = like.new_zeros(memory) if step else like.new_empty(memory)
         self.size = (groups, rows, columns)
 
     @classmethod
