@@ -10,9 +10,10 @@ Scores are in units of log2 here, because exp2 is several times as fast as exp.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -36,8 +37,11 @@ TILE = 2**18
 GRADIENTS = ("query", "key", "value", "bias", "keys", "values", "query_factors", "key_factors", "dense")
 """The inputs that have gradients, in the order of :class:`Problem`."""
 
-FUSED_NUMBERS = 2**19
+FUSED_NUMBERS = 2**18
 """Numbers in the query of a block that torch's fused kernel computes."""
+
+KEPT_BYTES = 2**23
+"""Of memory that waits for a thread's next call, at most."""
 
 LONGEST_ROW = 1024
 """Columns of a tile at most."""
@@ -186,11 +190,22 @@ class Tables:
 
 
 class Workspace:
-    """Memory by name, taken once and used for every block: fresh memory costs more than what is done with it."""
+    """Memory by name, taken once and used for every block: fresh memory costs more than what is done with it.
+
+    On the CPU a little of it stays for the next call of the same thread.
+    """
+
+    _kept = threading.local()
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.memory: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.memory: dict[tuple[str, torch.dtype], Tensor] = getattr(self._kept, device.type, {})
+
+    def close(self) -> None:
+        """Leave the memory to the next call if it is little."""
+        size = sum(memory.numel() * memory.itemsize for memory in self.memory.values())
+        if self.device.type == "cpu":
+            self._kept.cpu = self.memory if size <= KEPT_BYTES else {}
 
     def get(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor with whatever the memory held before."""
@@ -496,12 +511,13 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
             ends = workspace.get("ends", (*size, 1), problem.dtype)
             row_spans = list(_row_spans(block, bands))
             if scratch is None:
-                scratch = Scratch.for_spans(block.groups, row_spans, step, total)
+                scratch = Scratch.for_spans(block.groups, row_spans, step, partial(workspace.get, "scores", dtype=problem.dtype))
             for queries, spans in row_spans:
                 rows = block.reversed(queries)
                 _forward_rows(block, scratch, queries, spans, total[:, rows], ends[:, rows])
             block.put_queries(total, output)
             block.put_queries(ends, logsumexp)
+    workspace.close()
     return output, logsumexp
 
 
@@ -644,9 +660,10 @@ def backward(
         for block in blocks:
             row_spans = list(_row_spans(block, bands))
             if scratch is None:
-                scratch = (
-                    Scratch.for_spans(block.groups, row_spans, tables.step if rows else 0, logsumexp),
-                    Scratch.for_spans(block.groups, row_spans, tables.step if bands else 0, logsumexp),
+                steps = {"scores": tables.step if rows else 0, "scores_gradient": tables.step if bands else 0}
+                scratch = tuple(
+                    Scratch.for_spans(block.groups, row_spans, step, partial(workspace.get, name, dtype=problem.dtype))
+                    for name, step in steps.items()
                 )
             block_backward = BlockBackward(block, into, output_gradient, output, logsumexp)
             for queries, spans in row_spans:
@@ -655,6 +672,7 @@ def backward(
         for name, table in (("bias", tables.bias), ("keys", tables.keys), ("values", tables.values)):
             if table is not None and name in into:
                 into[name] += table.gradient()
+    workspace.close()
     return gradients
 
 

@@ -7,6 +7,7 @@ pitch that is shorter by one, are columns: a table's gradient is one sum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -45,25 +46,35 @@ class Scratch:
     Args:
         groups, rows, columns: the largest tile.
         step: by how many columns a diagonal moves from row to row; 0 if ``skewed`` is not needed.
+        take: makes memory of a size.
     """
 
-    def __init__(self, groups: int, rows: int, columns: int, step: int, like: Tensor) -> None:
+    def __init__(
+        self, groups: int, rows: int, columns: int, step: int, take: Callable[[tuple[int, ...]], Tensor]
+    ) -> None:
         self.rows, self.step = rows, step
         self.margin = step * (rows - 1)
         self.pitch = columns + self.margin
         # Products with the transposed tile lose a third of their speed if rows lie a power of two apart.
         if groups == 1:
             self.pitch += 16 if self.pitch % 256 else 32
-        memory = groups * rows * self.pitch + self.margin
-        self.memory = like.new_zeros(memory) if step else like.new_empty(memory)
+        self.memory = take((groups * rows * self.pitch + self.margin,))
+        if self.margin:
+            self.memory.zero_()
         self.size = (groups, rows, columns)
 
     @classmethod
-    def for_spans(cls, groups: int, row_spans: list[tuple[range, list[Span]]], step: int, like: Tensor) -> Scratch:
+    def for_spans(
+        cls,
+        groups: int,
+        row_spans: list[tuple[range, list[Span]]],
+        step: int,
+        take: Callable[[tuple[int, ...]], Tensor],
+    ) -> Scratch:
         """Memory for the largest of the tiles."""
         spans = [span for _, some in row_spans for span in some]
         rows = max((len(span.queries) for span in spans), default=1)
-        return cls(groups, rows, max((len(span.keys) for span in spans), default=1), step, like)
+        return cls(groups, rows, max((len(span.keys) for span in spans), default=1), step, take)
 
     def tile(self, groups: int, span: Span) -> Tile:
         """The tile of a span, over whatever the memory held before; margins are zero."""
