@@ -501,7 +501,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     for tables, fused, blocks in _blocks(problem, workspace, forward=True):
         step = tables.step if tables.keys is not None or tables.values is not None else 0
         bands = [table.window for table in (tables.keys, tables.values) if isinstance(table, GridRows)]
-        scratch = None
+        groups = 0
         for block in blocks:
             if fused:
                 _forward_fused(block, output, logsumexp)
@@ -510,7 +510,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
             total = workspace.get("total", (*size, problem.value.shape[3]), problem.dtype)
             ends = workspace.get("ends", (*size, 1), problem.dtype)
             row_spans = list(_row_spans(block, bands))
-            if scratch is None:
+            if groups != block.groups:
+                groups = block.groups
                 scratch = Scratch.for_spans(block.groups, row_spans, step, partial(workspace.get, "scores", dtype=problem.dtype))
             for queries, spans in row_spans:
                 rows = block.reversed(queries)
@@ -656,10 +657,11 @@ def backward(
         rows = [table for table in (tables.keys, tables.values) if isinstance(table, GridRows)]
         read: list[Rows | Bias] = [*rows, *([tables.bias] if "bias" in into and isinstance(tables.bias, GridBias) else [])]
         bands = [table.window for table in read if isinstance(table, GridRows | GridBias)]
-        scratch = None
+        groups = 0
         for block in blocks:
             row_spans = list(_row_spans(block, bands))
-            if scratch is None:
+            if groups != block.groups:
+                groups = block.groups
                 steps = {"scores": tables.step if rows else 0, "scores_gradient": tables.step if bands else 0}
                 scratch = tuple(
                     Scratch.for_spans(block.groups, row_spans, step, partial(workspace.get, name, dtype=problem.dtype))
