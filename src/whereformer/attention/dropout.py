@@ -29,10 +29,16 @@ def row_keys(seed: Tensor, batch: int, heads: int, n_q: int) -> Tensor:
 def keep_mask(keys: Tensor, columns: Tensor, dropout_p: float) -> Tensor:
     """Which weights survive: bool (..., columns), from row keys (...) and column indices (columns,).
 
-    The mix is murmur3's 32-bit finaliser, in int64 because torch has no unsigned 32-bit product everywhere.
+    The mix is murmur3's 32-bit finaliser. It is done in signed 32-bit integers, whose sums and products wrap to the
+    same bits as unsigned ones; a right shift has to drop the copies of the sign, and a comparison to flip it.
     """
-    mixed = (keys.unsqueeze(-1) + columns * 0x9E3779B9) & _MASK32
-    mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) & _MASK32
-    mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) & _MASK32
-    mixed = mixed ^ (mixed >> 16)
-    return mixed >= int(dropout_p * 2**32)
+    mixed = keys.to(torch.int32).unsqueeze(-1) + columns.to(torch.int32) * _signed(0x9E3779B9)
+    mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)).mul_(_signed(0x85EBCA6B))
+    mixed = (mixed ^ ((mixed >> 13) & 0x7FFFF)).mul_(_signed(0xC2B2AE35))
+    mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)).bitwise_xor_(_signed(0x80000000))
+    return mixed >= int(dropout_p * 2**32) - 2**31
+
+
+def _signed(bits: int) -> int:
+    """32 bits read as a signed number."""
+    return bits - 2**32 if bits >= 2**31 else bits
