@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import fused, reference
+from . import fused, reference, triton
 from .call import make_call
 from .precision import without_autocast
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, PositionsLike, Term
@@ -25,7 +25,7 @@ __all__ = [
     "attention_weights",
 ]
 
-BACKENDS = ("auto", "reference")
+BACKENDS = ("auto", "reference", "triton")
 
 
 def attention(
@@ -65,7 +65,7 @@ def attention(
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to
             keys of its own document.
         backend: "reference" materialises everything; "auto" runs calls without terms through torch's fused
-            attention and all others through the reference.
+            attention and all others through the reference; "triton" runs on NVIDIA GPUs, in O(n) memory.
 
     Returns:
         (batch, heads, n_q, value_dim) in the value's dtype. A row that may attend nothing gives zeros.
@@ -89,6 +89,10 @@ def attention(
         query_documents=query_documents,
         key_documents=key_documents,
     )
+    if backend == "triton":
+        if reason := triton.unavailable(call):
+            raise ValueError(f"backend: {reason}")
+        return triton.attend(call)
     if backend == "auto" and fused.supports(call):
         return fused.attend(call)
     return reference.attend(call)
