@@ -580,10 +580,10 @@ def _terms(problem: _Problem, d_out: Tensor | None = None) -> Any:
         bias_shift=None if bias is None else bias_shift,
         bias_first=None if bias is None else problem.firsts[0],
         bias_length=lengths[0],
-        keys=keys,
+        key_products=keys,
         keys_first=None if problem.keys is None else problem.firsts[1],
         keys_length=lengths[1],
-        values=values,
+        value_products=values,
         values_first=None if problem.values is None else problem.firsts[2],
         values_length=lengths[2],
     )

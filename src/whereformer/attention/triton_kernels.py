@@ -67,7 +67,7 @@ class Pairs(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Offset tables; ``keys`` and ``values`` were multiplied with the rows that they meet, (batch, heads, n_q, T)."""
+    """Offset tables; those of vectors are products with the rows that they meet, (batch, heads, n_q, T)."""
 
     first: Any  # all tables are constant below this offset,
     last: Any  # and above this one
@@ -76,10 +76,10 @@ class Terms(NamedTuple):
     bias_shift: Any  # the offset of the first column, padding included
     bias_first: Any  # the offset of the first column, and how many there are, without the padding
     bias_length: Any
-    keys: Any
+    key_products: Any
     keys_first: Any
     keys_length: Any
-    values: Any
+    value_products: Any
     values_first: Any
     values_length: Any
 
@@ -104,9 +104,9 @@ def _tile_mask(first, n, BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.co
 
 @triton.jit
 def _load(matrix, batch, head, first, n, BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Rows from ``first`` on, (BLOCK, PADDED), zeros beyond row n and beyond WIDTH; None if there is no matrix."""
+    """Rows from ``first`` on, (BLOCK, PADDED), zeros beyond row n and beyond WIDTH; a mere 0 if there is no matrix."""
     if matrix.data is None:
-        return None
+        return 0.0
     else:
         pointers = _tile_pointers(matrix, batch, head, first, BLOCK, PADDED)
         return tl.load(pointers, mask=_tile_mask(first, n, BLOCK, WIDTH, PADDED), other=0.0)
@@ -174,6 +174,7 @@ def _scores(
     scale,
     batch,
     head,
+    block,
     rows,
     columns,
     CAUSAL: tl.constexpr,
@@ -182,34 +183,36 @@ def _scores(
     WIDTH: tl.constexpr,
 ):
     """The scores of a tile, -inf where a pair may not attend. ``scale`` includes log2(e)."""
-    if left is None:
-        scores = tl.zeros([HEIGHT, WIDTH], tl.float32)
-    else:
+    if left.type.is_block():
         scores = tl.dot(left, tl.trans(right), input_precision="ieee") * scale
-    if left_factors is not None:
+    else:
+        scores = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    if left_factors.type.is_block():
         scores += tl.dot(left_factors, tl.trans(right_factors), input_precision="ieee") * LOG2E
     offsets = _offsets(pairs, batch, rows, columns)
-    if terms.bias is not None:
-        table = terms.bias + head * terms.bias_row
-        if AREA == LEFT:
-            scores += tl.load(table)
-        elif AREA == RIGHT:
-            scores += tl.load(table + terms.bias_row - 1)
-        elif AREA == ANY:
-            scores += tl.load(table + _clamped(offsets - terms.bias_shift, terms.bias_row))
-        else:
-            scores += tl.load(table + (offsets - terms.bias_shift))
-    if terms.keys is not None:
-        scores += _from_row_table(
-            terms.keys, terms.keys_first, terms.keys_length, pairs, batch, head, rows, offsets, AREA
-        )
-    if dense.data is not None:
-        at = dense.data + tl.cast(batch, tl.int64) * dense.batch + tl.cast(head, tl.int64) * dense.head
-        at = at + rows.to(tl.int64) * dense.row + columns.to(tl.int64) * dense.column
-        added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0).to(tl.float32)
-        # The smallest finite number stays finite: -inf alone forbids a pair.
-        added = tl.where(added == float("-inf"), added, tl.maximum(added * LOG2E, LOWEST))
-        scores += added
+    # That a block's number is not negative is always so, but Triton's pipeliner would stage the loads of a loop's own
+    # body through shared memory: for what is gathered number by number, that is room and time for nothing.
+    if block >= 0:
+        if terms.bias is not None:
+            table = terms.bias + head * terms.bias_row
+            if AREA == LEFT:
+                scores += tl.load(table)
+            elif AREA == RIGHT:
+                scores += tl.load(table + terms.bias_row - 1)
+            elif AREA == ANY:
+                scores += tl.load(table + _clamped(offsets - terms.bias_shift, terms.bias_row))
+            else:
+                scores += tl.load(table + (offsets - terms.bias_shift))
+        if terms.key_products is not None:
+            scores += _from_row_table(
+                *(terms.key_products, terms.keys_first, terms.keys_length, pairs, batch, head, rows, offsets, AREA)
+            )
+        if dense.data is not None:
+            at = dense.data + tl.cast(batch, tl.int64) * dense.batch + tl.cast(head, tl.int64) * dense.head
+            at = at + rows.to(tl.int64) * dense.row + columns.to(tl.int64) * dense.column
+            added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0).to(tl.float32)
+            # The smallest finite number stays finite: -inf alone forbids a pair.
+            scores += tl.where(added == float("-inf"), added, tl.maximum(added * LOG2E, LOWEST))
     if AREA == ANY:
         allowed = columns < pairs.n_k
         if CAUSAL:
@@ -376,7 +379,7 @@ def _attend_blocks(
         k = _load(key, batch, head, first, pairs.n_k, BLOCK_N, HEAD_DIM, D)
         fk = _load(key_factors, batch, head, first, pairs.n_k, BLOCK_N, RANK, R)
         scores = _scores(
-            *(q, k, factors, fk, terms, dense, pairs, scale, batch, head, rows, columns),
+            *(q, k, factors, fk, terms, dense, pairs, scale, batch, head, block, rows, columns),
             *(CAUSAL, AREA, BLOCK_M, BLOCK_N),
         )
         new_peak = tl.maximum(peak, tl.max(scores, 1))
@@ -483,7 +486,7 @@ def forward(
             k = _load(key, batch, head, first, pairs.n_k, BLOCK_N, HEAD_DIM, D)
             fk = _load(key_factors, batch, head, first, pairs.n_k, BLOCK_N, RANK, R)
             scores = _scores(
-                *(q, k, factors, fk, terms, dense, pairs, scale, batch, head, rows, columns),
+                *(q, k, factors, fk, terms, dense, pairs, scale, batch, head, block, rows, columns),
                 *(CAUSAL, ANY, BLOCK_M, BLOCK_N),
             )
             weights = tl.exp2(scores - log_sum[:, None])
@@ -545,6 +548,7 @@ def _gradients(
     scale,
     batch,
     head,
+    block,
     rows,
     columns,
     CAUSAL: tl.constexpr,
@@ -554,16 +558,18 @@ def _gradients(
 ):
     """The weights of a tile after dropout, and the gradient of its scores."""
     scores = _scores(
-        *(left, right, left_factors, right_factors, terms, dense, pairs, scale, batch, head, rows, columns),
+        *(left, right, left_factors, right_factors, terms, dense, pairs, scale, batch, head, block, rows, columns),
         *(CAUSAL, AREA, HEIGHT, WIDTH),
     )
     weights = tl.exp2(scores - log_total)
     d_weights = tl.dot(left_out, tl.trans(right_out), input_precision="ieee")
-    if terms.values is not None:
-        offsets = _offsets(pairs, batch, rows, columns)
-        d_weights += _from_row_table(
-            terms.values, terms.values_first, terms.values_length, pairs, batch, head, rows, offsets, AREA
-        )
+    if block >= 0:  # see _scores
+        if terms.value_products is not None:
+            offsets = _offsets(pairs, batch, rows, columns)
+            d_weights += _from_row_table(
+                *(terms.value_products, terms.values_first, terms.values_length),
+                *(pairs, batch, head, rows, offsets, AREA),
+            )
     if pairs.dropout_keys is not None:
         kept = _kept(pairs, batch, head, rows, columns)
         d_weights = tl.where(kept, d_weights * pairs.dropout_scale, 0.0)
@@ -623,12 +629,12 @@ def _query_blocks(
         fk = _load(key_factors, batch, head, first, pairs.n_k, BLOCK_N, RANK, R)
         v = _load(value, batch, head, first, pairs.n_k, BLOCK_N, VALUE_DIM, DV)
         weights, d_scores = _gradients(
-            *(q, k, do, v, factors, fk, log_sum, row_delta, terms, dense, pairs, scale, batch, head, rows, columns),
+            *(q, k, do, v, factors, fk, log_sum, row_delta, terms, dense, pairs, scale, batch, head, block, rows, columns),
             *(CAUSAL, AREA, BLOCK_M, BLOCK_N),
         )
-        if q is not None:
+        if q.type.is_block():
             d_q = tl.dot(d_scores.to(k.dtype), k, d_q, input_precision="ieee")
-        if factors is not None:
+        if factors.type.is_block():
             d_factors = tl.dot(d_scores.to(fk.dtype), fk, d_factors, input_precision="ieee")
         offsets = _offsets(pairs, batch, rows, columns)
         if BIAS_ENDS:
@@ -816,13 +822,13 @@ def _key_blocks(
         log_sum = _load_rows(log_total, pairs, batch, head, rows, float("inf"))
         row_delta = _load_rows(delta, pairs, batch, head, rows, 0.0)
         weights, d_scores = _gradients(
-            *(k, q, v, do, factors, fq, log_sum, row_delta, terms, dense, pairs, scale, batch, head, rows, columns),
+            *(k, q, v, do, factors, fq, log_sum, row_delta, terms, dense, pairs, scale, batch, head, block, rows, columns),
             *(CAUSAL, AREA, BLOCK_N, BLOCK_M),
         )
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision="ieee")
-        if k is not None:
+        if k.type.is_block():
             d_k = tl.dot(d_scores.to(q.dtype), q, d_k, input_precision="ieee")
-        if factors is not None:
+        if factors.type.is_block():
             d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision="ieee")
     return d_k, d_v, d_factors
 
@@ -969,7 +975,7 @@ def _fresh_gradients(
     log_sum = _load_rows(log_total, pairs, batch, head, rows, float("inf"))
     row_delta = _load_rows(delta, pairs, batch, head, rows, 0.0)
     _, d_scores = _gradients(
-        *(q, k, do, v, fq, fk, log_sum, row_delta, terms, dense, pairs, scale, batch, head, rows, columns),
+        *(q, k, do, v, fq, fk, log_sum, row_delta, terms, dense, pairs, scale, batch, head, first_key, rows, columns),
         *(CAUSAL, ANY, BLOCK, BLOCK),
     )
     return d_scores
