@@ -447,6 +447,13 @@ def _dense(tensor: Tensor | None, batch: int) -> Any:
     return _kernels().Dense(tensor, across, *tensor.stride()[1:])
 
 
+def _constant(number: int) -> Any:
+    """A number that the kernels are compiled for."""
+    import triton.language as tl
+
+    return tl.constexpr(number)
+
+
 def _cdiv(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
@@ -513,8 +520,8 @@ def _pairs(problem: _Problem, dropout_keys: Tensor | None) -> Any:
         n_k=n_k,
         heads=problem.value.shape[1],
         start=key_start - query_start,
-        query_stride=query_stride,
-        key_stride=key_stride,
+        query_stride=_constant(query_stride),
+        key_stride=_constant(key_stride),
         query_positions=query_positions,
         query_positions_batch=across[0],
         key_positions=key_positions,
@@ -790,7 +797,8 @@ class _Backward:
         assert d_bias is not None
         blocks = _blocks("tile", part)
         size, length, first = blocks.rows, d_bias.shape[1], part.firsts[0]
-        start, query_stride, key_stride = pairs.start, pairs.query_stride, pairs.key_stride
+        query_start, query_stride, key_start, key_stride = part.grid
+        start = key_start - query_start
         divisor = math.gcd(query_stride, key_stride)
         row_blocks, key_blocks = _cdiv(part.n_q, size), _cdiv(part.value.shape[2], size)
         # Diagonals of tiles that read a column between the first and the last, out of those that there are.
@@ -837,8 +845,8 @@ class _Backward:
             step,
             diagonals,
             splits,
-            query_stride,
-            key_stride,
+            pairs.query_stride,
+            pairs.key_stride,
             BLOCK=size,
             BLOCK_T=columns,
         )

@@ -50,7 +50,7 @@ class Pairs(NamedTuple):
     n_k: Any
     heads: Any
     start: Any  # the offset of the first key and the first query; 0 where positions are explicit
-    query_stride: Any
+    query_stride: Any  # the strides are constants of the compiler
     key_stride: Any
     query_positions: Any  # None where positions are affine
     query_positions_batch: Any
@@ -174,7 +174,8 @@ def _scores(
     scale,
     batch,
     head,
-    block,
+    first_row,
+    first_key,
     rows,
     columns,
     CAUSAL: tl.constexpr,
@@ -190,9 +191,9 @@ def _scores(
     if left_factors.type.is_block():
         scores += tl.dot(left_factors, tl.trans(right_factors), input_precision="ieee") * LOG2E
     offsets = _offsets(pairs, batch, rows, columns)
-    # That a block's number is not negative is always so, but Triton's pipeliner would stage the loads of a loop's own
-    # body through shared memory: for what is gathered number by number, that is room and time for nothing.
-    if block >= 0:
+    # No key has a negative index, but Triton's pipeliner would stage the loads of a loop's own body through shared
+    # memory: for what is gathered number by number, that is room and time for nothing.
+    if first_key >= 0:
         if terms.bias is not None:
             table = terms.bias + head * terms.bias_row
             if AREA == LEFT:
@@ -202,7 +203,10 @@ def _scores(
             elif AREA == ANY:
                 scores += tl.load(table + _clamped(offsets - terms.bias_shift, terms.bias_row))
             else:
-                scores += tl.load(table + (offsets - terms.bias_shift))
+                # One address for the tile and small distances from it, which the compiler makes part of the loads.
+                corner = pairs.start + first_key * pairs.key_stride - first_row * pairs.query_stride - terms.bias_shift
+                at = table + corner + (columns - first_key) * pairs.key_stride
+                scores += tl.load(at - (rows - first_row) * pairs.query_stride)
         if terms.key_products is not None:
             scores += _from_row_table(
                 *(terms.key_products, terms.keys_first, terms.keys_length, pairs, batch, head, rows, offsets, AREA)
@@ -358,6 +362,7 @@ def _attend_blocks(
     scale,
     batch,
     head,
+    first_row,
     rows,
     start,
     end,
@@ -379,7 +384,7 @@ def _attend_blocks(
         k = _load(key, batch, head, first, pairs.n_k, BLOCK_N, HEAD_DIM, D)
         fk = _load(key_factors, batch, head, first, pairs.n_k, BLOCK_N, RANK, R)
         scores = _scores(
-            *(q, k, factors, fk, terms, dense, pairs, scale, batch, head, block, rows, columns),
+            *(q, k, factors, fk, terms, dense, pairs, scale, batch, head, first_row, first, rows, columns),
             *(CAUSAL, AREA, BLOCK_M, BLOCK_N),
         )
         new_peak = tl.maximum(peak, tl.max(scores, 1))
@@ -401,7 +406,7 @@ def _attend_blocks(
     return out, peak, total, left, right
 
 
-@triton.jit(do_not_specialize=["terms", "pairs"])
+@triton.jit
 def forward(
     query,
     key,
@@ -451,24 +456,24 @@ def forward(
     if terms.first is not None and pairs.query_positions is None:
         acc, peak, total, left, right = _attend_blocks(
             *(acc, peak, total, left, right, q, factors, key, value, key_factors, terms, dense, pairs, scale),
-            *(batch, head, rows, left_end * 0, left_end),
+            *(batch, head, first_row, rows, left_end * 0, left_end),
             *(CAUSAL, LEFT, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
     if pairs.query_positions is None:
         acc, peak, total, left, right = _attend_blocks(
             *(acc, peak, total, left, right, q, factors, key, value, key_factors, terms, dense, pairs, scale),
-            *(batch, head, rows, left_end, inside_end),
+            *(batch, head, first_row, rows, left_end, inside_end),
             *(CAUSAL, INSIDE, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
     if terms.first is not None and pairs.query_positions is None:
         acc, peak, total, left, right = _attend_blocks(
             *(acc, peak, total, left, right, q, factors, key, value, key_factors, terms, dense, pairs, scale),
-            *(batch, head, rows, inside_end, right_end),
+            *(batch, head, first_row, rows, inside_end, right_end),
             *(CAUSAL, RIGHT, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
     acc, peak, total, left, right = _attend_blocks(
         *(acc, peak, total, left, right, q, factors, key, value, key_factors, terms, dense, pairs, scale),
-        *(batch, head, rows, right_end, end),
+        *(batch, head, first_row, rows, right_end, end),
         *(CAUSAL, ANY, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
     )
     empty = total == 0.0
@@ -486,7 +491,7 @@ def forward(
             k = _load(key, batch, head, first, pairs.n_k, BLOCK_N, HEAD_DIM, D)
             fk = _load(key_factors, batch, head, first, pairs.n_k, BLOCK_N, RANK, R)
             scores = _scores(
-                *(q, k, factors, fk, terms, dense, pairs, scale, batch, head, block, rows, columns),
+                *(q, k, factors, fk, terms, dense, pairs, scale, batch, head, first_row, first, rows, columns),
                 *(CAUSAL, ANY, BLOCK_M, BLOCK_N),
             )
             weights = tl.exp2(scores - log_sum[:, None])
@@ -511,7 +516,7 @@ def forward(
 # --- backward
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit
 def row_products(
     out,
     d_out,
@@ -548,7 +553,8 @@ def _gradients(
     scale,
     batch,
     head,
-    block,
+    first_row,
+    first_key,
     rows,
     columns,
     CAUSAL: tl.constexpr,
@@ -558,12 +564,12 @@ def _gradients(
 ):
     """The weights of a tile after dropout, and the gradient of its scores."""
     scores = _scores(
-        *(left, right, left_factors, right_factors, terms, dense, pairs, scale, batch, head, block, rows, columns),
+        *(left, right, left_factors, right_factors, terms, dense, pairs, scale, batch, head, first_row, first_key, rows, columns),
         *(CAUSAL, AREA, HEIGHT, WIDTH),
     )
     weights = tl.exp2(scores - log_total)
     d_weights = tl.dot(left_out, tl.trans(right_out), input_precision="ieee")
-    if block >= 0:  # see _scores
+    if first_key >= 0:  # see _scores
         if terms.value_products is not None:
             offsets = _offsets(pairs, batch, rows, columns)
             d_weights += _from_row_table(
@@ -629,7 +635,8 @@ def _query_blocks(
         fk = _load(key_factors, batch, head, first, pairs.n_k, BLOCK_N, RANK, R)
         v = _load(value, batch, head, first, pairs.n_k, BLOCK_N, VALUE_DIM, DV)
         weights, d_scores = _gradients(
-            *(q, k, do, v, factors, fk, log_sum, row_delta, terms, dense, pairs, scale, batch, head, block, rows, columns),
+            *(q, k, do, v, factors, fk, log_sum, row_delta, terms, dense, pairs, scale),
+            *(batch, head, first_row, first, rows, columns),
             *(CAUSAL, AREA, BLOCK_M, BLOCK_N),
         )
         if q.type.is_block():
@@ -677,7 +684,7 @@ def _query_blocks(
     return d_q, d_factors, bias_left, bias_right, keys_left, keys_right, values_left, values_right
 
 
-@triton.jit(do_not_specialize=["terms", "pairs"])
+@triton.jit
 def query_gradients(
     query,
     key,
@@ -798,6 +805,7 @@ def _key_blocks(
     scale,
     batch,
     head,
+    first_key,
     columns,
     start,
     end,
@@ -822,7 +830,8 @@ def _key_blocks(
         log_sum = _load_rows(log_total, pairs, batch, head, rows, float("inf"))
         row_delta = _load_rows(delta, pairs, batch, head, rows, 0.0)
         weights, d_scores = _gradients(
-            *(k, q, v, do, factors, fq, log_sum, row_delta, terms, dense, pairs, scale, batch, head, block, rows, columns),
+            *(k, q, v, do, factors, fq, log_sum, row_delta, terms, dense, pairs, scale),
+            *(batch, head, first, first_key, rows, columns),
             *(CAUSAL, AREA, BLOCK_N, BLOCK_M),
         )
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision="ieee")
@@ -833,7 +842,7 @@ def _key_blocks(
     return d_k, d_v, d_factors
 
 
-@triton.jit(do_not_specialize=["terms", "pairs"])
+@triton.jit
 def key_gradients(
     query,
     key,
@@ -890,7 +899,7 @@ def key_gradients(
             any_end = tl.minimum(tl.maximum(_first_block_from(high, pairs.query_stride, BLOCK_M), start), end)
         d_k, d_v, d_f = _key_blocks(
             *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, log_total, delta, terms, dense, pairs),
-            *(scale, batch, head, columns, start, any_end),
+            *(scale, batch, head, first_key, columns, start, any_end),
             *(CAUSAL, ANY, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
         right_end = any_end
@@ -904,24 +913,24 @@ def key_gradients(
             )
             d_k, d_v, d_f = _key_blocks(
                 *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, log_total, delta, terms, dense, pairs),
-                *(scale, batch, head, columns, any_end, right_end),
+                *(scale, batch, head, first_key, columns, any_end, right_end),
                 *(CAUSAL, RIGHT, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
             )
         d_k, d_v, d_f = _key_blocks(
             *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, log_total, delta, terms, dense, pairs),
-            *(scale, batch, head, columns, right_end, inside_end),
+            *(scale, batch, head, first_key, columns, right_end, inside_end),
             *(CAUSAL, INSIDE, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
         if terms.first is not None:
             d_k, d_v, d_f = _key_blocks(
                 *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, log_total, delta, terms, dense, pairs),
-                *(scale, batch, head, columns, inside_end, end),
+                *(scale, batch, head, first_key, columns, inside_end, end),
                 *(CAUSAL, LEFT, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
             )
     else:
         d_k, d_v, d_f = _key_blocks(
             *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, log_total, delta, terms, dense, pairs),
-            *(scale, batch, head, columns, end * 0, end),
+            *(scale, batch, head, first_key, columns, end * 0, end),
             *(CAUSAL, ANY, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
     if key.data is not None:
@@ -975,13 +984,13 @@ def _fresh_gradients(
     log_sum = _load_rows(log_total, pairs, batch, head, rows, float("inf"))
     row_delta = _load_rows(delta, pairs, batch, head, rows, 0.0)
     _, d_scores = _gradients(
-        *(q, k, do, v, fq, fk, log_sum, row_delta, terms, dense, pairs, scale, batch, head, first_key, rows, columns),
+        *(q, k, do, v, fq, fk, log_sum, row_delta, terms, dense, pairs, scale, batch, head, first_row, first_key, rows, columns),
         *(CAUSAL, ANY, BLOCK, BLOCK),
     )
     return d_scores
 
 
-@triton.jit(do_not_specialize=["terms", "pairs", "first_diagonal", "diagonals", "splits"])
+@triton.jit(do_not_specialize=["batches", "first_diagonal", "diagonals", "splits"])
 def diagonal_gradients(
     query,
     key,
@@ -1085,7 +1094,7 @@ def sum_diagonals(
     tl.store(d_table + head * length + columns, acc, mask=(columns > 0) & (columns < length - 1))
 
 
-@triton.jit(do_not_specialize=["terms", "pairs", "batches"])
+@triton.jit(do_not_specialize=["batches"])
 def dense_gradients(
     query,
     key,
