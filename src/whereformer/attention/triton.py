@@ -45,7 +45,7 @@ def unavailable(call: Call) -> str | None:
 
 
 def _unavailable(call: Call) -> str | None:
-    if importlib.util.find_spec("triton") is None:
+    if not _installed():
         return "needs Triton, which is not installed"
     device = call.value.device
     if device.type == "cuda":
@@ -71,6 +71,14 @@ def _unavailable(call: Call) -> str | None:
     if span is not None and max(-span[0], span[1]) >= 2**30:
         return f"needs offsets below 2**30, got {span[0]} to {span[1]}"
     return None
+
+
+@cache
+def _installed() -> bool:
+    try:
+        return importlib.util.find_spec("triton") is not None
+    except ValueError:  # blocked by a None in sys.modules
+        return False
 
 
 def _interpreted() -> bool:
@@ -337,22 +345,7 @@ def _kernels() -> ModuleType:
     """The kernels; importing them needs Triton."""
     from . import triton_kernels
 
-    if _interpreted():
-        _mend_interpreter()
     return triton_kernels
-
-
-def _mend_interpreter() -> None:
-    """Let Triton 3.6's interpreter take loop bounds from tensors: NumPy 2.4 makes no int of an array of one."""
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def patch_tensor(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_tensor
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
