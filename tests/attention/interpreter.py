@@ -13,7 +13,8 @@ def mend() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1" or hasattr(builder, "mended"):
         return
     builder.mended = True
-    cast, dot, patch_tensor = builder.cast_impl, builder.create_dot, interpreter._patch_lang_tensor
+    cast, dot = builder.cast_impl, builder.create_dot
+    patch_tensor, patch_language = interpreter._patch_lang_tensor, interpreter._patch_lang
 
     def rounding_cast(self, source, to):
         """As cast_impl, which cuts float32 off where hardware rounds to the nearest bfloat16."""
@@ -37,5 +38,24 @@ def mend() -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
+    patched = set()
+
+    def patch_once(function):
+        """As _patch_lang, which patches all of the language again for every call from one kernel to another."""
+        modules = tuple(name for name, value in function.__globals__.items() if value is tl or value is tl.core)
+        if modules in patched:
+            return interpreter._LangPatchScope()
+        patched.add(modules)
+        scope = patch_language(function)
+        restore = scope.restore
+
+        def restore_once():
+            patched.discard(modules)
+            restore()
+
+        scope.restore = restore_once
+        return scope
+
+    interpreter._patch_lang = patch_once
     builder.cast_impl, builder.create_dot = rounding_cast, bfloat16_dot
     interpreter._patch_lang_tensor = index_tensor

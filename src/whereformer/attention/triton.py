@@ -29,6 +29,7 @@ from .terms import FactorPair, Positions, offset_range, position_values
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDTHS = range(16, 257)
+_INSTALLED = importlib.util.find_spec("triton") is not None
 _LOG2E = math.log2(math.e)
 _LARGEST_BLOCK = 128
 
@@ -45,7 +46,7 @@ def unavailable(call: Call) -> str | None:
 
 
 def _unavailable(call: Call) -> str | None:
-    if not _installed():
+    if not _INSTALLED:
         return "needs Triton, which is not installed"
     device = call.value.device
     if device.type == "cuda":
@@ -71,14 +72,6 @@ def _unavailable(call: Call) -> str | None:
     if span is not None and max(-span[0], span[1]) >= 2**30:
         return f"needs offsets below 2**30, got {span[0]} to {span[1]}"
     return None
-
-
-@cache
-def _installed() -> bool:
-    try:
-        return importlib.util.find_spec("triton") is not None
-    except ValueError:  # blocked by a None in sys.modules
-        return False
 
 
 def _interpreted() -> bool:
@@ -799,9 +792,7 @@ class _Backward:
         if part.causal:
             high = min(high, -start)
         step = size * divisor
-        first_diagonal = max(
-            _cdiv(low - key_stride * (size - 1), step), -(query_stride // divisor) * (row_blocks - 1)
-        )
+        first_diagonal = max(_cdiv(low - key_stride * (size - 1), step), -(query_stride // divisor) * (row_blocks - 1))
         last_diagonal = min((high + query_stride * (size - 1)) // step, key_stride // divisor * (key_blocks - 1))
         diagonals = last_diagonal - first_diagonal + 1
         if low > high or diagonals < 1:

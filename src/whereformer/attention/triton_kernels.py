@@ -21,7 +21,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LEFT, INSIDE, RIGHT, ANY = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-LOWEST = tl.constexpr(-3.4028234663852886e38)  # the smallest finite float32
+LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
 
 
 class Rows(NamedTuple):
@@ -216,7 +216,7 @@ def _scores(
             at = at + rows.to(tl.int64) * dense.row + columns.to(tl.int64) * dense.column
             added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0).to(tl.float32)
             # The smallest finite number stays finite: -inf alone forbids a pair.
-            scores += tl.where(added == float("-inf"), added, tl.maximum(added * LOG2E, LOWEST))
+            scores += tl.where(added == float("-inf"), added, tl.maximum(added, LOWEST) * LOG2E)
     if AREA == ANY:
         allowed = columns < pairs.n_k
         if CAUSAL:
@@ -227,9 +227,7 @@ def _scores(
         scores = tl.where(may != 0, scores, float("-inf"))
     if pairs.query_documents is not None:
         document = tl.load(pairs.query_documents + batch * pairs.n_q + rows, mask=rows < pairs.n_q, other=0)
-        same = document == tl.load(
-            pairs.key_documents + batch * pairs.n_k + columns, mask=columns < pairs.n_k, other=0
-        )
+        same = document == tl.load(pairs.key_documents + batch * pairs.n_k + columns, mask=columns < pairs.n_k, other=0)
         scores = tl.where(same, scores, float("-inf"))
     return scores
 
@@ -261,9 +259,7 @@ def _first_block_from(limit, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _key_areas(
-    terms, pairs, batch, first_row, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def _key_areas(terms, pairs, batch, first_row, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where the key blocks of a query block change area: LEFT, INSIDE, RIGHT, ANY end here; and what is INSIDE or ANY.
 
     Returns (left_end, inside_end, right_end, end, band_end): the last says where RIGHT would begin without the others.
@@ -313,7 +309,7 @@ def _add_at_offsets(buffer, tile, first, length, pairs, batch, head, rows, colum
     else:
         at_key = pairs.key_ranks + batch * pairs.key_positions_batch + columns
         ranks = tl.load(at_key, mask=columns < pairs.n_k, other=0)
-        for turn in range(0, tl.max(ranks) + 1):
+        for turn in range(tl.max(ranks) + 1):
             now = inside & (ranks == turn)
             tl.store(at, tl.load(at, mask=now, other=0.0) + tile, mask=now)
             tl.debug_barrier()
@@ -498,9 +494,7 @@ def forward(
             if pairs.dropout_keys is not None:
                 weights = tl.where(_kept(pairs, batch, head, rows, columns), weights * pairs.dropout_scale, 0.0)
             offsets = _offsets(pairs, batch, rows, columns)
-            _add_at_offsets(
-                at_offset, weights, terms.values_first, length, pairs, batch, head, rows, columns, offsets
-            )
+            _add_at_offsets(at_offset, weights, terms.values_first, length, pairs, batch, head, rows, columns, offsets)
         _store_ends(at_offset, left * normaliser, right * normaliser, length, pairs, batch, head, row)
         # What one thread has stored, another reads.
         tl.debug_barrier()
@@ -564,7 +558,22 @@ def _gradients(
 ):
     """The weights of a tile after dropout, and the gradient of its scores."""
     scores = _scores(
-        *(left, right, left_factors, right_factors, terms, dense, pairs, scale, batch, head, first_row, first_key, rows, columns),
+        *(
+            left,
+            right,
+            left_factors,
+            right_factors,
+            terms,
+            dense,
+            pairs,
+            scale,
+            batch,
+            head,
+            first_row,
+            first_key,
+            rows,
+            columns,
+        ),
         *(CAUSAL, AREA, HEIGHT, WIDTH),
     )
     weights = tl.exp2(scores - log_total)
@@ -984,7 +993,26 @@ def _fresh_gradients(
     log_sum = _load_rows(log_total, pairs, batch, head, rows, float("inf"))
     row_delta = _load_rows(delta, pairs, batch, head, rows, 0.0)
     _, d_scores = _gradients(
-        *(q, k, do, v, fq, fk, log_sum, row_delta, terms, dense, pairs, scale, batch, head, first_row, first_key, rows, columns),
+        *(
+            q,
+            k,
+            do,
+            v,
+            fq,
+            fk,
+            log_sum,
+            row_delta,
+            terms,
+            dense,
+            pairs,
+            scale,
+            batch,
+            head,
+            first_row,
+            first_key,
+            rows,
+            columns,
+        ),
         *(CAUSAL, ANY, BLOCK, BLOCK),
     )
     return d_scores
@@ -1089,7 +1117,7 @@ def sum_diagonals(
         key = distance // key_stride
         there = (distance >= 0) & (distance % key_stride == 0) & (key < BLOCK)
         at = sums + (tl.cast(head, tl.int64) * diagonals + diagonal) * splits * BLOCK * BLOCK + row * BLOCK + key
-        for split in range(0, splits):
+        for split in range(splits):
             acc += tl.sum(tl.load(at + split * BLOCK * BLOCK, mask=there, other=0.0), 0)
     tl.store(d_table + head * length + columns, acc, mask=(columns > 0) & (columns < length - 1))
 
@@ -1128,7 +1156,7 @@ def dense_gradients(
     head = program // key_blocks // row_blocks % pairs.heads
     batch = program // key_blocks // row_blocks // pairs.heads
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
-    for shared in range(0, batches):
+    for shared in range(batches):
         acc += _fresh_gradients(
             *(query, key, value, d_out, log_total, delta, query_factors, key_factors, terms, dense, pairs, scale),
             *(batch * batches + shared, head, first_row, first_key),
