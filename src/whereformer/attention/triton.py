@@ -360,18 +360,26 @@ class _Blocks:
         return {"BLOCK_M": self.rows, "BLOCK_N": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
-# By kernel and by the padded width of a head: 64, 128, 256. Chosen to fit into the 99 KiB of shared memory that the
-# smallest GPUs of compute capability 8 have; fixed, because results must not depend on which of two sizes was faster.
-_HALF = {
-    "forward": (_Blocks(128, 64, 4, 3), _Blocks(128, 64, 8, 2), _Blocks(64, 32, 4, 2)),
-    "query": (_Blocks(128, 64, 8, 2), _Blocks(64, 64, 4, 2), _Blocks(64, 32, 8, 1)),
-    "key": (_Blocks(64, 128, 8, 2), _Blocks(64, 64, 4, 2), _Blocks(32, 64, 8, 1)),
+# By kernel and by the padded width of a head: up to 64, 128, 256. Fixed, not tuned at run time, because sums depend on
+# the size of tiles, and results must not depend on which size was faster. All fit into the 99 KiB of shared memory of
+# the smallest GPUs of compute capability 8, and into registers: what is more than a bias or a mask takes many of those
+# for indices, so _RICH calls have smaller tiles.
+_PLAIN = {
+    "forward": (_Blocks(128, 64, 8, 3), _Blocks(128, 64, 8, 2), _Blocks(64, 32, 8, 2)),
+    "query": (_Blocks(128, 32, 8, 3), _Blocks(64, 32, 4, 3), _Blocks(32, 32, 4, 2)),
+    "key": (_Blocks(32, 128, 8, 3), _Blocks(32, 64, 4, 3), _Blocks(32, 32, 4, 2)),
     "tile": (_Blocks(64, 64, 4, 2), _Blocks(64, 64, 8, 1), _Blocks(32, 32, 4, 1)),
 }
+_RICH = {
+    "forward": (_Blocks(64, 32, 4, 2), _Blocks(64, 32, 4, 2), _Blocks(32, 32, 4, 1)),
+    "query": (_Blocks(64, 32, 4, 2), _Blocks(32, 32, 4, 1), _Blocks(32, 16, 4, 1)),
+    "key": (_Blocks(32, 64, 4, 2), _Blocks(32, 32, 4, 1), _Blocks(16, 32, 4, 1)),
+    "tile": (_Blocks(32, 32, 4, 1), _Blocks(32, 32, 4, 1), _Blocks(32, 32, 4, 1)),
+}
 _FLOAT = {
-    "forward": (_Blocks(64, 32, 4, 2), _Blocks(32, 32, 4, 2), _Blocks(16, 16, 4, 1)),
-    "query": (_Blocks(32, 32, 4, 1), _Blocks(32, 32, 4, 1), _Blocks(16, 16, 4, 1)),
-    "key": (_Blocks(32, 32, 4, 1), _Blocks(32, 32, 4, 1), _Blocks(16, 16, 4, 1)),
+    "forward": (_Blocks(32, 32, 4, 2), _Blocks(32, 32, 4, 1), _Blocks(16, 16, 4, 1)),
+    "query": (_Blocks(32, 32, 4, 1), _Blocks(32, 16, 4, 1), _Blocks(16, 16, 4, 1)),
+    "key": (_Blocks(32, 32, 4, 1), _Blocks(16, 32, 4, 1), _Blocks(16, 16, 4, 1)),
     "tile": (_Blocks(32, 32, 4, 1), _Blocks(32, 32, 4, 1), _Blocks(16, 16, 4, 1)),
 }
 # The interpreter's tiles are small, so that small tests have several, and of different shapes.
@@ -391,8 +399,14 @@ def _blocks(kernel: str, problem: _Problem) -> _Blocks:
         widths.append(_padded(problem.query.shape[3]))
     if problem.query_factors is not None:
         widths.append(_padded(problem.query_factors.shape[3]))
-    tensors = (problem.value, problem.query_factors)
-    sizes = _FLOAT if torch.float32 in [tensor.dtype for tensor in tensors if tensor is not None] else _HALF
+    rich = (
+        *(problem.keys, problem.values, problem.query_factors, problem.dense),
+        *(problem.query_positions, problem.query_documents),
+    )
+    if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
+        sizes = _FLOAT
+    else:
+        sizes = _PLAIN if all(tensor is None for tensor in rich) else _RICH
     return sizes[kernel][0 if max(widths) <= 64 else 1 if max(widths) <= 128 else 2]
 
 

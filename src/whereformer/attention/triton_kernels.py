@@ -674,7 +674,7 @@ def _query_blocks(
             values_left, values_right = _add_ends(
                 values_left, values_right, weights, terms.values_first, terms.values_length, offsets, AREA
             )
-        if AREA == INSIDE or AREA == ANY:
+        if AREA != LEFT and AREA != RIGHT:
             if d_bias_rows is not None:
                 _add_at_offsets(
                     *(d_bias_rows, d_scores, terms.bias_first, terms.bias_length),
@@ -749,9 +749,7 @@ def query_gradients(
     k1 = tl.zeros([BLOCK_M], tl.float32)
     v0 = tl.zeros([BLOCK_M], tl.float32)
     v1 = tl.zeros([BLOCK_M], tl.float32)
-    left_end, inside_end, right_end, end, band_end = _key_areas(
-        terms, pairs, batch, first_row, CAUSAL, BLOCK_M, BLOCK_N
-    )
+    left_end, inside_end, right_end, end, _ = _key_areas(terms, pairs, batch, first_row, CAUSAL, BLOCK_M, BLOCK_N)
     BIAS_ENDS: tl.constexpr = d_bias_ends is not None
     if terms.first is not None and pairs.query_positions is None:
         d_q, d_f, b0, b1, k0, k1, v0, v1 = _query_blocks(
