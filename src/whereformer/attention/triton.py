@@ -46,17 +46,8 @@ def unavailable(call: Call) -> str | None:
 
 
 def _unavailable(call: Call) -> str | None:
-    if not _INSTALLED:
-        return "needs Triton, which is not installed"
-    device = call.value.device
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        if capability < (8, 0):
-            return f"needs compute capability 8.0, got {capability[0]}.{capability[1]}"
-        if torch.version.hip is not None:
-            return "needs an NVIDIA GPU, got one of AMD's"
-    elif not (device.type == "cpu" and _interpreted()):
-        return f"needs a CUDA device, got {device.type}"
+    if reason := _unavailable_on(call.value.device):
+        return reason
     if call.value.dtype not in _DTYPES:
         return f"needs bfloat16, float16 or float32, got {str(call.value.dtype).removeprefix('torch.')}"
     widths = {"value's head_dim": call.value.shape[3]}
@@ -71,6 +62,23 @@ def _unavailable(call: Call) -> str | None:
     span = offset_range(call.query_positions, call.key_positions)
     if span is not None and max(-span[0], span[1]) >= 2**30:
         return f"needs offsets below 2**30, got {span[0]} to {span[1]}"
+    return None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _unavailable_on(device: torch.device) -> str | None:
+    """Why this backend cannot run on the device."""
+    if not _INSTALLED:
+        return "needs Triton, which is not installed"
+    if device.type == "cpu" and _interpreted():
+        return None
+    if device.type != "cuda":
+        return f"needs a CUDA device, got {device.type}"
+    if torch.version.hip is not None:
+        return "needs an NVIDIA GPU, got one of AMD's"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return f"needs compute capability 8.0, got {capability[0]}.{capability[1]}"
     return None
 
 
