@@ -392,6 +392,17 @@ def test_compiles_as_one_graph():
     assert all(torch.equal(*pair) for pair in zip(*outs, strict=True))
 
 
+def test_compiles_for_any_length():
+    def attend(query, key, value):
+        return attention(query, key, value, [OffsetBias(table, -2)], causal=True, backend="triton")
+
+    table = random(HEADS, 5).float()
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (17, 30):
+        inputs = [tensor.float() for tensor in content(length, length)]
+        assert torch.equal(compiled(*inputs), attend(*inputs))
+
+
 # --- what it cannot take
 
 

@@ -28,7 +28,7 @@ from .precision import without_autocast
 from .terms import FactorPair, Positions, offset_range, position_values
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_WIDTHS = range(16, 257)
+_NARROWEST, _WIDEST = 16, 256
 _INSTALLED = importlib.util.find_spec("triton") is not None
 _LOG2E = math.log2(math.e)
 _LARGEST_BLOCK = 128
@@ -54,11 +54,11 @@ def _unavailable(call: Call) -> str | None:
     if call.query is not None:
         widths["head_dim"] = call.query.shape[3]
     for name, width in widths.items():
-        if width not in _WIDTHS:
-            return f"needs a {name} from 16 to 256, got {width}"
+        if not _NARROWEST <= width <= _WIDEST:
+            return f"needs a {name} from {_NARROWEST} to {_WIDEST}, got {width}"
     rank = sum(term.query_factors.shape[3] for term in call.terms if isinstance(term, FactorPair))
-    if rank > _WIDTHS[-1]:
-        return f"needs FactorPairs of at most 256 factors, got {rank}"
+    if rank > _WIDEST:
+        return f"needs FactorPairs of at most {_WIDEST} factors, got {rank}"
     span = offset_range(call.query_positions, call.key_positions)
     if span is not None and max(-span[0], span[1]) >= 2**30:
         return f"needs offsets below 2**30, got {span[0]} to {span[1]}"

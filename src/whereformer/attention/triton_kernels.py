@@ -7,6 +7,7 @@ Offset tables are constant beyond their ends, so the tiles of a row of tiles fal
 RIGHT of every table, where a table is one number per head (or row), INSIDE, where it is read pair by pair, and ANY,
 where nothing is known: there offsets are clamped, and keys beyond the end and future keys are masked. With affine
 positions the areas follow from the tile's place and each has a loop of its own; with explicit positions all is ANY.
+EDGE is INSIDE, but masked like ANY.
 
 Nothing is added to memory that another program adds to as well, so that results are the same bits from run to run.
 """
@@ -20,7 +21,8 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LEFT, INSIDE, RIGHT, ANY = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+LEFT, INSIDE, RIGHT = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1)
+ANY, EDGE = tl.constexpr(2), tl.constexpr(3)
 LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
 
 
@@ -217,7 +219,7 @@ def _scores(
             added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0).to(tl.float32)
             # The smallest finite number stays finite: -inf alone forbids a pair.
             scores += tl.where(added == float("-inf"), added, tl.maximum(added, LOWEST) * LOG2E)
-    if AREA == ANY:
+    if AREA >= ANY:
         allowed = columns < pairs.n_k
         if CAUSAL:
             allowed = allowed & (offsets <= 0)
@@ -971,6 +973,7 @@ def _fresh_gradients(
     first_row,
     first_key,
     CAUSAL: tl.constexpr,
+    AREA: tl.constexpr,
     BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     D: tl.constexpr,
@@ -1011,7 +1014,7 @@ def _fresh_gradients(
             rows,
             columns,
         ),
-        *(CAUSAL, ANY, BLOCK, BLOCK),
+        *(CAUSAL, AREA, BLOCK, BLOCK),
     )
     return d_scores
 
@@ -1075,7 +1078,7 @@ def diagonal_gradients(
         acc += _fresh_gradients(
             *(query, key, value, d_out, log_total, delta, query_factors, key_factors, terms, dense, pairs, scale),
             *(step // count, head, at_row * BLOCK, at_key * BLOCK),
-            *(CAUSAL, BLOCK, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
+            *(CAUSAL, EDGE, BLOCK, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
     row = tl.arange(0, BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -1158,7 +1161,7 @@ def dense_gradients(
         acc += _fresh_gradients(
             *(query, key, value, d_out, log_total, delta, query_factors, key_factors, terms, dense, pairs, scale),
             *(batch * batches + shared, head, first_row, first_key),
-            *(CAUSAL, BLOCK, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
+            *(CAUSAL, ANY, BLOCK, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
     row = first_row + tl.arange(0, BLOCK)[:, None]
     column = first_key + tl.arange(0, BLOCK)[None, :]
