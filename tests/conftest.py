@@ -1,6 +1,12 @@
+import os
+
 import pytest
 import torch
 from hypothesis import settings
+
+# Triton reads this when it is imported: without a GPU, its kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Tests run side by side, on tensors too small to gain from threads.
 torch.set_num_threads(1)

@@ -17,6 +17,7 @@ from .attention import (
     Positions,
     attention,
     attention_weights,
+    explain,
 )
 from .positions import PositionRangeError, build_position, position_names
 
@@ -42,6 +43,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "build_position",
+    "explain",
     "position_names",
 ]
 

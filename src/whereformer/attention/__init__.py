@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from . import blockwise, fused, reference
+from . import blockwise, fused, reference, triton
 from .call import make_call
+from .choose import BACKENDS, Choice, choose, explain_choice
 from .precision import without_autocast
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, PositionsLike, Term
 
 __all__ = [
+    "Choice",
     "DenseBias",
     "FactorPair",
     "OffsetBias",
@@ -23,9 +25,8 @@ __all__ = [
     "Term",
     "attention",
     "attention_weights",
+    "explain",
 ]
-
-BACKENDS = ("auto", "reference", "blockwise")
 
 
 def attention(
@@ -64,8 +65,14 @@ def attention(
         key_positions: likewise for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to
             keys of its own document.
-        backend: "reference" materialises everything; "auto" runs calls without terms through torch's fused
-            attention and all others through the reference.
+        backend: which implementation computes it; one that can't take the call is refused, never replaced.
+
+            - "reference": everything written out, (n_q, n_k) memory. The definition, and differentiable twice.
+            - "blockwise": tile by tile in plain PyTorch, O(n) memory forward and backward, any device.
+            - "triton": fused kernels for NVIDIA GPUs from sm_80 on, O(n) memory.
+            - "auto": calls without terms go to torch's ``scaled_dot_product_attention`` (on the CPU only without
+              dropout, masks and packing); then "triton" where it can be; on the CPU "reference" up to 64 x 64 scores
+              a head; else "blockwise". :func:`explain` says what it comes to.
 
     Returns:
         (batch, heads, n_q, value_dim) in the value's dtype. A row that may attend nothing gives zeros.
@@ -73,8 +80,7 @@ def attention(
     Raises:
         TypeError, ValueError: for input that does not fit; the message names the argument, what came and what fits.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    _check_backend(backend)
     call = make_call(
         query,
         key,
@@ -89,11 +95,38 @@ def attention(
         query_documents=query_documents,
         key_documents=key_documents,
     )
-    if backend == "blockwise":
-        return blockwise.attend(call)
-    if backend == "auto" and fused.supports(call):
-        return fused.attend(call)
-    return reference.attend(call)
+    return _RUN[choose(call, backend)](call)
+
+
+_RUN = {
+    "fused": fused.attend,
+    "reference": reference.attend,
+    "blockwise": blockwise.attend,
+    "triton": triton.attend,
+}
+
+
+def explain(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    backend: str = "auto",
+    **options: Any,
+) -> Choice:
+    """Which backend :func:`attention` would compute a call with, and why; ``options`` are its keyword arguments.
+
+    >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
+    blockwise: tile by tile, in O(n) memory
+    """
+    _check_backend(backend)
+    return explain_choice(make_call(query, key, value, terms, **options), backend)
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
 def attention_weights(

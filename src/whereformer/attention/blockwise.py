@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -172,13 +173,20 @@ class Tables:
         self.layout = offsets
         self.bias: Bias | None = None
         self.keys, self.values = (
-            None if table is None else GridRows(offsets, table, first)
-            if isinstance(offsets, Grid) else ListedRows(offsets, table, first)
+            None
+            if table is None
+            else GridRows(offsets, table, first)
+            if isinstance(offsets, Grid)
+            else ListedRows(offsets, table, first)
             for table, first in zip((problem.keys, problem.values), problem.first[1:], strict=True)
         )
         if isinstance(offsets, Grid):
             if problem.bias is not None or problem.causal:
-                table = value.new_zeros(1, 1, dtype=problem.dtype).expand(value.shape[1], -1) if problem.bias is None else problem.bias * LOG2E
+                table = (
+                    value.new_zeros(1, 1, dtype=problem.dtype).expand(value.shape[1], -1)
+                    if problem.bias is None
+                    else problem.bias * LOG2E
+                )
                 self.bias = GridBias(offsets, table, problem.first[0], problem.causal)
         elif problem.bias is not None:
             self.bias = ListedBias(offsets, problem.bias * LOG2E, problem.first[0])
@@ -341,7 +349,7 @@ class Block:
             return None
         rows = self.piece.queries[span.queries.start : span.queries.stop]
         columns = self.piece.keys[span.keys.start : span.keys.stop]
-        keys = row_keys(problem.seed, *problem.value.shape[:2], problem.n_q)
+        keys = row_keys(problem.seed, problem.value.shape[0], problem.value.shape[1], problem.n_q)
         keys = self.part_of(keys)[..., rows.start : rows.stop].flip(-1).flatten(0, 1)
         kept = keep_mask(keys, torch.arange(columns.start, columns.stop, device=keys.device), problem.dropout_p)
         return kept.to(problem.dtype) / (1.0 - problem.dropout_p)
@@ -387,9 +395,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace
         total.baddbmm_(left, right)
 
 
-def _blocks(
-    problem: Problem, workspace: Workspace, *, forward: bool
-) -> Iterator[tuple[Tables, bool, Iterator[Block]]]:
+def _blocks(problem: Problem, workspace: Workspace, *, forward: bool) -> Iterator[tuple[Tables, bool, Iterator[Block]]]:
     """For each piece its tables, whether torch's fused kernel can do it, and its blocks.
 
     Short sequences go many items and heads at a time.
@@ -423,7 +429,7 @@ def _chunks(whole: range, size: int) -> list[range]:
     """A range cut into nearly equal parts of at most ``size``."""
     count = max(1, -(-len(whole) // size))
     ends = [len(whole) * part // count for part in range(count + 1)]
-    return [whole[start:stop] for start, stop in zip(ends, ends[1:], strict=False)]
+    return [whole[start:stop] for start, stop in pairwise(ends)]
 
 
 def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[Span]]]:
@@ -447,7 +453,7 @@ def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[S
         edges = [0, *cuts, end]
         spans = [
             Span(queries, keys)
-            for start, stop in zip(edges, edges[1:], strict=False)
+            for start, stop in pairwise(edges)
             if stop > start
             for keys in _chunks(range(start, stop), LONGEST_ROW)
         ]
@@ -512,7 +518,9 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
             row_spans = list(_row_spans(block, bands))
             if groups != block.groups:
                 groups = block.groups
-                scratch = Scratch.for_spans(block.groups, row_spans, step, partial(workspace.get, "scores", dtype=problem.dtype))
+                scratch = Scratch.for_spans(
+                    block.groups, row_spans, step, partial(workspace.get, "scores", dtype=problem.dtype)
+                )
             for queries, spans in row_spans:
                 rows = block.reversed(queries)
                 _forward_rows(block, scratch, queries, spans, total[:, rows], ends[:, rows])
@@ -655,21 +663,24 @@ def backward(
     workspace = Workspace(output.device)
     for tables, _, blocks in _blocks(problem, workspace, forward=False):
         rows = [table for table in (tables.keys, tables.values) if isinstance(table, GridRows)]
-        read: list[Rows | Bias] = [*rows, *([tables.bias] if "bias" in into and isinstance(tables.bias, GridBias) else [])]
+        read: list[Rows | Bias] = [
+            *rows,
+            *([tables.bias] if "bias" in into and isinstance(tables.bias, GridBias) else []),
+        ]
         bands = [table.window for table in read if isinstance(table, GridRows | GridBias)]
         groups = 0
         for block in blocks:
             row_spans = list(_row_spans(block, bands))
             if groups != block.groups:
                 groups = block.groups
-                steps = {"scores": tables.step if rows else 0, "scores_gradient": tables.step if bands else 0}
-                scratch = tuple(
-                    Scratch.for_spans(block.groups, row_spans, step, partial(workspace.get, name, dtype=problem.dtype))
-                    for name, step in steps.items()
+                memories = {"scores": tables.step if rows else 0, "scores_gradient": tables.step if bands else 0}
+                scratch, gradient_scratch = (
+                    Scratch.for_spans(groups, row_spans, step, partial(workspace.get, name, dtype=problem.dtype))
+                    for name, step in memories.items()
                 )
             block_backward = BlockBackward(block, into, output_gradient, output, logsumexp)
             for queries, spans in row_spans:
-                block_backward.add_rows(scratch, queries, spans)
+                block_backward.add_rows(scratch, gradient_scratch, queries, spans)
             block_backward.finish()
         for name, table in (("bias", tables.bias), ("keys", tables.keys), ("values", tables.values)):
             if table is not None and name in into:
@@ -695,8 +706,10 @@ class BlockBackward:
         self.narrow_gradient = workspace.converted("output_gradient", self.gradient, narrow)
         self.features: tuple[Tensor, Tensor] | None = None
         if block.query_features is not None and block.key_features is not None:
-            features = {"query_features": block.query_features, "key_features": block.key_features}
-            self.features = tuple(workspace.converted(name, rows, narrow) for name, rows in features.items())
+            self.features = (
+                workspace.converted("query_features", block.query_features, narrow),
+                workspace.converted("key_features", block.key_features, narrow),
+            )
             self.features_gradient = (
                 workspace.zeros("query_features_gradient", tuple(block.query_features.shape), dtype),
                 self._sums("key", block.key_features),
@@ -710,7 +723,7 @@ class BlockBackward:
             return self.block.part_of(into)[:, :, keys.start : keys.stop].view(rows.shape).zero_()
         return self.block.workspace.zeros(f"{name}_gradient", tuple(rows.shape), rows.dtype)
 
-    def add_rows(self, scratch: tuple[Scratch, Scratch], queries: range, spans: list[Span]) -> None:
+    def add_rows(self, scratch: Scratch, gradient_scratch: Scratch, queries: range, spans: list[Span]) -> None:
         """Add what some queries contribute to all gradients."""
         block, tables, into, workspace = self.block, self.block.tables, self.into, self.block.workspace
         narrow, rows = block.problem.product_dtype, block.reversed(queries)
@@ -724,7 +737,7 @@ class BlockBackward:
             values_weights = torch.zeros_like(from_values)
         for span in spans:
             keys = slice(span.keys.start, span.keys.stop)
-            tile, gradient_tile = (memory.tile(block.groups, span) for memory in scratch)
+            tile, gradient_tile = scratch.tile(block.groups, span), gradient_scratch.tile(block.groups, span)
             weights, scores_gradient = tile.scores, gradient_tile.scores
             block.fill_scores(tile, from_keys, logsumexp)
             weights.exp2_()

@@ -138,9 +138,7 @@ def _trim_keys(piece: Piece, mask: Tensor) -> Piece:
 
 
 def _with_regular_positions(piece: Piece) -> Piece:
-    return replace(
-        piece, query_positions=_regular(piece.query_positions), key_positions=_regular(piece.key_positions)
-    )
+    return replace(piece, query_positions=_regular(piece.query_positions), key_positions=_regular(piece.key_positions))
 
 
 def _regular(positions: PositionsLike) -> PositionsLike:

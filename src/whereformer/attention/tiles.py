@@ -93,8 +93,6 @@ class Scratch:
             # The margin right of a row is the margin left of the next one.
             (
                 self.memory[: self.margin],
-                self.memory.as_strided(
-                    (groups, rows, self.pitch - columns), strides, self.margin + columns
-                ),
+                self.memory.as_strided((groups, rows, self.pitch - columns), strides, self.margin + columns),
             ),
         )

@@ -1,0 +1,72 @@
+"""Which backend computes a call, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import fused, triton
+from .call import Call
+
+BACKENDS = ("auto", "reference", "blockwise", "triton")
+
+FEW_SCORES = 64 * 64
+"""Scores a head up to which, on the CPU, writing them all out is faster than going tile by tile."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What :func:`whereformer.explain` returns; printed, a line.
+
+    Args:
+        backend: "reference", "blockwise", "triton", or "fused" for torch's ``scaled_dot_product_attention``.
+        reason: why.
+        unavailable: for each backend that can't take the call, why not.
+    """
+
+    backend: str
+    reason: str
+    unavailable: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.reason}"
+
+
+def choose(call: Call, backend: str) -> str:
+    """The backend that computes the call.
+
+    Raises:
+        ValueError: if the one that was asked for by name can't.
+    """
+    if backend == "auto":
+        return _automatic(call)[0]
+    if backend == "triton" and (reason := triton.unavailable(call)):
+        raise ValueError(f"backend: {reason}")
+    return backend
+
+
+def explain_choice(call: Call, backend: str) -> Choice:
+    """The choice with its reasons."""
+    chosen = choose(call, backend)
+    reason = _automatic(call)[1] if backend == "auto" else "asked for by name"
+    no_triton = triton.unavailable(call)
+    return Choice(chosen, reason, {"triton": no_triton} if no_triton else {})
+
+
+def _automatic(call: Call) -> tuple[str, str]:
+    """The rule of backend="auto", and which part of it decided."""
+    on_cpu = call.value.device.type == "cpu"
+    few = call.n_q * call.n_k <= FEW_SCORES
+    if fused.supports(call):
+        # On the CPU torch writes all scores out to drop some, and computes padding in full to mask it afterwards.
+        masked = call.dropout_p > 0 or call.key_mask is not None or call.query_documents is not None
+        if not (on_cpu and masked and not few):
+            return "fused", "no terms, so torch's own attention computes it"
+        return (
+            "blockwise",
+            "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
+        )
+    if triton.unavailable(call) is None and not on_cpu:
+        return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
+    if few and on_cpu:
+        return "reference", "so few scores a head that writing them all out is fastest"
+    return "blockwise", "tile by tile, in O(n) memory"
