@@ -113,7 +113,7 @@ def check(inputs, terms=(), **options):
 
 # --- what is computed
 
-LENGTHS = [(1, 1), (2, 2), (1, 35), (33, 5), (37, 50)]
+LENGTHS = [(1, 1), (2, 2), (1, 35), (33, 5), (35, 40)]
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), LENGTHS)
@@ -123,7 +123,7 @@ def test_content_alone(n_q, n_k):
 
 @pytest.mark.parametrize("term", TERMS)
 def test_each_term(term):
-    check(content(37, 50), terms_of([term], 37, 50))
+    check(content(33, 40), terms_of([term], 33, 40))
 
 
 @pytest.mark.parametrize("term", ["bias", "bias_right_of_all_offsets", "keys_per_head", "values"])
@@ -142,9 +142,9 @@ def test_the_same_kind_twice():
 
 
 def test_masks():
-    mask = torch.rand(BATCH, 50) > 0.3
-    mask[1, 20:] = False
-    check(content(37, 50), terms_of(EVERY_KIND, 37, 50), key_mask=mask)
+    mask = torch.rand(BATCH, 40) > 0.3
+    mask[1, 15:] = False
+    check(content(33, 40), terms_of(EVERY_KIND, 33, 40), key_mask=mask)
 
 
 @pytest.mark.parametrize("positions", [False, True])
@@ -345,7 +345,7 @@ def test_autocast_changes_nothing():
 
 
 def test_the_same_bits_every_time():
-    inputs, terms = content(20, 35), terms_of(EVERY_KIND, 20, 35)
+    inputs, terms = content(20, 20), terms_of(EVERY_KIND, 20, 20)
     first, second = (run("triton", torch.float32, inputs, terms, {"dropout_p": 0.1}) for _ in range(2))
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 

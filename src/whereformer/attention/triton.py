@@ -65,7 +65,6 @@ def _unavailable(call: Call) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _unavailable_on(device: torch.device) -> str | None:
     """Why this backend cannot run on the device."""
     if not _INSTALLED:
@@ -80,6 +79,10 @@ def _unavailable_on(device: torch.device) -> str | None:
     if capability < (8, 0):
         return f"needs compute capability 8.0, got {capability[0]}.{capability[1]}"
     return None
+
+
+# What torch.compiler.assume_constant_result does, without importing the whole compiler for it.
+_unavailable_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _interpreted() -> bool:
