@@ -20,7 +20,7 @@ class PreviousToken(OffsetFunction):
     def reset_parameters(self):
         nn.init.ones_(self.strength)
 
-    def reach(self):
+    def reach(self, *, layer=0, shared=None):
         return 2
 
     def curve(self, offsets, *, layer=0):

@@ -55,7 +55,7 @@ def attend(call: Call) -> Tensor:
     """The attention output, (batch, heads, n_q, value_dim) in the value's dtype."""
     with without_autocast(call.value.device):
         terms = merge(call)
-        tables = [term for term in (terms.bias, terms.keys, terms.values)]
+        tables = (terms.bias, terms.keys, terms.values)
         affine = []
         listed: list[Tensor | None] = []
         for positions in (call.query_positions, call.key_positions):

@@ -45,7 +45,9 @@ def merge(call: Call) -> Merged:
         )
         if pairs
         else None,
-        dense=dense[0] if len(dense) == 1 else sum((scores.to(dtype) for scores in dense[1:]), dense[0].to(dtype))
+        dense=dense[0]
+        if len(dense) == 1
+        else sum((scores.to(dtype) for scores in dense[1:]), dense[0].to(dtype))
         if dense
         else None,
     )

@@ -121,8 +121,8 @@ class Position(nn.Module):
 class OffsetFunction(Position):
     """A method whose whole effect on a score is one number per head and offset: its ``curve``."""
 
-    def reach(self) -> int | None:
-        """The largest absolute offset at which the curve still changes; None if it never settles."""
+    def reach(self, *, layer: int = 0, shared: Any = None) -> int | None:
+        """An absolute offset beyond which the curve is constant in each direction; None if it never settles."""
         return None
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
@@ -137,7 +137,7 @@ class OffsetFunction(Position):
         layer: int = 0,
         shared: Any = None,
     ) -> tuple[Term, ...]:
-        span = offset_span(query_positions, key_positions, self.reach())
+        span = offset_span(query_positions, key_positions, self.reach(layer=layer, shared=shared))
         if span is None:
             # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
             query_values = position_values(query_positions, hidden.device)

@@ -64,14 +64,17 @@ class T5(OffsetFunction):
         self.max_distance = max_distance
         self.reset_cls = reset_cls
         self.buckets = buckets(num_buckets, max_distance, self.bidirectional)
+        ends = self.buckets[0], self.buckets[-1]
+        pairs = zip(self.buckets[max_distance::-1], self.buckets[max_distance:], strict=True)
+        self.last_change = max((distance + 1 for distance, pair in enumerate(pairs) if pair != ends), default=0)
         self.weight = nn.Parameter(torch.empty(model.num_heads, num_buckets + reset_cls))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.xavier_uniform_(self.weight)
 
-    def reach(self) -> int:
-        return self.max_distance
+    def reach(self, *, layer: int = 0, shared: Any = None) -> int:
+        return self.last_change
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         columns = whole_offsets(offsets, self.weight).clamp(-self.max_distance, self.max_distance) + self.max_distance

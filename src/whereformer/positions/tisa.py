@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ..attention.terms import Positions, PositionsLike
 from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
 
 
@@ -20,6 +22,9 @@ class Tisa(OffsetFunction):
         amplitude, sharpness, center: (layers, num_heads, num_kernels); ``center`` in tokens, ``sharpness`` in
         tokens ** -2. Drawn from N(0.1, 0.01 ** 2), N(0.1, 0.01 ** 2) and N(0, 5 ** 2).
     Extrapolation: any length and any real offset.
+    Cost: on the CPU a table covers only the offsets at which some kernel still adds more than rounding (a power of
+        two of them per side, so that few lengths occur). Elsewhere, and in compiled code, it covers all offsets:
+        looking at the kernels would stall the device.
     Source: Wennberg & Henter (2021), arXiv 2106.01950, eq. 5. The authors' released code evaluates its kernels at
         query - key - 1; :func:`from_released` converts its parameters.
     """
@@ -39,6 +44,30 @@ class Tisa(OffsetFunction):
         nn.init.normal_(self.amplitude, 0.1, 0.01)
         nn.init.normal_(self.sharpness, 0.1, 0.01)
         nn.init.normal_(self.center, 0.0, 5.0)
+
+    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> list[int | None]:
+        """The reach of every layer."""
+        if self.amplitude.device.type != "cpu" or torch.compiler.is_compiling():
+            return [None] * len(self.amplitude)
+        dtype = float_dtype(self.amplitude)
+        amplitude, sharpness, center = (
+            kernels.detach().to(torch.float64) for kernels in (self.amplitude, self.sharpness, self.center)
+        )
+        # Beyond its own distance a kernel adds less than the rounding of a score, also together with its companions.
+        least = torch.finfo(dtype).eps / max(1, amplitude.shape[-1])
+        decay = (amplitude.abs() / least).clamp(min=1.0).log()
+        distance = torch.where(decay > 0, center.abs() + (decay / sharpness.abs()).sqrt(), 0.0)
+        furthest = distance.flatten(1).amax(1) if distance.numel() else distance.new_zeros(len(distance))
+        return [
+            # Not a number, or a kernel that never decays
+            2 ** math.ceil(math.log2(max(1.0, reach))) if reach < 2**30 else None
+            for reach in furthest.tolist()
+        ]
+
+    def reach(self, *, layer: int = 0, shared: list[int | None] | None = None) -> int | None:
+        nowhere = Positions(0, 1, 0)
+        reaches = self.shared(nowhere, nowhere) if shared is None else shared
+        return reaches[0 if self.share_layers else layer]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         dtype = float_dtype(self.amplitude)

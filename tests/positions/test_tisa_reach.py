@@ -1,0 +1,63 @@
+"""How far TISA's table has to go: no further than its kernels add anything, and exact to rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from whereformer import OffsetBias, Positions, attention, build_position
+
+SIZES = {"hidden_size": 12, "num_heads": 3, "num_layers": 2}
+
+
+def places(length):
+    return Positions(0, 1, length)
+
+
+def table(position, length, layer=0):
+    at = places(length)
+    hidden = torch.zeros(1, length, SIZES["hidden_size"])
+    (term,) = position.terms(hidden, at, at, layer=layer, shared=position.shared(at, at))
+    return term
+
+
+def test_a_fresh_table_does_not_grow_with_the_sequence():
+    position = build_position("tisa", **SIZES)
+    assert table(position, 5000).table.shape[1] < 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_left_out_is_below_rounding(dtype):
+    position = build_position("tisa", **SIZES).to(dtype)
+    with torch.no_grad():
+        position.center[1, 2, 0] = -70.0
+        position.amplitude[1, 2, 0] = 9.0
+    length = 600
+    for layer in range(2):
+        term = table(position, length, layer)
+        offsets = torch.arange(1 - length, length)
+        read = term.table[:, (offsets - term.first).clamp(0, term.table.shape[1] - 1)]
+        error = (read - position.curve(offsets, layer=layer)).abs().max()
+        assert error <= 2 * torch.finfo(dtype).eps
+    assert table(position, length, 1).table.shape[1] > table(position, length, 0).table.shape[1]
+
+
+@pytest.mark.parametrize("broken", [0.0, float("nan"), float("inf")])
+def test_a_kernel_that_never_settles_has_the_whole_table(broken):
+    position = build_position("tisa", **SIZES)
+    with torch.no_grad():
+        position.sharpness[0, 0, 0] = 0.0
+        position.amplitude[0, 1, 0] = broken
+    length = 300
+    assert table(position, length).table.shape[1] == 2 * length - 1
+
+
+def test_attention_is_the_same_as_with_the_whole_table():
+    position = build_position("tisa", **SIZES)
+    torch.manual_seed(0)
+    at, hidden = places(200), torch.zeros(1, 200, 12)
+    query, key, value = (torch.randn(1, 3, 200, 4) for _ in range(3))
+    whole = OffsetBias(position.curve(torch.arange(-199, 200)), -199)
+    short = position.terms(hidden, at, at, shared=position.shared(at, at))
+    assert short[0].table.shape[1] < 200
+    torch.testing.assert_close(attention(query, key, value, short), attention(query, key, value, (whole,)))
