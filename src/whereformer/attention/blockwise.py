@@ -47,6 +47,9 @@ KEPT_BYTES = 2**23
 LONGEST_ROW = 1024
 """Columns of a tile at most."""
 
+FEWEST_ROWS = 64
+"""Rows of a tile at least, where there are so many."""
+
 NARROWEST_TAIL = 512
 """Columns beyond a table's reach that are worth a tile of their own."""
 
@@ -283,6 +286,15 @@ class Block:
         torch.index_select(part, 1, self.turn, out=rows)
         return self.workspace.converted(name, rows, dtype)
 
+    def narrow_query_features(self, dtype: torch.dtype) -> Tensor:
+        """The features of queries as they came, neither scaled nor in units of log2."""
+        features = {"query": self.problem.query, "query_factors": self.problem.query_factors}
+        rows = _join(
+            [self.query_rows(name, tensor, dtype) for name, tensor in features.items() if tensor is not None]
+        )
+        assert rows is not None
+        return rows
+
     def put_queries(self, rows: Tensor, whole: Tensor) -> None:
         """Write (groups, queries, dim), reversed, to its place in a contiguous (batch, heads, n_q, dim)."""
         target = self.part_of(whole)[:, :, self.piece.queries.start : self.piece.queries.stop]
@@ -319,7 +331,11 @@ class Block:
         if per_offset is not None and tables.keys is not None:
             tables.keys.spread(per_offset, tile)
         if self.problem.dense is not None:
-            by_head.add_(self.dense_part(self.problem.dense, span).flip(-2), alpha=LOG2E)
+            added = self.dense_part(self.problem.dense, span).flip(-2)
+            # The lowest of numbers, which masks often hold, is to stay one.
+            added = added.to(scores.dtype)
+            lowest = torch.finfo(scores.dtype).min / 4
+            by_head.add_(torch.where(added.isneginf(), added, added.clamp(min=lowest)), alpha=LOG2E)
         for allowed in self.masks(span):
             by_head.masked_fill_(~allowed, -torch.inf)
 
@@ -438,7 +454,7 @@ def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[S
     ``bands`` are the values of m (see :class:`Grid`) that tables tell apart: tiles beyond them are cheaper.
     """
     n_q, n_k = len(block.piece.queries), len(block.piece.keys)
-    rows = max(64, _tile_size() // (block.groups * min(n_k, LONGEST_ROW)))
+    rows = max(FEWEST_ROWS, _tile_size() // (block.groups * min(n_k, LONGEST_ROW)))
     grid = block.tables.layout
     for queries in _chunks(range(n_q), rows):
         end = n_k
@@ -488,7 +504,8 @@ def _forward(
         query, key, value, bias, keys, values, query_factors, key_factors, dense, key_mask, query_positions,
         key_positions, query_documents, key_documents, seed, n_q, first, affine, causal, scale, dropout_p,
     )  # fmt: skip
-    return forward(problem)
+    with without_autocast(value.device):
+        return forward(problem)
 
 
 @_forward.register_fake
@@ -642,7 +659,8 @@ def _backward(
         query, key, value, bias, keys, values, query_factors, key_factors, dense, key_mask, query_positions,
         key_positions, query_documents, key_documents, seed, n_q, first, affine, causal, scale, dropout_p,
     )  # fmt: skip
-    return backward(problem, output_gradient, output, logsumexp, needed)
+    with without_autocast(value.device):
+        return backward(problem, output_gradient, output, logsumexp, needed)
 
 
 @_backward.register_fake
@@ -706,10 +724,11 @@ class BlockBackward:
         self.narrow_gradient = workspace.converted("output_gradient", self.gradient, narrow)
         self.features: tuple[Tensor, Tensor] | None = None
         if block.query_features is not None and block.key_features is not None:
-            self.features = (
-                workspace.converted("query_features", block.query_features, narrow),
-                workspace.converted("key_features", block.key_features, narrow),
-            )
+            # Scaled queries would be rounded once more than the input was; so in narrow products it stands as it came.
+            queries, self.scales = block.query_features, (LN2, LN2)
+            if narrow != dtype:
+                queries, self.scales = block.narrow_query_features(narrow), (problem.scale, 1.0)
+            self.features = queries, workspace.converted("key_features", block.key_features, narrow)
             self.features_gradient = (
                 workspace.zeros("query_features_gradient", tuple(block.query_features.shape), dtype),
                 self._sums("key", block.key_features),
@@ -788,9 +807,9 @@ class BlockBackward:
         if self.features is None:
             return
         from_queries, from_keys = self.features_gradient
-        # Query features are scaled and in units of log2.
-        from_keys *= LN2
         width = 0 if problem.query is None else problem.query.shape[3]
+        from_keys[..., :width] *= self.scales[0]
+        from_keys[..., width:] *= self.scales[1]
         if width < from_queries.shape[2]:
             self._put("query_factors", from_queries[..., width:].flip(1), block.piece.queries)
             self._put("key_factors", from_keys[..., width:], block.piece.keys)
