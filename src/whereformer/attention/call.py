@@ -116,6 +116,9 @@ def make_call(
         n_q = _query_length(terms, query_positions, n_k)
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
+        for name, tensor in vars(term).items():
+            if isinstance(tensor, Tensor):
+                _check_device(f"{type(term).__name__}.{name}", tensor, value)
 
     if key_mask is not None:
         if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
@@ -123,6 +126,7 @@ def make_call(
             raise TypeError(f"key_mask: expected a bool tensor with True = may be attended, got {got}")
         if key_mask.shape != (batch, n_k):
             raise ValueError(f"key_mask: expected shape (batch {batch}, n_k {n_k}), got {tuple(key_mask.shape)}")
+        _check_device("key_mask", key_mask, value)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
     if scale is None:
@@ -147,6 +151,7 @@ def make_call(
             raise ValueError(
                 f"{name}_documents: expected shape (batch {batch}, n_{name[0]} {length}), got {tuple(documents.shape)}"
             )
+        _check_device(f"{name}_documents", documents, value)
     return Call(
         query,
         key,
@@ -172,6 +177,11 @@ def _check_heads_tensor(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name}: expected (batch, heads, length, head_dim), got shape {tuple(tensor.shape)}")
     if not tensor.is_floating_point():
         raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
+
+
+def _check_device(name: str, tensor: Tensor, value: Tensor) -> None:
+    if tensor.device != value.device:
+        raise ValueError(f"{name}: expected the value's device {value.device}, got {tensor.device}")
 
 
 def _check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:

@@ -1,0 +1,223 @@
+"""What ``backend="blockwise"`` has beside what ``test_backends`` asks of all: its memory, its pieces, its operator."""
+
+import importlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whereformer import OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer.attention.call import make_call
+from whereformer.attention.pieces import split
+from whereformer.tasks.memory import peak_memory
+
+from .cases import BATCH, EVERY_KIND, HEADS, TABLES, check, content, error, random, run, terms_of
+
+blockwise = importlib.import_module("whereformer.attention.blockwise")
+
+
+# --- memory
+
+
+def problem(length, dim=8, **tables):
+    """A problem of one head; ``tables`` are fields of ``Problem``."""
+    query, key, value = torch.randn(3, 1, 1, length, dim).unbind()
+    fields = dict.fromkeys(blockwise.Problem.__dataclass_fields__)
+    fields |= {"query": query, "key": key, "value": value, "n_q": length, "first": [-length, -4, -4]}
+    fields |= {"affine": [0, 1, 0, 1], "causal": False, "scale": 1.0, "dropout_p": 0.0}
+    return blockwise.Problem(**fields | tables)
+
+
+@pytest.mark.parametrize("kind", ["bias", "keys and values"])
+def test_memory_grows_with_the_length_and_not_with_its_square(kind, monkeypatch):
+    monkeypatch.setattr(blockwise, "KEPT_BYTES", -1)
+    blockwise.Workspace(torch.device("cpu")).close()
+    peaks = []
+    for length in (2048, 4096, 8192):
+        tables = {"bias": torch.randn(1, 2 * length)} if kind == "bias" else {"keys": torch.randn(1, 9, 8)}
+        if kind != "bias":
+            tables["values"] = torch.randn(1, 9, 8)
+        given = problem(length, **tables)
+        needed = [getattr(given, name) is not None for name in blockwise.GRADIENTS]
+
+        def train(given=given, needed=needed):
+            output, logsumexp = blockwise.forward(given)
+            blockwise.backward(given, torch.ones_like(output), output, logsumexp, needed)
+
+        peaks.append(peak_memory(train, torch.device("cpu")))
+    # Twice the length adds as much again as half of it did, or less: tiles are a fixed share.
+    assert peaks[2] - peaks[1] <= 2.1 * (peaks[1] - peaks[0]) + 2**16
+    assert peaks[2] < 8192**2
+
+
+def test_memory_that_is_kept_stays_small():
+    for length in (600, 3000):
+        table = torch.randn(2, 2 * length - 1, requires_grad=True)
+        inputs = torch.randn(3, 1, 2, length, 64).unbind()
+        attention(*inputs, [OffsetBias(table, 1 - length)], backend="blockwise").sum().backward()
+        kept = blockwise.Workspace._kept.cpu.values()
+        assert sum(memory.numel() * memory.itemsize for memory in kept) <= blockwise.KEPT_BYTES
+
+
+# --- pieces
+
+
+def pieces_of(batch, n_q, n_k, key_mask=None, documents=None, query_positions=None, key_positions=None):
+    query = Positions(0, 1, n_q) if query_positions is None else query_positions
+    key = Positions(0, 1, n_k) if key_positions is None else key_positions
+    return split(batch, query, key, key_mask, documents, documents)
+
+
+def test_a_batch_without_gaps_is_one_piece():
+    [piece] = pieces_of(5, 7, 9, torch.ones(5, 9, dtype=torch.bool))
+    assert (piece.batch, piece.queries, piece.keys, piece.key_mask) == (range(5), range(7), range(9), None)
+
+
+def test_padding_is_left_out_and_equal_lengths_stay_together():
+    mask = torch.arange(9) < torch.tensor([9, 4, 4, 0, 1]).unsqueeze(1)
+    pieces = pieces_of(5, 9, 9, mask)
+    assert [(piece.batch, piece.keys) for piece in pieces] == [
+        (range(1), range(9)),
+        (range(1, 3), range(4)),
+        (range(4, 5), range(1)),
+    ]
+    assert all(piece.key_mask is None for piece in pieces)
+
+
+def test_padding_on_the_left_keeps_the_positions():
+    [piece] = pieces_of(1, 6, 6, torch.tensor([[False, False, True, True, True, False]]))
+    assert (piece.keys, piece.key_positions, piece.key_mask) == (range(2, 5), Positions(2, 1, 3), None)
+
+
+def test_gaps_between_real_keys_stay_a_mask():
+    [piece] = pieces_of(1, 4, 4, torch.tensor([[True, False, True, False]]))
+    assert piece.keys == range(3)
+    assert piece.key_mask.tolist() == [[True, False, True]]
+
+
+def test_each_document_is_a_piece_with_affine_positions():
+    documents = torch.tensor([[3, 3, 3, 8, 8]])
+    ids = torch.tensor([0, 1, 2, 0, 1])
+    first, second = pieces_of(1, 5, 5, documents=documents, query_positions=ids, key_positions=ids)
+    assert (first.queries, first.keys, first.query_positions) == (range(3), range(3), Positions(0, 1, 3))
+    assert (second.queries, second.keys, second.key_positions) == (range(3, 5), range(3, 5), Positions(0, 1, 2))
+
+
+def test_a_document_in_two_places_stays_masked():
+    [piece] = pieces_of(1, 3, 3, documents=torch.tensor([[1, 2, 1]]))
+    assert piece.query_documents.tolist() == [[1, 2, 1]]
+
+
+# --- laws
+
+
+lengths = st.integers(1, 40)
+
+
+@given(n_q=lengths, n_k=lengths, shift=st.integers(-1000, 1000), stride=st.integers(1, 3))
+def test_moving_all_positions_changes_nothing(n_q, n_k, shift, stride):
+    inputs, terms = content(n_q, n_k), terms_of(TABLES, n_q, n_k)
+    places = [
+        {"query_positions": Positions(start, stride, n_q), "key_positions": Positions(start + 2, 1, n_k)}
+        for start in (0, shift)
+    ]
+    outs = [run("blockwise", torch.float64, inputs, terms, options | {"causal": True}) for options in places]
+    assert all(torch.equal(*pair) for pair in zip(*outs, strict=True))
+
+
+@given(length=lengths, padding=st.integers(1, 70), left=st.booleans())
+def test_padding_never_changes_the_answer(length, padding, left):
+    inputs, terms = content(length, length), terms_of(TABLES, length, length)
+    plain = run("blockwise", torch.float64, inputs, terms, {})
+    query, key, value = inputs
+    filler = torch.full((BATCH, HEADS, padding, key.shape[3]), 1e3, dtype=torch.float64)
+    ends = (filler, key), (filler, value)
+    padded = [query, *(torch.cat(pair if left else pair[::-1], 2) for pair in ends)]
+    real = torch.ones(BATCH, length, dtype=torch.bool)
+    gap = torch.zeros(BATCH, padding, dtype=torch.bool)
+    start = padding if left else 0
+    options = {
+        "key_mask": torch.cat((gap, real) if left else (real, gap), 1),
+        "query_positions": Positions(start, 1, length),
+    }
+    found = run("blockwise", torch.float64, padded, terms, options)
+    for index in (2, 3):
+        assert (found[index].sum((0, 1, 3)) != 0).sum() <= length
+        found[index] = found[index][:, :, start : start + length]
+    for ours, theirs in zip(found, plain, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@given(order=st.permutations(range(4)))
+def test_items_of_a_batch_do_not_see_one_another(order):
+    inputs = content(19, 19, batch=4)
+    mask = torch.arange(19) < torch.tensor([19, 7, 7, 1]).unsqueeze(1)
+    terms = [(OffsetBias, [random(HEADS, 9)], -4), (OffsetValues, [random(1, 3, 16)], -1)]
+    plain = run("blockwise", torch.float64, inputs, terms, {"key_mask": mask})
+    moved = [tensor[list(order)] for tensor in inputs]
+    d_out = torch.linspace(-1, 1, plain[0].numel(), dtype=torch.float64).sin().view(plain[0].shape)[list(order)]
+    found = run("blockwise", torch.float64, moved, terms, {"key_mask": mask[list(order)]}, d_out)
+    for ours, theirs in zip(found[:4], plain[:4], strict=True):
+        torch.testing.assert_close(ours, theirs[list(order)])
+    for ours, theirs in zip(found[4:], plain[4:], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+# --- long sequences, in tiles of their real size
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"query_positions": Positions(0, 2, 700)}], ids=str)
+def test_sequences_of_many_tiles(options):
+    inputs = [random(1, HEADS, n, 16) for n in (700, 1500, 1500)]
+    terms = [(OffsetBias, [random(HEADS, 40)], -20), *terms_of(["keys", "values"], 700, 1500)]
+    check("blockwise", inputs, terms, **options)
+
+
+def test_long_tables_of_vectors():
+    terms = [(OffsetKeys, [random(HEADS, 599, 16)], -299), (OffsetValues, [random(1, 300, 16)], -100)]
+    check("blockwise", content(300, 300), terms)
+
+
+# --- as an operator of torch
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_operator_contract(explicit, monkeypatch):
+    calls = []
+    inputs = [tensor.float().requires_grad_() for tensor in content(7, 9)]
+    built = [
+        kind(*(tensor.float().requires_grad_() for tensor in tensors), *(() if first is None else (first,)))
+        for kind, tensors, first in terms_of(EVERY_KIND, 7, 9)
+    ]
+    options = {"query_positions": torch.arange(7)} if explicit else {}
+    operator = blockwise._forward
+    monkeypatch.setattr(blockwise, "_forward", lambda *arguments: calls.append(arguments) or operator(*arguments))
+    blockwise.attend(make_call(*inputs, built, dropout_p=0.1, causal=True, **options))
+    arguments = [
+        argument.detach().requires_grad_(argument.is_floating_point())
+        if isinstance(argument, torch.Tensor)
+        else argument
+        for argument in calls[0]
+    ]
+    torch.library.opcheck(operator, arguments)
+
+
+def test_a_second_derivative_is_refused_and_not_wrong():
+    inputs = [tensor.requires_grad_() for tensor in content(70, 70)]
+    out = attention(*inputs, [OffsetBias(random(HEADS, 5), -2)], backend="blockwise")
+    (gradient,) = torch.autograd.grad(out.sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing_but_rounding(threads):
+    inputs, terms = content(90, 130), terms_of(TABLES, 90, 130)
+    plain = run("blockwise", torch.float64, inputs, terms, {})
+    torch.set_num_threads(threads)
+    try:
+        found = run("blockwise", torch.float64, inputs, terms, {})
+    finally:
+        torch.set_num_threads(1)
+    assert all(error(ours, theirs) < 1e-12 for ours, theirs in zip(found, plain, strict=True))
