@@ -315,21 +315,21 @@ class Block:
         """Write a tile's scores, less ``logsumexp`` (groups, rows, 1); ``per_offset`` is the queries' :class:`Rows`."""
         span, scores, tables = tile.span, tile.scores, self.tables
         by_head = self.by_head(scores)
-        if tables.bias is not None:
-            added = tables.bias.tile(span, self.heads)
-            if logsumexp is None:
-                by_head.copy_(added)
-            else:
-                torch.sub(added, self.by_head(logsumexp), out=by_head)
-        elif logsumexp is None:
-            scores.zero_()
+        # What all scores of a row have in common
+        common = None if logsumexp is None else -logsumexp
+        if per_offset is not None:
+            common = per_offset[..., :1] if common is None else common + per_offset[..., :1]
+        if tables.bias is None:
+            scores.zero_() if common is None else scores.copy_(common.expand_as(scores))
+        elif common is None:
+            by_head.copy_(tables.bias.tile(span, self.heads))
         else:
-            torch.neg(logsumexp.expand_as(scores), out=scores)
+            torch.add(tables.bias.tile(span, self.heads), self.by_head(common), out=by_head)
         if self.query_features is not None and self.key_features is not None:
             keys = self.key_features[:, span.keys.start : span.keys.stop]
             add_product(scores, self.query_features[:, self.reversed(span.queries)], keys.mT, self.workspace)
         if per_offset is not None and tables.keys is not None:
-            tables.keys.spread(per_offset, tile)
+            tables.keys.spread(per_offset - per_offset[..., :1], tile)
         if self.problem.dense is not None:
             added = self.dense_part(self.problem.dense, span).flip(-2)
             # The lowest of numbers, which masks often hold, is to stay one.
@@ -372,17 +372,25 @@ class Block:
 
     def per_offset(self, rows: Tensor, table: Rows) -> Tensor:
         """The products of (groups, rows, dim) with a table's vectors, (groups, rows, T)."""
-        return (self.by_head(rows) @ self.vectors_of(table.vectors).mT).flatten(0, 1)
+        return self._times(rows, self.vectors_of(table.vectors).mT)
 
     def from_offsets(self, per_offset: Tensor, table: Rows) -> Tensor:
         """The sums of a table's vectors, weighted by (groups, rows, T): (groups, rows, dim)."""
-        return (self.by_head(per_offset) @ self.vectors_of(table.vectors)).flatten(0, 1)
+        return self._times(per_offset, self.vectors_of(table.vectors))
+
+    def _times(self, rows: Tensor, vectors: Tensor) -> Tensor:
+        """(groups, rows, a) by (heads or 1, a, b); vectors of all heads in one product."""
+        if len(vectors) == 1:
+            return (rows.flatten(0, 1) @ vectors[0]).unflatten(0, rows.shape[:2])
+        return (self.by_head(rows) @ vectors).flatten(0, 1)
 
     def collect_vectors(self, table: Rows, per_offset: Tensor, rows: Tensor) -> None:
         """Add the products of (groups, rows, T) and (groups, rows, dim) to the table's gradient."""
-        products = self.by_head(per_offset).mT @ self.by_head(rows)
         sums = self.vectors_of(table.sums)
-        sums += products.sum((0, 1)) if len(table.sums) == 1 else products.sum(0)
+        if len(table.sums) == 1:
+            sums[0].addmm_(per_offset.flatten(0, 1).mT, rows.flatten(0, 1))
+        else:
+            sums += (self.by_head(per_offset).mT @ self.by_head(rows)).sum(0)
 
     def vectors_of(self, vectors: Tensor) -> Tensor:
         """The block's heads of (heads or 1, T, dim)."""
@@ -762,10 +770,13 @@ class BlockBackward:
             weights.exp2_()
             kept = block.kept(span)
             # First the gradient of the weights less delta, then of the scores: weights times that.
-            scores_gradient.copy_(minus_delta.expand_as(weights)) if kept is None else scores_gradient.zero_()
+            common = minus_delta if kept is None else torch.zeros_like(minus_delta)
+            if tables.values is not None and from_values is not None:
+                common = common + from_values[..., :1]
+            scores_gradient.copy_(common.expand_as(weights))
             add_product(scores_gradient, gradient, block.value[:, keys].mT, workspace)
             if tables.values is not None and from_values is not None:
-                tables.values.spread(from_values, gradient_tile)
+                tables.values.spread(from_values - from_values[..., :1], gradient_tile)
             if kept is not None:
                 scores_gradient.mul_(kept).add_(minus_delta)
             scores_gradient.mul_(weights)

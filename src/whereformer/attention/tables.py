@@ -129,9 +129,10 @@ class GridRows:
         self.sums = torch.zeros_like(self.vectors)
 
     def spread(self, per_offset: Tensor, tile: Tile) -> None:
-        """Add to each score the number of its query and offset, from (groups, rows, T)."""
+        """Add to each score the number of its query and offset, from (groups, rows, T) whose first offset has zeros."""
         for part, columns in self._parts(tile):
-            part.add_(per_offset[..., columns])
+            if columns.stop > 1:
+                part.add_(per_offset[..., columns])
         tile.clear_margins()
 
     def collect(self, tile: Tile, per_offset: Tensor) -> None:
