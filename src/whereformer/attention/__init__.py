@@ -71,7 +71,7 @@ def attention(
             - "blockwise": tile by tile in plain PyTorch, O(n) memory forward and backward, any device.
             - "triton": fused kernels for NVIDIA GPUs from sm_80 on, O(n) memory.
             - "auto": calls without terms go to torch's ``scaled_dot_product_attention`` (on the CPU only without
-              dropout, masks and packing); then "triton" where it can be; on the CPU "reference" up to 64 x 64 scores
+              dropout, masks and packing); then "triton" where it can be; on the CPU "reference" up to 8192 scores
               a head; else "blockwise". :func:`explain` says what it comes to.
 
     Returns:

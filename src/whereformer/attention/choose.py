@@ -9,7 +9,7 @@ from .call import Call
 
 BACKENDS = ("auto", "reference", "blockwise", "triton")
 
-FEW_SCORES = 64 * 64
+FEW_SCORES = 2**13
 """Scores a head up to which, on the CPU, writing them all out is faster than going tile by tile."""
 
 
