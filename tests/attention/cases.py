@@ -45,6 +45,11 @@ def terms_of(names, n_q, n_k):
     return [TERMS[name](n_q, n_k) for name in names]
 
 
+def output_gradient(out):
+    """A gradient that is neither constant nor random."""
+    return (torch.arange(out.numel(), dtype=torch.float64, device=DEVICE) * 1.7).sin().view(out.shape)
+
+
 def run(name, dtype, inputs, terms, options, d_out=None):
     """The output and all gradients."""
     leaves = [None if tensor is None else tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
@@ -56,7 +61,7 @@ def run(name, dtype, inputs, terms, options, d_out=None):
     torch.manual_seed(3)
     out = attention(*leaves[:3], built, **options, backend=name)
     if d_out is None:
-        d_out = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=DEVICE).sin().view(out.shape)
+        d_out = output_gradient(out)
     leaves = [leaf for leaf in leaves if leaf is not None]
     gradients = torch.autograd.grad(out, leaves, d_out.to(dtype), materialize_grads=True)
     return [out.detach(), *gradients]

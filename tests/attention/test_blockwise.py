@@ -12,7 +12,7 @@ from whereformer.attention.call import make_call
 from whereformer.attention.pieces import split
 from whereformer.tasks.memory import peak_memory
 
-from .cases import BATCH, EVERY_KIND, HEADS, TABLES, check, content, error, random, run, terms_of
+from .cases import BATCH, EVERY_KIND, HEADS, TABLES, check, content, error, output_gradient, random, run, terms_of
 
 blockwise = importlib.import_module("whereformer.attention.blockwise")
 
@@ -42,8 +42,8 @@ def test_memory_grows_with_the_length_and_not_with_its_square(kind, monkeypatch)
         needed = [getattr(given, name) is not None for name in blockwise.GRADIENTS]
 
         def train(given=given, needed=needed):
-            output, logsumexp = blockwise.forward(given)
-            blockwise.backward(given, torch.ones_like(output), output, logsumexp, needed)
+            output, norm = blockwise.forward(given)
+            blockwise.backward(given, torch.ones_like(output), output, norm, needed)
 
         peaks.append(peak_memory(train, torch.device("cpu")))
     # Twice the length adds as much again as half of it did, or less: tiles are a fixed share.
@@ -58,6 +58,14 @@ def test_memory_that_is_kept_stays_small():
         attention(*inputs, [OffsetBias(table, 1 - length)], backend="blockwise").sum().backward()
         kept = blockwise.Workspace._kept.cpu.values()
         assert sum(memory.numel() * memory.itemsize for memory in kept) <= blockwise.KEPT_BYTES
+
+
+def test_memory_kept_from_inference_serves_training():
+    blockwise.Workspace._kept.cpu = {}
+    inputs, terms = content(70, 70), terms_of(TABLES, 70, 70)
+    with torch.inference_mode():
+        attention(*inputs, [OffsetBias(random(HEADS, 5), -2)], backend="blockwise")
+    check("blockwise", inputs, terms)
 
 
 # --- pieces
@@ -156,7 +164,7 @@ def test_items_of_a_batch_do_not_see_one_another(order):
     terms = [(OffsetBias, [random(HEADS, 9)], -4), (OffsetValues, [random(1, 3, 16)], -1)]
     plain = run("blockwise", torch.float64, inputs, terms, {"key_mask": mask})
     moved = [tensor[list(order)] for tensor in inputs]
-    d_out = torch.linspace(-1, 1, plain[0].numel(), dtype=torch.float64).sin().view(plain[0].shape)[list(order)]
+    d_out = output_gradient(plain[0])[list(order)]
     found = run("blockwise", torch.float64, moved, terms, {"key_mask": mask[list(order)]}, d_out)
     for ours, theirs in zip(found[:4], plain[:4], strict=True):
         torch.testing.assert_close(ours, theirs[list(order)])

@@ -1,6 +1,6 @@
 """Attention with position terms in O(n) extra memory, forward and backward, in plain PyTorch on any device.
 
-Scores exist one tile at a time, in memory that is used again. The forward keeps the output and one logsumexp a row;
+Scores exist one tile at a time, in memory that is used again. The forward keeps the output and the softmax's norm;
 the backward makes each tile anew from them. Scores and everything that is summed over many of them are float32 (or
 float64); bfloat16 input is multiplied as bfloat16 only where torch's own attention does so too, after the softmax.
 
@@ -140,9 +140,12 @@ class Problem:
         batch, heads, _, value_dim = self.value.shape
         return self.value.new_empty(batch, heads, self.n_q, value_dim)
 
-    def new_logsumexp(self) -> Tensor:
-        """Memory for a number per row of scores."""
-        return self.value.new_empty(*self.value.shape[:2], self.n_q, 1, dtype=self.dtype)
+    def new_norm(self) -> Tensor:
+        """Memory for what normalises rows: (batch, heads, n_q, 2), ``weight = exp2(score - norm[0]) / norm[1]``.
+
+        The two are apart where products are wide, because their sum would round: a shift and a sum of weights.
+        """
+        return self.value.new_empty(*self.value.shape[:2], self.n_q, 2, dtype=self.dtype)
 
     def new_gradients(self, needed: list[bool]) -> list[Tensor]:
         """Memory for the gradients that are needed."""
@@ -223,7 +226,9 @@ class Workspace:
         wanted = math.prod(size)
         memory = self.memory.get((name, dtype))
         if memory is None or memory.numel() < wanted:
-            memory = self.memory[name, dtype] = torch.empty(wanted, dtype=dtype, device=self.device)
+            # Memory made in inference mode could not be written to outside it.
+            with torch.inference_mode(False):
+                memory = self.memory[name, dtype] = torch.empty(wanted, dtype=dtype, device=self.device)
         return memory[:wanted].view(size)
 
     def zeros(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -289,9 +294,7 @@ class Block:
     def narrow_query_features(self, dtype: torch.dtype) -> Tensor:
         """The features of queries as they came, neither scaled nor in units of log2."""
         features = {"query": self.problem.query, "query_factors": self.problem.query_factors}
-        rows = _join(
-            [self.query_rows(name, tensor, dtype) for name, tensor in features.items() if tensor is not None]
-        )
+        rows = _join([self.query_rows(name, tensor, dtype) for name, tensor in features.items() if tensor is not None])
         assert rows is not None
         return rows
 
@@ -311,12 +314,12 @@ class Block:
         length = len(self.piece.queries)
         return slice(length - queries.stop, length - queries.start)
 
-    def fill_scores(self, tile: Tile, per_offset: Tensor | None, logsumexp: Tensor | None) -> None:
-        """Write a tile's scores, less ``logsumexp`` (groups, rows, 1); ``per_offset`` is the queries' :class:`Rows`."""
+    def fill_scores(self, tile: Tile, per_offset: Tensor | None, shift: Tensor | None) -> None:
+        """Write a tile's scores, less ``shift`` (groups, rows, 1); ``per_offset`` is the queries' :class:`Rows`."""
         span, scores, tables = tile.span, tile.scores, self.tables
         by_head = self.by_head(scores)
         # What all scores of a row have in common
-        common = None if logsumexp is None else -logsumexp
+        common = None if shift is None else -shift
         if per_offset is not None:
             common = per_offset[..., :1] if common is None else common + per_offset[..., :1]
         if tables.bias is None:
@@ -519,15 +522,15 @@ def _forward(
 @_forward.register_fake
 def _(query: Tensor | None, key: Tensor | None, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(query, key, value, *rest)
-    return problem.new_output(), problem.new_logsumexp()
+    return problem.new_output(), problem.new_norm()
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output, and per row the logsumexp of its scores, (batch, heads, n_q, 1); infinite where none may attend."""
-    output, logsumexp = problem.new_output(), problem.new_logsumexp()
+    """The output, and what normalised its rows (see ``new_norm``); an infinite shift where a row may attend nothing."""
+    output, norm = problem.new_output(), problem.new_norm()
     if problem.has_gaps():
         output.zero_()
-        logsumexp.fill_(torch.inf)
+        norm.fill_(torch.inf)
     workspace = Workspace(output.device)
     for tables, fused, blocks in _blocks(problem, workspace, forward=True):
         step = tables.step if tables.keys is not None or tables.values is not None else 0
@@ -535,11 +538,11 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         groups = 0
         for block in blocks:
             if fused:
-                _forward_fused(block, output, logsumexp)
+                _forward_fused(block, output, norm)
                 continue
             size = (block.groups, len(block.piece.queries))
             total = workspace.get("total", (*size, problem.value.shape[3]), problem.dtype)
-            ends = workspace.get("ends", (*size, 1), problem.dtype)
+            block_norm = workspace.get("norm", (*size, 2), problem.dtype)
             row_spans = list(_row_spans(block, bands))
             if groups != block.groups:
                 groups = block.groups
@@ -548,11 +551,11 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
                 )
             for queries, spans in row_spans:
                 rows = block.reversed(queries)
-                _forward_rows(block, scratch, queries, spans, total[:, rows], ends[:, rows])
+                _forward_rows(block, scratch, queries, spans, total[:, rows], block_norm[:, rows])
             block.put_queries(total, output)
-            block.put_queries(ends, logsumexp)
+            block.put_queries(block_norm, norm)
     workspace.close()
-    return output, logsumexp
+    return output, norm
 
 
 def _is_fused(problem: Problem, piece: Piece, tables: Tables) -> bool:
@@ -571,8 +574,8 @@ def _is_fused(problem: Problem, piece: Piece, tables: Tables) -> bool:
     )
 
 
-def _forward_fused(block: Block, output: Tensor, logsumexp: Tensor) -> None:
-    """The outputs of a block and their logsumexp, by torch's fused kernel."""
+def _forward_fused(block: Block, output: Tensor, norm: Tensor) -> None:
+    """The outputs of a block and their norm, by torch's fused kernel, which gives the norm of scores."""
     bias, query, key, heads = block.tables.bias, block.query, block.key_features, block.heads
     assert isinstance(bias, GridBias)
     assert query is not None
@@ -585,16 +588,17 @@ def _forward_fused(block: Block, output: Tensor, logsumexp: Tensor) -> None:
         scale=LN2,
     )
     block.put_queries(total.flatten(0, 1), output)
-    block.put_queries(ends.flatten(0, 1).unsqueeze(-1) * LOG2E, logsumexp)
+    shift = ends.flatten(0, 1) * LOG2E
+    block.put_queries(torch.stack((shift, torch.ones_like(shift)), -1), norm)
 
 
 def _forward_rows(
-    block: Block, scratch: Scratch, queries: range, spans: list[Span], total: Tensor, logsumexp: Tensor
+    block: Block, scratch: Scratch, queries: range, spans: list[Span], total: Tensor, norm: Tensor
 ) -> None:
     """The outputs of some queries into ``total`` (groups, rows, value_dim), by a softmax that goes tile by tile."""
     tables, workspace = block.tables, block.workspace
     total.zero_()
-    logsumexp.fill_(torch.inf)
+    norm.fill_(torch.inf)
     from_keys = from_values = None
     if tables.keys is not None and block.query is not None:
         from_keys = block.per_offset(block.query[:, block.reversed(queries)], tables.keys)
@@ -629,17 +633,21 @@ def _forward_rows(
         return
     if from_values is not None and tables.values is not None:
         total += block.from_offsets(from_values, tables.values)
-    torch.add(highest, weight.log2(), out=logsumexp)
     empty = weight == 0
-    logsumexp.masked_fill_(empty, torch.inf)
-    total.div_(weight.masked_fill_(empty, 1.0))
+    weight.masked_fill_(empty, 1.0)
+    highest.masked_fill_(empty, torch.inf)
+    total /= weight
+    if block.narrow_value.dtype == total.dtype:
+        torch.cat((highest, weight), -1, out=norm)
+    else:
+        torch.cat((highest + weight.log2(), torch.ones_like(weight)), -1, out=norm)
 
 
 @torch.library.custom_op("whereformer::blockwise_backward", mutates_args=())
 def _backward(
     output_gradient: Tensor,
     output: Tensor,
-    logsumexp: Tensor,
+    norm: Tensor,
     needed: list[bool],
     query: Tensor | None,
     key: Tensor | None,
@@ -668,16 +676,16 @@ def _backward(
         key_positions, query_documents, key_documents, seed, n_q, first, affine, causal, scale, dropout_p,
     )  # fmt: skip
     with without_autocast(value.device):
-        return backward(problem, output_gradient, output, logsumexp, needed)
+        return backward(problem, output_gradient, output, norm, needed)
 
 
 @_backward.register_fake
-def _(output_gradient: Tensor, output: Tensor, logsumexp: Tensor, needed: list[bool], *inputs: Any) -> list[Tensor]:
+def _(output_gradient: Tensor, output: Tensor, norm: Tensor, needed: list[bool], *inputs: Any) -> list[Tensor]:
     return Problem(*inputs).new_gradients(needed)
 
 
 def backward(
-    problem: Problem, output_gradient: Tensor, output: Tensor, logsumexp: Tensor, needed: list[bool]
+    problem: Problem, output_gradient: Tensor, output: Tensor, norm: Tensor, needed: list[bool]
 ) -> list[Tensor]:
     """The gradients of the inputs in ``GRADIENTS`` that are needed, in that order."""
     gradients = problem.new_gradients(needed)
@@ -704,7 +712,7 @@ def backward(
                     Scratch.for_spans(groups, row_spans, step, partial(workspace.get, name, dtype=problem.dtype))
                     for name, step in memories.items()
                 )
-            block_backward = BlockBackward(block, into, output_gradient, output, logsumexp)
+            block_backward = BlockBackward(block, into, output_gradient, output, norm)
             for queries, spans in row_spans:
                 block_backward.add_rows(scratch, gradient_scratch, queries, spans)
             block_backward.finish()
@@ -719,13 +727,15 @@ class BlockBackward:
     """The gradients of one block."""
 
     def __init__(
-        self, block: Block, into: dict[str, Tensor], output_gradient: Tensor, output: Tensor, logsumexp: Tensor
+        self, block: Block, into: dict[str, Tensor], output_gradient: Tensor, output: Tensor, norm: Tensor
     ) -> None:
         self.block, self.into = block, into
         problem, workspace = block.problem, block.workspace
         dtype, narrow = problem.dtype, problem.product_dtype
         self.gradient = block.query_rows("output_gradient", output_gradient, dtype)
-        self.logsumexp = block.query_rows("logsumexp", logsumexp, dtype)
+        self.shift, weight = block.query_rows("norm", norm, dtype).split(1, -1)
+        # Divided here, weights need not be divided one by one.
+        self.gradient /= weight
         delta = block.query_rows("output", output, dtype).mul_(self.gradient).sum(-1, keepdim=True)
         self.minus_delta = delta.neg_()
         self.value_gradient = self._sums("value", block.value)
@@ -754,7 +764,7 @@ class BlockBackward:
         """Add what some queries contribute to all gradients."""
         block, tables, into, workspace = self.block, self.block.tables, self.into, self.block.workspace
         narrow, rows = block.problem.product_dtype, block.reversed(queries)
-        gradient, minus_delta, logsumexp = self.gradient[:, rows], self.minus_delta[:, rows], self.logsumexp[:, rows]
+        gradient, minus_delta, shift = self.gradient[:, rows], self.minus_delta[:, rows], self.shift[:, rows]
         from_keys = from_values = None
         if tables.keys is not None and block.query is not None:
             from_keys = block.per_offset(block.query[:, rows], tables.keys)
@@ -766,7 +776,7 @@ class BlockBackward:
             keys = slice(span.keys.start, span.keys.stop)
             tile, gradient_tile = scratch.tile(block.groups, span), gradient_scratch.tile(block.groups, span)
             weights, scores_gradient = tile.scores, gradient_tile.scores
-            block.fill_scores(tile, from_keys, logsumexp)
+            block.fill_scores(tile, from_keys, shift)
             weights.exp2_()
             kept = block.kept(span)
             # First the gradient of the weights less delta, then of the scores: weights times that.
@@ -849,13 +859,13 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _differentiate(ctx: Any, output_gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, output, logsumexp = ctx.saved_tensors
+    *tensors, output, norm = ctx.saved_tensors
     inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
     nothing: list[Tensor | None] = [None] * len(inputs)
     needed = list(ctx.needs_input_grad[: len(GRADIENTS)])
     if output_gradient is None or not any(needed):
         return tuple(nothing)
-    gradients = iter(_backward(output_gradient, output, logsumexp, needed, *inputs))
+    gradients = iter(_backward(output_gradient, output, norm, needed, *inputs))
     for index, need in enumerate(needed):
         if need:
             nothing[index] = next(gradients)
