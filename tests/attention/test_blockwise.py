@@ -93,6 +93,12 @@ def test_padding_is_left_out_and_equal_lengths_stay_together():
     assert all(piece.key_mask is None for piece in pieces)
 
 
+def test_an_item_without_keys_is_not_swallowed_by_its_neighbours():
+    mask = torch.tensor([[True, True], [False, False], [True, True]])
+    assert [piece.batch for piece in pieces_of(3, 2, 2, mask)] == [range(1), range(2, 3)]
+    check("blockwise", content(5, 2, batch=3), [(OffsetBias, [random(HEADS, 3)], -1)], key_mask=mask)
+
+
 def test_padding_on_the_left_keeps_the_positions():
     [piece] = pieces_of(1, 6, 6, torch.tensor([[False, False, True, True, True, False]]))
     assert (piece.keys, piece.key_positions, piece.key_mask) == (range(2, 5), Positions(2, 1, 3), None)
@@ -115,6 +121,32 @@ def test_each_document_is_a_piece_with_affine_positions():
 def test_a_document_in_two_places_stays_masked():
     [piece] = pieces_of(1, 3, 3, documents=torch.tensor([[1, 2, 1]]))
     assert piece.query_documents.tolist() == [[1, 2, 1]]
+
+
+# --- sizes at the edge
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(0, 3), (3, 0), (0, 0)])
+def test_documents_of_nothing(n_q, n_k):
+    documents = [torch.zeros(BATCH, n, dtype=torch.long) for n in (n_q, n_k)]
+    check("blockwise", content(n_q, n_k), query_documents=documents[0], key_documents=documents[1])
+
+
+def test_no_heads():
+    tensors = [torch.zeros(2, 0, n, 8, requires_grad=True) for n in (3, 4, 4)]
+    out = attention(*tensors, backend="blockwise")
+    out.sum().backward()
+    assert out.shape == (2, 0, 3, 8)
+
+
+def test_positions_far_apart_take_no_memory_for_what_lies_between():
+    options = {"query_positions": torch.tensor([0, 10**11]), "key_positions": torch.tensor([0, 1, 10**11])}
+    check("blockwise", content(2, 3), terms_of(TABLES, 2, 3), **options)
+
+
+def test_tables_far_apart_take_no_memory_for_what_lies_between():
+    terms = [(OffsetBias, [random(HEADS, 3)], first) for first in (-1, 10**11, -(10**11))]
+    check("blockwise", content(5, 6), terms)
 
 
 # --- laws
@@ -217,6 +249,19 @@ def test_a_second_derivative_is_refused_and_not_wrong():
     (gradient,) = torch.autograd.grad(out.sum(), inputs[0], create_graph=True)
     with pytest.raises(RuntimeError):
         gradient.sum().backward()
+
+
+def test_a_forward_derivative_is_refused_and_auto_takes_the_reference():
+    inputs, term = tuple(content(100, 100)), OffsetBias(random(HEADS, 5), -2)
+
+    def attend(backend):
+        return torch.func.jvp(
+            lambda query: attention(query, *inputs[1:], [term], backend=backend), inputs[:1], inputs[:1]
+        )
+
+    with pytest.raises(ValueError, match=r"^backend: 'blockwise' has no forward-mode derivative; use"):
+        attend("blockwise")
+    assert torch.equal(attend("auto")[1], attend("reference")[1])
 
 
 @pytest.mark.parametrize("threads", [2, 3])

@@ -82,7 +82,7 @@ CASES = [
         r"query_positions: offset tables need whole positions, got torch.float32",
     ),
     # documents
-    ({"query_documents": zeros(B, N_Q)}, ValueError, r"query_documents and key_documents: give both or neither"),
+    ({"query_documents": zeros(B, N_Q).long()}, ValueError, r"query_documents and key_documents: give both or neither"),
     ({"key_documents": zeros(B, N_K)}, ValueError, r"query_documents and key_documents: give both or neither"),
     (
         {"query_documents": zeros(B, N_K), "key_documents": zeros(B, N_K)},
@@ -90,7 +90,7 @@ CASES = [
         r"query_documents: expected shape \(batch 2, n_q 4\), got \(2, 6\)",
     ),
     (
-        {"query_documents": zeros(B, N_Q), "key_documents": zeros(N_K)},
+        {"query_documents": zeros(B, N_Q).long(), "key_documents": zeros(N_K)},
         ValueError,
         r"key_documents: expected shape \(batch 2, n_k 6\), got \(6,\)",
     ),

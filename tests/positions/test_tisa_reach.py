@@ -52,6 +52,26 @@ def test_a_kernel_that_never_settles_has_the_whole_table(broken):
     assert table(position, length).table.shape[1] == 2 * length - 1
 
 
+@pytest.mark.parametrize("amplitude", [0.0, 1e-8, 1e-5, 1.0])
+def test_gradients_are_those_of_the_whole_table(amplitude):
+    length = 100
+    gradients = []
+    for cut in (False, True):
+        torch.manual_seed(0)
+        position = build_position("tisa", **SIZES).double()
+        with torch.no_grad():
+            position.amplitude.fill_(amplitude)
+        offsets = torch.arange(1 - length, length)
+        if cut:
+            term = table(position, length)
+            read = term.table[:, (offsets - term.first).clamp(0, term.table.shape[1] - 1)]
+        else:
+            read = position.curve(offsets)
+        gradients.append(torch.autograd.grad((read * offsets.cos()).sum(), list(position.parameters())))
+    for ours, whole in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, whole)
+
+
 def test_attention_is_the_same_as_with_the_whole_table():
     position = build_position("tisa", **SIZES)
     torch.manual_seed(0)

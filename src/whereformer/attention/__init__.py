@@ -70,12 +70,15 @@ def attention(
             - "reference": everything written out, (n_q, n_k) memory. The definition, and differentiable twice.
             - "blockwise": tile by tile in plain PyTorch, O(n) memory forward and backward, any device.
             - "triton": fused kernels for NVIDIA GPUs from sm_80 on, O(n) memory.
-            - "auto": calls without terms go to torch's ``scaled_dot_product_attention`` (on the CPU only without
-              dropout, masks and packing); then "triton" where it can be; on the CPU "reference" up to 8192 scores
-              a head; else "blockwise". :func:`explain` says what it comes to.
+            - "auto": calls without terms go to torch's ``scaled_dot_product_attention`` (on the CPU, beyond 8192 scores
+              a head, only without dropout, masks and packing); others to "triton" on a GPU that has it, on the CPU to
+              "reference" up to 8192 scores a head, else to "blockwise". :func:`explain` says what it comes to.
+
+            Only "reference" has second and forward-mode derivatives.
 
     Returns:
-        (batch, heads, n_q, value_dim) in the value's dtype. A row that may attend nothing gives zeros.
+        (batch, heads, n_q, value_dim) in the value's dtype (torch's own attention, under autocast, gives autocast's).
+        A row that may attend nothing gives zeros.
 
     Raises:
         TypeError, ValueError: for input that does not fit; the message names the argument, what came and what fits.

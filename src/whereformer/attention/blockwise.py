@@ -25,11 +25,10 @@ from .dropout import draw_seed, keep_mask, row_keys
 from .merge import merge
 from .pieces import Piece, split
 from .precision import without_autocast
-from .tables import Bias, Grid, GridBias, GridRows, Listed, ListedBias, ListedRows, Rows, layout
+from .tables import LOG2E, Bias, Grid, GridBias, GridRows, Listed, ListedBias, ListedRows, Rows, layout
 from .terms import Positions, PositionsLike
 from .tiles import Scratch, Span, Tile
 
-LOG2E = math.log2(math.e)
 LN2 = math.log(2)
 
 TILE = 2**18
@@ -128,8 +127,14 @@ class Problem:
         """Of the products after the softmax: the input's where the device multiplies it fast."""
         dtype = self.value.dtype
         if dtype == torch.bfloat16 and self.value.device.type == "cpu":
-            return dtype if torch.ops.mkldnn._is_mkldnn_bf16_supported() else self.dtype
+            fast = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+            return dtype if fast else self.dtype
         return self.dtype if self.value.device.type == "cpu" else dtype
+
+    @cached_property
+    def dropout_keys(self) -> Tensor | None:
+        """Dropout's key of every row of scores, (batch, heads, n_q)."""
+        return None if self.seed is None else row_keys(self.seed, self.value.shape[0], self.value.shape[1], self.n_q)
 
     def has_gaps(self) -> bool:
         """Whether there may be queries or keys in no piece, whose outputs and gradients are zeros."""
@@ -188,14 +193,11 @@ class Tables:
         )
         if isinstance(offsets, Grid):
             if problem.bias is not None or problem.causal:
-                table = (
-                    value.new_zeros(1, 1, dtype=problem.dtype).expand(value.shape[1], -1)
-                    if problem.bias is None
-                    else problem.bias * LOG2E
-                )
+                nothing = value.new_zeros(1, 1, dtype=problem.dtype).expand(value.shape[1], -1)
+                table = nothing if problem.bias is None else problem.bias
                 self.bias = GridBias(offsets, table, problem.first[0], problem.causal)
         elif problem.bias is not None:
-            self.bias = ListedBias(offsets, problem.bias * LOG2E, problem.first[0])
+            self.bias = ListedBias(offsets, problem.bias, problem.first[0])
 
     @property
     def step(self) -> int:
@@ -265,7 +267,7 @@ class Block:
         if problem.query_factors is not None and problem.key_factors is not None:
             query_features.append(self.query_rows("query_factors", problem.query_factors, dtype).mul_(LOG2E))
             key_features.append(self.key_rows("key_factors", problem.key_factors, dtype))
-        self.query_features, self.key_features = _join(query_features), _join(key_features)
+        self.query_features, self.key_features = _side_by_side(query_features), _side_by_side(key_features)
         self.narrow_value = workspace.converted("value", self.value, narrow)
 
     def part_of(self, tensor: Tensor) -> Tensor:
@@ -294,7 +296,9 @@ class Block:
     def narrow_query_features(self, dtype: torch.dtype) -> Tensor:
         """The features of queries as they came, neither scaled nor in units of log2."""
         features = {"query": self.problem.query, "query_factors": self.problem.query_factors}
-        rows = _join([self.query_rows(name, tensor, dtype) for name, tensor in features.items() if tensor is not None])
+        rows = _side_by_side(
+            [self.query_rows(name, tensor, dtype) for name, tensor in features.items() if tensor is not None]
+        )
         assert rows is not None
         return rows
 
@@ -335,10 +339,10 @@ class Block:
             tables.keys.spread(per_offset - per_offset[..., :1], tile)
         if self.problem.dense is not None:
             added = self.dense_part(self.problem.dense, span).flip(-2)
-            # The lowest of numbers, which masks often hold, is to stay one.
+            # The lowest of numbers, which masks often hold, is to stay finite in units of log2.
             added = added.to(scores.dtype)
             lowest = torch.finfo(scores.dtype).min / 4
-            by_head.add_(torch.where(added.isneginf(), added, added.clamp(min=lowest)), alpha=LOG2E)
+            by_head.add_(torch.where(added.isneginf(), added, added.clamp(lowest, -lowest)), alpha=LOG2E)
         for allowed in self.masks(span):
             by_head.masked_fill_(~allowed, -torch.inf)
 
@@ -364,12 +368,11 @@ class Block:
     def kept(self, span: Span) -> Tensor | None:
         """What dropout multiplies a tile's weights by, (groups, rows, columns)."""
         problem = self.problem
-        if problem.seed is None:
+        if problem.dropout_keys is None:
             return None
         rows = self.piece.queries[span.queries.start : span.queries.stop]
         columns = self.piece.keys[span.keys.start : span.keys.stop]
-        keys = row_keys(problem.seed, problem.value.shape[0], problem.value.shape[1], problem.n_q)
-        keys = self.part_of(keys)[..., rows.start : rows.stop].flip(-1).flatten(0, 1)
+        keys = self.part_of(problem.dropout_keys)[..., rows.start : rows.stop].flip(-1).flatten(0, 1)
         kept = keep_mask(keys, torch.arange(columns.start, columns.stop, device=keys.device), problem.dropout_p)
         return kept.to(problem.dtype) / (1.0 - problem.dropout_p)
 
@@ -400,7 +403,7 @@ class Block:
         return vectors if len(vectors) == 1 else vectors[self.heads.start : self.heads.stop]
 
 
-def _join(features: list[Tensor]) -> Tensor | None:
+def _side_by_side(features: list[Tensor]) -> Tensor | None:
     if not features:
         return None
     return features[0] if len(features) == 1 else torch.cat(features, -1)
@@ -429,7 +432,7 @@ def _blocks(problem: Problem, workspace: Workspace, *, forward: bool) -> Iterato
     """
     heads, dim = problem.value.shape[1], max(1, problem.value.shape[3])
     for piece in problem.pieces():
-        if not piece.batch or not piece.queries or not piece.keys:
+        if not (piece.batch and heads and piece.queries and piece.keys):
             continue
         tables = Tables(problem, piece)
         fused = forward and _is_fused(problem, piece, tables)
@@ -575,7 +578,7 @@ def _is_fused(problem: Problem, piece: Piece, tables: Tables) -> bool:
 
 
 def _forward_fused(block: Block, output: Tensor, norm: Tensor) -> None:
-    """The outputs of a block and their norm, by torch's fused kernel, which gives the norm of scores."""
+    """The outputs of a block and their norm, by torch's fused kernel, which gives the logsumexp of scores."""
     bias, query, key, heads = block.tables.bias, block.query, block.key_features, block.heads
     assert isinstance(bias, GridBias)
     assert query is not None
@@ -718,7 +721,7 @@ def backward(
             block_backward.finish()
         for name, table in (("bias", tables.bias), ("keys", tables.keys), ("values", tables.values)):
             if table is not None and name in into:
-                into[name] += table.gradient()
+                table.add_to(into[name])
     workspace.close()
     return gradients
 

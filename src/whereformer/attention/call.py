@@ -127,6 +127,10 @@ def make_call(
         if key_mask.shape != (batch, n_k):
             raise ValueError(f"key_mask: expected shape (batch {batch}, n_k {n_k}), got {tuple(key_mask.shape)}")
         _check_device("key_mask", key_mask, value)
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal: expected True or False, got {type(causal).__name__}")
+    if not (scale is None or isinstance(scale, float | int | torch.SymFloat | torch.SymInt)):
+        raise TypeError(f"scale: expected a number, got {type(scale).__name__}; multiply the query by a tensor")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
     if scale is None:
@@ -151,6 +155,8 @@ def make_call(
             raise ValueError(
                 f"{name}_documents: expected shape (batch {batch}, n_{name[0]} {length}), got {tuple(documents.shape)}"
             )
+        if documents.is_floating_point() or documents.is_complex():
+            raise TypeError(f"{name}_documents: expected whole numbers, got {documents.dtype}")
         _check_device(f"{name}_documents", documents, value)
     return Call(
         query,

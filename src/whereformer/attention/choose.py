@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch.autograd import forward_ad
+
 from . import fused, triton
 from .call import Call
 
@@ -41,7 +43,14 @@ def choose(call: Call, backend: str) -> str:
         return _automatic(call)[0]
     if backend == "triton" and (reason := triton.unavailable(call)):
         raise ValueError(f"backend: {reason}")
+    if backend != "reference" and _forward_mode():
+        raise ValueError(f"backend: {backend!r} has no forward-mode derivative; use backend='reference'")
     return backend
+
+
+def _forward_mode() -> bool:
+    """Whether a forward-mode derivative is being taken, which our operators would silently leave out."""
+    return forward_ad._current_level >= 0
 
 
 def explain_choice(call: Call, backend: str) -> Choice:
@@ -65,6 +74,8 @@ def _automatic(call: Call) -> tuple[str, str]:
             "blockwise",
             "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
         )
+    if _forward_mode():
+        return "reference", "only the reference has forward-mode derivatives"
     if triton.unavailable(call) is None and not on_cpu:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
     if few and on_cpu:

@@ -1,6 +1,6 @@
 """Attention dropout as a function of a seed and of indices, so that our own backends drop the same weights.
 
-Calls without terms, which torch's fused attention runs, drop as torch does.
+Calls that torch's fused attention runs drop as torch does.
 """
 
 from __future__ import annotations

@@ -45,12 +45,15 @@ def merge(call: Call) -> Merged:
         )
         if pairs
         else None,
-        dense=dense[0]
-        if len(dense) == 1
-        else sum((scores.to(dtype) for scores in dense[1:]), dense[0].to(dtype))
-        if dense
-        else None,
+        dense=_add_up(dense, dtype),
     )
+
+
+def _add_up(dense: list[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """Scores of pairs, summed; a single one as it came."""
+    if len(dense) <= 1:
+        return dense[0] if dense else None
+    return sum((scores.to(dtype) for scores in dense[1:]), dense[0].to(dtype))
 
 
 def _merge_tables(
@@ -73,7 +76,9 @@ def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
     """The columns that offsets from ``low`` to ``high`` read; at least one."""
     end = table.shape[1] - 1
     start, stop = (max(0, min(end, offset - first)) for offset in (low, high))
-    return table[:, start : max(start, stop) + 1], first + start
+    stop = max(start, stop) + 1
+    # A single column is the same wherever it stands, so it may as well stand near.
+    return table[:, start:stop], low if stop == start + 1 else first + start
 
 
 def _join(factors: list[Tensor], dtype: torch.dtype) -> Tensor:

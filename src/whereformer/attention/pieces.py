@@ -78,9 +78,13 @@ def _append(pieces: list[Piece], piece: Piece) -> None:
     """Add a piece, joined to the last one where both are the same rectangle of neighbouring items."""
     if not piece.queries or not piece.keys:
         return
-    if pieces and _is_plain(piece) and _is_plain(pieces[-1]) and replace(pieces[-1], batch=piece.batch) == piece:
-        last = pieces.pop()
-        piece = replace(piece, batch=range(last.batch.start, piece.batch.stop))
+    if pieces and _is_plain(piece) and _is_plain(pieces[-1]):
+        last = pieces[-1]
+        # An item between them may have no piece at all.
+        neighbours = last.batch.stop == piece.batch.start
+        if neighbours and replace(last, batch=piece.batch) == piece:
+            piece = replace(piece, batch=range(last.batch.start, piece.batch.stop))
+            pieces.pop()
     pieces.append(piece)
 
 
@@ -114,6 +118,8 @@ def _runs(ids: Tensor) -> dict[int | float, range] | None:
         return None
     values, lengths = torch.unique_consecutive(ids, return_counts=True)
     names = values.tolist()
+    if not names:
+        return {}
     if len(set(names)) < len(names):
         return None
     ends = lengths.cumsum(0).tolist()

@@ -15,7 +15,7 @@ from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues
 
 
 def attend(call: Call) -> Tensor:
-    """The attention output, (batch, heads, n_q, head_dim) in the value's dtype."""
+    """The attention output, (batch, heads, n_q, value_dim) in the value's dtype."""
     with without_autocast(call.value.device):
         weights = attention_weights(call)
         if call.dropout_p:
@@ -60,7 +60,8 @@ def attention_weights(call: Call) -> Tensor:
                 allowed = finite if allowed is None else allowed & finite
     if allowed is None:
         return scores.softmax(-1)
-    return scores.masked_fill(~allowed, torch.finfo(dtype).min).softmax(-1).masked_fill(~allowed, 0.0)
+    # A row that may attend nothing has no softmax; what stands there instead, and its gradient, is masked again.
+    return scores.masked_fill(~allowed, -torch.inf).softmax(-1).masked_fill(~allowed, 0.0)
 
 
 def _columns(call: Call, term: OffsetBias | OffsetKeys | OffsetValues) -> Tensor:

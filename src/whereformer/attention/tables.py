@@ -1,10 +1,13 @@
 """Tables over offsets as tiles read and sum them: by strides where positions are affine, else entry by entry.
 
+Biases are in units of log2, as the scores of tiles are; gradients are not.
+
 Everything here is of one piece: its layout of offsets, and its tables in that layout.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import torch
@@ -12,6 +15,11 @@ from torch import Tensor
 
 from .terms import Positions, PositionsLike, offsets_between, position_values
 from .tiles import Span, Tile
+
+LOG2E = math.log2(math.e)
+
+MOST_STEP = 16
+"""Keys by which a query may move on from the one before; more would take memory for the keys in between."""
 
 
 class Grid:
@@ -44,7 +52,7 @@ class Grid:
 
     def past(self, queries: range) -> int:
         """How many keys, from the first on, the last of these queries may attend under a causal mask."""
-        return self.step * (queries.stop - 1) + -self.base // self.unit + 1
+        return self.step * (queries.stop - 1) + (-self.base) // self.unit + 1
 
 
 class Listed:
@@ -64,16 +72,16 @@ class Listed:
 
 
 def layout(query_positions: PositionsLike, key_positions: PositionsLike, device: torch.device) -> Grid | Listed:
-    """How offsets vary over a piece."""
+    """How offsets vary over a piece: a grid unless its diagonals would be far longer than the piece is."""
     if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
         query_stride, key_stride = query_positions.stride, key_positions.stride
         if query_positions.length == 1:
             query_stride = key_stride
         if key_positions.length == 1:
             key_stride = query_stride
-        if query_stride % key_stride == 0:
+        step = query_stride // key_stride
+        if query_stride % key_stride == 0 and (step <= MOST_STEP or query_positions.length == 1):
             base = key_positions.start - query_positions.start
-            step = query_stride // key_stride
             return Grid(base, key_stride, step, query_positions.length, key_positions.length, device)
     return Listed(position_values(query_positions, device), position_values(key_positions, device))
 
@@ -82,10 +90,10 @@ class GridBias:
     """A number per head and offset on a grid: what an ``OffsetBias`` (``table`` (heads, T)) and causality add."""
 
     def __init__(self, grid: Grid, table: Tensor, first: int, causal: bool) -> None:
-        self.grid, self.size = grid, table.shape
+        self.grid = grid
         self.window = grid.window(first, table.shape[1])
         self.index = grid.rows(first, table.shape[1])
-        self.values = table[:, self.index]
+        self.values = table[:, self.index] * LOG2E
         if causal:
             m = torch.arange(grid.low, grid.low + grid.count, device=grid.device)
             self.values = self.values.masked_fill(grid.base + grid.unit * m > 0, -torch.inf)
@@ -104,14 +112,14 @@ class GridBias:
         start, width = self.grid.lowest(tile.span), tile.skewed.shape[2]
         sums = self.sums[heads.start : heads.stop, start - self.grid.low :]
         if start >= self.window.stop - 1 or start + width <= self.window.start + 1:
-            # All of the tile reads the same number.
+            # All of the tile reads the same entry of the table, so any m of it will do.
             sums[:, 0] += tile.scores.sum((1, 2)).unflatten(0, (-1, len(heads))).sum(0)
         else:
             sums[:, :width] += tile.skewed.sum(1).unflatten(0, (-1, len(heads))).sum(0)
 
-    def gradient(self) -> Tensor:
-        """Of the table, (heads, T), from all that was collected."""
-        return self.sums.new_zeros(self.size).index_add_(1, self.index, self.sums)
+    def add_to(self, gradient: Tensor) -> None:
+        """Add all that was collected to the table's gradient, (heads, T)."""
+        gradient.index_add_(1, self.index, self.sums)
 
 
 class GridRows:
@@ -122,7 +130,7 @@ class GridRows:
     """
 
     def __init__(self, grid: Grid, table: Tensor, first: int) -> None:
-        self.grid, self.size = grid, table.shape
+        self.grid = grid
         self.window = grid.window(first, table.shape[1])
         self.index = grid.rows(first, table.shape[1], self.window)
         self.vectors = table[:, self.index]
@@ -157,16 +165,16 @@ class GridRows:
             parts.append((tile.skewed[..., right:], slice(size - 1, size)))
         return parts
 
-    def gradient(self) -> Tensor:
-        """Of the table, (heads or 1, T, dim), from ``sums``."""
-        return self.sums.new_zeros(self.size).index_add_(1, self.index, self.sums)
+    def add_to(self, gradient: Tensor) -> None:
+        """Add ``sums`` to the table's gradient, (heads or 1, T, dim)."""
+        gradient.index_add_(1, self.index, self.sums)
 
 
 class ListedBias:
     """What :class:`GridBias` does, for explicit positions."""
 
     def __init__(self, offsets: Listed, table: Tensor, first: int) -> None:
-        self.offsets, self.values, self.first = offsets, table, first
+        self.offsets, self.values, self.first = offsets, table * LOG2E, first
         self.sums = torch.zeros_like(table)
 
     def tile(self, span: Span, heads: range) -> Tensor:
@@ -177,8 +185,8 @@ class ListedBias:
         by_head = tile.scores.unflatten(0, (-1, len(heads))).sum(0)
         self.sums[heads.start : heads.stop].index_add_(1, entries, by_head.flatten(1))
 
-    def gradient(self) -> Tensor:
-        return self.sums
+    def add_to(self, gradient: Tensor) -> None:
+        gradient += self.sums
 
 
 class ListedRows:
@@ -197,8 +205,8 @@ class ListedRows:
     def collect(self, tile: Tile, per_offset: Tensor) -> None:
         per_offset.scatter_add_(-1, self._entries(tile), tile.scores)
 
-    def gradient(self) -> Tensor:
-        return self.sums
+    def add_to(self, gradient: Tensor) -> None:
+        gradient += self.sums
 
 
 Bias: TypeAlias = GridBias | ListedBias

@@ -83,7 +83,7 @@ class OffsetBias:
     """``score_ij += table[h, clamp(offset, first, first + T - 1) - first]``.
 
     Args:
-        table: (heads, T), one number per head and offset. Beyond its ends the end values hold.
+        table: (heads, T), one finite number per head and offset. Beyond its ends the end values hold.
         first: the offset of the table's first column.
     """
 

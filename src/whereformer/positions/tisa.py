@@ -22,9 +22,9 @@ class Tisa(OffsetFunction):
         amplitude, sharpness, center: (layers, num_heads, num_kernels); ``center`` in tokens, ``sharpness`` in
         tokens ** -2. Drawn from N(0.1, 0.01 ** 2), N(0.1, 0.01 ** 2) and N(0, 5 ** 2).
     Extrapolation: any length and any real offset.
-    Cost: on the CPU a table covers only the offsets at which some kernel still adds more than rounding (a power of
-        two of them per side, so that few lengths occur). Elsewhere, and in compiled code, it covers all offsets:
-        looking at the kernels would stall the device.
+    Cost: on the CPU a table covers only the offsets at which some kernel, or its gradient, is still more than rounding
+        (a power of two of them per side, so that few lengths occur). Elsewhere, and in compiled code, it covers all
+        offsets: looking at the kernels would stall the device.
     Source: Wennberg & Henter (2021), arXiv 2106.01950, eq. 5. The authors' released code evaluates its kernels at
         query - key - 1; :func:`from_released` converts its parameters.
     """
@@ -55,8 +55,8 @@ class Tisa(OffsetFunction):
         )
         # Beyond its own distance a kernel adds less than the rounding of a score, also together with its companions.
         least = torch.finfo(dtype).eps / max(1, amplitude.shape[-1])
-        decay = (amplitude.abs() / least).clamp(min=1.0).log()
-        distance = torch.where(decay > 0, center.abs() + (decay / sharpness.abs()).sqrt(), 0.0)
+        # An amplitude below 1 counts as 1: its gradient is the kernel itself.
+        distance = center.abs() + ((amplitude.abs().clamp(min=1.0) / least).log() / sharpness.abs()).sqrt()
         furthest = distance.flatten(1).amax(1) if distance.numel() else distance.new_zeros(len(distance))
         return [
             # Not a number, or a kernel that never decays
