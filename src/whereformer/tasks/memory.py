@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
+from torch.autograd import (  # type: ignore[attr-defined]
+    ProfilerConfig,
+    ProfilerState,
+    _disable_profiler_legacy,
+    _enable_profiler_legacy,
+)
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int:
