@@ -1,5 +1,6 @@
-"""Peak memory is counted exactly."""
+"""Peak memory is counted, but for a few bytes of numbers."""
 
+import pytest
 import torch
 
 from whereformer.tasks.memory import peak_memory
@@ -16,7 +17,7 @@ def test_only_what_lives_at_once_counts():
         third = second * 2
         del second, third
 
-    assert peak_memory(work, CPU) == 2 * MIB
+    assert 2 * MIB <= peak_memory(work, CPU) <= 2 * MIB + 64
 
 
 def test_what_backward_needs_counts_and_views_do_not():
@@ -27,3 +28,21 @@ def test_what_backward_needs_counts_and_views_do_not():
 
     # exp keeps its result; backward makes its gradient and, for a moment, the product of the two.
     assert 2 * MIB <= peak_memory(work, CPU) <= 3 * MIB + 64
+
+
+def test_what_an_operation_uses_within_itself_counts():
+    @torch.library.custom_op("test_memory::wasteful", mutates_args=())
+    def wasteful(given: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(MIB // 4).sum() + given
+
+    given = torch.zeros(())
+    assert MIB <= peak_memory(lambda: wasteful(given), CPU) <= MIB + 256
+
+
+def test_counting_ends_where_the_work_fails():
+    def work():
+        raise ValueError("no")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            peak_memory(work, CPU)

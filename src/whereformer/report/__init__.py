@@ -1,4 +1,4 @@
-"""HTML reports: one self-contained file each, for any browser."""
+"""Results as pictures: self-contained HTML pages for any browser, and a plot for a README."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from .._extras import require
 
 require("train", "jinja2", "matplotlib")
 
+from .bench import write_plot  # noqa: E402
 from .compare import write_report  # noqa: E402
 
-__all__ = ["write_report"]
+__all__ = ["write_plot", "write_report"]

@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.autograd import (  # type: ignore[attr-defined]
+    ProfilerConfig,
+    ProfilerState,
+    _disable_profiler_legacy,
+    _enable_profiler_legacy,
+)
 
 
-class _LiveStorage(TorchDispatchMode):
-    """Counts the bytes of all tensors that operations return, as long as they live."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: set[int] = set()
-        self.live = 0
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self._count(leaf.untyped_storage(), inputs)
-        return out
-
-    def _count(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
-        address, size = storage.data_ptr(), storage.nbytes()
-        if size == 0 or address in self.seen or address in inputs:
-            return
-        self.seen.add(address)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._release, address, size)
-
-    def _release(self, address: int, size: int) -> None:
-        self.seen.discard(address)
-        self.live -= size
-
-
-def peak_memory(work: Callable[[], None], device: torch.device) -> int:
+def peak_memory(work: Callable[[], object], device: torch.device) -> int:
     """Bytes that ``work`` allocates at its peak, beyond what was there before.
 
-    On a CUDA device torch's allocator tells. Elsewhere the results of all operations are counted while they live;
-    what an operation uses within itself is not.
+    On a CUDA device torch's allocator tells. Elsewhere torch's log of every allocation in this thread does, so that
+    what an operation uses within itself counts; what a library allocates without asking torch does not.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -55,6 +25,15 @@ def peak_memory(work: Callable[[], None], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    with _LiveStorage() as counted:
+    # The newer profiler has the same log, but writes lines to stderr that nobody asked for.
+    options = torch._C._profiler._ExperimentalConfig()
+    _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, options))
+    try:
         work()
-    return counted.peak
+    finally:
+        threads = _disable_profiler_legacy()
+    live = peak = 0
+    for event in (event for thread in threads for event in thread if str(event.kind()) == "memory_alloc"):
+        live += event.cpu_memory_usage()
+        peak = max(peak, live)
+    return peak
