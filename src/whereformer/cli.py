@@ -288,7 +288,7 @@ class Bench:
         )
 
     def _backends(self, settings: Settings) -> list[str]:
-        from .attention import BACKENDS
+        from .attention.choose import BACKENDS
         from .tasks import bench
 
         names = _split("backends", self.backends, BACKENDS)
