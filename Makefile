@@ -1,13 +1,16 @@
-# Both targets set up .venv from a fresh clone where it is missing.
+# All targets set up .venv from a fresh clone where it is missing.
 PYTHON ?= python3
 VENV := .venv
 # The constraints hold for build environments too, through the variable.
 PIP := PIP_CONSTRAINT=constraints.txt $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: compare test lint check format
+.PHONY: compare bench test lint check format
 
 compare: $(VENV)/.train  ## Compare position methods; options: make compare ARGS="--quick"
 	$(VENV)/bin/whereformer compare $(ARGS)
+
+bench: $(VENV)/.train  ## Time attention against others; options: make bench ARGS="--lengths 128,512"
+	$(VENV)/bin/python benchmarks/attention.py $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests; options: make test ARGS="-k tisa"
 	$(VENV)/bin/python -m pytest $(ARGS)

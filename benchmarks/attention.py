@@ -1,0 +1,158 @@
+"""Attention with positions against what people use today: where the README's figures on speed come from.
+
+Run: make bench, or: .venv/bin/python benchmarks/attention.py --help
+
+It measures as ``whereformer bench`` does, with more terms and lengths, and these ways besides:
+
+- ``t5:transformers``: T5's bias by transformers' own buckets, added to scores that are written out.
+- ``t5:x-transformers``: its RelativePositionBias and Attend; needs ``pip install x-transformers==2.31.10``.
+- ``tisa:eager``: TISA's kernels as a bias for every pair, added to scores that are written out; from the paper.
+- ``shaw:tensor2tensor``: (n, n, head_dim) tensors of vectors, as in tensor2tensor.
+- ``flex``: FlexAttention, compiled, with the table captured by its score_mod.
+
+All are given what doesn't depend on parameters (buckets, indices) for free, as a model could keep it, except where the
+library itself computes it in each forward. The parameters are those of our own ways, and so is what has to come out.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from torch import Tensor
+
+from whereformer.cli import Bench, execute
+from whereformer.tasks.bench import describe_machine
+from whereformer.tasks.cases import SHAW_CLIP, Problem, Way, gather, tisa_curve
+
+Compute = Callable[[], Tensor]
+
+
+def eager(problem: Problem, bias: Tensor) -> Tensor:
+    """Attention written out, as in Hugging Face's models."""
+    scores = problem.query @ problem.key.transpose(-1, -2) * problem.case.head_dim**-0.5 + bias
+    return scores.softmax(-1) @ problem.value
+
+
+def t5_transformers(problem: Problem) -> Compute:
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    buckets = T5Attention._relative_position_bucket(problem.offsets(), True, 32, 128)
+    return lambda: eager(problem, gather(problem.parameters["weight"], buckets, problem.query.dtype))
+
+
+def t5_x_transformers(problem: Problem) -> Compute:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it scripts functions, which torch calls deprecated
+        from x_transformers.attend import Attend
+        from x_transformers.x_transformers import RelativePositionBias
+
+    module = RelativePositionBias(1, causal=False, num_buckets=32, max_distance=128, heads=problem.case.heads)
+    module.to(problem.query.device)
+    attend = Attend(heads=problem.case.heads, flash=False)
+
+    def compute() -> Tensor:
+        weight = {"relative_attention_bias.weight": problem.parameters["weight"].t()}
+        bias = torch.func.functional_call(module, weight, (problem.case.n, problem.case.n))
+        out, _ = attend(problem.query, problem.key, problem.value, attn_bias=bias.to(problem.query.dtype))
+        return out
+
+    return compute
+
+
+def tisa_eager(problem: Problem) -> Compute:
+    columns = problem.offsets() + problem.case.n - 1
+
+    def compute() -> Tensor:
+        curve = tisa_curve(problem.parameters, problem.case.n - 1)
+        return eager(problem, gather(curve, columns, problem.query.dtype))
+
+    return compute
+
+
+def shaw_tensor2tensor(problem: Problem) -> Compute:
+    columns = problem.offsets().clamp(-SHAW_CLIP, SHAW_CLIP) + SHAW_CLIP
+    query, key, value, case = problem.query, problem.key, problem.value, problem.case
+
+    def by_row(rows: Tensor, vectors: Tensor) -> Tensor:
+        """``_relative_attention_inner``: one product a query, over batch and heads at once."""
+        flat = rows.permute(2, 0, 1, 3).reshape(case.n, case.batch * case.heads, -1)
+        return (flat @ vectors).view(case.n, case.batch, case.heads, -1).permute(1, 2, 0, 3)
+
+    def compute() -> Tensor:
+        keys, values = (gather(problem.parameters[name], columns, query.dtype)[0] for name in ("keys", "values"))
+        scores = (query @ key.transpose(-1, -2) + by_row(query, keys.transpose(-1, -2))) * case.head_dim**-0.5
+        weights = scores.softmax(-1)
+        return weights @ value + by_row(weights, values)
+
+    return compute
+
+
+def flex(problem: Problem) -> Compute:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.reset()  # or the next length counts as a recompilation, and after eight it is not compiled
+    compiled = torch.compile(flex_attention, dynamic=False)
+
+    def compute() -> Tensor:
+        (term,) = problem.terms
+        table, first, last = term.table, term.first, term.table.shape[1] - 1
+
+        def score_mod(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return score + table[head, (key - query - first).clamp(0, last)]
+
+        return compiled(problem.query, problem.key, problem.value, score_mod=score_mod)
+
+    return compute
+
+
+def eager_bias(problem: Problem) -> Compute:
+    columns = problem.offsets() + problem.case.n - 1
+    return lambda: eager(problem, gather(problem.parameters["table"], columns, problem.query.dtype))
+
+
+PEERS = (
+    Way("eager", eager_bias, ("bias",)),
+    Way("t5:transformers", t5_transformers, ("t5",)),
+    Way("t5:x-transformers", t5_x_transformers, ("t5",)),
+    Way("tisa:eager", tisa_eager, ("tisa",)),
+    Way("shaw:tensor2tensor", shaw_tensor2tensor, ("shaw",)),
+    Way("flex", flex, ("bias", "t5", "tisa")),
+)
+
+
+@dataclass(frozen=True)
+class Full(Bench):
+    """Attention with positions, by whereformer and by what people use today, relative to attention without.
+
+    Everything, up to 8192 tokens, takes hours on one core. Parts can be measured one after the other, because each run
+    adds to the folder: --lengths 128,512 first, then --lengths 2048, then --lengths 8192.
+    """
+
+    terms: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = "all"
+    """What positions add; see whereformer bench --help."""
+
+    lengths: Annotated[str | None, tyro.conf.arg(metavar="N,N")] = "128,512,2048,8192"
+    """Tokens of a sequence."""
+
+    dtypes: Annotated[str | None, tyro.conf.arg(metavar="A,B")] = "float32,bfloat16"
+    """float32, bfloat16 or float16."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """Folder for the results. Default: benchmarks/results/ and the machine's name."""
+
+    def run(self, console) -> None:
+        machine = describe_machine(self._settings().device)
+        name = machine.get("gpu") or machine["cpu"]
+        folder = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "machine"
+        self.measure(console, PEERS, Path(__file__).parent / "results" / folder)
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(Full, args=sys.argv[1:]).run)
