@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import tyro
@@ -134,16 +135,16 @@ class Full(Bench):
     adds to the folder: --lengths 128,512 first, then --lengths 2048, then --lengths 8192.
     """
 
-    terms: str | None = "all"
-    """Of whereformer bench."""
+    terms: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = "all"
+    """What positions add; see whereformer bench --help."""
 
-    lengths: str | None = "128,512,2048,8192"
+    lengths: Annotated[str | None, tyro.conf.arg(metavar="N,N")] = "128,512,2048,8192"
     """Tokens of a sequence."""
 
-    dtypes: str | None = "float32,bfloat16"
+    dtypes: Annotated[str | None, tyro.conf.arg(metavar="A,B")] = "float32,bfloat16"
     """float32, bfloat16 or float16."""
 
-    out: Path | None = None
+    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     """Folder for the results. Default: benchmarks/results/ and the machine's name."""
 
     def run(self, console) -> None:

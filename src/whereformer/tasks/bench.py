@@ -218,18 +218,19 @@ def memory_of(step: Callable[[], object], device: torch.device) -> int:
 
 
 def expected_memory(way: Way, case: Case, device: torch.device) -> int:
-    """What inputs and a call would need, from what they need at an eighth and a quarter of the length."""
+    """What inputs and a call would need, from what they need at two smaller lengths that surely fit."""
 
     def needed(n: int) -> int:
         problem = make_problem(replace(case, n=n), device)
         return sum(map(_bytes, problem.inputs)) + memory_of(make_step(way, problem), device)
 
-    short, long = max(1, case.n // 8), max(2, case.n // 4)
+    long = max(2, min(1024, case.n // 4))
+    short = long // 2
     return extrapolate((short, needed(short)), (long, needed(long)), case.n)
 
 
 def extrapolate(short: tuple[int, float], long: tuple[int, float], n: int) -> int:
-    """The value at ``n`` of ``a n + b n**2`` with b >= 0 through two points, or above the larger where b would be 0."""
+    """``a n + b n**2`` at ``n``, through two points; a line through the longer where b would be below 0."""
     (n_1, y_1), (n_2, y_2) = short, long
     b = max(0.0, (y_2 / n_2 - y_1 / n_1) / (n_2 - n_1))
     a = max(0.0, y_2 / n_2 - b * n_2)
