@@ -110,7 +110,7 @@ def _panel(axes: Axes, drawn: Sequence[Row], today: Sequence[Row]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.axhline(1, color=INK, linewidth=1, label="no positions")
-    _line(axes, today, label="today: dense bias", color=MUTED, linestyle=(0, (1, 1.5)))
+    _line(axes, today, label="today: dense bias", marker=".", color=MUTED, linestyle=(0, (1, 1.5)))
     for kind in KINDS:
         colour, line, marker = LOOKS[kind]
         _line(

@@ -230,7 +230,7 @@ def expected_memory(way: Way, case: Case, device: torch.device) -> int:
 
 
 def extrapolate(short: tuple[int, float], long: tuple[int, float], n: int) -> int:
-    """The value at ``n`` of ``a n + b n**2`` through two points; of a line where b would be below 0."""
+    """``a n + b n**2`` at ``n``, through two points; a line through the longer where b would be below 0."""
     (n_1, y_1), (n_2, y_2) = short, long
     b = max(0.0, (y_2 / n_2 - y_1 / n_1) / (n_2 - n_1))
     a = max(0.0, y_2 / n_2 - b * n_2)
