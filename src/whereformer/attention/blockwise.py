@@ -25,7 +25,7 @@ from .dropout import draw_seed, keep_mask, row_keys
 from .merge import merge
 from .pieces import Piece, split
 from .precision import without_autocast
-from .tables import LOG2E, Bias, Grid, GridBias, GridRows, Listed, ListedBias, ListedRows, Rows, layout
+from .tables import LOG2E, Bias, Grid, GridBias, GridRows, Listed, ListedBias, Rows, layout, rows_table
 from .terms import Positions, PositionsLike
 from .tiles import Scratch, Span, Tile
 
@@ -184,11 +184,7 @@ class Tables:
         self.layout = offsets
         self.bias: Bias | None = None
         self.keys, self.values = (
-            None
-            if table is None
-            else GridRows(offsets, table, first)
-            if isinstance(offsets, Grid)
-            else ListedRows(offsets, table, first)
+            None if table is None else rows_table(offsets, table, first)
             for table, first in zip((problem.keys, problem.values), problem.first[1:], strict=True)
         )
         if isinstance(offsets, Grid):
@@ -203,6 +199,11 @@ class Tables:
     def step(self) -> int:
         """Of scratch memory that tables write to or read from."""
         return self.layout.step if isinstance(self.layout, Grid) else 0
+
+    def bands(self, *, bias: bool = False) -> list[range]:
+        """The windows of the tables that read or write tiles by diagonals; the bias does only for its gradient."""
+        tables = [self.keys, self.values, self.bias if bias else None]
+        return [table.window for table in tables if isinstance(table, GridRows | GridBias)]
 
 
 class Workspace:
@@ -536,8 +537,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         norm.fill_(torch.inf)
     workspace = Workspace(output.device)
     for tables, fused, blocks in _blocks(problem, workspace, forward=True):
-        step = tables.step if tables.keys is not None or tables.values is not None else 0
-        bands = [table.window for table in (tables.keys, tables.values) if isinstance(table, GridRows)]
+        bands = tables.bands()
+        step = tables.step if bands else 0
         groups = 0
         for block in blocks:
             if fused:
@@ -699,18 +700,16 @@ def backward(
             gradient.zero_()
     workspace = Workspace(output.device)
     for tables, _, blocks in _blocks(problem, workspace, forward=False):
-        rows = [table for table in (tables.keys, tables.values) if isinstance(table, GridRows)]
-        read: list[Rows | Bias] = [
-            *rows,
-            *([tables.bias] if "bias" in into and isinstance(tables.bias, GridBias) else []),
-        ]
-        bands = [table.window for table in read if isinstance(table, GridRows | GridBias)]
+        bands = tables.bands(bias="bias" in into)
         groups = 0
         for block in blocks:
             row_spans = list(_row_spans(block, bands))
             if groups != block.groups:
                 groups = block.groups
-                memories = {"scores": tables.step if rows else 0, "scores_gradient": tables.step if bands else 0}
+                memories = {
+                    "scores": tables.step if tables.bands() else 0,
+                    "scores_gradient": tables.step if bands else 0,
+                }
                 scratch, gradient_scratch = (
                     Scratch.for_spans(groups, row_spans, step, partial(workspace.get, name, dtype=problem.dtype))
                     for name, step in memories.items()
@@ -864,15 +863,15 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _differentiate(ctx: Any, output_gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     *tensors, output, norm = ctx.saved_tensors
     inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
-    nothing: list[Tensor | None] = [None] * len(inputs)
+    found: list[Tensor | None] = [None] * len(inputs)
     needed = list(ctx.needs_input_grad[: len(GRADIENTS)])
     if output_gradient is None or not any(needed):
-        return tuple(nothing)
+        return tuple(found)
     gradients = iter(_backward(output_gradient, output, norm, needed, *inputs))
     for index, need in enumerate(needed):
         if need:
-            nothing[index] = next(gradients)
-    return tuple(nothing)
+            found[index] = next(gradients)
+    return tuple(found)
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)

@@ -76,7 +76,7 @@ def _automatic(call: Call) -> tuple[str, str]:
         )
     if _forward_mode():
         return "reference", "only the reference has forward-mode derivatives"
-    if triton.unavailable(call) is None and not on_cpu:
+    if not on_cpu and triton.unavailable(call) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
     if few and on_cpu:
         return "reference", "so few scores a head that writing them all out is fastest"

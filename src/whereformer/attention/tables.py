@@ -211,3 +211,8 @@ class ListedRows:
 
 Bias: TypeAlias = GridBias | ListedBias
 Rows: TypeAlias = GridRows | ListedRows
+
+
+def rows_table(offsets: Grid | Listed, table: Tensor, first: int) -> Rows:
+    """A table of vectors in a piece's layout."""
+    return GridRows(offsets, table, first) if isinstance(offsets, Grid) else ListedRows(offsets, table, first)

@@ -52,7 +52,7 @@ class Scratch:
     def __init__(
         self, groups: int, rows: int, columns: int, step: int, take: Callable[[tuple[int, ...]], Tensor]
     ) -> None:
-        self.rows, self.step = rows, step
+        self.step = step
         self.margin = step * (rows - 1)
         self.pitch = columns + self.margin
         # Products with the transposed tile lose a third of their speed if rows lie a power of two apart.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..attention.terms import Positions, PositionsLike
+from ..attention.terms import PositionsLike
 from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
 
 
@@ -46,7 +46,10 @@ class Tisa(OffsetFunction):
         nn.init.normal_(self.center, 0.0, 5.0)
 
     def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> list[int | None]:
-        """The reach of every layer."""
+        return self._reaches()
+
+    def _reaches(self) -> list[int | None]:
+        """The reach of every layer that has kernels of its own."""
         if self.amplitude.device.type != "cpu" or torch.compiler.is_compiling():
             return [None] * len(self.amplitude)
         dtype = float_dtype(self.amplitude)
@@ -65,8 +68,7 @@ class Tisa(OffsetFunction):
         ]
 
     def reach(self, *, layer: int = 0, shared: list[int | None] | None = None) -> int | None:
-        nowhere = Positions(0, 1, 0)
-        reaches = self.shared(nowhere, nowhere) if shared is None else shared
+        reaches = self._reaches() if shared is None else shared
         return reaches[0 if self.share_layers else layer]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:

@@ -76,6 +76,7 @@ def write_plot(rows: Sequence[Row], backend: str, path: Path) -> bool:
     dtypes = sorted({row.dtype for row in drawn}, reverse=True)
     if not drawn:
         return False
+    lengths = sorted({row.n for row in drawn})
     today = [row for row in timed if row.way == DENSE.name and row.terms == "bias"]
     file = io.StringIO()
     with style.context(["default", _STYLE]):
@@ -84,10 +85,11 @@ def write_plot(rows: Sequence[Row], backend: str, path: Path) -> bool:
         for line, dtype in zip(panels, dtypes, strict=True):
             for axes, direction in zip(line, ("training", "forward"), strict=True):
                 title = f"{direction}, {dtype}" if len(dtypes) > 1 else direction
-                _panel(
-                    axes,
-                    *([r for r in group if (r.dtype, r.direction) == (dtype, direction)] for group in (drawn, today)),
-                )
+                here = [
+                    [row for row in group if (row.dtype, row.direction) == (dtype, direction)]
+                    for group in (drawn, today)
+                ]
+                _panel(axes, here[0], here[1], lengths)
                 axes.set_title(title, loc="left", fontsize=10, color=INK)
             line[0].set_ylabel("time relative to\nattention without positions")
         for axes in panels[-1]:
@@ -105,8 +107,8 @@ def write_plot(rows: Sequence[Row], backend: str, path: Path) -> bool:
     return True
 
 
-def _panel(axes: Axes, drawn: Sequence[Row], today: Sequence[Row]) -> None:
-    """One direction and dtype."""
+def _panel(axes: Axes, drawn: Sequence[Row], today: Sequence[Row], lengths: Sequence[int]) -> None:
+    """One direction and dtype; ``lengths`` are those of all panels, which share their axis."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.axhline(1, color=INK, linewidth=1, label="no positions")
@@ -121,8 +123,6 @@ def _panel(axes: Axes, drawn: Sequence[Row], today: Sequence[Row]) -> None:
             linestyle=line,
             marker=marker,
         )
-    rows = [*drawn, *today]
-    lengths = sorted({row.n for row in rows})
     axes.xaxis.set(major_locator=FixedLocator(lengths), minor_locator=NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:.0f}"))
     axes.yaxis.set(major_locator=FixedLocator(TICKS), minor_locator=NullLocator())
