@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from whereformer import OffsetBias, OffsetKeys, OffsetValues, Positions, attention
 from whereformer.attention.call import make_call
 from whereformer.attention.pieces import split
+from whereformer.attention.problem import GRADIENTS, Problem
 from whereformer.tasks.memory import peak_memory
 
 from .cases import BATCH, EVERY_KIND, HEADS, TABLES, check, content, error, output_gradient, random, run, terms_of
 
 blockwise = importlib.import_module("whereformer.attention.blockwise")
+workspace = importlib.import_module("whereformer.attention.workspace")
 
 
 # --- memory
@@ -23,23 +25,23 @@ blockwise = importlib.import_module("whereformer.attention.blockwise")
 def problem(length, dim=8, **tables):
     """A problem of one head; ``tables`` are fields of ``Problem``."""
     query, key, value = torch.randn(3, 1, 1, length, dim).unbind()
-    fields = dict.fromkeys(blockwise.Problem.__dataclass_fields__)
+    fields = dict.fromkeys(Problem.__dataclass_fields__)
     fields |= {"query": query, "key": key, "value": value, "n_q": length, "first": [-length, -4, -4]}
-    fields |= {"affine": [0, 1, 0, 1], "causal": False, "scale": 1.0, "dropout_p": 0.0}
-    return blockwise.Problem(**fields | tables)
+    fields |= {"affine": [0, 1, 0, 1], "causal": False, "scale": 1.0, "dropout_p": 0.0, "differentiated": True}
+    return Problem(**fields | tables)
 
 
 @pytest.mark.parametrize("kind", ["bias", "keys and values"])
 def test_memory_grows_with_the_length_and_not_with_its_square(kind, monkeypatch):
-    monkeypatch.setattr(blockwise, "KEPT_BYTES", -1)
-    blockwise.Workspace(torch.device("cpu")).close()
+    monkeypatch.setattr(workspace, "KEPT_BYTES", -1)
+    workspace.Workspace(torch.device("cpu")).close()
     peaks = []
     for length in (2048, 4096, 8192):
         tables = {"bias": torch.randn(1, 2 * length)} if kind == "bias" else {"keys": torch.randn(1, 9, 8)}
         if kind != "bias":
             tables["values"] = torch.randn(1, 9, 8)
         given = problem(length, **tables)
-        needed = [getattr(given, name) is not None for name in blockwise.GRADIENTS]
+        needed = [getattr(given, name) is not None for name in GRADIENTS]
 
         def train(given=given, needed=needed):
             output, norm = blockwise.forward(given)
@@ -56,12 +58,12 @@ def test_memory_that_is_kept_stays_small():
         table = torch.randn(2, 2 * length - 1, requires_grad=True)
         inputs = torch.randn(3, 1, 2, length, 64).unbind()
         attention(*inputs, [OffsetBias(table, 1 - length)], backend="blockwise").sum().backward()
-        kept = blockwise.Workspace._kept.cpu.values()
-        assert sum(memory.numel() * memory.itemsize for memory in kept) <= blockwise.KEPT_BYTES
+        kept = workspace.Workspace._kept.cpu.values()
+        assert sum(memory.numel() * memory.itemsize for memory in kept) <= workspace.KEPT_BYTES
 
 
 def test_memory_kept_from_inference_serves_training():
-    blockwise.Workspace._kept.cpu = {}
+    workspace.Workspace._kept.cpu = {}
     inputs, terms = content(70, 70), terms_of(TABLES, 70, 70)
     with torch.inference_mode():
         attention(*inputs, [OffsetBias(random(HEADS, 5), -2)], backend="blockwise")

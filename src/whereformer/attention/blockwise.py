@@ -9,11 +9,8 @@ Scores are in units of log2 here, because exp2 is several times as fast as exp.
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,27 +18,19 @@ import torch
 from torch import Tensor
 
 from .call import Call
-from .dropout import draw_seed, keep_mask, row_keys
-from .merge import merge
-from .pieces import Piece, split
+from .dropout import keep_mask
+from .pieces import Piece
 from .precision import without_autocast
-from .tables import LOG2E, Bias, Grid, GridBias, GridRows, Listed, ListedBias, Rows, layout, rows_table
-from .terms import Positions, PositionsLike
+from .problem import ARGUMENTS, GRADIENTS, LN2, LOG2E, Problem, register_gradients
+from .tables import Grid, GridBias, Listed, Rows, Tables
 from .tiles import Scratch, Span, Tile
-
-LN2 = math.log(2)
+from .workspace import Workspace, add_product
 
 TILE = 2**18
 """Scores in a tile, per thread: few enough to stay in a core's cache, many enough to make each operation worth it."""
 
-GRADIENTS = ("query", "key", "value", "bias", "keys", "values", "query_factors", "key_factors", "dense")
-"""The inputs that have gradients, in the order of :class:`Problem`."""
-
 FUSED_NUMBERS = 2**18
 """Numbers in the query of a block that torch's fused kernel computes."""
-
-KEPT_BYTES = 2**23
-"""Of memory that waits for a thread's next call, at most."""
 
 LONGEST_ROW = 1024
 """Columns of a tile at most."""
@@ -56,191 +45,8 @@ NARROWEST_TAIL = 512
 def attend(call: Call) -> Tensor:
     """The attention output, (batch, heads, n_q, value_dim) in the value's dtype."""
     with without_autocast(call.value.device):
-        terms = merge(call)
-        tables = (terms.bias, terms.keys, terms.values)
-        affine = []
-        listed: list[Tensor | None] = []
-        for positions in (call.query_positions, call.key_positions):
-            if isinstance(positions, Positions):
-                affine += [positions.start, positions.stride]
-                listed.append(None)
-            else:
-                affine += [0, 1]
-                listed.append(positions)
-        factors = terms.factors
-        output, _ = _forward(
-            call.query,
-            call.key,
-            call.value,
-            *(None if term is None else term.table for term in tables),
-            None if factors is None else factors.query_factors,
-            None if factors is None else factors.key_factors,
-            terms.dense,
-            call.key_mask,
-            *listed,
-            call.query_documents,
-            call.key_documents,
-            draw_seed(call.value.device) if call.dropout_p else None,
-            call.n_q,
-            [0 if term is None else term.first for term in tables],
-            affine,
-            call.causal,
-            call.scale,
-            call.dropout_p,
-        )
+        output, _ = _forward(*Problem.of(call).arguments())
         return output
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What the forward and the backward are given; shapes as in :class:`Call`, tables as in ``merge``."""
-
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor
-    bias: Tensor | None
-    keys: Tensor | None
-    values: Tensor | None
-    query_factors: Tensor | None
-    key_factors: Tensor | None
-    dense: Tensor | None
-    key_mask: Tensor | None
-    query_positions: Tensor | None
-    key_positions: Tensor | None
-    query_documents: Tensor | None
-    key_documents: Tensor | None
-    seed: Tensor | None
-    n_q: int
-    first: list[int]
-    affine: list[int]
-    causal: bool
-    scale: float
-    dropout_p: float
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of scores and sums."""
-        return torch.promote_types(self.value.dtype, torch.float32)
-
-    @cached_property
-    def product_dtype(self) -> torch.dtype:
-        """Of the products after the softmax: the input's where the device multiplies it fast."""
-        dtype = self.value.dtype
-        if dtype == torch.bfloat16 and self.value.device.type == "cpu":
-            fast = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-            return dtype if fast else self.dtype
-        return self.dtype if self.value.device.type == "cpu" else dtype
-
-    @cached_property
-    def dropout_keys(self) -> Tensor | None:
-        """Dropout's key of every row of scores, (batch, heads, n_q)."""
-        return None if self.seed is None else row_keys(self.seed, self.value.shape[0], self.value.shape[1], self.n_q)
-
-    def has_gaps(self) -> bool:
-        """Whether there may be queries or keys in no piece, whose outputs and gradients are zeros."""
-        return self.key_mask is not None or self.query_documents is not None or 0 in (self.value.numel(), self.n_q)
-
-    def new_output(self) -> Tensor:
-        """Memory for the output."""
-        batch, heads, _, value_dim = self.value.shape
-        return self.value.new_empty(batch, heads, self.n_q, value_dim)
-
-    def new_norm(self) -> Tensor:
-        """Memory for what normalises rows: (batch, heads, n_q, 2), ``weight = exp2(score - norm[0]) / norm[1]``.
-
-        The two are apart where products are wide, because their sum would round: a shift and a sum of weights.
-        """
-        return self.value.new_empty(*self.value.shape[:2], self.n_q, 2, dtype=self.dtype)
-
-    def new_gradients(self, needed: list[bool]) -> list[Tensor]:
-        """Memory for the gradients that are needed."""
-        inputs = (getattr(self, name) for name in GRADIENTS)
-        return [
-            torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            for tensor, need in zip(inputs, needed, strict=True)
-            if need
-        ]
-
-    def pieces(self) -> list[Piece]:
-        query_start, query_stride, key_start, key_stride = self.affine
-        query: PositionsLike = Positions(query_start, query_stride, self.n_q)
-        key: PositionsLike = Positions(key_start, key_stride, self.value.shape[2])
-        return split(
-            self.value.shape[0],
-            query if self.query_positions is None else self.query_positions,
-            key if self.key_positions is None else self.key_positions,
-            self.key_mask,
-            self.query_documents,
-            self.key_documents,
-        )
-
-
-class Tables:
-    """The tables of a problem in the layout of one piece."""
-
-    def __init__(self, problem: Problem, piece: Piece) -> None:
-        value = problem.value
-        offsets = layout(piece.query_positions, piece.key_positions, value.device)
-        self.layout = offsets
-        self.bias: Bias | None = None
-        self.keys, self.values = (
-            None if table is None else rows_table(offsets, table, first)
-            for table, first in zip((problem.keys, problem.values), problem.first[1:], strict=True)
-        )
-        if isinstance(offsets, Grid):
-            if problem.bias is not None or problem.causal:
-                nothing = value.new_zeros(1, 1, dtype=problem.dtype).expand(value.shape[1], -1)
-                table = nothing if problem.bias is None else problem.bias
-                self.bias = GridBias(offsets, table, problem.first[0], problem.causal)
-        elif problem.bias is not None:
-            self.bias = ListedBias(offsets, problem.bias, problem.first[0])
-
-    @property
-    def step(self) -> int:
-        """Of scratch memory that tables write to or read from."""
-        return self.layout.step if isinstance(self.layout, Grid) else 0
-
-    def bands(self, *, bias: bool = False) -> list[range]:
-        """The windows of the tables that read or write tiles by diagonals; the bias does only for its gradient."""
-        tables = [self.keys, self.values, self.bias if bias else None]
-        return [table.window for table in tables if isinstance(table, GridRows | GridBias)]
-
-
-class Workspace:
-    """Memory by name, taken once and used for every block: fresh memory costs more than what is done with it.
-
-    On the CPU a little of it stays for the next call of the same thread.
-    """
-
-    _kept = threading.local()
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.memory: dict[tuple[str, torch.dtype], Tensor] = getattr(self._kept, device.type, {})
-
-    def close(self) -> None:
-        """Leave the memory to the next call if it is little."""
-        size = sum(memory.numel() * memory.itemsize for memory in self.memory.values())
-        if self.device.type == "cpu":
-            self._kept.cpu = self.memory if size <= KEPT_BYTES else {}
-
-    def get(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor with whatever the memory held before."""
-        wanted = math.prod(size)
-        memory = self.memory.get((name, dtype))
-        if memory is None or memory.numel() < wanted:
-            # Memory made in inference mode could not be written to outside it.
-            with torch.inference_mode(False):
-                memory = self.memory[name, dtype] = torch.empty(wanted, dtype=dtype, device=self.device)
-        return memory[:wanted].view(size)
-
-    def zeros(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The same, filled with zeros."""
-        return self.get(name, size, dtype).zero_()
-
-    def converted(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """The tensor itself if it is of this dtype, else a copy."""
-        return tensor if tensor.dtype == dtype else self.get(name, tuple(tensor.shape), dtype).copy_(tensor)
 
 
 class Block:
@@ -256,7 +62,7 @@ class Block:
         self.batch, self.heads = batch, heads
         self.groups = len(batch) * len(heads)
         self.turn = torch.arange(len(piece.queries) - 1, -1, -1, device=problem.value.device)
-        dtype, narrow = problem.dtype, problem.product_dtype
+        dtype, self.narrow = problem.dtype, _product_dtype(problem)
         self.value = self.key_rows("value", problem.value, dtype)
         # Content and factors side by side: one product makes both scores.
         query_features, key_features = [], []
@@ -269,7 +75,7 @@ class Block:
             query_features.append(self.query_rows("query_factors", problem.query_factors, dtype).mul_(LOG2E))
             key_features.append(self.key_rows("key_factors", problem.key_factors, dtype))
         self.query_features, self.key_features = _side_by_side(query_features), _side_by_side(key_features)
-        self.narrow_value = workspace.converted("value", self.value, narrow)
+        self.narrow_value = workspace.converted("value", self.value, self.narrow)
 
     def part_of(self, tensor: Tensor) -> Tensor:
         """The block's items and heads of (1 or batch, heads, ...), a view."""
@@ -410,22 +216,6 @@ def _side_by_side(features: list[Tensor]) -> Tensor | None:
     return features[0] if len(features) == 1 else torch.cat(features, -1)
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace) -> None:
-    """``total += left @ right``, each (groups, rows, columns); products of narrower dtype are added in total's."""
-    if left.dtype != total.dtype:
-        product = workspace.get("product", tuple(total.shape), left.dtype)
-        if len(total) == 1:
-            torch.mm(left[0], right[0], out=product[0])
-        else:
-            torch.bmm(left, right, out=product)
-        total += product
-    elif len(total) == 1:
-        # For a single matrix with padded rows this is the faster call.
-        total[0].addmm_(left[0], right[0])
-    else:
-        total.baddbmm_(left, right)
-
-
 def _blocks(problem: Problem, workspace: Workspace, *, forward: bool) -> Iterator[tuple[Tables, bool, Iterator[Block]]]:
     """For each piece its tables, whether torch's fused kernel can do it, and its blocks.
 
@@ -491,47 +281,39 @@ def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[S
         yield queries, spans
 
 
-@torch.library.custom_op("whereformer::blockwise_forward", mutates_args=())
-def _forward(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    bias: Tensor | None,
-    keys: Tensor | None,
-    values: Tensor | None,
-    query_factors: Tensor | None,
-    key_factors: Tensor | None,
-    dense: Tensor | None,
-    key_mask: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    query_documents: Tensor | None,
-    key_documents: Tensor | None,
-    seed: Tensor | None,
-    n_q: int,
-    first: list[int],
-    affine: list[int],
-    causal: bool,
-    scale: float,
-    dropout_p: float,
-) -> tuple[Tensor, Tensor]:
-    problem = Problem(
-        query, key, value, bias, keys, values, query_factors, key_factors, dense, key_mask, query_positions,
-        key_positions, query_documents, key_documents, seed, n_q, first, affine, causal, scale, dropout_p,
-    )  # fmt: skip
-    with without_autocast(value.device):
+def _product_dtype(problem: Problem) -> torch.dtype:
+    """Of the products after the softmax: the input's where the device multiplies it fast."""
+    dtype, on_cpu = problem.value.dtype, problem.value.device.type == "cpu"
+    if dtype == torch.bfloat16 and on_cpu:
+        fast = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return dtype if fast else problem.dtype
+    return problem.dtype if on_cpu else dtype
+
+
+@torch.library.custom_op("whereformer::blockwise_forward", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor)")
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+    problem = Problem(*arguments)
+    with without_autocast(problem.value.device):
         return forward(problem)
 
 
 @_forward.register_fake
-def _(query: Tensor | None, key: Tensor | None, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    problem = Problem(query, key, value, *rest)
-    return problem.new_output(), problem.new_norm()
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    problem = Problem(*arguments)
+    return problem.new_output(), _new_norm(problem)
+
+
+def _new_norm(problem: Problem) -> Tensor:
+    """Memory for what normalises rows: (batch, heads, n_q, 2), ``weight = exp2(score - norm[0]) / norm[1]``.
+
+    The two are apart where products are wide, because their sum would round: a shift and a sum of weights.
+    """
+    return problem.value.new_empty(*problem.value.shape[:2], problem.n_q, 2, dtype=problem.dtype)
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output, and what normalised its rows (see ``new_norm``); an infinite shift where a row may attend nothing."""
-    output, norm = problem.new_output(), problem.new_norm()
+    """The output, and what normalised its rows, see ``_new_norm``: an infinite shift where a row may attend nothing."""
+    output, norm = problem.new_output(), _new_norm(problem)
     if problem.has_gaps():
         output.zero_()
         norm.fill_(torch.inf)
@@ -647,45 +429,22 @@ def _forward_rows(
         torch.cat((highest + weight.log2(), torch.ones_like(weight)), -1, out=norm)
 
 
-@torch.library.custom_op("whereformer::blockwise_backward", mutates_args=())
+@torch.library.custom_op(
+    "whereformer::blockwise_backward",
+    mutates_args=(),
+    schema=f"(Tensor output_gradient, Tensor output, Tensor kept, bool[] needed, {ARGUMENTS}) -> Tensor[]",
+)
 def _backward(
-    output_gradient: Tensor,
-    output: Tensor,
-    norm: Tensor,
-    needed: list[bool],
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    bias: Tensor | None,
-    keys: Tensor | None,
-    values: Tensor | None,
-    query_factors: Tensor | None,
-    key_factors: Tensor | None,
-    dense: Tensor | None,
-    key_mask: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    query_documents: Tensor | None,
-    key_documents: Tensor | None,
-    seed: Tensor | None,
-    n_q: int,
-    first: list[int],
-    affine: list[int],
-    causal: bool,
-    scale: float,
-    dropout_p: float,
+    output_gradient: Tensor, output: Tensor, kept: Tensor, needed: list[bool], *arguments: Any
 ) -> list[Tensor]:
-    problem = Problem(
-        query, key, value, bias, keys, values, query_factors, key_factors, dense, key_mask, query_positions,
-        key_positions, query_documents, key_documents, seed, n_q, first, affine, causal, scale, dropout_p,
-    )  # fmt: skip
-    with without_autocast(value.device):
-        return backward(problem, output_gradient, output, norm, needed)
+    problem = Problem(*arguments)
+    with without_autocast(problem.value.device):
+        return backward(problem, output_gradient, output, kept, needed)
 
 
 @_backward.register_fake
-def _(output_gradient: Tensor, output: Tensor, norm: Tensor, needed: list[bool], *inputs: Any) -> list[Tensor]:
-    return Problem(*inputs).new_gradients(needed)
+def _(output_gradient: Tensor, output: Tensor, kept: Tensor, needed: list[bool], *arguments: Any) -> list[Tensor]:
+    return Problem(*arguments).new_gradients(needed)
 
 
 def backward(
@@ -733,7 +492,7 @@ class BlockBackward:
     ) -> None:
         self.block, self.into = block, into
         problem, workspace = block.problem, block.workspace
-        dtype, narrow = problem.dtype, problem.product_dtype
+        dtype, narrow = problem.dtype, block.narrow
         self.gradient = block.query_rows("output_gradient", output_gradient, dtype)
         self.shift, weight = block.query_rows("norm", norm, dtype).split(1, -1)
         # Divided here, weights need not be divided one by one.
@@ -765,7 +524,7 @@ class BlockBackward:
     def add_rows(self, scratch: Scratch, gradient_scratch: Scratch, queries: range, spans: list[Span]) -> None:
         """Add what some queries contribute to all gradients."""
         block, tables, into, workspace = self.block, self.block.tables, self.into, self.block.workspace
-        narrow, rows = block.problem.product_dtype, block.reversed(queries)
+        narrow, rows = block.narrow, block.reversed(queries)
         gradient, minus_delta, shift = self.gradient[:, rows], self.minus_delta[:, rows], self.shift[:, rows]
         from_keys = from_values = None
         if tables.keys is not None and block.query is not None:
@@ -853,25 +612,4 @@ class BlockBackward:
             target += rows if len(target) == len(rows) else rows.sum(0, keepdim=True)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors = [value if isinstance(value, Tensor) else None for value in inputs]
-    ctx.save_for_backward(*tensors, *output)
-    ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, output_gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, output, norm = ctx.saved_tensors
-    inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
-    found: list[Tensor | None] = [None] * len(inputs)
-    needed = list(ctx.needs_input_grad[: len(GRADIENTS)])
-    if output_gradient is None or not any(needed):
-        return tuple(found)
-    gradients = iter(_backward(output_gradient, output, norm, needed, *inputs))
-    for index, need in enumerate(needed):
-        if need:
-            found[index] = next(gradients)
-    return tuple(found)
-
-
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+register_gradients(_forward, _backward)

@@ -7,16 +7,15 @@ Everything here is of one piece: its layout of offsets, and its tables in that l
 
 from __future__ import annotations
 
-import math
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from .pieces import Piece
+from .problem import LOG2E, Problem
 from .terms import Positions, PositionsLike, offsets_between, position_values
 from .tiles import Span, Tile
-
-LOG2E = math.log2(math.e)
 
 MOST_STEP = 16
 """Keys by which a query may move on from the one before; more would take memory for the keys in between."""
@@ -216,3 +215,34 @@ Rows: TypeAlias = GridRows | ListedRows
 def rows_table(offsets: Grid | Listed, table: Tensor, first: int) -> Rows:
     """A table of vectors in a piece's layout."""
     return GridRows(offsets, table, first) if isinstance(offsets, Grid) else ListedRows(offsets, table, first)
+
+
+class Tables:
+    """The tables of a problem in the layout of one piece."""
+
+    def __init__(self, problem: Problem, piece: Piece) -> None:
+        value = problem.value
+        offsets = layout(piece.query_positions, piece.key_positions, value.device)
+        self.layout = offsets
+        self.bias: Bias | None = None
+        self.keys, self.values = (
+            None if table is None else rows_table(offsets, table, first)
+            for table, first in zip((problem.keys, problem.values), problem.first[1:], strict=True)
+        )
+        if isinstance(offsets, Grid):
+            if problem.bias is not None or problem.causal:
+                nothing = value.new_zeros(1, 1, dtype=problem.dtype).expand(value.shape[1], -1)
+                table = nothing if problem.bias is None else problem.bias
+                self.bias = GridBias(offsets, table, problem.first[0], problem.causal)
+        elif problem.bias is not None:
+            self.bias = ListedBias(offsets, problem.bias, problem.first[0])
+
+    @property
+    def step(self) -> int:
+        """Of scratch memory that tables write to or read from."""
+        return self.layout.step if isinstance(self.layout, Grid) else 0
+
+    def bands(self, *, bias: bool = False) -> list[range]:
+        """The windows of the tables that read or write tiles by diagonals; the bias does only for its gradient."""
+        tables = [self.keys, self.values, self.bias if bias else None]
+        return [table.window for table in tables if isinstance(table, GridRows | GridBias)]

@@ -22,15 +22,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from .call import Call
-from .dropout import draw_seed, row_keys
-from .merge import Merged, merge
 from .precision import without_autocast
-from .terms import FactorPair, Positions, offset_range, position_values
+from .problem import ARGUMENTS, GRADIENTS, LOG2E, Problem, register_gradients
+from .terms import FactorPair, offset_range, position_values
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _NARROWEST, _WIDEST = 16, 256
 _INSTALLED = importlib.util.find_spec("triton") is not None
-_LOG2E = math.log2(math.e)
 _LARGEST_BLOCK = 128
 
 # A row's products with a table of vectors are kept for as many rows at a time as make n_q x 256 numbers, whatever the
@@ -93,136 +91,39 @@ def _interpreted() -> bool:
 def attend(call: Call) -> Tensor:
     """The attention output, (batch, heads, n_q, value_dim) in the value's dtype."""
     with without_autocast(call.value.device):
-        merged = merge(call)
-        device = call.value.device
-        query_positions, key_positions = call.query_positions, call.key_positions
-        grid = (0, 1, 0, 1)
-        query_values: Tensor | None = None
-        key_values: Tensor | None = None
-        if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
-            grid = (query_positions.start, query_positions.stride, key_positions.start, key_positions.stride)
-        elif call.causal or merged.bias is not None or merged.keys is not None or merged.values is not None:
-            query_values = position_values(query_positions, device)
-            key_values = position_values(key_positions, device)
-        factors = _factors(call, merged)
-        firsts = [0 if term is None else term.first for term in (merged.bias, merged.keys, merged.values)]
-        out, _ = torch.ops.whereformer.triton_forward(
-            call.query,
-            call.key,
-            call.value,
-            None if merged.bias is None else merged.bias.table,
-            None if merged.keys is None else merged.keys.table,
-            None if merged.values is None else merged.values.table,
-            *factors,
-            merged.dense,
-            call.key_mask,
-            query_values,
-            key_values,
-            call.query_documents,
-            call.key_documents,
-            draw_seed(device) if call.dropout_p else None,
-            firsts,
-            grid,
-            call.n_q,
-            call.causal,
-            call.scale,
-            call.dropout_p,
-        )
+        problem = Problem.of(call)
+        changes: dict[str, Any] = {}
+        if problem.query_positions is not None or problem.key_positions is not None:
+            # The kernels take both as they are or both as numbers.
+            matter = call.causal or any(table is not None for table in (problem.bias, problem.keys, problem.values))
+            for name, positions in (("query", call.query_positions), ("key", call.key_positions)):
+                changes[f"{name}_positions"] = position_values(positions, call.value.device) if matter else None
+        if problem.query_factors is not None and problem.key_factors is not None:
+            rank, dtype = problem.query_factors.shape[3], _factors_dtype(call)
+            changes["query_factors"] = problem.query_factors.to(dtype) if rank else None
+            changes["key_factors"] = problem.key_factors.to(dtype) if rank else None
+        out, _ = torch.ops.whereformer.triton_forward(*replace(problem, **changes).arguments())
         return out
 
 
-def _factors(call: Call, merged: Merged) -> tuple[Tensor | None, Tensor | None]:
-    """The merged factors; in the value's dtype where all came in it, which changes nothing but the speed."""
-    if merged.factors is None or merged.factors.query_factors.shape[3] == 0:
-        return None, None
+def _factors_dtype(call: Call) -> torch.dtype:
+    """Of factors in kernels: the value's where all came in it, which changes nothing but the speed."""
     pairs = [term for term in call.terms if isinstance(term, FactorPair)]
     came = {factors.dtype for pair in pairs for factors in (pair.query_factors, pair.key_factors)}
-    dtype = call.value.dtype if came == {call.value.dtype} else torch.float32
-    return merged.factors.query_factors.to(dtype), merged.factors.key_factors.to(dtype)
+    return call.value.dtype if came == {call.value.dtype} else torch.float32
 
 
 # --- the operators
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """The operators' common arguments, in their order."""
-
-    query: Tensor | None
-    key: Tensor | None
-    value: Tensor
-    bias: Tensor | None  # (heads, T)
-    keys: Tensor | None  # (1 or heads, T, head_dim)
-    values: Tensor | None  # (1 or heads, T, value_dim)
-    query_factors: Tensor | None
-    key_factors: Tensor | None
-    dense: Tensor | None
-    key_mask: Tensor | None
-    query_positions: Tensor | None  # where positions are explicit and matter
-    key_positions: Tensor | None
-    query_documents: Tensor | None
-    key_documents: Tensor | None
-    seed: Tensor | None  # where weights drop
-    firsts: Sequence[int]  # the first offsets of bias, keys and values
-    grid: Sequence[int]  # affine positions: the queries' start and stride, the keys' start and stride
-    n_q: int
-    causal: bool
-    scale: float
-    dropout_p: float
-
-
-@torch.library.custom_op("whereformer::triton_forward", mutates_args=())
-def _forward(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    bias: Tensor | None,
-    keys: Tensor | None,
-    values: Tensor | None,
-    query_factors: Tensor | None,
-    key_factors: Tensor | None,
-    dense: Tensor | None,
-    key_mask: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    query_documents: Tensor | None,
-    key_documents: Tensor | None,
-    seed: Tensor | None,
-    firsts: Sequence[int],
-    grid: Sequence[int],
-    n_q: int,
-    causal: bool,
-    scale: float,
-    dropout_p: float,
-) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("whereformer::triton_forward", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor)")
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The output, and log2 of every row's sum of exponentials."""
-    problem = _Problem(
-        query,
-        key,
-        value,
-        bias,
-        keys,
-        values,
-        query_factors,
-        key_factors,
-        dense,
-        key_mask,
-        query_positions,
-        key_positions,
-        query_documents,
-        key_documents,
-        seed,
-        firsts,
-        grid,
-        n_q,
-        causal,
-        scale,
-        dropout_p,
-    )
-    out, log_total = _empty_output(value, n_q)
-    if out.numel() == 0 or value.shape[2] == 0:
+    problem = Problem(*arguments)
+    out, log_total = _empty_output(problem)
+    if out.numel() == 0 or problem.n_k == 0:
         return out.zero_(), log_total.fill_(math.inf)
-    with torch.no_grad(), without_autocast(value.device), _on(value.device):
+    with torch.no_grad(), without_autocast(out.device), _on(out.device):
         dropout_keys = _dropout_keys(problem)
         for part, rows in _parts(problem):
             keys_of_part = None if dropout_keys is None else dropout_keys[:, :, rows].contiguous()
@@ -232,113 +133,44 @@ def _forward(
 
 @_forward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    problem = _Problem(*arguments)
-    return _empty_output(problem.value, problem.n_q)
+    return _empty_output(Problem(*arguments))
 
 
-def _empty_output(value: Tensor, n_q: int) -> tuple[Tensor, Tensor]:
+def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
     """Output in the layout that the next projection wants, and sums."""
+    value = problem.value
     batch, heads, _, value_dim = value.shape
-    out = value.new_empty(batch, n_q, heads, value_dim).transpose(1, 2)
-    return out, value.new_empty(batch, heads, n_q, dtype=torch.float32)
+    out = value.new_empty(batch, problem.n_q, heads, value_dim).transpose(1, 2)
+    return out, value.new_empty(batch, heads, problem.n_q, dtype=torch.float32)
 
 
-@torch.library.custom_op("whereformer::triton_backward", mutates_args=())
-def _backward(
-    d_out: Tensor,
-    out: Tensor,
-    log_total: Tensor,
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
-    bias: Tensor | None,
-    keys: Tensor | None,
-    values: Tensor | None,
-    query_factors: Tensor | None,
-    key_factors: Tensor | None,
-    dense: Tensor | None,
-    key_mask: Tensor | None,
-    query_positions: Tensor | None,
-    key_positions: Tensor | None,
-    query_documents: Tensor | None,
-    key_documents: Tensor | None,
-    seed: Tensor | None,
-    firsts: Sequence[int],
-    grid: Sequence[int],
-    n_q: int,
-    causal: bool,
-    scale: float,
-    dropout_p: float,
-    needed: Sequence[bool],
-) -> list[Tensor]:
-    """The gradients of the first nine arguments of the forward; an empty tensor for what is not needed."""
-    problem = _Problem(
-        query,
-        key,
-        value,
-        bias,
-        keys,
-        values,
-        query_factors,
-        key_factors,
-        dense,
-        key_mask,
-        query_positions,
-        key_positions,
-        query_documents,
-        key_documents,
-        seed,
-        firsts,
-        grid,
-        n_q,
-        causal,
-        scale,
-        dropout_p,
-    )
+@torch.library.custom_op(
+    "whereformer::triton_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor out, Tensor log_total, bool[] needed, {ARGUMENTS}) -> Tensor[]",
+)
+def _backward(d_out: Tensor, out: Tensor, log_total: Tensor, needed: Sequence[bool], *arguments: Any) -> list[Tensor]:
+    problem = Problem(*arguments)
     gradients = _empty_gradients(problem, needed)
-    if out.numel() == 0 or value.shape[2] == 0:
+    if out.numel() == 0 or problem.n_k == 0:
         return [gradient.zero_() for gradient in gradients]
-    with torch.no_grad(), without_autocast(value.device), _on(value.device):
+    with torch.no_grad(), without_autocast(out.device), _on(out.device):
         _Backward(problem, d_out, out, log_total, gradients, needed).run()
     return gradients
 
 
 @_backward.register_fake
-def _(d_out: Tensor, out: Tensor, log_total: Tensor, *arguments: Any) -> list[Tensor]:
-    return _empty_gradients(_Problem(*arguments[:-1]), arguments[-1])
+def _(d_out: Tensor, out: Tensor, log_total: Tensor, needed: Sequence[bool], *arguments: Any) -> list[Tensor]:
+    return _empty_gradients(Problem(*arguments), needed)
 
 
-_DIFFERENTIABLE = ("query", "key", "value", "bias", "keys", "values", "query_factors", "key_factors", "dense")
+def _empty_gradients(problem: Problem, needed: Sequence[bool]) -> list[Tensor]:
+    """Memory for the gradients that are needed, in the layout of their inputs."""
+    inputs = [getattr(problem, name) for name in GRADIENTS]
+    return [torch.empty_like(tensor) for tensor, wanted in zip(inputs, needed, strict=True) if wanted]
 
 
-def _empty_gradients(problem: _Problem, needed: Sequence[bool]) -> list[Tensor]:
-    inputs = [getattr(problem, name) for name in _DIFFERENTIABLE]
-    return [
-        torch.empty_like(tensor) if wanted and tensor is not None else problem.value.new_empty(0)
-        for tensor, wanted in zip(inputs, needed, strict=True)
-    ]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    problem = _Problem(*inputs)
-    tensors = [value for value in inputs if value is None or isinstance(value, Tensor)]
-    ctx.save_for_backward(*output, *tensors)
-    ctx.numbers = inputs[len(tensors) :]
-    assert len(ctx.numbers) == 6
-    assert problem.dropout_p == ctx.numbers[-1]
-
-
-def _differentiate(ctx: Any, d_out: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    out, log_total, *tensors = ctx.saved_tensors
-    needed = list(ctx.needs_input_grad[: len(_DIFFERENTIABLE)])
-    nothing = (None,) * (len(tensors) - len(needed) + len(ctx.numbers))
-    if d_out is None:
-        return (None,) * len(needed) + nothing
-    gradients = torch.ops.whereformer.triton_backward(d_out, out, log_total, *tensors, *ctx.numbers, needed)
-    return tuple(gradient if wanted else None for gradient, wanted in zip(gradients, needed, strict=True)) + nothing
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
+register_gradients(_forward, _backward)
 
 
 # --- from a problem to kernels
@@ -402,7 +234,7 @@ _INTERPRETED = {
 }
 
 
-def _blocks(kernel: str, problem: _Problem) -> _Blocks:
+def _blocks(kernel: str, problem: Problem) -> _Blocks:
     if _interpreted():
         return _INTERPRETED[kernel]
     widths = [_padded(problem.value.shape[3])]
@@ -426,7 +258,7 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _widths(problem: _Problem) -> dict[str, int]:
+def _widths(problem: Problem) -> dict[str, int]:
     """The compile-time sizes that all kernels but one have."""
     head_dim = 16 if problem.query is None else problem.query.shape[3]
     value_dim = problem.value.shape[3]
@@ -469,15 +301,14 @@ def _cdiv(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-def _dropout_keys(problem: _Problem) -> Tensor | None:
-    if problem.seed is None:
+def _dropout_keys(problem: Problem) -> Tensor | None:
+    keys = problem.dropout_keys
+    if keys is None:
         return None
-    batch, heads = problem.value.shape[:2]
-    keys = row_keys(problem.seed, batch, heads, problem.n_q)
     return torch.where(keys >= 2**31, keys - 2**32, keys).to(torch.int32)  # the same 32 bits
 
 
-def _parts(problem: _Problem) -> Iterator[tuple[_Problem, slice]]:
+def _parts(problem: Problem) -> Iterator[tuple[Problem, slice]]:
     """The problem in runs of queries few enough for their products with tables of vectors; mostly one run."""
     lengths = [table.shape[1] for table in (problem.keys, problem.values) if table is not None]
     if problem.query_positions is not None and problem.bias is not None:
@@ -489,7 +320,7 @@ def _parts(problem: _Problem) -> Iterator[tuple[_Problem, slice]]:
         return
     for first in range(0, n_q, size):
         rows = slice(first, min(first + size, n_q))
-        start, stride, *of_keys = problem.grid
+        start, stride, *of_keys = problem.affine
         yield (
             replace(
                 problem,
@@ -498,14 +329,14 @@ def _parts(problem: _Problem) -> Iterator[tuple[_Problem, slice]]:
                 dense=None if problem.dense is None else problem.dense[:, :, rows],
                 query_positions=None if problem.query_positions is None else problem.query_positions[..., rows],
                 query_documents=None if problem.query_documents is None else problem.query_documents[:, rows],
-                grid=(start + first * stride, stride, *of_keys),
+                affine=(start + first * stride, stride, *of_keys),
                 n_q=rows.stop - first,
             ),
             rows,
         )
 
 
-def _pairs(problem: _Problem, dropout_keys: Tensor | None) -> Any:
+def _pairs(problem: Problem, dropout_keys: Tensor | None) -> Any:
     """Which queries meet which keys, as the kernels take it; ``dropout_keys`` are of the problem's rows."""
     n_q, n_k = problem.n_q, problem.value.shape[2]
     key_mask = problem.key_mask
@@ -525,7 +356,7 @@ def _pairs(problem: _Problem, dropout_keys: Tensor | None) -> Any:
             for positions in (query_positions, key_positions)
         ]
         ranks = _ranks(key_positions)
-    query_start, query_stride, key_start, key_stride = problem.grid
+    query_start, query_stride, key_start, key_stride = problem.affine
     return _kernels().Pairs(
         n_q=n_q,
         n_k=n_k,
@@ -566,28 +397,28 @@ def _ranks(positions: Tensor) -> Tensor:
     return same.tril(-1).sum(-1, dtype=torch.int32).flatten(-2)[..., :length].contiguous()
 
 
-def _terms(problem: _Problem, d_out: Tensor | None = None) -> Any:
+def _terms(problem: Problem, d_out: Tensor | None = None) -> Any:
     """The offset tables as the kernels take them, scores in units of log2; with ``d_out`` for the backward kernels."""
     tables = (problem.bias, problem.keys, problem.values)
     lengths = [None if table is None else table.shape[1] for table in tables]
-    spans = [(first, first + n - 1) for first, n in zip(problem.firsts, lengths, strict=True) if n is not None]
+    spans = [(first, first + n - 1) for first, n in zip(problem.first, lengths, strict=True) if n is not None]
     first = last = None
     if spans:
         first, last = min(span[0] for span in spans), max(span[1] for span in spans)
-    bias, bias_shift = problem.bias, problem.firsts[0]
+    bias, bias_shift = problem.bias, problem.first[0]
     if bias is not None:
-        bias = bias * _LOG2E
+        bias = bias * LOG2E
         if first is not None and last is not None and problem.query_positions is None:
             # A tile that is not wholly beyond the ends of all tables reads at most its own extent beyond them.
-            extent = _LARGEST_BLOCK * (problem.grid[1] + problem.grid[3])
-            before = problem.firsts[0] - first + extent
-            after = last - (problem.firsts[0] + bias.shape[1] - 1) + extent
+            extent = _LARGEST_BLOCK * (problem.affine[1] + problem.affine[3])
+            before = problem.first[0] - first + extent
+            after = last - (problem.first[0] + bias.shape[1] - 1) + extent
             bias = functional.pad(bias, (before, after), mode="replicate")
             bias_shift -= before
         bias = bias.contiguous()
     keys = values = None
     if problem.keys is not None and problem.query is not None:
-        keys = (problem.query.float() @ (problem.keys * (problem.scale * _LOG2E)).mT).contiguous()
+        keys = (problem.query.float() @ (problem.keys * (problem.scale * LOG2E)).mT).contiguous()
     if problem.values is not None and d_out is not None:
         values = (d_out.float() @ problem.values.mT).contiguous()
     return _kernels().Terms(
@@ -596,13 +427,13 @@ def _terms(problem: _Problem, d_out: Tensor | None = None) -> Any:
         bias=bias,
         bias_row=None if bias is None else bias.shape[1],
         bias_shift=None if bias is None else bias_shift,
-        bias_first=None if bias is None else problem.firsts[0],
+        bias_first=None if bias is None else problem.first[0],
         bias_length=lengths[0],
         key_products=keys,
-        keys_first=None if problem.keys is None else problem.firsts[1],
+        keys_first=None if problem.keys is None else problem.first[1],
         keys_length=lengths[1],
         value_products=values,
-        values_first=None if problem.values is None else problem.firsts[2],
+        values_first=None if problem.values is None else problem.first[2],
         values_length=lengths[2],
     )
 
@@ -610,7 +441,7 @@ def _terms(problem: _Problem, d_out: Tensor | None = None) -> Any:
 # --- forward
 
 
-def _run_forward(problem: _Problem, dropout_keys: Tensor | None, out: Tensor, log_total: Tensor) -> None:
+def _run_forward(problem: Problem, dropout_keys: Tensor | None, out: Tensor, log_total: Tensor) -> None:
     """Fill ``out`` and ``log_total``, (batch, heads, n_q, ...) with any strides."""
     batch, heads = problem.value.shape[:2]
     blocks = _blocks("forward", problem)
@@ -632,7 +463,7 @@ def _run_forward(problem: _Problem, dropout_keys: Tensor | None, out: Tensor, lo
         _dense(problem.dense, batch),
         _terms(problem),
         _pairs(problem, dropout_keys),
-        problem.scale * _LOG2E,
+        problem.scale * LOG2E,
         CAUSAL=problem.causal,
         BLOCK_T=16,
         **_widths(problem),
@@ -645,11 +476,11 @@ def _run_forward(problem: _Problem, dropout_keys: Tensor | None, out: Tensor, lo
 
 
 class _Backward:
-    """One backward pass: fills the needed ``gradients``, in the order of ``_DIFFERENTIABLE``."""
+    """One backward pass: fills the needed ``gradients``, in the order of ``GRADIENTS``."""
 
     def __init__(
         self,
-        problem: _Problem,
+        problem: Problem,
         d_out: Tensor,
         out: Tensor,
         log_total: Tensor,
@@ -658,14 +489,15 @@ class _Backward:
     ) -> None:
         self.problem = problem
         self.batch, self.heads = problem.value.shape[:2]
-        self.wanted = dict(zip(_DIFFERENTIABLE, needed, strict=True))
-        self.gradients = dict(zip(_DIFFERENTIABLE, gradients, strict=True))
+        self.wanted = dict(zip(GRADIENTS, needed, strict=True))
+        names = [name for name, wanted in self.wanted.items() if wanted]
+        self.gradients = dict(zip(names, gradients, strict=True))
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
         self.log_total = log_total
         self.dropout_keys = _dropout_keys(problem)
         self.delta = self._row_products(out)
         self.parts = list(_parts(problem))
-        self.sums = {name: self._place(name) for name in _DIFFERENTIABLE if name != "dense"}
+        self.sums = {name: self._place(name) for name in GRADIENTS if name != "dense"}
 
     def _place(self, name: str) -> Tensor | None:
         """Where a gradient is summed up: in itself, or in float32 where more is to be added to it."""
@@ -678,9 +510,12 @@ class _Backward:
         in_float = name.endswith("factors") or (name == "query" and self.problem.keys is not None)
         if in_float or (of_keys and len(self.parts) > 1):
             return tensor.new_zeros(self.batch, self.heads, *tensor.shape[2:], dtype=torch.float32)
-        gradient = self.gradients[name]
-        fits = self.wanted[name] and gradient.stride(3) == 1
-        return gradient if fits else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        gradient = self.gradients.get(name)
+        return (
+            gradient
+            if gradient is not None and gradient.stride(3) == 1
+            else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        )
 
     def run(self) -> None:
         wanted = self.wanted
@@ -701,8 +536,8 @@ class _Backward:
             if wanted["dense"]:
                 self._dense_gradients(part, rows, d_out, lines, terms, pairs)
         for name, found in self.sums.items():
-            if self.wanted[name] and found is not None and found is not self.gradients[name]:
-                gradient = self.gradients[name]
+            gradient = self.gradients.get(name)
+            if gradient is not None and found is not None and found is not gradient:
                 shared = found.shape[0] != gradient.shape[0]  # by all rows of the batch
                 gradient.copy_(found.sum(0, keepdim=True) if shared else found)
 
@@ -720,7 +555,7 @@ class _Backward:
         )
         return delta
 
-    def _common(self, part: _Problem, d_out: Tensor, lines: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+    def _common(self, part: Problem, d_out: Tensor, lines: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
         """The arguments that all kernels of gradients begin with."""
         return (
             _rows(part.query),
@@ -733,7 +568,7 @@ class _Backward:
         )
 
     def _query_gradients(
-        self, part: _Problem, rows: slice, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
+        self, part: Problem, rows: slice, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
     ) -> None:
         """All gradients that are sums over keys, and what follows from them."""
         blocks = _blocks("query", part)
@@ -759,7 +594,7 @@ class _Backward:
             _dense(part.dense, self.batch),
             terms,
             pairs,
-            part.scale * _LOG2E,
+            part.scale * LOG2E,
             part.scale,
             CAUSAL=part.causal,
             **_widths(part),
@@ -780,7 +615,7 @@ class _Backward:
             d_values += _fold(at_offset.mT @ d_out.float(), d_values)
 
     def _key_gradients(
-        self, part: _Problem, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
+        self, part: Problem, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
     ) -> None:
         """All gradients that are sums over queries."""
         blocks = _blocks("key", part)
@@ -792,7 +627,7 @@ class _Backward:
             _dense(part.dense, self.batch),
             terms,
             pairs,
-            part.scale * _LOG2E,
+            part.scale * LOG2E,
             part.scale,
             ADD=len(self.parts) > 1,
             CAUSAL=part.causal,
@@ -801,14 +636,14 @@ class _Backward:
         )
 
     def _diagonal_gradients(
-        self, part: _Problem, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
+        self, part: Problem, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
     ) -> None:
         """The bias's gradient between its ends, for affine positions."""
         d_bias = self.sums["bias"]
         assert d_bias is not None
         blocks = _blocks("tile", part)
-        size, length, first = blocks.rows, d_bias.shape[1], part.firsts[0]
-        query_start, query_stride, key_start, key_stride = part.grid
+        size, length, first = blocks.rows, d_bias.shape[1], part.first[0]
+        query_start, query_stride, key_start, key_stride = part.affine
         start = key_start - query_start
         divisor = math.gcd(query_stride, key_stride)
         row_blocks, key_blocks = _cdiv(part.n_q, size), _cdiv(part.value.shape[2], size)
@@ -834,7 +669,7 @@ class _Backward:
             first_diagonal,
             diagonals,
             splits,
-            part.scale * _LOG2E,
+            part.scale * LOG2E,
             CAUSAL=part.causal,
             ROW_STEP=key_stride // divisor,
             KEY_STEP=query_stride // divisor,
@@ -862,7 +697,7 @@ class _Backward:
         d_bias += between
 
     def _dense_gradients(
-        self, part: _Problem, rows: slice, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
+        self, part: Problem, rows: slice, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
     ) -> None:
         blocks = _blocks("tile", part)
         size = blocks.rows
@@ -875,7 +710,7 @@ class _Backward:
             terms,
             pairs,
             self.batch // gradient.shape[0],
-            part.scale * _LOG2E,
+            part.scale * LOG2E,
             CAUSAL=part.causal,
             BLOCK=size,
             **_widths(part),
