@@ -32,12 +32,15 @@ from .cases import (
 )
 
 blockwise = importlib.import_module("whereformer.attention.blockwise")
+short = importlib.import_module("whereformer.attention.short")
 
 
-@pytest.fixture(params=["blockwise", "blockwise in small tiles", "triton"])
+@pytest.fixture(
+    params=["blockwise", "blockwise item by item", "blockwise in tiles", "blockwise in small tiles", "triton"]
+)
 def fast(request, monkeypatch):
     """A fast backend's name; tiles as small as can be make a short sequence as a long one is."""
-    name, *small = request.param.split()
+    name, _, how = request.param.partition(" ")
     if name == "triton":
         pytest.importorskip("triton")
         if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -45,7 +48,11 @@ def fast(request, monkeypatch):
         from . import interpreter
 
         interpreter.mend()
-    if small:
+    if how == "item by item":
+        monkeypatch.setattr(short, "SCORES", 1)
+    elif how:
+        monkeypatch.setattr(short, "MOST_SCORES", 0)
+    if how == "in small tiles":
         for limit, value in {"TILE": 1, "FEWEST_ROWS": 7, "LONGEST_ROW": 16, "NARROWEST_TAIL": 4}.items():
             monkeypatch.setattr(blockwise, limit, value)
     return name

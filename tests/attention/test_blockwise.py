@@ -27,7 +27,7 @@ def problem(length, dim=8, **tables):
     query, key, value = torch.randn(3, 1, 1, length, dim).unbind()
     fields = dict.fromkeys(Problem.__dataclass_fields__)
     fields |= {"query": query, "key": key, "value": value, "n_q": length, "first": [-length, -4, -4]}
-    fields |= {"affine": [0, 1, 0, 1], "causal": False, "scale": 1.0, "dropout_p": 0.0, "differentiated": True}
+    fields |= {"affine": [0, 1, 0, 1], "causal": False, "scale": 1.0, "dropout_p": 0.0, "keeps_weights": False}
     return Problem(**fields | tables)
 
 

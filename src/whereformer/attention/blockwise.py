@@ -10,6 +10,7 @@ Scores are in units of log2 here, because exp2 is several times as fast as exp.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,12 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import short
 from .call import Call
 from .dropout import keep_mask
+from .groups import Groups, chunks, cut
 from .pieces import Piece
 from .precision import without_autocast
 from .problem import ARGUMENTS, GRADIENTS, LN2, LOG2E, Problem, register_gradients
-from .tables import Grid, GridBias, Listed, Rows, Tables
+from .tables import Grid, GridBias, Listed, Tables
 from .tiles import Scratch, Span, Tile
 from .workspace import Workspace, add_product
 
@@ -45,11 +48,12 @@ NARROWEST_TAIL = 512
 def attend(call: Call) -> Tensor:
     """The attention output, (batch, heads, n_q, value_dim) in the value's dtype."""
     with without_autocast(call.value.device):
-        output, _ = _forward(*Problem.of(call).arguments())
+        problem = Problem.of(call)
+        output, _ = _forward(*replace(problem, keeps_weights=short.takes(problem)).arguments())
         return output
 
 
-class Block:
+class Block(Groups):
     """A piece's work on some of its batch items and heads, with all that does not change from tile to tile.
 
     Tensors are (groups, rows, dim), a group for each item and head; those with a row per query in reverse order.
@@ -58,9 +62,8 @@ class Block:
     def __init__(
         self, problem: Problem, piece: Piece, tables: Tables, workspace: Workspace, batch: range, heads: range
     ) -> None:
+        super().__init__(batch, heads)
         self.problem, self.piece, self.tables, self.workspace = problem, piece, tables, workspace
-        self.batch, self.heads = batch, heads
-        self.groups = len(batch) * len(heads)
         self.turn = torch.arange(len(piece.queries) - 1, -1, -1, device=problem.value.device)
         dtype, self.narrow = problem.dtype, _product_dtype(problem)
         self.value = self.key_rows("value", problem.value, dtype)
@@ -76,12 +79,6 @@ class Block:
             key_features.append(self.key_rows("key_factors", problem.key_factors, dtype))
         self.query_features, self.key_features = _side_by_side(query_features), _side_by_side(key_features)
         self.narrow_value = workspace.converted("value", self.value, self.narrow)
-
-    def part_of(self, tensor: Tensor) -> Tensor:
-        """The block's items and heads of (1 or batch, heads, ...), a view."""
-        if tensor.shape[0] > 1:
-            tensor = tensor[self.batch.start : self.batch.stop]
-        return tensor[:, self.heads.start : self.heads.stop]
 
     def key_rows(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """The block's part of (1 or batch, heads, n_k, dim), (groups, keys, dim): a view if it can be."""
@@ -115,10 +112,6 @@ class Block:
         # Several batch items come with all their heads, so that this is a view.
         target = target.view(self.groups, *target.shape[2:])
         torch.index_select(self.workspace.converted("put", rows, whole.dtype), 1, self.turn, out=target)
-
-    def by_head(self, tensor: Tensor) -> Tensor:
-        """(groups, ...) as (batch, heads, ...), a view."""
-        return tensor.unflatten(0, (len(self.batch), len(self.heads)))
 
     def reversed(self, queries: range) -> slice:
         """Where a range of queries stands among reversed rows."""
@@ -183,32 +176,6 @@ class Block:
         kept = keep_mask(keys, torch.arange(columns.start, columns.stop, device=keys.device), problem.dropout_p)
         return kept.to(problem.dtype) / (1.0 - problem.dropout_p)
 
-    def per_offset(self, rows: Tensor, table: Rows) -> Tensor:
-        """The products of (groups, rows, dim) with a table's vectors, (groups, rows, T)."""
-        return self._times(rows, self.vectors_of(table.vectors).mT)
-
-    def from_offsets(self, per_offset: Tensor, table: Rows) -> Tensor:
-        """The sums of a table's vectors, weighted by (groups, rows, T): (groups, rows, dim)."""
-        return self._times(per_offset, self.vectors_of(table.vectors))
-
-    def _times(self, rows: Tensor, vectors: Tensor) -> Tensor:
-        """(groups, rows, a) by (heads or 1, a, b); vectors of all heads in one product."""
-        if len(vectors) == 1:
-            return (rows.flatten(0, 1) @ vectors[0]).unflatten(0, rows.shape[:2])
-        return (self.by_head(rows) @ vectors).flatten(0, 1)
-
-    def collect_vectors(self, table: Rows, per_offset: Tensor, rows: Tensor) -> None:
-        """Add the products of (groups, rows, T) and (groups, rows, dim) to the table's gradient."""
-        sums = self.vectors_of(table.sums)
-        if len(table.sums) == 1:
-            sums[0].addmm_(per_offset.flatten(0, 1).mT, rows.flatten(0, 1))
-        else:
-            sums += (self.by_head(per_offset).mT @ self.by_head(rows)).sum(0)
-
-    def vectors_of(self, vectors: Tensor) -> Tensor:
-        """The block's heads of (heads or 1, T, dim)."""
-        return vectors if len(vectors) == 1 else vectors[self.heads.start : self.heads.stop]
-
 
 def _side_by_side(features: list[Tensor]) -> Tensor | None:
     if not features:
@@ -217,10 +184,7 @@ def _side_by_side(features: list[Tensor]) -> Tensor | None:
 
 
 def _blocks(problem: Problem, workspace: Workspace, *, forward: bool) -> Iterator[tuple[Tables, bool, Iterator[Block]]]:
-    """For each piece its tables, whether torch's fused kernel can do it, and its blocks.
-
-    Short sequences go many items and heads at a time.
-    """
+    """For each piece its tables, whether torch's fused kernel can do it, and its blocks."""
     heads, dim = problem.value.shape[1], max(1, problem.value.shape[3])
     for piece in problem.pieces():
         if not (piece.batch and heads and piece.queries and piece.keys):
@@ -236,21 +200,13 @@ def _blocks(problem: Problem, workspace: Workspace, *, forward: bool) -> Iterato
             fused,
             (
                 Block(problem, piece, tables, workspace, batch, some_heads)
-                for batch in _chunks(piece.batch, max(1, groups // heads))
-                for some_heads in _chunks(range(heads), groups)
+                for batch, some_heads in cut(piece.batch, heads, groups)
             ),
         )
 
 
 def _tile_size() -> int:
     return TILE * torch.get_num_threads()
-
-
-def _chunks(whole: range, size: int) -> list[range]:
-    """A range cut into nearly equal parts of at most ``size``."""
-    count = max(1, -(-len(whole) // size))
-    ends = [len(whole) * part // count for part in range(count + 1)]
-    return [whole[start:stop] for start, stop in pairwise(ends)]
 
 
 def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[Span]]]:
@@ -261,7 +217,7 @@ def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[S
     n_q, n_k = len(block.piece.queries), len(block.piece.keys)
     rows = max(FEWEST_ROWS, _tile_size() // (block.groups * min(n_k, LONGEST_ROW)))
     grid = block.tables.layout
-    for queries in _chunks(range(n_q), rows):
+    for queries in chunks(range(n_q), rows):
         end = n_k
         cuts: list[int] = []
         if isinstance(grid, Grid):
@@ -276,7 +232,7 @@ def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[S
             Span(queries, keys)
             for start, stop in pairwise(edges)
             if stop > start
-            for keys in _chunks(range(start, stop), LONGEST_ROW)
+            for keys in chunks(range(start, stop), LONGEST_ROW)
         ]
         yield queries, spans
 
@@ -294,13 +250,13 @@ def _product_dtype(problem: Problem) -> torch.dtype:
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(*arguments)
     with without_autocast(problem.value.device):
-        return forward(problem)
+        return short.forward(problem) if problem.keeps_weights else forward(problem)
 
 
 @_forward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     problem = Problem(*arguments)
-    return problem.new_output(), _new_norm(problem)
+    return problem.new_output(), short.new_weights(problem) if problem.keeps_weights else _new_norm(problem)
 
 
 def _new_norm(problem: Problem) -> Tensor:
@@ -366,7 +322,7 @@ def _forward_fused(block: Block, output: Tensor, norm: Tensor) -> None:
     assert isinstance(bias, GridBias)
     assert query is not None
     assert key is not None
-    values = bias.values[heads.start : heads.stop] * LN2
+    values = bias.natural[heads.start : heads.stop]
     size = (len(block.batch), len(heads), query.shape[1], key.shape[1])
     total, ends = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         *(block.by_head(rows) for rows in (query, key, block.value)),
@@ -439,6 +395,8 @@ def _backward(
 ) -> list[Tensor]:
     problem = Problem(*arguments)
     with without_autocast(problem.value.device):
+        if problem.keeps_weights:
+            return short.backward(problem, output_gradient, kept, needed)
         return backward(problem, output_gradient, output, kept, needed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from .call import Call
 from .dropout import draw_seed, row_keys
 from .merge import merge
 from .pieces import Piece, split
-from .terms import Positions
+from .terms import Positions, PositionsLike
 
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
@@ -24,7 +24,7 @@ ARGUMENTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? keys, Tensor? values, Tensor? query_factors, "
     "Tensor? key_factors, Tensor? dense, Tensor? key_mask, Tensor? query_positions, Tensor? key_positions, "
     "Tensor? query_documents, Tensor? key_documents, Tensor? seed, SymInt n_q, SymInt[] first, SymInt[] affine, "
-    "bool causal, float scale, float dropout_p, bool differentiated"
+    "bool causal, float scale, float dropout_p, bool keeps_weights"
 )
 """The fields of :class:`Problem` as arguments of an operator, in the language of torch's schemas."""
 
@@ -40,7 +40,7 @@ class Problem:
         seed: of dropout, where weights drop.
         first: the first offsets of ``bias``, ``keys`` and ``values``.
         affine: start and stride of the queries' positions, then of the keys'; of no meaning where they are explicit.
-        differentiated: whether gradients may be asked for, so that the forward may keep something for them.
+        keeps_weights: whether the forward keeps the softmax's weights for the backward, as for short sequences.
     """
 
     query: Tensor | None
@@ -64,7 +64,7 @@ class Problem:
     causal: bool
     scale: float
     dropout_p: float
-    differentiated: bool
+    keeps_weights: bool
 
     @classmethod
     def of(cls, call: Call) -> Problem:
@@ -78,7 +78,7 @@ class Problem:
             for at in (query_positions, key_positions)
             for number in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))
         ]
-        problem = cls(
+        return cls(
             query=call.query,
             key=call.key,
             value=call.value,
@@ -100,11 +100,8 @@ class Problem:
             causal=call.causal,
             scale=call.scale,
             dropout_p=call.dropout_p,
-            differentiated=False,
+            keeps_weights=False,
         )
-        inputs = (getattr(problem, name) for name in GRADIENTS)
-        differentiated = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-        return replace(problem, differentiated=differentiated)
 
     def arguments(self) -> tuple[Any, ...]:
         """The fields in their order."""
@@ -128,14 +125,20 @@ class Problem:
         """Whether there may be queries or keys in no piece, whose outputs and gradients are zeros."""
         return self.key_mask is not None or self.query_documents is not None or 0 in (self.value.numel(), self.n_q)
 
-    def pieces(self) -> list[Piece]:
-        """The problem as rectangles of what may attend, see ``split``."""
+    def positions(self) -> tuple[PositionsLike, PositionsLike]:
+        """Of queries and of keys."""
         query_start, query_stride, key_start, key_stride = self.affine
         query, key = Positions(query_start, query_stride, self.n_q), Positions(key_start, key_stride, self.n_k)
-        return split(
-            self.value.shape[0],
+        return (
             query if self.query_positions is None else self.query_positions,
             key if self.key_positions is None else self.key_positions,
+        )
+
+    def pieces(self) -> list[Piece]:
+        """The problem as rectangles of what may attend, see ``split``."""
+        return split(
+            self.value.shape[0],
+            *self.positions(),
             self.key_mask,
             self.query_documents,
             self.key_documents,

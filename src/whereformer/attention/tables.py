@@ -7,6 +7,7 @@ Everything here is of one piece: its layout of offsets, and its tables in that l
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -29,6 +30,7 @@ class Grid:
 
     def __init__(self, base: int, unit: int, step: int, n_q: int, n_k: int, device: torch.device) -> None:
         self.base, self.unit, self.step = base, unit, step
+        self.n_q, self.n_k = n_q, n_k
         self.low, self.count = -step * (n_q - 1), step * (n_q - 1) + n_k
         self.device = device
 
@@ -73,38 +75,70 @@ class Listed:
 def layout(query_positions: PositionsLike, key_positions: PositionsLike, device: torch.device) -> Grid | Listed:
     """How offsets vary over a piece: a grid unless its diagonals would be far longer than the piece is."""
     if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
-        query_stride, key_stride = query_positions.stride, key_positions.stride
-        if query_positions.length == 1:
-            query_stride = key_stride
-        if key_positions.length == 1:
-            key_stride = query_stride
-        step = query_stride // key_stride
-        if query_stride % key_stride == 0 and (step <= MOST_STEP or query_positions.length == 1):
+        unit, step = _steps(query_positions, key_positions)
+        if step is not None:
             base = key_positions.start - query_positions.start
-            return Grid(base, key_stride, step, query_positions.length, key_positions.length, device)
+            return Grid(base, unit, step, query_positions.length, key_positions.length, device)
     return Listed(position_values(query_positions, device), position_values(key_positions, device))
+
+
+def is_grid(query_positions: PositionsLike, key_positions: PositionsLike) -> bool:
+    """Whether the layout of these is a grid."""
+    if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
+        return _steps(query_positions, key_positions)[1] is not None
+    return False
+
+
+def _steps(query_positions: Positions, key_positions: Positions) -> tuple[int, int | None]:
+    """The unit of a grid, and its step if there can be one."""
+    query_stride, key_stride = query_positions.stride, key_positions.stride
+    if query_positions.length == 1:
+        query_stride = key_stride
+    if key_positions.length == 1:
+        key_stride = query_stride
+    step = query_stride // key_stride
+    fits = query_stride % key_stride == 0 and (step <= MOST_STEP or query_positions.length == 1)
+    return key_stride, step if fits else None
 
 
 class GridBias:
     """A number per head and offset on a grid: what an ``OffsetBias`` (``table`` (heads, T)) and causality add."""
 
     def __init__(self, grid: Grid, table: Tensor, first: int, causal: bool) -> None:
-        self.grid = grid
+        self.grid, self.table, self.causal = grid, table, causal
         self.window = grid.window(first, table.shape[1])
         self.index = grid.rows(first, table.shape[1])
-        self.values = table[:, self.index] * LOG2E
-        if causal:
-            m = torch.arange(grid.low, grid.low + grid.count, device=grid.device)
-            self.values = self.values.masked_fill(grid.base + grid.unit * m > 0, -torch.inf)
-        self.sums = torch.zeros_like(self.values)
+        self.sums = table.new_zeros(len(table), grid.count)
+
+    @cached_property
+    def natural(self) -> Tensor:
+        """What is added at each m, (heads, grid.count), in natural units."""
+        values = self.table[:, self.index]
+        if self.causal:
+            m = torch.arange(self.grid.low, self.grid.low + self.grid.count, device=self.grid.device)
+            values.masked_fill_(self.grid.base + self.grid.unit * m > 0, -torch.inf)
+        return values
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The same in units of log2."""
+        return self.natural * LOG2E
 
     def tile(self, span: Span, heads: range) -> Tensor:
         """What is added, (heads, rows, columns): a view."""
-        size = (len(heads), len(span.queries), len(span.keys))
-        pitch = self.values.stride(0)
-        return self.values.as_strided(
-            size, (pitch, self.grid.step, 1), heads.start * pitch + self.grid.lowest(span) - self.grid.low
-        )
+        lowest = self.grid.lowest(span)
+        return self._view(self.values[heads.start : heads.stop], lowest, len(span.queries), len(span.keys))
+
+    def whole(self) -> Tensor:
+        """What is added in natural units, (heads, n_q, n_k), queries in their own order."""
+        grid = self.grid
+        return self._view(self.natural, grid.low, grid.n_q, grid.n_k).flip(1)
+
+    def _view(self, values: Tensor, lowest: int, rows: int, columns: int) -> Tensor:
+        """Values from m = ``lowest`` on as (heads, rows, columns), rows reversed."""
+        strides = values.stride(0), self.grid.step, 1
+        start = values.storage_offset() + lowest - self.grid.low
+        return values.as_strided((len(values), rows, columns), strides, start)
 
     def collect(self, tile: Tile, heads: range) -> None:
         """Add a tile of score gradients to the table's gradient."""

@@ -1,0 +1,68 @@
+"""Some batch items and heads of a problem, worked on at a time, and what they do with tables of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from torch import Tensor
+
+from .tables import Rows
+
+
+class Groups:
+    """Tensors are (groups, rows, dim), a group for each item and head: one item, or several with all their heads."""
+
+    def __init__(self, batch: range, heads: range) -> None:
+        self.batch, self.heads = batch, heads
+        self.groups = len(batch) * len(heads)
+
+    def part_of(self, tensor: Tensor) -> Tensor:
+        """These items and heads of (1 or batch, heads, ...), a view."""
+        if tensor.shape[0] > 1:
+            tensor = tensor[self.batch.start : self.batch.stop]
+        return tensor[:, self.heads.start : self.heads.stop]
+
+    def by_head(self, tensor: Tensor) -> Tensor:
+        """(groups, ...) as (batch, heads, ...), a view."""
+        return tensor.unflatten(0, (len(self.batch), len(self.heads)))
+
+    def per_offset(self, rows: Tensor, table: Rows) -> Tensor:
+        """The products of (groups, rows, dim) with a table's vectors, (groups, rows, T)."""
+        return self._times(rows, self.vectors_of(table.vectors).mT)
+
+    def from_offsets(self, per_offset: Tensor, table: Rows) -> Tensor:
+        """The sums of a table's vectors, weighted by (groups, rows, T): (groups, rows, dim)."""
+        return self._times(per_offset, self.vectors_of(table.vectors))
+
+    def _times(self, rows: Tensor, vectors: Tensor) -> Tensor:
+        """(groups, rows, a) by (heads or 1, a, b); vectors of all heads in one product."""
+        if len(vectors) == 1:
+            return (rows.flatten(0, 1) @ vectors[0]).unflatten(0, rows.shape[:2])
+        return (self.by_head(rows) @ vectors).flatten(0, 1)
+
+    def collect_vectors(self, table: Rows, per_offset: Tensor, rows: Tensor) -> None:
+        """Add the products of (groups, rows, T) and (groups, rows, dim) to the table's gradient."""
+        sums = self.vectors_of(table.sums)
+        if len(table.sums) == 1:
+            sums[0].addmm_(per_offset.flatten(0, 1).mT, rows.flatten(0, 1))
+        else:
+            sums += (self.by_head(per_offset).mT @ self.by_head(rows)).sum(0)
+
+    def vectors_of(self, vectors: Tensor) -> Tensor:
+        """These heads of (heads or 1, T, dim)."""
+        return vectors if len(vectors) == 1 else vectors[self.heads.start : self.heads.stop]
+
+
+def cut(batch: range, heads: int, groups: int) -> Iterator[tuple[range, range]]:
+    """Items and heads, at most ``groups`` at a time: short sequences go many items and heads at once."""
+    for items in chunks(batch, max(1, groups // max(1, heads))):
+        for some in chunks(range(heads), max(1, groups)):
+            yield items, some
+
+
+def chunks(whole: range, size: int) -> list[range]:
+    """A range cut into nearly equal parts of at most ``size``."""
+    count = max(1, -(-len(whole) // size))
+    ends = [len(whole) * part // count for part in range(count + 1)]
+    return [whole[start:stop] for start, stop in pairwise(ends)]
