@@ -6,6 +6,15 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+CHOICES = {
+    "norm": ("post", "pre"),
+    "pooling": ("mean", "max", "min"),
+    "mask_pooling": ("any", "all"),
+    "segments": ("embedding", "attention"),
+    "lm_head": ("bert", "tied"),
+}
+"""What fields with a few values take."""
+
 
 class Block(NamedTuple):
     """``layers`` distinct layers, each run ``repeats`` times in a row."""
@@ -14,8 +23,10 @@ class Block(NamedTuple):
     repeats: int
 
 
-def parse_blocks(blocks: str) -> tuple[Block, ...]:
+def parse_blocks(blocks: str, name: str = "blocks") -> tuple[Block, ...]:
     """Read Funnel's notation: blocks split by "-", ``DxR`` for D distinct layers each run R times in a row.
+
+    ``name`` is what an error calls the argument.
 
     "12" is BERT-base, "1x12" ALBERT (one layer twelve times), "4-4-4" and "6-3x2-3x2" are funnels.
 
@@ -26,7 +37,7 @@ def parse_blocks(blocks: str) -> tuple[Block, ...]:
     for part in str(blocks).split("-"):
         match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", part.strip())
         if match is None:
-            raise ValueError(f"blocks: expected layers as '12', '1x12' or '4-4-4', got {blocks!r}")
+            raise ValueError(f"{name}: expected layers as '12', '1x12' or '4-4-4', got {blocks!r}")
         parsed.append(Block(int(match[1]), int(match[2] or 1)))
     return tuple(parsed)
 
@@ -40,16 +51,33 @@ class EncoderConfig(PreTrainedConfig):
         embedding_size: width of the token embeddings; below hidden_size they are projected up (ALBERT). None: equal.
         num_attention_heads: heads; they must divide hidden_size.
         intermediate_size: hidden width of the feed-forward layers; 4 * hidden_size if None.
-        blocks: layers, as :func:`parse_blocks` reads them.
+        head_dim: width of one head; hidden_size / num_attention_heads if None.
+        blocks: layers, as :func:`parse_blocks` reads them; the sequence is halved at the start of each but the first.
+        decoder_layers: full-length layers after the blocks, for a prediction at every token, as "2" or "1x2"; "0" for
+            none. They need more than one block.
+        pooling: how two neighbours become one: "mean", "max" or "min".
+        pool_query_only: the layer that halves the sequence still attends to the whole one; else to its halves only.
+        separate_cls: the first token is [CLS]: it stays itself in every pooling, and positions are counted from the
+            token after it (transformer_xl: it has none).
+        truncate_seq: with a separate [CLS], drop the last token in every pooling, so that 512 tokens become 256.
+        mask_pooling: a pooled token is real if "any" of its tokens is (Funnel-Transformer), or "all" (transformers'
+            FunnelModel, which so loses tokens before the padding).
         position: a position method, or several joined by "+".
         position_options: the method's options.
         max_position_embeddings: positions that methods with a fixed number of them cover.
         norm: "post" (BERT: normalise after adding) or "pre" (normalise a layer's input, and once more at the end).
         hidden_act: activation of the feed-forward layers and of the masked-LM head.
+        query_bias: whether the queries' projection has a bias (Funnel's has none).
         hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states and on attention weights.
+        activation_dropout_prob: dropout between the feed-forward layers.
         type_vocab_size: token types (segments); 0 for none.
+        segments: what they do: "embedding", added to the token embeddings (BERT), or "attention", a score for pairs of
+            the same type and another for pairs of different ones (Funnel); there type 2 is [CLS]'s and the same as all.
         initializer_range: standard deviation of freshly drawn weights.
         layer_norm_eps: epsilon of the layer norms.
+        lm_head: "bert": a dense layer, activation and norm before the tied embeddings; or "tied": nothing but those.
+        generator_size: width of ELECTRA's generator by that of its discriminator.
+        discriminator_weight: what the discriminator's loss counts for, the generator's being 1.
         sparse_prediction: give masked-LM logits only where there is a label; logits are then (labels, vocab_size).
         attention_backend: backend of :func:`whereformer.attention`.
 
@@ -64,18 +92,31 @@ class EncoderConfig(PreTrainedConfig):
     embedding_size: int = None  # type: ignore[assignment]  # filled in below, as intermediate_size
     num_attention_heads: int = 12
     intermediate_size: int = None  # type: ignore[assignment]
+    head_dim: int = None  # type: ignore[assignment]
     blocks: str = "12"
+    decoder_layers: str = "0"
+    pooling: str = "mean"
+    pool_query_only: bool = True
+    separate_cls: bool = True
+    truncate_seq: bool = True
+    mask_pooling: str = "any"
     position: str = "learned"
     position_options: dict[str, Any] | None = None
     max_position_embeddings: int = 512
     norm: str = "post"
     hidden_act: str = "gelu"
+    query_bias: bool = True
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
+    activation_dropout_prob: float = 0.0
     type_vocab_size: int = 2
+    segments: str = "embedding"
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 0
+    lm_head: str = "bert"
+    generator_size: float = 0.25
+    discriminator_weight: float = 50.0
     sparse_prediction: bool = False
     attention_backend: str = "auto"
     tie_word_embeddings: bool = True
@@ -89,12 +130,27 @@ class EncoderConfig(PreTrainedConfig):
             raise ValueError(f"num_attention_heads: expected at least 1, got {self.num_attention_heads}")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act: expected one of {', '.join(ACT2FN)}, got {self.hidden_act!r}")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"num_attention_heads: {self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}"
-            )
-        if self.norm not in ("post", "pre"):
-            raise ValueError(f"norm: expected 'post' or 'pre', got {self.norm!r}")
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                heads = self.num_attention_heads
+                raise ValueError(f"num_attention_heads: {heads} heads do not divide hidden_size {self.hidden_size}")
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                expected = " or ".join(repr(choice) for choice in known)
+                raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
+        self.decoder_layers = str(self.decoder_layers)
+        if self.decoder_layers != "0":
+            decoder = parse_blocks(self.decoder_layers, "decoder_layers")
+            if len(decoder) > 1:
+                raise ValueError(f"decoder_layers: expected one block as '2' or '1x2', got {self.decoder_layers!r}")
+            if len(parse_blocks(self.blocks)) == 1:
+                raise ValueError(
+                    f"decoder_layers: a single block is never pooled, so there is nothing to undo; got "
+                    f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}"
+                )
+        if self.segments == "attention" and self.type_vocab_size < 1:
+            raise ValueError("segments: 'attention' needs a type_vocab_size of at least 1, got 0")
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
         if self.intermediate_size is None:
@@ -104,6 +160,15 @@ class EncoderConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     @property
+    def passes(self) -> tuple[int, ...]:
+        """For every layer as it runs, the decoder's last, which of the distinct layers it is."""
+        blocks = parse_blocks(self.blocks)
+        if self.decoder_layers != "0":
+            blocks += parse_blocks(self.decoder_layers)
+        repeats = [block.repeats for block in blocks for _ in range(block.layers)]
+        return tuple(layer for layer, count in enumerate(repeats) for _ in range(count))
+
+    @property
     def num_hidden_layers(self) -> int:
-        """Layers as they run, a shared layer counted once per pass."""
-        return sum(block.layers * block.repeats for block in parse_blocks(self.blocks))
+        """Layers as they run, a shared layer counted once per pass, the decoder's included."""
+        return len(self.passes)
