@@ -25,7 +25,7 @@ from .groups import Groups, chunks, cut
 from .pieces import Piece
 from .precision import without_autocast
 from .problem import ARGUMENTS, GRADIENTS, LN2, LOG2E, Problem, register_gradients
-from .tables import Grid, GridBias, Listed, Rows, Tables
+from .tables import Grid, GridBias, GridRows, Listed, Rows, Tables
 from .tiles import Scratch, Span, Tile
 from .workspace import Workspace, add_product
 
@@ -40,6 +40,9 @@ LONGEST_ROW = 1024
 
 FEWEST_ROWS = 64
 """Rows of a tile at least, where there are so many."""
+
+MORE_GROUPS = 4
+"""Times as many items and heads go together where tables of vectors are long, and so fewer rows of each."""
 
 NARROWEST_TAIL = 512
 """Columns beyond a table's reach that are worth a tile of their own."""
@@ -195,6 +198,9 @@ def _blocks(problem: Problem, workspace: Workspace, *, forward: bool) -> Iterato
             groups = max(1, FUSED_NUMBERS // (len(piece.queries) * dim))
         else:
             groups = max(1, _tile_size() // (len(piece.queries) * len(piece.keys)))
+            if any(isinstance(table, GridRows) and len(table.window) > len(piece.keys) for table in tables.rows()):
+                # Few rows of many heads reach less of a long table than many rows of few heads.
+                groups *= MORE_GROUPS
         yield (
             tables,
             fused,

@@ -295,6 +295,10 @@ class Tables:
         """Of scratch memory that tables write to or read from."""
         return self.layout.step if isinstance(self.layout, Grid) else 0
 
+    def rows(self) -> tuple[Rows | None, Rows | None]:
+        """The keys' and the values' tables."""
+        return self.keys, self.values
+
     def of_rows(self, queries: range) -> tuple[Rows | None, Rows | None]:
         """The parts of the keys' and the values' tables that some queries can read."""
         keys, values = (None if table is None else table.of_rows(queries) for table in (self.keys, self.values))

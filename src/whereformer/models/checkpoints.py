@@ -44,7 +44,7 @@ def funnel_config(config: Mapping[str, Any]) -> dict[str, Any]:
     pooling = config.get("pooling_type", "mean")
     if pooling not in ("mean", "max"):
         raise ValueError(f"pooling_type: expected mean or max, got {pooling!r}")
-    decoder = config.get("num_decoder_layers", 2)
+    decoder, activation = config.get("num_decoder_layers", 2), config.get("hidden_act", "gelu_new")
     return {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["d_model"],
@@ -59,7 +59,8 @@ def funnel_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "truncate_seq": config.get("truncate_seq", True),
         "position": "transformer_xl",
         "position_options": {"form": "factorized" if config.get("attention_type") == "factorized" else "shifted"},
-        "hidden_act": config.get("hidden_act", "gelu_new"),
+        # The same function, fused.
+        "hidden_act": {"gelu_new": "gelu_pytorch_tanh"}.get(activation, activation),
         "query_bias": False,
         "hidden_dropout_prob": config.get("hidden_dropout", 0.1),
         "attention_probs_dropout_prob": config.get("attention_dropout", 0.1),
