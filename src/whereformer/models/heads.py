@@ -43,8 +43,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
 
     def __init__(self, config: EncoderConfig, *, per_token: bool = True) -> None:
         super().__init__(config)
-        blocks = parse_blocks(config.blocks)
-        if per_token and len(blocks) > 1 and config.decoder_layers == "0":
+        if per_token and len(parse_blocks(config.blocks)) > 1 and config.decoder_layers == "0":
             raise ValueError(
                 f"decoder_layers: a prediction for every token needs at least '1' where blocks pool, got '0' with "
                 f"blocks={config.blocks!r}"
@@ -52,10 +51,8 @@ class EncoderWithHead(EncoderPreTrainedModel):
         self.encoder = Encoder(config, decoder=per_token)
         if not per_token:
             # Checkpoints of models with a decoder, whose layers are the last, are what this is fine-tuned from.
-            own = sum(block.layers for block in blocks)
-            self._keys_to_ignore_on_load_unexpected = [
-                rf"(^|\.)layers\.{layer}\." for layer in range(own, max(config.passes) + 1)
-            ]
+            left_out = range(len(self.encoder.layers), max(config.passes) + 1)
+            self._keys_to_ignore_on_load_unexpected = [rf"(^|\.)layers\.{layer}\." for layer in left_out]
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Logits from the last hidden state (batch, n, hidden_size)."""
@@ -288,9 +285,9 @@ class EncoderForPreTraining(EncoderWithHead):
     """ELECTRA's discriminator: an :class:`Encoder` that says of every token whether it is the original.
 
     ``labels`` are (batch, n), **1 for a token that is the original, 0 for one that was replaced**, so positive
-    ``logits`` (batch, n) mean "original". That is the convention of Funnel-Transformer's authors, whose code trained the
-    released checkpoints. The ELECTRA authors' code and transformers' documentation of FunnelForPreTraining have it the
-    other way round.
+    ``logits`` (batch, n) mean "original". That is the convention of Funnel-Transformer's authors, whose code trained
+    the released checkpoints. The ELECTRA authors' code and transformers' documentation of FunnelForPreTraining have
+    it the other way round.
 
     The loss is the mean binary cross-entropy in nats over real tokens, those that ``attention_mask`` marks, or over all
     without one. Every token may have a label, also those that a funnel's truncation drops: they skip its pooled blocks
