@@ -399,22 +399,37 @@ class _Run:
 
 
 class MaskedLMHead(nn.Module):
-    """BERT's: a dense layer, activation and norm at the embeddings' width, then the tied embeddings and a bias."""
+    """Logits of every token in the vocabulary: the tied embeddings and a bias, with ``config.lm_head`` before them.
+
+    "bert" is a dense layer, activation and norm at the embeddings' width; "tied" is nothing, as in transformers'
+    Funnel.
+
+    Raises:
+        ValueError: where the embeddings' width is not the hidden states' and nothing stands between them.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        bert = config.lm_head == "bert"
+        if not bert and config.hidden_size != config.embedding_size:
+            raise ValueError(
+                f"lm_head: 'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
+                f"and embedding_size {config.embedding_size}; use 'bert'"
+            )
+        self.dense = nn.Linear(config.hidden_size, config.embedding_size) if bert else None
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps) if bert else None
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (..., vocab_size) from hidden (..., hidden_size)."""
-        return self.decoder(self.norm(self.activation(self.dense(hidden))))
+        if self.dense is not None and self.norm is not None:
+            hidden = self.norm(self.activation(self.dense(hidden)))
+        return self.decoder(hidden)
 
 
 class EncoderForMaskedLM(EncoderPreTrainedModel):
-    """An :class:`Encoder` with BERT's masked-LM head, tied to the token embeddings."""
+    """An :class:`Encoder` with a masked-LM head (``config.lm_head``), tied to the token embeddings."""
 
     _tied_weights_keys = {"head.decoder.weight": "encoder.embeddings.word.weight"}  # noqa: RUF012
 
