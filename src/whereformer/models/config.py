@@ -149,6 +149,8 @@ class EncoderConfig(PreTrainedConfig):
                     f"decoder_layers: a single block is never pooled, so there is nothing to undo; got "
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}"
                 )
+        if self.generator_size <= 0:
+            raise ValueError(f"generator_size: expected a positive number, got {self.generator_size}")
         if self.segments == "attention" and self.type_vocab_size < 1:
             raise ValueError("segments: 'attention' needs a type_vocab_size of at least 1, got 0")
         if self.embedding_size is None:
@@ -158,6 +160,18 @@ class EncoderConfig(PreTrainedConfig):
         if self.position_options is None:
             self.position_options = {}
         super().__post_init__(**kwargs)
+
+    def require_full_length(self) -> None:
+        """Raise unless a model of this configuration has a state for every token.
+
+        Raises:
+            ValueError: if blocks pool and no decoder undoes it.
+        """
+        if len(parse_blocks(self.blocks)) > 1 and self.decoder_layers == "0":
+            raise ValueError(
+                f"decoder_layers: a prediction for every token needs at least '1' where blocks pool, got '0' with "
+                f"blocks={self.blocks!r}"
+            )
 
     @property
     def passes(self) -> tuple[int, ...]:

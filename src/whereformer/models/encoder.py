@@ -435,6 +435,7 @@ class EncoderForMaskedLM(EncoderPreTrainedModel):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
+        config.require_full_length()
         self.encoder = Encoder(config)
         self.head = MaskedLMHead(config)
         self.post_init()
