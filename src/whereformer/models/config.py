@@ -168,6 +168,25 @@ class EncoderConfig(PreTrainedConfig):
         repeats = [block.repeats for block in blocks for _ in range(block.layers)]
         return tuple(layer for layer, count in enumerate(repeats) for _ in range(count))
 
+    def block_lengths(self, length: int) -> tuple[int, ...]:
+        """How many of ``length`` tokens each block works on: pooling halves them at the start of each but the first.
+
+        A [CLS] that is kept apart, and with ``truncate_seq`` the last token, take no part in the halving; a window at
+        the end may hold one token only. What cannot be halved any more stays as it is.
+
+        Raises:
+            ValueError: if ``length`` is below 1.
+        """
+        if length < 1:
+            raise ValueError(f"length: expected at least 1, got {length}")
+        apart = int(self.separate_cls)
+        left_out = apart + int(self.separate_cls and self.truncate_seq)
+        lengths = [length]
+        for _ in parse_blocks(self.blocks)[1:]:
+            last = lengths[-1]
+            lengths.append(apart + -(-(last - left_out) // 2) if last > 1 + apart else last)
+        return tuple(lengths)
+
     @property
     def num_hidden_layers(self) -> int:
         """Layers as they run, a shared layer counted once per pass, the decoder's included."""

@@ -18,6 +18,21 @@ from ..positions import Position, build_position
 from .config import EncoderConfig, parse_blocks
 
 
+def position_of(config: EncoderConfig) -> Position:
+    """The position method of an encoder with this configuration, freshly drawn."""
+    return build_position(
+        config.position,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        num_layers=config.num_hidden_layers,
+        max_length=config.max_position_embeddings,
+        embedding_size=config.embedding_size,
+        initializer_range=config.initializer_range,
+        **(config.position_options or {}),
+    )
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the tokens of one attention layer are: all that attention needs besides the hidden states.
@@ -175,16 +190,7 @@ class Encoder(EncoderPreTrainedModel):
         if len(blocks) > 1:
             # Pooling between blocks belongs here: forward() below already keeps query and key positions apart.
             raise NotImplementedError(f"blocks: pooling between blocks is not implemented yet, got {config.blocks!r}")
-        self.position = build_position(
-            config.position,
-            hidden_size=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            num_layers=config.num_hidden_layers,
-            max_length=config.max_position_embeddings,
-            embedding_size=config.embedding_size,
-            initializer_range=config.initializer_range,
-            **(config.position_options or {}),
-        )
+        self.position = position_of(config)
         self.embeddings = Embeddings(config)
         content = self.position.content
         self.layers = nn.ModuleList(Layer(config, content=content) for block in blocks for _ in range(block.layers))
@@ -264,13 +270,18 @@ class Encoder(EncoderPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden = self.embeddings(words, token_type_ids, self.position, positions)
-        states, attentions = [hidden], []
+        # Only what is asked for stays alive.
+        states, attentions = [], []
         for layer, index in enumerate(self.passes):
+            if output_hidden_states:
+                states.append(hidden)
             hidden, weights = self.layers[index](hidden, self.position, layer, place, output_attentions)
-            states.append(hidden)
-            attentions.append(weights)
+            if output_attentions:
+                attentions.append(weights)
         if self.norm is not None:
-            hidden = states[-1] = self.norm(hidden)
+            hidden = self.norm(hidden)
+        if output_hidden_states:
+            states.append(hidden)
         output = BaseModelOutput(
             last_hidden_state=hidden,
             hidden_states=tuple(states) if output_hidden_states else None,
