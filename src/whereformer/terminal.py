@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -14,6 +15,9 @@ from .tasks.bench import Row as BenchRow
 from .tasks.cases import FLOOR
 from .tasks.compare import Progress as Listener
 from .tasks.ranking import Cell, Row
+
+if TYPE_CHECKING:
+    from .analysis import PaperRow
 
 
 class Bar(Listener):
@@ -148,3 +152,21 @@ def _time(row: BenchRow | None, notes: dict[str, int]) -> str:
     if row.way == FLOOR.name:
         return f"{row.milliseconds:.3g} ms" if row.milliseconds < 1000 else f"{row.milliseconds:.0f} ms"
     return f"{row.ratio:.2f} ({row.lowest:.2f}-{row.highest:.2f})"
+
+
+def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:
+    """The relative FLOPs of the Funnel-Transformer paper's models."""
+    table = Table(title="FLOPs relative to BERT-base", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    for column in rows[0].relative:
+        length, _, form = column.rpartition(" ")
+        table.add_column(f"n={length}\n{form}" if length else form, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row.model, *(f"{value:.3f}" for value in row.relative.values()))
+    console.print(table)
+    console.print(
+        "linear: the paper's own figure, layers by length and squared width. Otherwise every product in the layers at "
+        "that length, with relative attention in the form named; batch 8. +D2: with two decoder layers.",
+        style="dim",
+        highlight=False,
+    )

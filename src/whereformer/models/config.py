@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from .pooling import Pooling
+
 CHOICES = {
     "norm": ("post", "pre"),
     "pooling": ("mean", "max", "min"),
@@ -181,6 +183,26 @@ class EncoderConfig(PreTrainedConfig):
             blocks += parse_blocks(self.decoder_layers)
         repeats = [block.repeats for block in blocks for _ in range(block.layers)]
         return tuple(layer for layer, count in enumerate(repeats) for _ in range(count))
+
+    def block_lengths(self, length: int) -> tuple[int, ...]:
+        """How many of ``length`` tokens each block works on: pooling halves them at the start of each but the first.
+
+        A [CLS] that is kept apart, and with ``truncate_seq`` the last token, take no part in the halving; a window at
+        the end may hold one token only. What cannot be halved any more stays as it is.
+
+        Raises:
+            ValueError: if ``length`` is below 1.
+        """
+        if length < 1:
+            raise ValueError(f"length: expected at least 1, got {length}")
+        lengths = [length]
+        for _ in parse_blocks(self.blocks)[1:]:
+            lengths.append(self.make_pooling().length(lengths[-1]))
+        return tuple(lengths)
+
+    def make_pooling(self) -> Pooling:
+        """What halves sequences between blocks."""
+        return Pooling(self.pooling, self.separate_cls, self.truncate_seq, self.mask_pooling)
 
     @property
     def num_hidden_layers(self) -> int:
