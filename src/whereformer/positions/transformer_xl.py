@@ -22,6 +22,9 @@ from .base import ModelShape, Position
 
 FORMS = ("shifted", "factorized")
 
+WINDOWS_KEPT = 16
+"""Windows of offsets whose vectors a layer keeps from one evaluation to the next: a few lengths in a few blocks."""
+
 
 @dataclass
 class Window:
@@ -76,6 +79,7 @@ class TransformerXL(Position):
         self.form = form
         self.reset_cls = model.separate_cls if reset_cls is None else reset_cls
         self.dropout = nn.Dropout(dropout)
+        self._cache: dict[int, tuple[Tensor, dict[tuple[int, int, int], Tensor]]] = {}
         layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
         self.content_bias = nn.Parameter(torch.empty(layers, *heads))
         self.position_bias = nn.Parameter(torch.empty(layers, *heads))
@@ -161,9 +165,30 @@ class TransformerXL(Position):
         """What a layer makes of the window's sinusoids, (heads, T, head_dim); once where layers are shared."""
         distinct = self.model.passes[layer]
         if distinct not in window.vectors:
-            projected = window.waves @ self.kernel[distinct]
-            window.vectors[distinct] = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+            kernel = self.kernel[distinct]
+            # Looking at the kernel is cheap on the CPU only, and compiled code can't.
+            may_keep = kernel.device.type == "cpu" and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+            if may_keep and not (self.training and self.dropout.p):
+                window.vectors[distinct] = self._kept(window, distinct, kernel)
+            else:
+                window.vectors[distinct] = self._project(window, kernel)
         return window.vectors[distinct]
+
+    def _project(self, window: Window, kernel: Tensor) -> Tensor:
+        return (window.waves @ kernel).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+
+    def _kept(self, window: Window, distinct: int, kernel: Tensor) -> Tensor:
+        """The vectors of an earlier forward if the kernel is still the same, number for number."""
+        used, vectors = self._cache.get(distinct, (None, {}))
+        if used is None or used.dtype != kernel.dtype or not torch.equal(used, kernel):
+            used, vectors = kernel.clone(), {}
+        span = (window.first, window.last, window.step)
+        if span not in vectors:
+            if len(vectors) == WINDOWS_KEPT:
+                del vectors[next(iter(vectors))]
+            vectors[span] = self._project(window, kernel)
+        self._cache[distinct] = used, vectors
+        return vectors[span]
 
     def _without_cls(
         self,
