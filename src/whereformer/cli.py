@@ -47,7 +47,10 @@ class Compare:
     """A first look in about a minute: fewer methods and steps; too few for small differences."""
 
     blocks: str = "4"
-    """Layers: "4" are four, "1x4" is one layer used four times."""
+    """Layers: "4" are four, "1x4" is one layer used four times, "2-2" a funnel, halving the sequence between blocks."""
+
+    decoder_layers: Annotated[str | None, tyro.conf.arg(metavar="LAYERS")] = None
+    """Full-length layers after the blocks of a funnel. Default: 1 where there are several blocks."""
 
     length: int = 64
     """Tokens of a training window. Held-out text is judged at this length and at 2 and 4 times it."""
@@ -97,6 +100,7 @@ class Compare:
             names = position_names() if self.positions == "all" else self.positions.split(",")
         sizes = compare.Sizes(
             blocks=self.blocks,
+            decoder_layers=self._decoder_layers(),
             length=self.length,
             steps=self.steps or (compare.QUICK_STEPS if self.quick else compare.DEFAULT_STEPS),
             batch_size=self.batch_size,
@@ -127,10 +131,15 @@ class Compare:
             console.print(ranking.verdict(rows, results.data), style="bold", highlight=False)
             console.print(f"wrote {report} (open it in a browser) and {results.path}", highlight=False, soft_wrap=True)
 
+    def _decoder_layers(self) -> str:
+        if self.decoder_layers is not None:
+            return self.decoder_layers
+        return "1" if "-" in self.blocks else "0"
+
     def _check(self) -> None:
         import torch
 
-        from .models import parse_blocks
+        from .models import EncoderConfig
 
         least = {
             "length": 8,
@@ -149,11 +158,9 @@ class Compare:
         if self.hidden_size % self.num_heads:
             raise InputError(f"--num-heads: {self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         try:
-            pooled = len(parse_blocks(self.blocks)) > 1
+            EncoderConfig(blocks=self.blocks, decoder_layers=self._decoder_layers()).require_full_length()
         except ValueError as error:
-            raise InputError(f"--{error}") from None
-        if pooled:
-            raise InputError(f"--blocks: expected one block as '4' or '1x4', got {self.blocks!r}; pooling comes later")
+            raise InputError(f"--{str(error).replace('_', '-', 1)}") from None
         if not 0 < self.mask_rate < 1:
             raise InputError(f"--mask-rate: expected a share between 0 and 1, got {self.mask_rate}")
         if self.device == "cuda" and not torch.cuda.is_available():

@@ -67,7 +67,7 @@ def test_it_writes_results_and_report_and_prints_a_ranking(text, tmp_path, capsy
 
 
 def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
-    sizes = compare.Sizes("1x2", 16, 4, 4, 16, 2, 64, 0.3, 1e-3)
+    sizes = compare.Sizes("1x2", "0", 16, 4, 4, 16, 2, 64, 0.3, 1e-3)
     models = {name: compare.build_model(sizes, name, 64, seed=5) for name in ("none", "tisa", "tupe+t5", "floater")}
     backbone = models["none"].state_dict()
     for model in models.values():

@@ -42,23 +42,27 @@ def offset_curves(heads: Heads, look: figures.Series, name: str, label: str, rea
     )
 
 
-def attention_shares(heads: Heads, look: figures.Series, name: str, label: str) -> Markup:
+def attention_shares(
+    layers: Sequence[Sequence[Sequence[float]] | None], look: figures.Series, name: str, label: str
+) -> Markup:
     """The mean share of attention that each head gives to each offset; above each panel the highest one.
 
+    Layers without one, those of pooled sequences, are left out.
     Heights are the shares' square roots: heads that look at one place would press the others flat.
     """
-    values = [value for layer in heads for head in layer for value in head]
+    shown = {number: heads for number, heads in enumerate(layers) if heads is not None}
+    values = [value for heads in shown.values() for head in heads for value in head]
     # An even head shall look even.
     highest = max(*values, 5 * sum(values) / len(values))
     percent = max(tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if tick <= 100 * highest)
     return _grid(
-        heads,
+        list(shown.values()),
         look,
         name,
         label,
         place=lambda value: (value / highest) ** 0.5,
         ticks={"0": 0.0, f"{percent / 5:g}%": percent / 500, f"{percent:g}%": percent / 100},
-        rows=[f"layer {layer}" for layer in range(len(heads))],
+        rows=[f"layer {number}" for number in shown],
         above=_peak,
     )
 

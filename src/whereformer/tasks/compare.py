@@ -43,6 +43,7 @@ class Sizes:
 
     Args:
         blocks: layers, as ``EncoderConfig.blocks``.
+        decoder_layers: full-length layers after pooled blocks, as ``EncoderConfig.decoder_layers``.
         length: tokens of a training window.
         steps: training steps.
         batch_size: windows of a step.
@@ -53,6 +54,7 @@ class Sizes:
     """
 
     blocks: str
+    decoder_layers: str
     length: int
     steps: int
     batch_size: int
@@ -69,6 +71,7 @@ class Sizes:
             hidden_size=self.hidden_size,
             num_attention_heads=self.num_heads,
             blocks=self.blocks,
+            decoder_layers=self.decoder_layers,
             position=position,
             max_position_embeddings=self.length,
             norm="pre",
@@ -305,8 +308,13 @@ def head_curves(model: EncoderForMaskedLM, reach: int) -> list[list[list[float]]
 
 
 @torch.no_grad()
-def attention_by_offset(model: EncoderForMaskedLM, held_out: masked_lm.HeldOut, length: int) -> list[list[list[float]]]:
-    """The mean attention weight of each head at offsets -16 .. 16, [layer][head][offset], on some held-out text."""
+def attention_by_offset(
+    model: EncoderForMaskedLM, held_out: masked_lm.HeldOut, length: int
+) -> list[list[list[float]] | None]:
+    """The mean attention weight of each head at offsets -16 .. 16, [layer][head][offset], on some held-out text.
+
+    None for layers between pooled sequences, whose offsets are not those of tokens.
+    """
     inputs, _, real = next(held_out.windows(length, 2048))
     whole = real.all(-1)
     inputs = inputs[whole] if whole.any() else inputs
@@ -316,6 +324,8 @@ def attention_by_offset(model: EncoderForMaskedLM, held_out: masked_lm.HeldOut, 
         torch.stack(
             [weights.diagonal(offset, -2, -1).mean((0, -1)) for offset in range(-reach, reach + 1)], -1
         ).tolist()
+        if weights.shape[-2:] == (length, length)
+        else None
         for weights in attentions
     ]
 
