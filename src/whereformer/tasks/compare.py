@@ -22,6 +22,7 @@ from ..models import EncoderConfig, EncoderForMaskedLM
 from ..positions import PositionRangeError, build_position
 from . import corpus, masked_lm
 from .memory import peak_memory
+from .optimizer import build_optimizer, linear_schedule
 
 BASELINE = "none"
 DEFAULT_POSITIONS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
@@ -194,19 +195,6 @@ def build_model(sizes: Sizes, position: str, vocab_size: int, seed: int) -> Enco
     return model
 
 
-def build_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """AdamW; only matrices of the backbone decay, since pulling position towards zero would favour some methods."""
-    decayed = [
-        parameter
-        for name, parameter in model.named_parameters()
-        if parameter.dim() > 1 and not name.startswith("encoder.position.")
-    ]
-    chosen = {id(parameter) for parameter in decayed}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), fused=True)
-
-
 def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
     """One step with the gradient's norm clipped to 1; the loss, still on the device."""
     loss: Tensor = model(inputs.to(model.device), labels=labels.to(model.device)).loss
@@ -234,11 +222,7 @@ def train_and_judge(
     model = build_model(sizes, position, text.vocab_size, seed).to(device)
     optimizer = build_optimizer(model, sizes.learning_rate)
     batches = masked_lm.Batches(text.training, sizes.batch_size, sizes.length, sizes.mask_rate, text.vocab_size, seed)
-    warmup = max(1, sizes.steps // 10)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min((step + 1) / warmup, (sizes.steps - step) / max(1, sizes.steps - warmup)),
-    )
+    schedule = linear_schedule(optimizer, max(1, sizes.steps // 10), sizes.steps)
     started = time.perf_counter()
     losses = []
     for step in range(sizes.steps):
