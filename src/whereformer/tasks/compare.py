@@ -132,6 +132,23 @@ def prepare_text(documents: Sequence[str], sizes: Sizes, data: Sequence[str], co
     return Text(*streams, size, facts)
 
 
+def refuse_other_settings(out: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raise unless a folder's settings are those of now.
+
+    Raises:
+        InputError: naming the first that differs.
+    """
+    for name, value in new.items():
+        if old.get(name) == value:
+            continue
+        if name == "text":
+            raise InputError(f"--out: {out} holds results of other text; choose another folder")
+        raise InputError(
+            f"--out: {out} holds results with {name} {old.get(name)!r}, not {value!r}; "
+            "choose another folder, or the same settings to continue"
+        )
+
+
 class Results:
     """``results.json`` of an output folder: written after every finished run, and taken up again.
 
@@ -159,15 +176,7 @@ class Results:
             raise InputError(
                 f"--out: {self.path} is not a complete result of this command; move it away or choose another folder"
             ) from None
-        different = [name for name, value in self.data["settings"].items() if old.get(name) != value]
-        if different:
-            name = different[0]
-            if name == "text":
-                raise InputError(f"--out: {out} holds results of other text; choose another folder")
-            raise InputError(
-                f"--out: {out} holds results with {name} {old.get(name)!r}, not {self.data['settings'][name]!r}; "
-                "choose another folder, or the same settings to continue"
-            )
+        refuse_other_settings(out, old, self.data["settings"])
         self.data = found
 
     def get(self, position: str, seed: int) -> dict[str, Any] | None:
