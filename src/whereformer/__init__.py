@@ -24,16 +24,26 @@ from .positions import PositionRangeError, build_position, position_names
 __version__ = "0.1.0"
 
 _LAZY = {
-    "EncoderConfig": "models",
+    "Electra": "models",
     "Encoder": "models",
+    "EncoderConfig": "models",
     "EncoderForMaskedLM": "models",
+    "EncoderForPreTraining": "models",
+    "EncoderForQuestionAnswering": "models",
+    "EncoderForSequenceClassification": "models",
+    "EncoderForTokenClassification": "models",
 }
 
 __all__ = [
     "DenseBias",
+    "Electra",
     "Encoder",
     "EncoderConfig",
     "EncoderForMaskedLM",
+    "EncoderForPreTraining",
+    "EncoderForQuestionAnswering",
+    "EncoderForSequenceClassification",
+    "EncoderForTokenClassification",
     "FactorPair",
     "OffsetBias",
     "OffsetKeys",

@@ -198,7 +198,7 @@ def test_shared_layers_have_positions_of_their_own_in_every_pass():
 
 def test_every_layer_runs_as_often_and_in_the_order_that_blocks_says():
     model = Encoder(small_config(blocks="2x3"))
-    assert model.passes == [0, 0, 0, 1, 1, 1]
+    assert model.passes == (0, 0, 0, 1, 1, 1)
     assert model.config.num_hidden_layers == 6
     assert len(model(**batch(), output_hidden_states=True).hidden_states) == 7
 
@@ -332,5 +332,5 @@ def test_errors_name_the_argument():
         model(torch.ones(1, 2, dtype=torch.long), attention_mask=torch.ones(1, 3))
     with pytest.raises(PositionRangeError, match=r"covers positions 0 to 11 .* got position 12"):
         model(torch.ones(1, 13, dtype=torch.long))
-    with pytest.raises(NotImplementedError, match="blocks: pooling"):
-        Encoder(small_config(blocks="2-2"))
+    with pytest.raises(ValueError, match="document_ids: pooling would mix"):
+        Encoder(small_config(blocks="1-1"))(torch.ones(1, 4, dtype=torch.long), document_ids=torch.ones(1, 4))

@@ -34,6 +34,9 @@ METHODS = {
     "tisa shared": ("tisa", {"share_layers": True}),
     "tisa without kernels": ("tisa", {"num_kernels": 0}),
     "fire causal": ("fire", {"causal": True, "initial_threshold": 8.0}),
+    "transformer_xl factorized": ("transformer_xl", {"form": "factorized"}),
+    "transformer_xl without [CLS]": ("transformer_xl", {"reset_cls": True}),
+    "transformer_xl factorized without [CLS]": ("transformer_xl", {"form": "factorized", "reset_cls": True}),
     "learned+tisa": ("learned+tisa", {}),
     "tupe+t5": ("tupe+t5", {}),
     "sinusoidal+floater": ("sinusoidal+floater", {"substeps": 1}),
@@ -69,11 +72,12 @@ def attend(position, words, query_positions=None, key_positions=None, *, rows=sl
         for hidden, weight in zip((queries, keys, keys), PROJECTIONS.to(words.dtype), strict=True)
     )
     where = {"layer": layer, "shared": position.shared(query_positions, key_positions)}
+    terms = position.terms(queries, query_positions, key_positions, **where)
     if position.content:
+        terms += position.query_terms(query, query_positions, key_positions, **where)
         query, key, value = position.rotate(query, key, value, query_positions, key_positions, **where)
     else:
         query = key = None
-    terms = position.terms(queries, query_positions, key_positions, **where)
     out = attention(query, key, value, terms, query_positions=query_positions, key_positions=key_positions, **options)
     return out.transpose(1, 2).flatten(2)
 

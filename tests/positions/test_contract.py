@@ -356,7 +356,7 @@ def test_floater_in_half_precision_does_not_lose_its_small_steps():
 
 
 # Tupe and dense synthesizers project hidden states as any linear layer does, so autocast rounds those.
-PROJECTING = {"tupe", "tupe+t5", *(method for method in METHODS if "dense" in method)}
+PROJECTING = {"tupe", "tupe+t5", *(method for method in METHODS if "dense" in method or "transformer_xl" in method)}
 
 
 @all_methods

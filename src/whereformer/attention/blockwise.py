@@ -25,7 +25,7 @@ from .groups import Groups, chunks, cut
 from .pieces import Piece
 from .precision import without_autocast
 from .problem import ARGUMENTS, GRADIENTS, LN2, LOG2E, Problem, register_gradients
-from .tables import Grid, GridBias, Listed, Tables
+from .tables import Grid, GridBias, GridRows, Listed, Rows, Tables
 from .tiles import Scratch, Span, Tile
 from .workspace import Workspace, add_product
 
@@ -40,6 +40,9 @@ LONGEST_ROW = 1024
 
 FEWEST_ROWS = 64
 """Rows of a tile at least, where there are so many."""
+
+MORE_GROUPS = 4
+"""Times as many items and heads go together where tables of vectors are long, and so fewer rows of each."""
 
 NARROWEST_TAIL = 512
 """Columns beyond a table's reach that are worth a tile of their own."""
@@ -118,8 +121,8 @@ class Block(Groups):
         length = len(self.piece.queries)
         return slice(length - queries.stop, length - queries.start)
 
-    def fill_scores(self, tile: Tile, per_offset: Tensor | None, shift: Tensor | None) -> None:
-        """Write a tile's scores, less ``shift`` (groups, rows, 1); ``per_offset`` is the queries' :class:`Rows`."""
+    def fill_scores(self, tile: Tile, table: Rows | None, per_offset: Tensor | None, shift: Tensor | None) -> None:
+        """Write a tile's scores, less ``shift`` (groups, rows, 1); ``per_offset`` is what queries make of ``table``."""
         span, scores, tables = tile.span, tile.scores, self.tables
         by_head = self.by_head(scores)
         # What all scores of a row have in common
@@ -135,8 +138,8 @@ class Block(Groups):
         if self.query_features is not None and self.key_features is not None:
             keys = self.key_features[:, span.keys.start : span.keys.stop]
             add_product(scores, self.query_features[:, self.reversed(span.queries)], keys.mT, self.workspace)
-        if per_offset is not None and tables.keys is not None:
-            tables.keys.spread(per_offset - per_offset[..., :1], tile)
+        if per_offset is not None and table is not None:
+            table.spread(per_offset - per_offset[..., :1], tile)
         if self.problem.dense is not None:
             added = self.dense_part(self.problem.dense, span).flip(-2)
             # The lowest of numbers, which masks often hold, is to stay finite in units of log2.
@@ -195,6 +198,9 @@ def _blocks(problem: Problem, workspace: Workspace, *, forward: bool) -> Iterato
             groups = max(1, FUSED_NUMBERS // (len(piece.queries) * dim))
         else:
             groups = max(1, _tile_size() // (len(piece.queries) * len(piece.keys)))
+            if any(isinstance(table, GridRows) and len(table.window) > len(piece.keys) for table in tables.rows()):
+                # Few rows of many heads reach less of a long table than many rows of few heads.
+                groups *= MORE_GROUPS
         yield (
             tables,
             fused,
@@ -338,21 +344,22 @@ def _forward_rows(
     block: Block, scratch: Scratch, queries: range, spans: list[Span], total: Tensor, norm: Tensor
 ) -> None:
     """The outputs of some queries into ``total`` (groups, rows, value_dim), by a softmax that goes tile by tile."""
-    tables, workspace = block.tables, block.workspace
+    workspace = block.workspace
     total.zero_()
     norm.fill_(torch.inf)
+    keys, values = block.tables.of_rows(queries)
     from_keys = from_values = None
-    if tables.keys is not None and block.query is not None:
-        from_keys = block.per_offset(block.query[:, block.reversed(queries)], tables.keys)
-    if tables.values is not None:
-        from_values = total.new_zeros(*total.shape[:2], tables.values.vectors.shape[1])
+    if keys is not None and block.query is not None:
+        from_keys = block.per_offset(block.query[:, block.reversed(queries)], keys)
+    if values is not None:
+        from_values = total.new_zeros(*total.shape[:2], values.vectors.shape[1])
     # Finite also where all scores of a row are -inf, so that their exponentials are zeros.
     lowest = torch.finfo(total.dtype).min / 2
     highest = weight = None
     for span in spans:
         tile = scratch.tile(block.groups, span)
         scores = tile.scores
-        block.fill_scores(tile, from_keys, None)
+        block.fill_scores(tile, keys, from_keys, None)
         high = scores.amax(-1, keepdim=True).clamp_(min=lowest)
         if highest is not None and weight is not None:
             high = torch.maximum(high, highest)
@@ -369,12 +376,12 @@ def _forward_rows(
             scores *= kept
         weights = workspace.converted("weights", scores, block.narrow_value.dtype)
         add_product(total, weights, block.narrow_value[:, span.keys.start : span.keys.stop], workspace)
-        if from_values is not None and tables.values is not None:
-            tables.values.collect(tile, from_values)
+        if from_values is not None and values is not None:
+            values.collect(tile, from_values)
     if highest is None or weight is None:
         return
-    if from_values is not None and tables.values is not None:
-        total += block.from_offsets(from_values, tables.values)
+    if from_values is not None and values is not None:
+        total += block.from_offsets(from_values, values)
     empty = weight == 0
     weight.masked_fill_(empty, 1.0)
     highest.masked_fill_(empty, torch.inf)
@@ -481,31 +488,32 @@ class BlockBackward:
 
     def add_rows(self, scratch: Scratch, gradient_scratch: Scratch, queries: range, spans: list[Span]) -> None:
         """Add what some queries contribute to all gradients."""
-        block, tables, into, workspace = self.block, self.block.tables, self.into, self.block.workspace
+        block, into, workspace = self.block, self.into, self.block.workspace
+        bias, (keys_table, values_table) = block.tables.bias, block.tables.of_rows(queries)
         narrow, rows = block.narrow, block.reversed(queries)
         gradient, minus_delta, shift = self.gradient[:, rows], self.minus_delta[:, rows], self.shift[:, rows]
         from_keys = from_values = None
-        if tables.keys is not None and block.query is not None:
-            from_keys = block.per_offset(block.query[:, rows], tables.keys)
+        if keys_table is not None and block.query is not None:
+            from_keys = block.per_offset(block.query[:, rows], keys_table)
             keys_gradient = torch.zeros_like(from_keys)
-        if tables.values is not None:
-            from_values = block.per_offset(gradient, tables.values)
+        if values_table is not None:
+            from_values = block.per_offset(gradient, values_table)
             values_weights = torch.zeros_like(from_values)
         for span in spans:
             keys = slice(span.keys.start, span.keys.stop)
             tile, gradient_tile = scratch.tile(block.groups, span), gradient_scratch.tile(block.groups, span)
             weights, scores_gradient = tile.scores, gradient_tile.scores
-            block.fill_scores(tile, from_keys, shift)
+            block.fill_scores(tile, keys_table, from_keys, shift)
             weights.exp2_()
             kept = block.kept(span)
             # First the gradient of the weights less delta, then of the scores: weights times that.
             common = minus_delta if kept is None else torch.zeros_like(minus_delta)
-            if tables.values is not None and from_values is not None:
+            if values_table is not None and from_values is not None:
                 common = common + from_values[..., :1]
             scores_gradient.copy_(common.expand_as(weights))
             add_product(scores_gradient, gradient, block.value[:, keys].mT, workspace)
-            if tables.values is not None and from_values is not None:
-                tables.values.spread(from_values - from_values[..., :1], gradient_tile)
+            if values_table is not None and from_values is not None:
+                values_table.spread(from_values - from_values[..., :1], gradient_tile)
             if kept is not None:
                 scores_gradient.mul_(kept).add_(minus_delta)
             scores_gradient.mul_(weights)
@@ -517,12 +525,12 @@ class BlockBackward:
                 self.narrow_gradient[:, rows],
                 workspace,
             )
-            if tables.values is not None and "values" in into:
-                tables.values.collect(tile, values_weights)
-            if tables.bias is not None and "bias" in into:
-                tables.bias.collect(gradient_tile, block.heads)
-            if tables.keys is not None:
-                tables.keys.collect(gradient_tile, keys_gradient)
+            if values_table is not None and "values" in into:
+                values_table.collect(tile, values_weights)
+            if bias is not None and "bias" in into:
+                bias.collect(gradient_tile, block.heads)
+            if keys_table is not None:
+                keys_table.collect(gradient_tile, keys_gradient)
             if "dense" in into:
                 by_head = block.by_head(scores_gradient).flip(-2)
                 part = block.dense_part(into["dense"], span)
@@ -532,13 +540,13 @@ class BlockBackward:
                 narrow_gradient = workspace.converted("weights", scores_gradient, narrow)
                 add_product(self.features_gradient[0][:, rows], narrow_gradient, key_features[:, keys], workspace)
                 add_product(self.features_gradient[1][:, keys], narrow_gradient.mT, query_features[:, rows], workspace)
-        if tables.keys is not None and block.query is not None:
+        if keys_table is not None and block.query is not None:
             width = block.query.shape[2]
-            self.features_gradient[0][:, rows, :width] += block.from_offsets(keys_gradient, tables.keys)
+            self.features_gradient[0][:, rows, :width] += block.from_offsets(keys_gradient, keys_table)
             if "keys" in into:
-                block.collect_vectors(tables.keys, keys_gradient, block.query[:, rows] * LN2)
-        if tables.values is not None and "values" in into:
-            block.collect_vectors(tables.values, values_weights, gradient)
+                block.collect_vectors(keys_table, keys_gradient, block.query[:, rows] * LN2)
+        if values_table is not None and "values" in into:
+            block.collect_vectors(values_table, values_weights, gradient)
 
     def finish(self) -> None:
         """Put what was summed where it belongs."""

@@ -17,6 +17,8 @@ from .terms import (
     Positions,
     PositionsLike,
     Term,
+    offset_range,
+    offset_step,
     offsets_between,
     position_values,
 )
@@ -158,6 +160,7 @@ def make_call(
         if documents.is_floating_point() or documents.is_complex():
             raise TypeError(f"{name}_documents: expected whole numbers, got {documents.dtype}")
         _check_device(f"{name}_documents", documents, value)
+    terms, query_positions, key_positions = _without_steps(terms, query_positions, key_positions)
     return Call(
         query,
         key,
@@ -173,6 +176,45 @@ def make_call(
         key_documents,
         n_q,
         default_positions,
+    )
+
+
+def _without_steps(
+    terms: tuple[Term, ...], query_positions: PositionsLike, key_positions: PositionsLike
+) -> tuple[tuple[Term, ...], PositionsLike, PositionsLike]:
+    """The same in units of the tables' step, so that backends know tables with an entry for every offset only."""
+    tables = [term for term in terms if isinstance(term, OffsetBias | OffsetKeys | OffsetValues)]
+    steps = {term.step for term in tables if term.step != 1}
+    if not steps:
+        return terms, query_positions, key_positions
+    stepped = next(term for term in tables if term.step != 1)
+    name, step = type(stepped).__name__, stepped.step
+    if len(steps) > 1:
+        raise ValueError(f"{name}.step: expected the same step in all tables, got {sorted(steps)}")
+    if not (isinstance(query_positions, Positions) and isinstance(key_positions, Positions)):
+        raise ValueError(f"{name}.step: a step of {step} needs affine positions, got explicit ones")
+    between = offset_step(query_positions, key_positions)
+    if between % step or any(term.first % step for term in tables if term.step == step):
+        raise ValueError(f"{name}.step: offsets between these positions and first are no multiples of {step}")
+    low, high = offset_range(query_positions, key_positions) or (0, 0)
+    rescaled: list[Term] = []
+    for term in terms:
+        if isinstance(term, OffsetBias | OffsetKeys | OffsetValues):
+            table, first = term.table, term.first
+            if term.step == 1:
+                rows = torch.arange(low, high + 1, step, device=table.device) - first
+                table, first = table[:, rows.clamp(0, table.shape[1] - 1)], low
+            rescaled.append(type(term)(table, first // step))
+        else:
+            rescaled.append(term)
+    query_stride, key_stride = (
+        positions.stride // step if positions.length > 1 else 1 for positions in (query_positions, key_positions)
+    )
+    start = (key_positions.start - query_positions.start) // step
+    return (
+        tuple(rescaled),
+        Positions(0, query_stride, query_positions.length),
+        Positions(start, key_stride, key_positions.length),
     )
 
 

@@ -7,6 +7,7 @@ Everything here is of one piece: its layout of offsets, and its tables in that l
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cached_property
 from typing import TypeAlias
 
@@ -169,6 +170,21 @@ class GridRows:
         self.vectors = table[:, self.index]
         self.sums = torch.zeros_like(self.vectors)
 
+    def of_rows(self, queries: range) -> GridRows:
+        """The part of the table that some queries can read, with the same memory."""
+        grid, window = self.grid, self.window
+        low = max(window.start, -grid.step * (queries.stop - 1))
+        high = min(window.stop, grid.n_k - grid.step * queries.start)
+        if high <= low:
+            # They read one of the table's ends only.
+            low = window.start if high <= window.start else window.stop - 1
+            high = low + 1
+        part = copy(self)
+        part.window = range(low, high)
+        columns = slice(low - window.start, high - window.start)
+        part.vectors, part.sums = self.vectors[:, columns], self.sums[:, columns]
+        return part
+
     def spread(self, per_offset: Tensor, tile: Tile) -> None:
         """Add to each score the number of its query and offset, from (groups, rows, T) whose first offset has zeros."""
         for part, columns in self._parts(tile):
@@ -229,6 +245,9 @@ class ListedRows:
         self.offsets, self.vectors, self.first = offsets, table, first
         self.sums = torch.zeros_like(table)
 
+    def of_rows(self, queries: range) -> ListedRows:
+        return self
+
     def _entries(self, tile: Tile) -> Tensor:
         return self.offsets.entries(tile.span, self.first, self.vectors.shape[1]).expand_as(tile.scores)
 
@@ -275,6 +294,15 @@ class Tables:
     def step(self) -> int:
         """Of scratch memory that tables write to or read from."""
         return self.layout.step if isinstance(self.layout, Grid) else 0
+
+    def rows(self) -> tuple[Rows | None, Rows | None]:
+        """The keys' and the values' tables."""
+        return self.keys, self.values
+
+    def of_rows(self, queries: range) -> tuple[Rows | None, Rows | None]:
+        """The parts of the keys' and the values' tables that some queries can read."""
+        keys, values = (None if table is None else table.of_rows(queries) for table in (self.keys, self.values))
+        return keys, values
 
     def bands(self, *, bias: bool = False) -> list[range]:
         """The windows of the tables that read or write tiles by diagonals; the bias does only for its gradient."""

@@ -6,6 +6,7 @@ say it. Throughout, ``offset = key position - query position``; a positive offse
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -73,6 +74,12 @@ def offset_range(query_positions: PositionsLike, key_positions: PositionsLike) -
     return key_positions.start - query_positions.last, key_positions.last - query_positions.start
 
 
+def offset_step(query_positions: Positions, key_positions: Positions) -> int:
+    """The largest number that all offsets between affine positions are multiples of; 0 where the only one is 0."""
+    steps = [positions.stride for positions in (query_positions, key_positions) if positions.length > 1]
+    return math.gcd(key_positions.start - query_positions.start, *steps)
+
+
 def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:
     """All offsets of a grid, (n_q, n_k) or (batch, n_q, n_k), from position values (n,) or (batch, n)."""
     return key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
@@ -85,10 +92,12 @@ class OffsetBias:
     Args:
         table: (heads, T), one finite number per head and offset. Beyond its ends the end values hold.
         first: the offset of the table's first column.
+        step: the offsets from one column to the next, where only every so manieth occurs, as between pooled sequences.
     """
 
     table: Tensor
     first: int
+    step: int = 1
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         _check_shape("OffsetBias.table", self.table, (("heads", (heads,)), ("T", None)))
@@ -102,10 +111,12 @@ class OffsetKeys:
     Args:
         table: (heads or 1, T, head_dim), a vector per offset.
         first: the offset of the table's first row.
+        step: the offsets from one row to the next, where only every so manieth occurs, as between pooled sequences.
     """
 
     table: Tensor
     first: int
+    step: int = 1
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         _check_shape("OffsetKeys.table", self.table, (("heads", (1, heads)), ("T", None), ("head_dim", (head_dim,))))
@@ -119,10 +130,12 @@ class OffsetValues:
     Args:
         table: (heads or 1, T, value's head_dim), a vector per offset.
         first: the offset of the table's first row.
+        step: the offsets from one row to the next, where only every so manieth occurs, as between pooled sequences.
     """
 
     table: Tensor
     first: int
+    step: int = 1
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         _check_shape("OffsetValues.table", self.table, (("heads", (1, heads)), ("T", None), ("head_dim", (head_dim,))))
@@ -188,3 +201,5 @@ def _check_table(term: OffsetBias | OffsetKeys | OffsetValues) -> None:
         raise ValueError(f"{name}.table: needs at least one offset, got none")
     if isinstance(term.first, bool) or not isinstance(term.first, int | torch.SymInt):
         raise TypeError(f"{name}.first: expected an int, got {type(term.first).__name__}")
+    if isinstance(term.step, bool) or not isinstance(term.step, int | torch.SymInt) or term.step < 1:
+        raise ValueError(f"{name}.step: expected an int of at least 1, got {term.step!r}")

@@ -6,13 +6,43 @@ from .._extras import require
 
 require("hf", "transformers", "safetensors")
 
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from .config import Block, EncoderConfig, parse_blocks  # noqa: E402
+from .electra import Electra  # noqa: E402
 from .encoder import Encoder, EncoderForMaskedLM  # noqa: E402
+from .heads import (  # noqa: E402
+    EncoderForPreTraining,
+    EncoderForQuestionAnswering,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+)
 
-__all__ = ["Block", "Encoder", "EncoderConfig", "EncoderForMaskedLM", "parse_blocks"]
+__all__ = [
+    "Block",
+    "Electra",
+    "Encoder",
+    "EncoderConfig",
+    "EncoderForMaskedLM",
+    "EncoderForPreTraining",
+    "EncoderForQuestionAnswering",
+    "EncoderForSequenceClassification",
+    "EncoderForTokenClassification",
+    "parse_blocks",
+]
 
 AutoConfig.register(EncoderConfig.model_type, EncoderConfig)
 AutoModel.register(EncoderConfig, Encoder)
 AutoModelForMaskedLM.register(EncoderConfig, EncoderForMaskedLM)
+AutoModelForPreTraining.register(EncoderConfig, EncoderForPreTraining)
+AutoModelForQuestionAnswering.register(EncoderConfig, EncoderForQuestionAnswering)
+AutoModelForSequenceClassification.register(EncoderConfig, EncoderForSequenceClassification)
+AutoModelForTokenClassification.register(EncoderConfig, EncoderForTokenClassification)

@@ -1,8 +1,9 @@
-"""One encoder for BERT (``blocks="12"``) and ALBERT (``blocks="1x12"``), with any position method."""
+"""One encoder for BERT (``blocks="12"``), ALBERT (``"1x12"``) and funnels (``"4-4-4"``), with any position method."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,23 +14,21 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
-from ..attention import Positions, PositionsLike, attention, attention_weights
+from ..attention import FactorPair, Positions, PositionsLike, attention, attention_weights
 from ..positions import Position, build_position
 from .config import EncoderConfig, parse_blocks
+from .pooling import Pooling, Sequence, unpool
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tokens of one attention layer are: all that attention needs besides the hidden states.
+    """What an attention layer looks from and to: all that attention needs besides the hidden states.
 
     Queries and keys are told apart because pooling between blocks makes them differ.
     """
 
-    query_positions: PositionsLike
-    key_positions: PositionsLike
-    key_mask: Tensor | None
-    query_documents: Tensor | None
-    key_documents: Tensor | None
+    queries: Sequence
+    keys: Sequence
     shared: Any
 
 
@@ -40,7 +39,8 @@ class Embeddings(nn.Module):
         super().__init__()
         width = config.embedding_size
         self.word = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        typed = config.type_vocab_size and config.segments == "embedding"
+        self.token_type = nn.Embedding(config.type_vocab_size, width) if typed else None
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
@@ -63,39 +63,49 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: EncoderConfig, *, content: bool) -> None:
         super().__init__()
-        width = config.hidden_size
+        width, inner = config.hidden_size, config.num_attention_heads * config.head_dim
         self.num_heads = config.num_attention_heads
         self.dropout_p = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
         # A Synthesizer that replaces content scores has no use for query and key.
-        self.query = nn.Linear(width, width) if content else None
-        self.key = nn.Linear(width, width) if content else None
-        self.value = nn.Linear(width, width)
-        self.out = nn.Linear(width, width)
+        self.query = nn.Linear(width, inner, bias=config.query_bias) if content else None
+        self.key = nn.Linear(width, inner) if content else None
+        self.value = nn.Linear(width, inner)
+        self.out = nn.Linear(inner, width)
+        attend_to_types = content and config.type_vocab_size and config.segments == "attention"
+        self.segments = SegmentScores(config) if attend_to_types else None
 
     def forward(
-        self, hidden: Tensor, position: Position, layer: int, place: Place, with_weights: bool
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        position: Position,
+        layer: int,
+        place: Place,
+        with_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend within hidden (batch, n, hidden_size); weights (batch, heads, n, n) if asked for."""
-        value = self._heads(self.value(hidden))
+        """Attend from (batch, n_q, hidden_size) to (batch, n_k, hidden_size).
+
+        Returns:
+            (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if asked for.
+        """
+        positions = place.queries.positions, place.keys.positions
+        hooks: dict[str, Any] = {"layer": layer, "shared": place.shared}
+        terms = position.terms(queries, *positions, **hooks)
+        value = self._heads(self.value(keys))
         query, key = None, None
         if self.query is not None and self.key is not None:
-            query, key, value = position.rotate(
-                self._heads(self.query(hidden)),
-                self._heads(self.key(hidden)),
-                value,
-                place.query_positions,
-                place.key_positions,
-                layer=layer,
-                shared=place.shared,
-            )
-        terms = position.terms(hidden, place.query_positions, place.key_positions, layer=layer, shared=place.shared)
+            query, key = self._heads(self.query(queries)), self._heads(self.key(keys))
+            terms += position.query_terms(query, *positions, **hooks)
+            if self.segments is not None and place.queries.segments is not None:
+                terms += (self.segments(query, place.queries.segments, place.keys.segments),)
+            query, key, value = position.rotate(query, key, value, *positions, **hooks)
         options: dict[str, Any] = {
-            "key_mask": place.key_mask,
-            "query_positions": place.query_positions,
-            "key_positions": place.key_positions,
-            "query_documents": place.query_documents,
-            "key_documents": place.key_documents,
+            "key_mask": place.keys.key_mask,
+            "query_positions": positions[0],
+            "key_positions": positions[1],
+            "query_documents": place.queries.documents,
+            "key_documents": place.keys.documents,
         }
         out = attention(
             query,
@@ -113,6 +123,46 @@ class SelfAttention(nn.Module):
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
+CLS_TYPE = 2
+"""The token type of [CLS] where types are scores; it is the same as every type."""
+
+
+class SegmentScores(nn.Module):
+    """A score for tokens of the same type and another for tokens of different types (Dai et al. 2020, and its code).
+
+    ``score_ij += scale * <q_i + bias, same>`` if the types are equal or one is [CLS]'s, else with ``different``;
+    nothing in the row and the column of a separate [CLS].
+
+    Shape:
+        bias: (num_attention_heads, head_dim). different, same: ``weight`` (2, num_attention_heads, head_dim).
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        heads = (config.num_attention_heads, config.head_dim)
+        self.kinds = max(config.type_vocab_size, CLS_TYPE + 1)
+        self.separate_cls = config.separate_cls
+        self.bias = nn.Parameter(torch.empty(*heads))
+        self.weight = nn.Parameter(torch.empty(2, *heads))
+
+    def forward(self, query: Tensor, query_types: Tensor, key_types: Tensor) -> FactorPair:
+        """The scores as factors of rank ``kinds`` + 1: a key says its type, a query which ones are the same."""
+        scale = query.shape[-1] ** -0.5
+        different, same = self.weight.to(query.dtype).unsqueeze(2) * scale
+        query = query + self.bias.to(query.dtype).unsqueeze(1)
+        unlike = (query * different).sum(-1, keepdim=True)  # (batch, heads, n_q, 1)
+        like = (query * same).sum(-1, keepdim=True)
+        kinds = torch.arange(self.kinds, device=query.device)
+        is_type, query_type = (types[:, None, :, None] for types in (key_types, query_types))
+        accepted = (query_type == kinds) | (query_type == CLS_TYPE) | (kinds == CLS_TYPE)
+        query_factors = torch.cat((unlike, (like - unlike) * accepted), -1)
+        key_factors = torch.cat((torch.ones_like(is_type, dtype=torch.bool), is_type == kinds), -1).to(query.dtype)
+        if self.separate_cls:
+            query_factors = functional.pad(query_factors[:, :, 1:], (0, 0, 1, 0))
+            key_factors = functional.pad(key_factors[:, :, 1:], (0, 0, 1, 0))
+        return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))
+
+
 class Layer(GradientCheckpointingLayer):
     """Self-attention and a feed-forward network, each with a residual and a norm before or after it."""
 
@@ -123,16 +173,27 @@ class Layer(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.up = nn.Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACT2FN[config.hidden_act]
+        self.activation_dropout = nn.Dropout(config.activation_dropout_prob)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size)
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, hidden: Tensor, position: Position, layer: int, place: Place, with_weights: bool
+        self,
+        hidden: Tensor,
+        position: Position,
+        layer: int,
+        place: Place,
+        with_weights: bool,
+        memory: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run as attention layer ``layer`` on hidden (batch, n, hidden_size)."""
+        """Run as attention layer ``layer`` on hidden (batch, n, hidden_size).
+
+        ``memory`` (batch, n_k, hidden_size) is what is attended to, if not ``hidden`` itself.
+        """
         before = self.attention_norm(hidden) if self.pre else hidden
-        out, weights = self.attention(before, position, layer, place, with_weights)
+        keys = before if memory is None else self.attention_norm(memory) if self.pre else memory
+        out, weights = self.attention(before, keys, position, layer, place, with_weights)
         hidden = hidden + self.dropout(out)
         if self.pre:
             return hidden + self._feed_forward(self.feed_forward_norm(hidden)), weights
@@ -140,7 +201,7 @@ class Layer(GradientCheckpointingLayer):
         return self.feed_forward_norm(hidden + self._feed_forward(hidden)), weights
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
-        return self.dropout(self.down(self.activation(self.up(hidden))))
+        return self.dropout(self.down(self.activation_dropout(self.activation(self.up(hidden)))))
 
 
 class EncoderPreTrainedModel(PreTrainedModel):
@@ -160,39 +221,52 @@ class EncoderPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, Position):
             module.reset_parameters()
+        if isinstance(module, SegmentScores):
+            std = self.config.initializer_range
+            for parameter in module.parameters():
+                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
 
 class Encoder(EncoderPreTrainedModel):
     """A Transformer encoder whose notion of position is ``config.position``.
 
-    Layers are shared as ``config.blocks`` says, positions never are: a method with parameters in every layer has its
-    own in every *pass*, also where the passes share one layer (as the TISA paper does with ALBERT).
+    Layers are shared as ``config.blocks`` says, positions are not: a method with parameters in every layer has its
+    own in every *pass*, also where the passes share one layer (as the TISA paper does with ALBERT). The exception is
+    transformer_xl, whose parameters belong to the layer.
+
+    With several blocks it is a Funnel-Transformer: the sequence is halved at the start of each block but the first, by
+    a layer whose queries are pooled. Positions of pooled tokens are every second, fourth, ... one, so every method
+    goes with it. A decoder (``config.decoder_layers``) repeats the last states to full length, adds the first block's
+    and runs a few layers more; without one the output is as short as the last block.
+
+    Args:
+        config: sizes and options.
+        decoder: False leaves out a decoder that the config has; its weights in a checkpoint are then not used.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, *, decoder: bool = True) -> None:
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
-        if len(blocks) > 1:
-            # Pooling between blocks belongs here: forward() below already keeps query and key positions apart.
-            raise NotImplementedError(f"blocks: pooling between blocks is not implemented yet, got {config.blocks!r}")
         self.position = build_position(
             config.position,
             hidden_size=config.hidden_size,
             num_heads=config.num_attention_heads,
+            head_dim=config.head_dim,
             num_layers=config.num_hidden_layers,
             max_length=config.max_position_embeddings,
             embedding_size=config.embedding_size,
             initializer_range=config.initializer_range,
+            passes=config.passes,
+            separate_cls=config.separate_cls,
             **(config.position_options or {}),
         )
         self.embeddings = Embeddings(config)
+        self.pooling = Pooling(config.pooling, config.separate_cls, config.truncate_seq, config.mask_pooling)
+        self.ends = tuple(accumulate(block.layers * block.repeats for block in blocks))
+        self.passes = config.passes if decoder else config.passes[: self.ends[-1]]
+        self.has_decoder = len(self.passes) > self.ends[-1]
         content = self.position.content
-        self.layers = nn.ModuleList(Layer(config, content=content) for block in blocks for _ in range(block.layers))
-        self.passes = [
-            index
-            for index, block in enumerate(block for block in blocks for _ in range(block.layers))
-            for _ in range(block.repeats)
-        ]
+        self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
         self.post_init()
 
@@ -229,7 +303,8 @@ class Encoder(EncoderPreTrainedModel):
             return_dict: False for a plain tuple.
 
         Returns:
-            ``last_hidden_state`` (batch, n, hidden_size), and what was asked for.
+            ``last_hidden_state`` (batch, n, hidden_size), shorter than the input after pooling without a decoder, and
+            what was asked for; with a decoder the hidden states also have its input.
 
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
@@ -251,51 +326,110 @@ class Encoder(EncoderPreTrainedModel):
             raise ValueError(
                 f"position_ids: expected shape {(length,)} or {(batch, length)}, got {tuple(position_ids.shape)}"
             )
-        positions = Positions(0, 1, length) if position_ids is None else position_ids
-        place = Place(
-            query_positions=positions,
-            key_positions=positions,
+        if document_ids is not None and len(self.ends) > 1:
+            raise ValueError("document_ids: pooling would mix the documents of a row; give each a row of its own")
+        sequence = Sequence(
+            positions=Positions(0, 1, length) if position_ids is None else position_ids,
             key_mask=None if attention_mask is None else attention_mask.bool(),
-            query_documents=document_ids,
-            key_documents=document_ids,
-            shared=self.position.shared(positions, positions),
+            segments=token_type_ids if self.config.segments == "attention" else None,
+            documents=document_ids,
         )
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        hidden = self.embeddings(words, token_type_ids, self.position, positions)
-        states, attentions = [hidden], []
-        for layer, index in enumerate(self.passes):
-            hidden, weights = self.layers[index](hidden, self.position, layer, place, output_attentions)
-            states.append(hidden)
-            attentions.append(weights)
+        hidden = self.embeddings(words, token_type_ids, self.position, sequence.positions)
+        run = _Run(self, hidden, bool(output_attentions))
+        start = 0
+        for block, end in enumerate(self.ends):
+            if block and self.pooling.applies_to(run.hidden.shape[1]):
+                pooled = self.pooling.sequence(sequence)
+                if self.config.pool_query_only:
+                    run.layer(start, self._place(pooled, sequence), pooled=self.pooling.hidden(run.hidden))
+                    start += 1
+                else:
+                    run.hidden = self.pooling.hidden(run.hidden)
+                sequence = pooled
+            run.layers(range(start, end), self._place(sequence, sequence))
+            if block == 0:
+                whole, first = sequence, run.hidden
+            start = end
+        if self.has_decoder:
+            hidden = unpool(run.hidden, 2 ** (len(self.ends) - 1), length, self.config.separate_cls) + first
+            run.add(hidden)
+            run.layers(range(start, len(self.passes)), self._place(whole, whole))
         if self.norm is not None:
-            hidden = states[-1] = self.norm(hidden)
+            run.hidden = run.states[-1] = self.norm(run.hidden)
         output = BaseModelOutput(
-            last_hidden_state=hidden,
-            hidden_states=tuple(states) if output_hidden_states else None,
-            attentions=tuple(attentions) if output_attentions else None,
+            last_hidden_state=run.hidden,
+            hidden_states=tuple(run.states) if output_hidden_states else None,
+            attentions=tuple(run.attentions) if output_attentions else None,
         )
         return output if self._wants_dict(return_dict) else output.to_tuple()
 
+    def _place(self, queries: Sequence, keys: Sequence) -> Place:
+        return Place(queries, keys, self.position.shared(queries.positions, keys.positions))
+
+
+class _Run:
+    """One forward: the hidden states so far."""
+
+    def __init__(self, encoder: Encoder, hidden: Tensor, with_weights: bool) -> None:
+        self.encoder, self.hidden, self.with_weights = encoder, hidden, with_weights
+        self.states = [hidden]
+        self.attentions: list[Tensor | None] = []
+
+    def layer(self, layer: int, place: Place, pooled: Tensor | None = None) -> None:
+        """Run one layer; from ``pooled`` if given, looking at the states before pooling."""
+        module = self.encoder.layers[self.encoder.passes[layer]]
+        if pooled is None:
+            hidden, weights = module(self.hidden, self.encoder.position, layer, place, self.with_weights)
+        else:
+            hidden, weights = module(pooled, self.encoder.position, layer, place, self.with_weights, self.hidden)
+        self.attentions.append(weights)
+        self.add(hidden)
+
+    def layers(self, layers: range, place: Place) -> None:
+        """Run some layers in the same place."""
+        for layer in layers:
+            self.layer(layer, place)
+
+    def add(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+        self.states.append(hidden)
+
 
 class MaskedLMHead(nn.Module):
-    """BERT's: a dense layer, activation and norm at the embeddings' width, then the tied embeddings and a bias."""
+    """Logits of every token in the vocabulary: the tied embeddings and a bias, with ``config.lm_head`` before them.
+
+    "bert" is a dense layer, activation and norm at the embeddings' width; "tied" is nothing, as in transformers'
+    Funnel.
+
+    Raises:
+        ValueError: where the embeddings' width is not the hidden states' and nothing stands between them.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        bert = config.lm_head == "bert"
+        if not bert and config.hidden_size != config.embedding_size:
+            raise ValueError(
+                f"lm_head: 'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
+                f"and embedding_size {config.embedding_size}; use 'bert'"
+            )
+        self.dense = nn.Linear(config.hidden_size, config.embedding_size) if bert else None
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps) if bert else None
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (..., vocab_size) from hidden (..., hidden_size)."""
-        return self.decoder(self.norm(self.activation(self.dense(hidden))))
+        if self.dense is not None and self.norm is not None:
+            hidden = self.norm(self.activation(self.dense(hidden)))
+        return self.decoder(hidden)
 
 
 class EncoderForMaskedLM(EncoderPreTrainedModel):
-    """An :class:`Encoder` with BERT's masked-LM head, tied to the token embeddings."""
+    """An :class:`Encoder` with a masked-LM head (``config.lm_head``), tied to the token embeddings."""
 
     _tied_weights_keys = {"head.decoder.weight": "encoder.embeddings.word.weight"}  # noqa: RUF012
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -33,6 +34,7 @@ METHODS: dict[str, str | type[Position]] = {
     "tisa": "tisa:Tisa",
     "alibi": "alibi:Alibi",
     "fire": "fire:Fire",
+    "transformer_xl": "transformer_xl:TransformerXL",
 }
 """Name of each method -> its class, or "module:Class" in this package, imported when it is asked for."""
 
@@ -69,6 +71,8 @@ def build_position(
     head_dim: int | None = None,
     embedding_size: int | None = None,
     initializer_range: float = 0.02,
+    passes: Sequence[int] | None = None,
+    separate_cls: bool = False,
     **options: Any,
 ) -> Position:
     """Build a position method, or several joined by "+".
@@ -84,6 +88,8 @@ def build_position(
         head_dim: width of one head; hidden_size / num_heads by default.
         embedding_size: width at the input; hidden_size by default.
         initializer_range: standard deviation of the model's own fresh weights; learned and tupe draw theirs likewise.
+        passes: which of the distinct layers each of the ``num_layers`` is; by default all are distinct.
+        separate_cls: whether the first token is [CLS], which pooling leaves alone.
         options: the method's own, as its class documents them.
 
     Raises:
@@ -107,6 +113,8 @@ def build_position(
         head_dim = hidden_size // num_heads
     if initializer_range <= 0:
         raise ValueError(f"initializer_range: expected a positive number, got {initializer_range}")
+    if passes is not None and len(passes) != num_layers:
+        raise ValueError(f"passes: expected one number for each of {num_layers} layers, got {len(passes)}")
     model = ModelShape(
         hidden_size,
         num_heads,
@@ -116,6 +124,8 @@ def build_position(
         max_length,
         causal,
         initializer_range,
+        tuple(range(num_layers) if passes is None else passes),
+        separate_cls,
     )
     classes = [_find(part.strip()) for part in name.split("+")]
     if len(set(classes)) < len(classes):

@@ -39,6 +39,9 @@ class ModelShape:
         max_length: positions that tables with a fixed size cover.
         causal: whether keys to the right are masked everywhere.
         initializer_range: standard deviation of the model's own fresh weights, for methods that follow it.
+        passes: which of the model's distinct layers each of the ``num_layers`` is, for methods whose parameters are
+            shared where the layers are.
+        separate_cls: whether the first token is [CLS], which pooling leaves alone.
     """
 
     hidden_size: int
@@ -49,6 +52,8 @@ class ModelShape:
     max_length: int
     causal: bool
     initializer_range: float
+    passes: tuple[int, ...]
+    separate_cls: bool
 
 
 class Position(nn.Module):
@@ -111,6 +116,18 @@ class Position(nn.Module):
         shared: Any = None,
     ) -> tuple[Term, ...]:
         """What position adds to scores and values; ``hidden`` (batch, n_q, hidden_size) is the queries' input."""
+        return ()
+
+    def query_terms(
+        self,
+        query: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Term, ...]:
+        """More terms, of the projected query (batch, heads, n_q, head_dim) as it is before ``rotate``."""
         return ()
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
@@ -201,20 +218,22 @@ def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.dev
         TypeError: for fractional positions.
     """
     if isinstance(positions, Positions):
-        outside = positions.length > 0 and (positions.start < 0 or positions.last >= rows)
+        # A pooled sequence's [CLS] stands a stride before the token at 1; there is nothing before it.
+        first = 0 if positions.start == 1 - positions.stride else positions.start
+        outside = positions.length > 0 and (first < 0 or positions.last >= rows)
         if outside:
-            worst = positions.start if positions.start < 0 else positions.last
+            worst = first if first < 0 else positions.last
             raise PositionRangeError(_out_of_range(name, rows, worst))
+        return position_values(positions, device).clamp(min=0)
+    if positions.is_floating_point():
+        raise TypeError(f"{name}: needs whole positions, got {positions.dtype}")
+    if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
+        low, high = int(positions.min()), int(positions.max())
+        if low < 0 or high >= rows:
+            raise PositionRangeError(_out_of_range(name, rows, low if low < 0 else high))
     else:
-        if positions.is_floating_point():
-            raise TypeError(f"{name}: needs whole positions, got {positions.dtype}")
-        if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
-            low, high = int(positions.min()), int(positions.max())
-            if low < 0 or high >= rows:
-                raise PositionRangeError(_out_of_range(name, rows, low if low < 0 else high))
-        else:
-            # A negative index would silently count from the end.
-            return position_values(positions.masked_fill(positions < 0, rows), device)
+        # A negative index would silently count from the end.
+        return position_values(positions.masked_fill(positions < 0, rows), device)
     return position_values(positions, device)
 
 
@@ -279,6 +298,21 @@ class Sum(Position):
             term
             for part, own in zip(self, shared or [None] * len(self.parts), strict=True)
             for term in part.terms(hidden, query_positions, key_positions, layer=layer, shared=own)
+        )
+
+    def query_terms(
+        self,
+        query: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Any = None,
+    ) -> tuple[Term, ...]:
+        return tuple(
+            term
+            for part, own in zip(self, shared or [None] * len(self.parts), strict=True)
+            for term in part.query_terms(query, query_positions, key_positions, layer=layer, shared=own)
         )
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:

@@ -1,0 +1,314 @@
+"""The encoder with heads for classification, question answering and replaced-token detection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import (
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils import ModelOutput
+
+from .config import EncoderConfig, parse_blocks
+from .encoder import Encoder, EncoderPreTrainedModel
+
+
+def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    """Raise a ValueError that names the argument if its shape is another."""
+    if tensor.shape != expected:
+        raise ValueError(f"{name}: expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
+
+
+class EncoderWithHead(EncoderPreTrainedModel):
+    """What the models below share: an encoder, logits from its last hidden state, a loss if there are labels.
+
+    Args:
+        config: sizes and options.
+        per_token: whether there is a prediction for every token. One for the whole sequence comes from the blocks'
+            output, so the encoder is built without its decoder.
+
+    Raises:
+        ValueError: where every token needs a prediction but ``config.blocks`` pool and no decoder undoes it.
+    """
+
+    output_class: ClassVar[type[ModelOutput]]
+
+    def __init__(self, config: EncoderConfig, *, per_token: bool = True) -> None:
+        super().__init__(config)
+        if per_token and len(parse_blocks(config.blocks)) > 1 and config.decoder_layers == "0":
+            raise ValueError(
+                f"decoder_layers: a prediction for every token needs at least '1' where blocks pool, got '0' with "
+                f"blocks={config.blocks!r}"
+            )
+        self.encoder = Encoder(config, decoder=per_token)
+        if not per_token:
+            # Checkpoints of models with a decoder, whose layers are the last, are what this is fine-tuned from.
+            left_out = range(len(self.encoder.layers), max(config.passes) + 1)
+            self._keys_to_ignore_on_load_unexpected = [rf"(^|\.)layers\.{layer}\." for layer in left_out]
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Logits from the last hidden state (batch, n, hidden_size)."""
+        raise NotImplementedError
+
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """The loss, a float32 scalar; raises a ValueError for labels whose shape does not fit the logits'."""
+        raise NotImplementedError
+
+    def output(self, logits: Tensor, **others: Any) -> ModelOutput:
+        """What the model returns: the logits and whatever else there is."""
+        return self.output_class(logits=logits, **others)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> ModelOutput | tuple[Any, ...]:
+        """Predict, and with labels compute the loss, both as the class says; the rest as :meth:`Encoder.forward`."""
+        encoded = self.encoder(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            document_ids,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            return_dict=True,
+        )
+        logits = self.predict(encoded.last_hidden_state)
+        loss = None if labels is None else self.loss(logits, labels, attention_mask)
+        output = self.output(logits, loss=loss, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
+        return output if self._wants_dict(return_dict) else output.to_tuple()
+
+
+class SequenceHead(nn.Module):
+    """A dense layer with tanh on the first token's state, dropout, and a linear layer."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.out = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (batch, num_labels) from hidden (batch, n, hidden_size)."""
+        return self.out(self.dropout(torch.tanh(self.dense(hidden[:, 0]))))
+
+
+class EncoderForSequenceClassification(EncoderWithHead):
+    """An :class:`Encoder` that classifies its sequence, or predicts numbers, from its first token's last state.
+
+    A funnel has no decoder here: the first token's state is final after the blocks. Checkpoints of models that have one
+    load without a word about it.
+
+    ``labels`` and the loss follow ``config.problem_type``; None infers it as transformers does, from ``num_labels`` and
+    the labels' dtype:
+
+    - "regression" (``num_labels`` 1): numbers (batch, num_labels); mean squared error.
+    - "single_label_classification" (whole numbers): classes (batch,), -100 for rows to leave out; mean cross-entropy in
+      nats.
+    - "multi_label_classification" (anything else): 0 or 1 for every class, (batch, num_labels); mean binary
+      cross-entropy in nats.
+
+    The last dimension may be left out, or added, where it is 1. ``logits`` are (batch, num_labels).
+    """
+
+    output_class = SequenceClassifierOutput
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config, per_token=False)
+        self.classifier = SequenceHead(config)
+        self.post_init()
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        return self.classifier(hidden)
+
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+        problem = self.config.problem_type or self._infer_problem(labels)
+        expected = logits.shape[:1] if problem == "single_label_classification" else logits.shape
+        if labels.shape[:1] != expected[:1] or labels.numel() != prod(expected):
+            raise ValueError(f"labels: expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
+        logits, labels = logits.float(), labels.reshape(expected)
+        if problem == "single_label_classification":
+            return functional.cross_entropy(logits, labels)
+        if problem == "regression":
+            return functional.mse_loss(logits, labels.float())
+        return functional.binary_cross_entropy_with_logits(logits, labels.float())
+
+    def _infer_problem(self, labels: Tensor) -> str:
+        if self.config.num_labels == 1:
+            return "regression"
+        whole = labels.dtype in (torch.int64, torch.int32)
+        return "single_label_classification" if whole else "multi_label_classification"
+
+
+class EncoderForTokenClassification(EncoderWithHead):
+    """An :class:`Encoder` that classifies every token: dropout and a linear layer.
+
+    ``labels`` are classes (batch, n), -100 for tokens to leave out; the loss is the mean cross-entropy in nats over the
+    others, ``logits`` are (batch, n, num_labels). Every token may have a label, also those that a funnel's truncation
+    drops: they skip its pooled blocks but not its decoder.
+    """
+
+    output_class = TokenClassifierOutput
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        return self.token_classifier(self.dropout(hidden))
+
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+        check_shape("labels", labels, logits.shape[:-1])
+        return functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+
+
+class EncoderForQuestionAnswering(EncoderWithHead):
+    """An :class:`Encoder` that finds an answer in its sequence: two numbers for every token, from a linear layer.
+
+    ``start_logits`` and ``end_logits`` are (batch, n). Every token may be an answer's first or last, also those that a
+    funnel's truncation drops: they skip its pooled blocks but not its decoder.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.span = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        return self.span(hidden)
+
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+        length = logits.shape[1]
+        ends = zip(logits.float().unbind(-1), labels.clamp(0, length).unbind(-1), strict=True)
+        start, end = (functional.cross_entropy(scores, token, ignore_index=length) for scores, token in ends)
+        return (start + end) / 2
+
+    def output(self, logits: Tensor, **others: Any) -> QuestionAnsweringModelOutput:
+        start, end = logits.unbind(-1)
+        return QuestionAnsweringModelOutput(start_logits=start, end_logits=end, **others)
+
+    def forward(  # type: ignore[override]  # the labels are two
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> ModelOutput | tuple[Any, ...]:
+        """Score every token as an answer's first and last; the rest as :meth:`Encoder.forward`.
+
+        Args:
+            start_positions, end_positions: (batch,) index of the answer's first and last token. As in transformers, one
+                beyond the sequence is left out, and one below 0 counts as 0.
+
+        Returns:
+            ``start_logits`` and ``end_logits`` (batch, n), and with positions the ``loss``: the mean cross-entropy in
+            nats of the start, and of the end, averaged.
+
+        Raises:
+            ValueError: for one of the positions without the other, or shapes that do not fit.
+        """
+        if (start_positions is None) != (end_positions is None):
+            raise ValueError("start_positions and end_positions: give both or neither")
+        labels = None
+        if start_positions is not None and end_positions is not None:
+            words = input_ids if inputs_embeds is None else inputs_embeds
+            if words is not None:
+                check_shape("start_positions", start_positions, words.shape[:1])
+                check_shape("end_positions", end_positions, words.shape[:1])
+            labels = torch.stack([start_positions, end_positions], -1)
+        return super().forward(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            document_ids,
+            labels,
+            output_hidden_states,
+            output_attentions,
+            return_dict,
+        )
+
+
+class DiscriminatorHead(nn.Module):
+    """One number for every token: a dense layer, activation, and a linear layer."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.out = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (batch, n) from hidden (batch, n, hidden_size)."""
+        return self.out(self.activation(self.dense(hidden))).squeeze(-1)
+
+
+@dataclass
+class DiscriminatorOutput(ModelOutput):
+    """What :class:`EncoderForPreTraining` returns."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class EncoderForPreTraining(EncoderWithHead):
+    """ELECTRA's discriminator: an :class:`Encoder` that says of every token whether it is the original.
+
+    ``labels`` are (batch, n), **1 for a token that is the original, 0 for one that was replaced**, so positive
+    ``logits`` (batch, n) mean "original". That is the convention of Funnel-Transformer's authors, whose code trained
+    the released checkpoints. The ELECTRA authors' code and transformers' documentation of FunnelForPreTraining have
+    it the other way round.
+
+    The loss is the mean binary cross-entropy in nats over real tokens, those that ``attention_mask`` marks, or over all
+    without one. Every token may have a label, also those that a funnel's truncation drops: they skip its pooled blocks
+    but not its decoder.
+
+    Source: Clark et al. (2020), arXiv 2003.10555; laiguokun/Funnel-Transformer ``pretrain.py``, ``modeling.py``.
+    """
+
+    output_class = DiscriminatorOutput
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.discriminator_head = DiscriminatorHead(config)
+        self.post_init()
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        return self.discriminator_head(hidden)
+
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+        check_shape("labels", labels, logits.shape)
+        if attention_mask is not None:
+            real = attention_mask.bool()
+            logits, labels = logits[real], labels[real]
+        return functional.binary_cross_entropy_with_logits(logits.float(), labels.float())

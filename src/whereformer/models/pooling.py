@@ -1,0 +1,109 @@
+"""How a sequence is halved between blocks and made whole again for the decoder (Dai et al. 2020, Section 2.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..attention import Positions, PositionsLike
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Tokens as attention sees them besides their hidden states.
+
+    Args:
+        positions: where they are.
+        key_mask: (batch, n), True = real; None: all are.
+        segments: (batch, n) token types; None without any.
+        documents: (batch, n) ids of packed rows.
+    """
+
+    positions: PositionsLike
+    key_mask: Tensor | None = None
+    segments: Tensor | None = None
+    documents: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Halves sequences: two neighbours become one, the last one may be left alone.
+
+    Args:
+        mode: of hidden states, "mean", "max" or "min".
+        separate_cls: the first token stays as it is, and pairs begin with the second.
+        truncate: with that, the last token is dropped.
+        mask: a pooled token is real if "any" of its tokens is, or "all".
+    """
+
+    mode: str
+    separate_cls: bool
+    truncate: bool
+    mask: str
+
+    def applies_to(self, length: int) -> bool:
+        """Whether a sequence is long enough: two tokens besides [CLS], of which one may be dropped."""
+        return length > (2 if self.separate_cls else 1)
+
+    def length(self, length: int) -> int:
+        """Tokens after pooling."""
+        if not self.applies_to(length):
+            return length
+        if not self.separate_cls:
+            return (length + 1) // 2
+        return 1 + (length - 1 - self.truncate + 1) // 2
+
+    def hidden(self, hidden: Tensor) -> Tensor:
+        """Pool (batch, n, width)."""
+        first, second = self._pairs(hidden)
+        if self.mode == "mean":
+            pooled = (first + second) / 2
+        else:
+            pooled = torch.maximum(first, second) if self.mode == "max" else torch.minimum(first, second)
+        return self._with_cls(hidden, pooled)
+
+    def sequence(self, sequence: Sequence) -> Sequence:
+        """Pool all else: masks by their members, segments and explicit positions by the first of them."""
+        mask = sequence.key_mask
+        if mask is not None:
+            first, second = self._pairs(mask)
+            mask = self._with_cls(mask, first | second if self.mask == "any" else first & second)
+        segments = sequence.segments
+        if segments is not None:
+            segments = self._with_cls(segments, self._pairs(segments)[0])
+        return Sequence(self._positions(sequence.positions), mask, segments)
+
+    def _positions(self, positions: PositionsLike) -> PositionsLike:
+        if isinstance(positions, Positions):
+            # [CLS] moves away from the next token as far as that one is from its own next.
+            stride = 2 * positions.stride
+            start = positions.start - positions.stride if self.separate_cls else positions.start
+            return Positions(start, stride, self.length(positions.length))
+        rows = torch.atleast_2d(positions)
+        pooled = self._with_cls(rows, self._pairs(rows)[0])
+        return pooled if positions.dim() == 2 else pooled[0]
+
+    def _pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the second of every two (batch, n, ...); one that is left alone is its own second."""
+        if self.separate_cls:
+            rows = rows[:, 1 : rows.shape[1] - self.truncate]
+        first, second = rows[:, ::2], rows[:, 1::2]
+        # No branch on the length, so that compiled code serves even and odd ones.
+        return first, torch.cat((second, first[:, second.shape[1] :]), 1)
+
+    def _with_cls(self, rows: Tensor, pooled: Tensor) -> Tensor:
+        return torch.cat((rows[:, :1], pooled), 1) if self.separate_cls else pooled
+
+
+def unpool(hidden: Tensor, times: int, length: int, separate_cls: bool) -> Tensor:
+    """Repeat pooled hidden states (batch, n, width) to (batch, length, width).
+
+    Each of them stands for ``times`` tokens; [CLS] for itself; tokens that truncation dropped get zeros.
+    """
+    cls, others = (hidden[:, :1], hidden[:, 1:]) if separate_cls else (hidden[:, :0], hidden)
+    wanted = length - cls.shape[1]
+    others = others.repeat_interleave(times, 1)[:, :wanted]
+    missing = wanted - others.shape[1]
+    return torch.cat((cls, others, hidden.new_zeros(len(hidden), missing, hidden.shape[2])), 1)

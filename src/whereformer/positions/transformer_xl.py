@@ -1,0 +1,213 @@
+"""Relative attention with a content and a position bias (Dai et al. 2019, Transformer-XL; 2020, Funnel-Transformer)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.terms import (
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    Positions,
+    PositionsLike,
+    Term,
+    offset_range,
+    offset_step,
+    position_values,
+)
+from .base import ModelShape, Position
+
+FORMS = ("shifted", "factorized")
+
+
+@dataclass
+class Window:
+    """The offsets between two affine sequences: ``first``, ``first + step``, ... ``last``.
+
+    Args:
+        waves: the sinusoids of these offsets, (T, hidden_size).
+        vectors: what a layer makes of them, (heads, T, head_dim), by distinct layer.
+    """
+
+    first: int
+    last: int
+    step: int
+    waves: Tensor
+    vectors: dict[int, Tensor] = field(default_factory=dict)
+
+
+class TransformerXL(Position):
+    """Sinusoids of the distance, projected by every layer, meet the query; two biases stand in for it where it is 0.
+
+    ``score_ij = scale * (<q_i + u, k_j> + <q_i + w, R(i - j) W>)`` with ``R(d) = [sin(d f), cos(d f)]``,
+    ``f_k = 10000 ** (-2 k / hidden_size)``, and u, w, W per layer, shared where layers are.
+
+    The second product is a table over offsets (``OffsetKeys``): "shifted", as Transformer-XL's relative shift reads
+    one. By the addition theorem it is also a product of features of rank hidden_size, "factorized" in Funnel's code;
+    the same numbers at more cost, and what fractional or explicit positions need.
+
+    Args:
+        form: "shifted" or "factorized".
+        reset_cls: take position out of [CLS]'s row and column (positions at or below 0), as Funnel-Transformer does;
+            by default where [CLS] is kept apart from pooling.
+        dropout: of the sinusoids, in training; one mask for all layers.
+    Shape (with L distinct layers):
+        content_bias, position_bias: (L, num_heads, head_dim), u and w. kernel: (L, hidden_size, num_heads * head_dim),
+        W. All normal with a standard deviation of ``initializer_range``, cut at two of them.
+    Extrapolation: any length and any real position.
+    Source: Dai et al. (2019), arXiv 1901.02860, Section 3.3; Dai et al. (2020), arXiv 2006.03236, and its code.
+    """
+
+    needs_content = True
+
+    def __init__(
+        self, model: ModelShape, *, form: str = "shifted", reset_cls: bool | None = None, dropout: float = 0.0
+    ) -> None:
+        super().__init__(model)
+        if form not in FORMS:
+            raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+        if model.hidden_size % 2:
+            raise ValueError(f"hidden_size: transformer_xl needs an even one, got {model.hidden_size}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout: expected a number in [0, 1), got {dropout}")
+        self.form = form
+        self.reset_cls = model.separate_cls if reset_cls is None else reset_cls
+        self.dropout = nn.Dropout(dropout)
+        layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
+        self.content_bias = nn.Parameter(torch.empty(layers, *heads))
+        self.position_bias = nn.Parameter(torch.empty(layers, *heads))
+        self.kernel = nn.Parameter(torch.empty(layers, model.hidden_size, model.num_heads * model.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        std = self.model.initializer_range
+        for parameter in (self.content_bias, self.position_bias, self.kernel):
+            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+
+    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Window | None:
+        if self.form == "factorized":
+            return None
+        span = offset_range(query_positions, key_positions)
+        if span is None:
+            return None
+        assert isinstance(query_positions, Positions)
+        assert isinstance(key_positions, Positions)
+        step = offset_step(query_positions, key_positions) or 1
+        offsets = torch.arange(span[0], span[1] + 1, step, device=self.kernel.device)
+        return Window(*span, step, self.dropout(self._waves(-offsets)))
+
+    def rotate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Window | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return query + self._bias(self.content_bias, layer, query), key, value
+
+    def terms(
+        self,
+        hidden: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Window | None = None,
+    ) -> tuple[Term, ...]:
+        window = shared or self.shared(query_positions, key_positions)
+        if window is None:
+            return ()
+        vectors = self._vectors(window, layer)
+        # The query that meets them has u added, where it should be w.
+        biases = (self.position_bias - self.content_bias)[self.model.passes[layer]].unsqueeze(-1)
+        table = (vectors @ biases.to(vectors.dtype)).squeeze(-1) * self.model.head_dim**-0.5
+        return OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
+
+    def query_terms(
+        self,
+        query: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: Window | None = None,
+    ) -> tuple[Term, ...]:
+        window = shared or self.shared(query_positions, key_positions)
+        query = (query + self._bias(self.position_bias, layer, query)) * self.model.head_dim**-0.5
+        if window is None:
+            return (self._factorized(query, query_positions, key_positions, layer),)
+        if not self.reset_cls:
+            return ()
+        return self._without_cls(query, query_positions, key_positions, self._vectors(window, layer), window)
+
+    def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
+        return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
+
+    def _waves(self, distances: Tensor) -> Tensor:
+        """R of distances (...), (..., hidden_size) in the parameters' dtype."""
+        half = self.model.hidden_size // 2
+        pair = torch.arange(half, dtype=torch.float64, device=distances.device)
+        angles = distances.to(torch.float64).unsqueeze(-1) * 10_000.0 ** (-pair / half)
+        return torch.cat((angles.sin(), angles.cos()), -1).to(self.kernel.dtype)
+
+    def _vectors(self, window: Window, layer: int) -> Tensor:
+        """What a layer makes of the window's sinusoids, (heads, T, head_dim); once where layers are shared."""
+        distinct = self.model.passes[layer]
+        if distinct not in window.vectors:
+            projected = window.waves @ self.kernel[distinct]
+            window.vectors[distinct] = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        return window.vectors[distinct]
+
+    def _without_cls(
+        self,
+        query: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        vectors: Tensor,
+        window: Window,
+    ) -> tuple[Term, ...]:
+        """What takes position out of [CLS]'s row and column again, rank one each."""
+        assert isinstance(query_positions, Positions)
+        assert isinstance(key_positions, Positions)
+        terms: list[Term] = []
+        query_is_cls, key_is_cls = (
+            (positions.values(query.device) <= 0).to(query.dtype) for positions in (query_positions, key_positions)
+        )
+        vectors = vectors.to(query.dtype)
+
+        def rows(offsets: Tensor) -> Tensor:
+            return vectors[:, (offsets - window.first) // window.step]
+
+        if key_positions.length and key_positions.start <= 0:
+            column = rows(key_positions.start - query_positions.values(query.device))  # (heads, n_q, head_dim)
+            wrong = (query * column).sum(-1) * (1 - query_is_cls)
+            terms.append(FactorPair(-wrong.unsqueeze(-1), key_is_cls[:, None].expand(1, query.shape[1], -1, 1)))
+        if query_positions.length and query_positions.start <= 0:
+            row = rows(key_positions.values(query.device) - query_positions.start)  # (heads, n_k, head_dim)
+            wrong = (row @ query[:, :, 0].unsqueeze(-1)).squeeze(-1)
+            terms.append(FactorPair(query_is_cls[:, None].expand(1, query.shape[1], -1, 1), -wrong.unsqueeze(-1)))
+        return tuple(terms)
+
+    def _factorized(
+        self, query: Tensor, query_positions: PositionsLike, key_positions: PositionsLike, layer: int
+    ) -> FactorPair:
+        """<query_i, R(i - j) W> by the addition theorem; ``query`` (batch, heads, n_q, head_dim)."""
+        kernel = self.kernel[self.model.passes[layer]].unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        to_sin, to_cos = (query @ kernel.mT.to(query.dtype)).chunk(2, -1)  # (batch, heads, n_q, hidden_size / 2)
+        values = [
+            torch.atleast_2d(position_values(positions, query.device)) for positions in (query_positions, key_positions)
+        ]
+        (sin, cos), (key_sin, key_cos) = (self._waves(at).unsqueeze(1).to(query.dtype).chunk(2, -1) for at in values)
+        query_factors = torch.cat((to_sin * sin + to_cos * cos, to_cos * sin - to_sin * cos), -1)
+        key_factors = torch.cat((key_cos, key_sin), -1)
+        if self.reset_cls:
+            others = [(at > 0)[:, None, :, None].to(query.dtype) for at in values]
+            query_factors, key_factors = query_factors * others[0], key_factors * others[1]
+        return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))

@@ -1,0 +1,195 @@
+"""The encoder against Funnel-Transformer's own code, and transformers', in every layer: hidden states and gradients."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from whereformer import Encoder, EncoderConfig
+from whereformer.models.checkpoints import from_authors, from_funnel, to_funnel
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "funnel"
+TOLERANCE = 2e-5
+
+
+@cache
+def opened(file):
+    """Metadata and tensors of a file."""
+    with safe_open(GOLDEN / f"{file}.safetensors", "pt") as golden:
+        return {key: json.loads(value) if value[0] == "{" else value for key, value in golden.metadata().items()}, {
+            name: golden.get_tensor(name)
+            for name in golden.keys()  # noqa: SIM118
+        }
+
+
+def weights(name, source):
+    """A model's sizes and its state dict as a source names it."""
+    metadata, tensors = opened(f"weights_{name}")
+    prefix = f"{source}/"
+    return metadata["config"], {key.removeprefix(prefix): x for key, x in tensors.items() if key.startswith(prefix)}
+
+
+def cases(*files):
+    return [pytest.param(file, case, id=f"{file}-{case}") for file in files for case in opened(file)[0]["cases"]]
+
+
+def settings(file, case):
+    return opened(file)[0]["cases"][case]
+
+
+def tensors(file, case):
+    prefix = f"{case}/"
+    return {name.removeprefix(prefix): x for name, x in opened(file)[1].items() if name.startswith(prefix)}
+
+
+def configuration(sizes, case, **changes):
+    """The configuration of a case of the original code."""
+    options = {
+        "vocab_size": sizes["vocab_size"],
+        "hidden_size": sizes["d_model"],
+        "num_attention_heads": sizes["n_head"],
+        "head_dim": sizes["d_head"],
+        "intermediate_size": sizes["d_inner"],
+        "blocks": sizes["block_size"].replace("_", "-"),
+        "pooling": case["pooling_type"],
+        "pool_query_only": case["pool_q_only"],
+        "separate_cls": case["separate_cls"],
+        "truncate_seq": case["truncate_seq"],
+        "position": "transformer_xl",
+        "position_options": {"form": "shifted" if case["attn_type"] == "rel_shift" else "factorized"},
+        "hidden_act": "gelu_new",
+        "query_bias": False,
+        "type_vocab_size": 3,
+        "segments": "attention",
+        "layer_norm_eps": 1e-9,
+        "pad_token_id": None,
+    }
+    return EncoderConfig(**{**options, **changes})
+
+
+def inputs(stored, *, segments=None):
+    """What the encoder is given: the authors' mask says where padding is."""
+    given = {"input_ids": stored["input_ids"].long()}
+    if "input_mask" in stored:
+        given["attention_mask"] = 1 - stored["input_mask"].long()
+    types = stored.get("seg_id", segments)
+    return given if types is None else {**given, "token_type_ids": types.long()}
+
+
+def close(found, golden, tolerance=TOLERANCE):
+    torch.testing.assert_close(found, golden, rtol=tolerance, atol=tolerance)
+
+
+def authors_encoder(name, case, **changes):
+    sizes, state = weights(name, "authors")
+    config = configuration(sizes, case, **changes)
+    model = Encoder(config).eval()
+    model.load_state_dict(from_funnel(from_authors(state, config), config))
+    return model
+
+
+@pytest.mark.parametrize(("file", "case"), cases("enc_W1", "enc_W2", "enc_W3", "enc_W4", "enc_W5"))
+def test_every_layer(file, case):
+    stored = tensors(file, case)
+    model = authors_encoder(file.removeprefix("enc_"), settings(file, case))
+    probabilities = {int(name[11:]): x for name, x in stored.items() if name.startswith("attn_probs_")}
+    with torch.no_grad():
+        out = model(**inputs(stored), output_hidden_states=True, output_attentions=bool(probabilities))
+    hidden = [name for name in stored if name.startswith("hidden_")]
+    assert len(hidden) == len(out.hidden_states)
+    for name in hidden:
+        close(out.hidden_states[int(name[7:])], stored[name])
+    for layer, golden in probabilities.items():
+        close(out.attentions[layer], golden)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_every_backend(backend):
+    case = "rs_sep1_tr1_pq1_mean_n16_seg_pad"
+    model = authors_encoder("W1", settings("enc_W1", case), attention_backend=backend)
+    stored = tensors("enc_W1", case)
+    with torch.no_grad():
+        close(model(**inputs(stored)).last_hidden_state, stored["hidden_06"])
+
+
+SOURCES = {"hf": "all", "fixed": "any", "tf": "any"}
+"""How each source of the decoder's numbers pools masks."""
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("file", "case"), cases("full_W1"))
+def test_decoder(file, case, source):
+    stored = tensors(file, case)
+    golden = {name.removeprefix(f"{source}/"): x for name, x in stored.items() if name.startswith(f"{source}/")}
+    if not golden:
+        pytest.skip("this source cannot run it, or has nothing of its own to say")
+    sizes, state = weights("W1", "hf")
+    config = configuration(sizes, settings(file, case), decoder_layers="2", mask_pooling=SOURCES[source])
+    model = Encoder(config).eval()
+    model.load_state_dict(from_funnel(state, config))
+    # Without segments transformers takes all of them for the first, and the authors do without the score.
+    segments = None if source == "tf" else torch.zeros_like(stored["input_ids"])
+    with torch.no_grad():
+        out = model(**inputs(stored, segments=segments), output_hidden_states=True)
+    for name, tensor in golden.items():
+        if name.startswith("hidden_"):
+            close(out.hidden_states[int(name[7:])], tensor)
+    close(out.last_hidden_state, golden["decoder" if source == "tf" else "last_hidden_state"])
+
+
+@pytest.mark.parametrize(("file", "case"), cases("decoder_repeat_W3"))
+def test_decoder_after_repeated_layers(file, case):
+    stored = tensors(file, case)
+    sizes, state = weights("W3", "hf")
+    config = configuration(sizes, settings(file, case), decoder_layers="1")
+    model = Encoder(config).eval()
+    model.load_state_dict(from_funnel(state, config))
+    with torch.no_grad():
+        out = model(**inputs(stored), output_hidden_states=True)
+    for number in range(1, 6):
+        close(out.hidden_states[number], stored[f"tf/hidden_{number:02}"])
+    close(out.last_hidden_state, stored["tf/decoder"])
+
+
+def authors_gradients():
+    return [case for case in opened("grads_W1")[0]["cases"] if case.startswith("authors_")]
+
+
+@pytest.mark.parametrize("case", authors_gradients())
+def test_gradients(case):
+    stored = tensors("grads_W1", case)
+    sizes, state = weights("W1", "authors")
+    config = configuration(sizes, settings("grads_W1", case))
+    model = Encoder(config).eval()
+    model.load_state_dict(from_funnel(from_authors(state, config), config))
+    head = [state[f"cls_head.{name}"].clone() for name in ("0.weight", "0.bias", "3.weight", "3.bias")]
+    out = model(**inputs(stored), output_hidden_states=True)
+    loss = sum((out.hidden_states[int(name[2:])] * x).mean() for name, x in stored.items() if name.startswith("R_"))
+    summary = torch.tanh(out.last_hidden_state[:, 0] @ head[0] + head[1])
+    loss = loss + ((summary @ head[2] + head[3]) ** 2).mean()
+    close(loss.detach(), stored["loss"])
+    loss.backward()
+    golden = {name.removeprefix("grad/"): x for name, x in stored.items() if name.startswith("grad/")}
+    expected = from_funnel(from_authors(golden, config), config)
+    for name, parameter in model.named_parameters():
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize(("name", "decoder"), [("W1", "2"), ("W2", "1"), ("W3", "1"), ("W4", "1"), ("W5", "0")])
+def test_weights_go_there_and_back(name, decoder):
+    sizes, state = weights(name, "hf")
+    case = {"pooling_type": "mean", "pool_q_only": True, "separate_cls": True, "truncate_seq": True}
+    config = configuration(sizes, {**case, "attn_type": "rel_shift"}, decoder_layers=decoder)
+    back = to_funnel(from_funnel(state, config), config)
+    if decoder == "0":
+        state = {key: tensor for key, tensor in state.items() if not key.startswith("decoder.")}
+    assert back.keys() == state.keys()
+    for key, tensor in back.items():
+        assert torch.equal(tensor, state[key])
+    del state["encoder.blocks.0.0.attention.r_kernel"]
+    with pytest.raises(ValueError, match=r"checkpoint: it has no 'encoder.blocks.0.0.attention.r_kernel'"):
+        from_funnel(state, config)

@@ -1,0 +1,349 @@
+"""Heads: the formulas of their logits and losses, and that they are well-behaved Hugging Face models."""
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from tests.models.test_encoder import batch, small_config
+from whereformer import (
+    Encoder,
+    EncoderForMaskedLM,
+    EncoderForPreTraining,
+    EncoderForQuestionAnswering,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+)
+
+# The batch has 3 rows of 9 tokens, of which the first row's last 3 are padding.
+MODELS = {
+    EncoderForSequenceClassification: (
+        transformers.AutoModelForSequenceClassification,
+        {"labels": torch.tensor([2, 0, 1])},
+    ),
+    EncoderForTokenClassification: (
+        transformers.AutoModelForTokenClassification,
+        {"labels": torch.arange(27).reshape(3, 9) % 3},
+    ),
+    EncoderForQuestionAnswering: (
+        transformers.AutoModelForQuestionAnswering,
+        {"start_positions": torch.tensor([1, 2, 8]), "end_positions": torch.tensor([1, 5, 8])},
+    ),
+    EncoderForPreTraining: (
+        transformers.AutoModelForPreTraining,
+        {"labels": torch.arange(27).reshape(3, 9) % 2},
+    ),
+}
+PER_TOKEN = [EncoderForTokenClassification, EncoderForQuestionAnswering, EncoderForPreTraining]
+every_model = pytest.mark.parametrize("model_class", MODELS)
+
+
+def build(model_class, **changes):
+    return model_class(small_config(**{"num_labels": 3, "position": "tisa", **changes})).eval()
+
+
+def hidden_states(model, inputs):
+    return model.encoder(**inputs).last_hidden_state
+
+
+def predictions(output):
+    """The logits, whatever they are called."""
+    return [value for name, value in output.items() if "logits" in name]
+
+
+def test_sequence_classification_is_two_layers_on_the_first_token():
+    model = build(EncoderForSequenceClassification)
+    inputs = batch()
+    dense, out = model.classifier.dense, model.classifier.out
+    first = hidden_states(model, inputs)[:, 0]
+    expected = torch.tanh(first @ dense.weight.T + dense.bias) @ out.weight.T + out.bias
+    torch.testing.assert_close(model(**inputs).logits, expected)
+    assert expected.shape == (3, 3)
+
+
+def test_token_classification_is_one_layer_on_every_token():
+    model = build(EncoderForTokenClassification)
+    inputs = batch()
+    linear = model.token_classifier
+    expected = hidden_states(model, inputs) @ linear.weight.T + linear.bias
+    torch.testing.assert_close(model(**inputs).logits, expected)
+    assert expected.shape == (3, 9, 3)
+
+
+def test_question_answering_is_one_layer_on_every_token():
+    model = build(EncoderForQuestionAnswering)
+    inputs = batch()
+    expected = hidden_states(model, inputs) @ model.span.weight.T + model.span.bias
+    out = model(**inputs)
+    torch.testing.assert_close(torch.stack([out.start_logits, out.end_logits], -1), expected)
+    assert expected.shape == (3, 9, 2)
+
+
+def test_the_discriminator_is_two_layers_on_every_token():
+    model = build(EncoderForPreTraining)
+    inputs = batch()
+    dense, out = model.discriminator_head.dense, model.discriminator_head.out
+    inner = functional.gelu(hidden_states(model, inputs) @ dense.weight.T + dense.bias)
+    expected = inner @ out.weight[0] + out.bias
+    torch.testing.assert_close(model(**inputs).logits, expected)
+    assert expected.shape == (3, 9)
+
+
+@pytest.mark.parametrize("problem", [None, "single_label_classification"])
+def test_one_class_each_is_cross_entropy(problem):
+    model = build(EncoderForSequenceClassification, problem_type=problem)
+    out = model(**batch(), labels=torch.tensor([2, 0, -100]))
+    chances = out.logits.softmax(-1)
+    torch.testing.assert_close(out.loss, -(chances[0, 2].log() + chances[1, 0].log()) / 2)
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([1.5, -2.0, 0.0]), torch.tensor([[1.5], [-2.0], [0.0]])])
+def test_one_number_each_is_squared_error(labels):
+    model = build(EncoderForSequenceClassification, num_labels=1)
+    out = model(**batch(), labels=labels)
+    torch.testing.assert_close(out.loss, ((out.logits[:, 0] - labels.flatten()) ** 2).mean())
+
+
+def test_several_numbers_each_are_squared_error():
+    model = build(EncoderForSequenceClassification, problem_type="regression")
+    labels = torch.randn(3, 3)
+    out = model(**batch(), labels=labels)
+    torch.testing.assert_close(out.loss, ((out.logits - labels) ** 2).mean())
+
+
+@pytest.mark.parametrize(
+    ("problem", "dtype"),
+    [(None, torch.float32), ("multi_label_classification", torch.float32), ("multi_label_classification", torch.int64)],
+)
+def test_several_classes_each_are_binary_cross_entropy(problem, dtype):
+    model = build(EncoderForSequenceClassification, problem_type=problem)
+    labels = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]])
+    out = model(**batch(), labels=labels.to(dtype))
+    signs = 2 * labels - 1
+    torch.testing.assert_close(out.loss, -functional.logsigmoid(signs * out.logits).mean())
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels"),
+    [
+        ({}, torch.tensor([2, 0, 1])),
+        ({}, torch.tensor([[1.0, 0, 0], [0, 1, 1], [0, 0, 0]])),
+        ({"num_labels": 1}, torch.tensor([0.5, 1, -1])),
+        ({"problem_type": "regression"}, torch.tensor([[1.0, 0, 0], [0, 1, 1], [0, 0, 0]])),
+    ],
+)
+def test_losses_of_sequences_are_transformers(changes, labels):
+    model = build(EncoderForSequenceClassification, **changes)
+    out = model(**batch(), labels=labels)
+    assert model.config.problem_type == changes.get("problem_type")  # inferring it anew is what a label asks for
+    expected = model.loss_function(labels=labels, pooled_logits=out.logits, config=model.config)
+    torch.testing.assert_close(out.loss, expected)
+
+
+def test_the_loss_of_tokens_is_the_mean_over_labels():
+    model = build(EncoderForTokenClassification)
+    labels = torch.full((3, 9), -100)
+    labels[0, 0], labels[2, 8] = 1, 2
+    out = model(**batch(), labels=labels)
+    chances = out.logits.softmax(-1)
+    torch.testing.assert_close(out.loss, -(chances[0, 0, 1].log() + chances[2, 8, 2].log()) / 2)
+
+
+def test_the_loss_of_answers_is_transformers():
+    """A position beyond the sequence is left out, for the start and for the end alone."""
+    model = build(EncoderForQuestionAnswering)
+    start, end = torch.tensor([0, 9, 40]), torch.tensor([3, 8, 9])
+    out = model(**batch(), start_positions=start, end_positions=end)
+    starts, ends = out.start_logits.softmax(-1), out.end_logits.softmax(-1)
+    by_hand = -(starts[0, 0].log() + (ends[0, 3].log() + ends[1, 8].log()) / 2) / 2
+    torch.testing.assert_close(out.loss, by_hand)
+    torch.testing.assert_close(out.loss, model.loss_function(out.start_logits, out.end_logits, start, end))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_loss_of_the_discriminator_is_over_real_tokens_and_one_means_original(masked):
+    model = build(EncoderForPreTraining)
+    inputs = batch()
+    real = inputs["attention_mask"].bool()
+    if not masked:
+        del inputs["attention_mask"]
+        real = torch.ones_like(real)
+    labels = MODELS[EncoderForPreTraining][1]["labels"]
+    out = model(**inputs, labels=labels)
+    chance_of_original = out.logits.sigmoid()
+    chance_of_label = torch.where(labels == 1, chance_of_original, 1 - chance_of_original)
+    torch.testing.assert_close(out.loss, -chance_of_label[real].log().mean())
+    labels = torch.where(real, labels, 1 - labels)
+    assert torch.equal(model(**inputs, labels=labels).loss, out.loss)
+
+
+@every_model
+def test_a_tuple_has_the_same_values(model_class):
+    model, (_, labels) = build(model_class), MODELS[model_class]
+    options = {**batch(), **labels, "output_hidden_states": True, "output_attentions": True}
+    out = model(**options)
+    as_tuple = model(**options, return_dict=False)
+    assert len(out.hidden_states) == 3
+    assert out.attentions[0].shape == (3, 2, 9, 9)
+    assert torch.equal(as_tuple[0], out.loss)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(as_tuple[1:], predictions(out), strict=False))
+    assert as_tuple[-1][0].shape == (3, 2, 9, 9)
+
+
+@every_model
+def test_saving_and_loading_changes_nothing(model_class, tmp_path):
+    model, (auto_class, _) = build(model_class, embedding_size=8, blocks="1x2"), MODELS[model_class]
+    model.save_pretrained(tmp_path)
+    loaded, found = auto_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded) is model_class
+    assert not any(found.values())
+    weights = model.state_dict()
+    assert loaded.state_dict().keys() == weights.keys()
+    assert all(torch.equal(weight, weights[name]) for name, weight in loaded.state_dict().items())
+    inputs = batch()
+    # Memory may lie differently, and a product with a single vector then rounds differently.
+    for ours, theirs in zip(predictions(loaded.eval()(**inputs)), predictions(model(**inputs)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@every_model
+def test_every_parameter_has_a_gradient(model_class):
+    model, (_, labels) = build(model_class).train(), MODELS[model_class]
+    model(**batch(), **labels).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        # A key's bias moves all scores of a query alike.
+        assert parameter.grad.abs().max() > 0 or name.endswith("key.bias"), name
+
+
+@every_model
+def test_bfloat16_runs_with_a_loss_in_float32(model_class):
+    model, (_, labels) = build(model_class), MODELS[model_class]
+    expected = model(**batch(), **labels)
+    out = model.bfloat16()(**batch(), **labels)
+    assert all(logits.dtype == torch.bfloat16 for logits in predictions(out))
+    assert out.loss.dtype == torch.float32
+    torch.testing.assert_close(out.loss, expected.loss, rtol=0.05, atol=0.05)
+
+
+@every_model
+def test_from_a_masked_lm_only_the_head_is_new(model_class, tmp_path):
+    """No head takes another's weights for its own, and loading says which are new and which not used."""
+    source = EncoderForMaskedLM(small_config(position="tisa")).eval()
+    source.save_pretrained(tmp_path)
+    model, found = model_class.from_pretrained(tmp_path, num_labels=3, output_loading_info=True)
+    assert set(found["missing_keys"]) == {
+        name for name, _ in model.named_parameters() if not name.startswith("encoder.")
+    }
+    assert set(found["unexpected_keys"]) == {
+        name for name in load_file(tmp_path / "model.safetensors") if "head" in name
+    }
+    assert not found["mismatched_keys"]
+    inputs = batch()
+    assert torch.equal(hidden_states(model.eval(), inputs), hidden_states(source, inputs))
+
+
+@pytest.mark.parametrize("source_class", MODELS)
+@every_model
+def test_no_head_takes_the_weights_of_another(source_class, model_class, tmp_path):
+    build(source_class).save_pretrained(tmp_path)
+    found = model_class.from_pretrained(tmp_path, output_loading_info=True)[1]
+    assert bool(found["missing_keys"]) == (source_class is not model_class)
+    assert not found["mismatched_keys"]
+
+
+@pytest.mark.xfail(raises=NotImplementedError, reason="pooling between blocks is not implemented yet", strict=True)
+@pytest.mark.parametrize("source_class", [Encoder, EncoderForPreTraining])
+def test_a_sequence_is_classified_without_the_decoder(source_class, tmp_path):
+    source = source_class(small_config(position="tisa", blocks="1-1", decoder_layers="2"))
+    source.save_pretrained(tmp_path)
+    model, found = EncoderForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert len(model.encoder.layers) == 2
+    assert all(name.startswith("classifier.") for name in found["missing_keys"])
+    assert all(name.startswith("discriminator_head.") for name in found["unexpected_keys"])
+    assert not found["mismatched_keys"]
+    model.save_pretrained(tmp_path / "tuned")
+    found = EncoderForSequenceClassification.from_pretrained(tmp_path / "tuned", output_loading_info=True)[1]
+    assert not any(found.values())
+
+
+@pytest.mark.xfail(raises=NotImplementedError, reason="pooling between blocks is not implemented yet", strict=True)
+@pytest.mark.parametrize("model_class", PER_TOKEN)
+def test_tokens_that_truncation_drops_are_predicted_too(model_class):
+    model = build(model_class, blocks="1-1-1", decoder_layers="1")
+    for logits in predictions(model(**batch())):
+        assert logits.shape[:2] == (3, 9)
+        assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("model_class", PER_TOKEN)
+def test_predictions_for_every_token_need_a_decoder_after_pooling(model_class):
+    with pytest.raises(ValueError, match=r"decoder_layers: .* got '0' with blocks='2-2'"):
+        build(model_class, blocks="2-2")
+
+
+@pytest.mark.parametrize(
+    ("model_class", "changes", "labels", "message"),
+    [
+        (EncoderForSequenceClassification, {}, {"labels": torch.ones(3, 3).long()}, r"labels: .* \(3,\) for single"),
+        (EncoderForSequenceClassification, {}, {"labels": torch.ones(2).long()}, r"labels: .* \(3,\) .*got \(2,\)"),
+        (EncoderForSequenceClassification, {}, {"labels": torch.ones(3)}, r"labels: .* \(3, 3\) for multi_label"),
+        (EncoderForSequenceClassification, {"num_labels": 1}, {"labels": torch.ones(3, 2)}, r"\(3, 1\) for regression"),
+        (EncoderForTokenClassification, {}, {"labels": torch.ones(3, 8).long()}, r"labels: .*\(3, 9\), got \(3, 8\)"),
+        (EncoderForPreTraining, {}, {"labels": torch.ones(3).long()}, r"labels: .*\(3, 9\), got \(3,\)"),
+        (EncoderForQuestionAnswering, {}, {"start_positions": torch.ones(3).long()}, "give both or neither"),
+        (
+            EncoderForQuestionAnswering,
+            {},
+            {"start_positions": torch.ones(3).long(), "end_positions": torch.ones(3, 1).long()},
+            r"end_positions: expected shape \(3,\), got \(3, 1\)",
+        ),
+    ],
+)
+def test_bad_labels_are_named(model_class, changes, labels, message):
+    with pytest.raises(ValueError, match=message):
+        build(model_class, **changes)(**batch(), **labels)
+
+
+def test_trainer_trains_and_evaluates_a_classifier(tmp_path):
+    ids = torch.randint(5, 50, (16, 8))
+    rows = [{"input_ids": row, "labels": int(row[3] > 25)} for row in ids]
+    model = build(EncoderForSequenceClassification, num_labels=2)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=30,
+        per_device_train_batch_size=8,
+        learning_rate=1e-2,
+        report_to="none",
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before - 0.1
+
+
+def test_a_tied_head_is_the_embeddings_and_a_bias():
+    model = EncoderForMaskedLM(small_config(lm_head="tied")).eval()
+    torch.nn.init.normal_(model.head.decoder.bias)
+    inputs = batch()
+    expected = hidden_states(model, inputs) @ model.encoder.embeddings.word.weight.T + model.head.decoder.bias
+    torch.testing.assert_close(model(**inputs).logits, expected)
+    assert {name for name, _ in model.head.named_parameters()} == {"decoder.weight", "decoder.bias"}
+
+
+def test_a_tied_head_survives_saving_and_loading(tmp_path):
+    model = EncoderForMaskedLM(small_config(lm_head="tied")).eval()
+    model.save_pretrained(tmp_path)
+    loaded, found = EncoderForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(found.values())
+    torch.testing.assert_close(loaded.eval()(**batch()).logits, model(**batch()).logits)
+
+
+def test_a_tied_head_needs_embeddings_as_wide_as_the_hidden_states():
+    with pytest.raises(ValueError, match=r"lm_head: 'tied' needs .* hidden_size 16 and embedding_size 8"):
+        EncoderForMaskedLM(small_config(lm_head="tied", embedding_size=8))
