@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from whereformer import Encoder, EncoderForMaskedLM
+from whereformer import Encoder, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.cli import main
 from whereformer.tasks import compare, masked_lm, pretrain
 
@@ -121,7 +121,13 @@ def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path):
     assert results["losses"][-1]["loss"] < results["losses"][0]["loss"] - 0.5
 
 
-@pytest.mark.parametrize("options", [[], ["--dropout=0.2", "--accumulate=2", "--hide-masked"]])
+ELECTRA = ["--objective=electra", "--num-heads=4", "--dropout=0.1"]
+FUNNEL = ["--blocks=1-1x2", "--decoder-layers=1"]
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--dropout=0.2", "--accumulate=2", "--hide-masked"], ELECTRA, FUNNEL, [*ELECTRA, *FUNNEL]]
+)
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(text, tmp_path, options):
     whole = run(text, tmp_path / "whole", *options)
     resumed = tmp_path / "resumed"
@@ -135,6 +141,34 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(text, tmp_path, optio
     state = [torch.load(out / "checkpoints" / "checkpoint-6" / "optimizer.pt") for out in (tmp_path / "whole", resumed)]
     for slot, moments in state[0]["state"].items():
         assert all(torch.equal(value, state[1]["state"][slot][name]) for name, value in moments.items())
+
+
+def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
+    results = run(text, tmp_path, *ELECTRA)
+    scores = results["held_out"][-1]
+    assert {"loss", "generator_loss", "discriminator_loss", "accuracy"} <= scores.keys()
+    weight = results["settings"]["discriminator_weight"]
+    assert scores["loss"] == pytest.approx(scores["generator_loss"] + weight * scores["discriminator_loss"], abs=0.01)
+    model, loading = EncoderForPreTraining.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    assert model.config.hidden_size == 16
+    joint = load_file(tmp_path / "checkpoints" / "checkpoint-6" / "model.safetensors")
+    assert any(name.startswith("generator.") for name in joint)
+    kept = weights(tmp_path)
+    assert all(torch.equal(weight, joint[f"discriminator.{name}"]) for name, weight in kept.items())
+    assert results["parameters"] > sum(parameter.numel() for parameter in model.parameters())
+    assert "generator loss" in capsys.readouterr().out
+
+
+def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, capsys):
+    results = run(text, tmp_path, "--blocks=1-1-1")
+    assert results["settings"]["decoder_layers"] == "2"
+    assert results["block_lengths"] == [16, 8, 4]
+    assert results["tokens_seen"] == 6 * 4 * 13
+    assert "blocks 1-1-1 of 16, 8, 4 tokens" in capsys.readouterr().out
+    model = EncoderForMaskedLM.from_pretrained(tmp_path / "model")
+    assert model(torch.full((1, 16), 9)).logits.shape[1] == 16
 
 
 def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path, capsys, monkeypatch):

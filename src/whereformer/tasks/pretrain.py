@@ -33,7 +33,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import InputError
 from ..files import write_atomically
-from ..models import EncoderConfig, EncoderForMaskedLM, parse_blocks
+from ..models import Electra, EncoderConfig, EncoderForMaskedLM, parse_blocks
+from ..models.pooling import Pooling
 from ..positions import Position, build_position
 from . import compare, corpus, masked_lm
 from .compare import Progress
@@ -140,14 +141,10 @@ def build_config(model: ModelSettings, length: int, vocabulary: masked_lm.Vocabu
 
 def block_lengths(config: EncoderConfig, length: int) -> list[int]:
     """Tokens in each block of a sequence of ``length`` tokens."""
+    pooling = Pooling(config.pooling, config.separate_cls, config.truncate_seq, config.mask_pooling)
     lengths = [length]
     for _ in parse_blocks(config.blocks)[1:]:
-        n = lengths[-1]
-        if not config.separate_cls:
-            n = -(-n // 2)
-        elif n > 2:
-            n = 1 + -(-(n - 1 - config.truncate_seq) // 2)
-        lengths.append(n)
+        lengths.append(pooling.length(lengths[-1]))
     return lengths
 
 
@@ -164,13 +161,9 @@ def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
         InputError: if the model can't be built from these options.
     """
     try:
-        if objective == "mlm":
-            return EncoderForMaskedLM(config)
-        return import_module("whereformer.models.electra").Electra(config)
-    except ModuleNotFoundError:
-        raise InputError("--objective: expected mlm, got electra, which this version does not have yet") from None
-    except (ValueError, NotImplementedError) as error:
-        raise InputError(f"--{error}" if str(error).startswith("blocks:") else f"--position: {error}") from None
+        return EncoderForMaskedLM(config) if objective == "mlm" else Electra(config)
+    except ValueError as error:
+        raise InputError(f"--position: {error}") from None
 
 
 def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:
