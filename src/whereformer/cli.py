@@ -325,8 +325,8 @@ def _split(option: str, text: str, known: Sequence[str] | None = None) -> list[s
 class Pretrain:
     """Pretrain an encoder on a folder of text, with any position method: masked LM or ELECTRA.
 
-    With the defaults (a BERT of 4 layers of width 128) it takes a few minutes on two CPU cores, whatever the text; for
-    a real model raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
+    With the defaults (a BERT of 4 layers of width 128) it takes about nine minutes of one CPU core, whatever the text;
+    for a real model raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
     Text is cut into windows, one page in ten is held out and scored on the way. --out gets model/ (model and
     tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json, checkpoints/ and, if TensorBoard is
     installed, tensorboard/. Ctrl-C finishes the step and saves; the same command continues, to the same weights.

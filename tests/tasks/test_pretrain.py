@@ -210,6 +210,16 @@ def test_a_half_written_checkpoint_is_not_used(text, tmp_path, capsys):
     assert "continuing after step 4 of 6" in capsys.readouterr().out
 
 
+def test_a_run_that_stopped_before_its_model_was_saved_saves_it(text, tmp_path):
+    first = run(text, tmp_path)
+    kept = weights(tmp_path)
+    shutil.rmtree(tmp_path / "model")
+    again = run(text, tmp_path)
+    assert again["losses"] == first["losses"]
+    assert again["held_out"] == first["held_out"]
+    assert same(weights(tmp_path), kept)
+
+
 def test_a_finished_run_is_left_as_it_is(text, tmp_path, capsys):
     run(text, tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")

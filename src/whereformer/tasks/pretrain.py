@@ -435,7 +435,7 @@ class Pretrainer(Trainer):
         self.model.eval()
         sums: dict[str, tuple[float, int]] = {}
         device = self.job.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=True):
+        with torch.random.fork_rng([torch.cuda.current_device()] if device.type == "cuda" else []):
             torch.manual_seed(0)  # ELECTRA's generator draws its tokens
             for batch in DataLoader(windows, batch_size=self.job.training.batch_size, collate_fn=collate):
                 moved = {name: value.to(device) for name, value in batch.items()}
