@@ -32,6 +32,8 @@ _LAZY = {
     "EncoderForQuestionAnswering": "models",
     "EncoderForSequenceClassification": "models",
     "EncoderForTokenClassification": "models",
+    "load_pretrained": "models",
+    "to_transformers": "models",
 }
 
 __all__ = [
@@ -54,7 +56,9 @@ __all__ = [
     "attention_weights",
     "build_position",
     "explain",
+    "load_pretrained",
     "position_names",
+    "to_transformers",
 ]
 
 

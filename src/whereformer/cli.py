@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from .tasks.pretrain_settings import ModelSettings, TrainingSettings, check_rang
 if TYPE_CHECKING:
     import torch
 
+    from . import analysis
     from .tasks.bench import Settings
     from .tasks.cases import Way
 
@@ -398,9 +400,7 @@ class Pretrain:
                 plan = job.facts()
             print_plan(console, text.facts, model.blocks, training.steps, plan)
             if self.dry_run:
-                table = pretrain.cost_table(job)
-                if table is not None:
-                    console.print(f"\n{table}", highlight=False, soft_wrap=True)
+                console.print(f"\n{pretrain.batch_cost(job)}", highlight=False, soft_wrap=True)
                 return
             with Bar(console) as progress:
                 results = pretrain.run(job, folder, progress)
@@ -430,6 +430,138 @@ class Pretrain:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What does an encoder cost? FLOPs, parameters and memory, counted without building it.
+
+    FLOPs are two for each multiply-add of a matrix product, and compared with BERT-base at the same length. A
+    Funnel-Transformer is --blocks 4-4-4 --decoder-layers 2 --position transformer_xl --segments attention
+    --no-query-bias.
+    """
+
+    blocks: str = "12"
+    """Layers: "12" are twelve, "1x12" is one used twelve times, "4-4-4" pools between its blocks."""
+
+    decoder_layers: str = "0"
+    """Full-length layers after pooled blocks, as "2" or "1x2"."""
+
+    hidden_size: int = 768
+    """Width of the encoder."""
+
+    num_heads: int = 12
+    """Attention heads."""
+
+    head_dim: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Width of a head. Default: the encoder's width divided by the heads."""
+
+    intermediate_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Width within the feed-forward networks. Default: four times the encoder's."""
+
+    embedding_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Width of the token embeddings. Default: the encoder's."""
+
+    vocab_size: int = 30522
+    """Tokens in the vocabulary."""
+
+    position: str = "learned"
+    """A position method, or several joined by "+"."""
+
+    segments: Literal["embedding", "attention"] = "embedding"
+    """Where token types act: added to the embeddings (BERT), or to the scores (Funnel)."""
+
+    query_bias: bool = True
+    """Whether the queries' projection has a bias."""
+
+    pool_query_only: bool = True
+    """Whether the layer that halves the sequence still attends to the whole of it."""
+
+    separate_cls: bool = True
+    """Whether the first token is [CLS] and stays itself in every pooling."""
+
+    truncate_seq: bool = True
+    """Whether pooling drops the last token, so that 512 become 256."""
+
+    length: int = 512
+    """Tokens of a sequence."""
+
+    batch_size: int = 1
+    """Sequences at a time."""
+
+    predictions: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Tokens of a sequence that the masked-LM head predicts. Default: all."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of parameters and activations."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where it would run; it need not be there."""
+
+    paper: bool = False
+    """Print the relative FLOPs of the Funnel-Transformer paper's models instead."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """A file to write the numbers to, as JSON."""
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        from .analysis import paper_table
+        from .files import write_atomically
+        from .terminal import print_paper_flops
+
+        data: Any
+        if self.paper:
+            rows = paper_table()
+            data = [{"model": row.model, **row.relative} for row in rows]
+            print_paper_flops(console, rows)
+        else:
+            found = self._count()
+            data = found.to_dict()
+            console.print(str(found), highlight=False, soft_wrap=True)
+        if self.out is not None:
+            write_atomically(self.out, json.dumps(data, indent=2, allow_nan=False) + "\n")
+            console.print(f"wrote {self.out}", highlight=False, soft_wrap=True)
+
+    def _count(self) -> analysis.Cost:
+        import torch
+
+        from .analysis import cost
+        from .models import EncoderConfig
+
+        sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
+        for name in (*sizes, "length", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+        if self.predictions is not None and not 0 <= self.predictions <= self.length:
+            raise InputError(f"--predictions: expected 0 to length {self.length}, got {self.predictions}")
+        try:
+            config = EncoderConfig(
+                num_attention_heads=self.num_heads,
+                max_position_embeddings=max(512, self.length),
+                **{
+                    name: getattr(self, name)
+                    for name in (each.name for each in fields(self))
+                    if name in EncoderConfig.__dataclass_fields__
+                },
+            )
+            return cost(
+                config,
+                self.length,
+                self.batch_size,
+                predictions=self.predictions,
+                dtype=getattr(torch, self.dtype),
+                device=self.device,
+            )
+        except (ValueError, NotImplementedError) as error:
+            name, _, reason = str(error).partition(": ")
+            if name == "num_attention_heads":
+                name = "num_heads"
+            if name not in {each.name for each in fields(self)}:
+                # Of the method itself, which does not know what it was asked for by.
+                name, reason = "position", str(error)
+            raise InputError(f"--{name.replace('_', '-')}: {reason}") from None
+
+
+@dataclass(frozen=True)
 class ListPositions:
     """List the position methods, and the options that each takes from Python."""
 
@@ -451,6 +583,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": Compare,
     "bench": Bench,
     "pretrain": Pretrain,
+    "cost": Cost,
     "positions": ListPositions,
 }
 

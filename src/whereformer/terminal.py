@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -15,6 +15,9 @@ from .tasks.bench import Row as BenchRow
 from .tasks.cases import FLOOR
 from .tasks.compare import Progress as Listener
 from .tasks.ranking import Cell, Row
+
+if TYPE_CHECKING:
+    from .analysis import PaperRow
 
 
 class Bar(Listener):
@@ -165,3 +168,21 @@ def print_plan(console: Console, text: dict[str, Any], blocks: str, steps: int, 
     )
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:
+    """The relative FLOPs of the Funnel-Transformer paper's models."""
+    table = Table(title="FLOPs relative to BERT-base", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    for column in rows[0].relative:
+        length, _, form = column.rpartition(" ")
+        table.add_column(f"n={length}\n{form}" if length else form, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row.model, *(f"{value:.3f}" for value in row.relative.values()))
+    console.print(table)
+    console.print(
+        "linear: the paper's own figure, layers by length and squared width. Otherwise every product in the layers at "
+        "that length, with relative attention in the form named; batch 8. +D2: with two decoder layers.",
+        style="dim",
+        highlight=False,
+    )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from whereformer import Encoder, EncoderConfig
+from whereformer import Electra, Encoder, EncoderConfig
 from whereformer.models.checkpoints import from_authors, from_funnel, to_funnel
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "funnel"
@@ -119,15 +119,19 @@ SOURCES = {"hf": "all", "fixed": "any", "tf": "any"}
 """How each source of the decoder's numbers pools masks."""
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize(("file", "case"), cases("full_W1"))
-def test_decoder(file, case, source):
-    stored = tensors(file, case)
+def decoded():
+    """Each case with the sources that could run it, or have numbers of their own."""
+    names = opened("full_W1")[1]
+    pairs = dict.fromkeys(tuple(name.split("/")[:2]) for name in names if name.split("/")[1] in SOURCES)
+    return [pytest.param(case, source, id=f"{case}-{source}") for case, source in pairs]
+
+
+@pytest.mark.parametrize(("case", "source"), decoded())
+def test_decoder(case, source):
+    stored = tensors("full_W1", case)
     golden = {name.removeprefix(f"{source}/"): x for name, x in stored.items() if name.startswith(f"{source}/")}
-    if not golden:
-        pytest.skip("this source cannot run it, or has nothing of its own to say")
     sizes, state = weights("W1", "hf")
-    config = configuration(sizes, settings(file, case), decoder_layers="2", mask_pooling=SOURCES[source])
+    config = configuration(sizes, settings("full_W1", case), decoder_layers="2", mask_pooling=SOURCES[source])
     model = Encoder(config).eval()
     model.load_state_dict(from_funnel(state, config))
     # Without segments transformers takes all of them for the first, and the authors do without the score.
@@ -193,3 +197,100 @@ def test_weights_go_there_and_back(name, decoder):
     del state["encoder.blocks.0.0.attention.r_kernel"]
     with pytest.raises(ValueError, match=r"checkpoint: it has no 'encoder.blocks.0.0.attention.r_kernel'"):
         from_funnel(state, config)
+
+
+def from_tf(state, prefix, layers, others):
+    """A model's state dict from TF variables under ``prefix``; ``others`` names those outside of layers, ours first."""
+    found, position = {}, {"content_bias": [], "position_bias": [], "kernel": []}
+    for index, name in enumerate(layers):
+        att, ff = f"{prefix}/{name}/rel_attn", f"{prefix}/{name}/ff"
+        ours = f"encoder.layers.{index}"
+        for letter, part in {"q": "query", "k": "key", "v": "value"}.items():
+            found[f"{ours}.attention.{part}.weight"] = state[f"{att}/{letter}/kernel"].flatten(1).T
+            if letter != "q":
+                found[f"{ours}.attention.{part}.bias"] = state[f"{att}/{letter}/bias"].flatten()
+        found[f"{ours}.attention.out.weight"] = state[f"{att}/o/kernel"].flatten(0, 1).T
+        found[f"{ours}.attention.out.bias"] = state[f"{att}/o/bias"]
+        found[f"{ours}.attention.segments.bias"] = state[f"{att}/r_s_bias"]
+        found[f"{ours}.attention.segments.weight"] = state[f"{att}/seg_embed"]
+        for part, theirs in {"up": "layer_1", "down": "layer_2"}.items():
+            found[f"{ours}.{part}.weight"] = state[f"{ff}/{theirs}/kernel"].T
+            found[f"{ours}.{part}.bias"] = state[f"{ff}/{theirs}/bias"]
+        for part, theirs in {"attention_norm": att, "feed_forward_norm": ff}.items():
+            found[f"{ours}.{part}.weight"] = state[f"{theirs}/layer_norm/gamma"]
+            found[f"{ours}.{part}.bias"] = state[f"{theirs}/layer_norm/beta"]
+        position["content_bias"].append(state[f"{att}/r_w_bias"])
+        position["position_bias"].append(state[f"{att}/r_r_bias"])
+        position["kernel"].append(state[f"{att}/r/kernel"].flatten(1))
+    for name, tensors in position.items():
+        found[f"encoder.position.{name}"] = torch.stack(tensors)
+    for ours, theirs in others.items():
+        tensor = state[f"{prefix}/{theirs}"]
+        found[ours] = tensor.T if theirs.endswith("kernel") else tensor
+    return found
+
+
+def test_electra():
+    """One joint step with the generator's samples given."""
+    golden = tensors("electra_W1", *opened("electra_W1")[0]["cases"])
+    sizes, discriminator = weights("W1", "tf")
+    case = {"pooling_type": "mean", "pool_q_only": True, "separate_cls": True, "truncate_seq": True}
+    config = configuration(
+        sizes,
+        {**case, "attn_type": "rel_shift"},
+        decoder_layers="2",
+        layer_norm_eps=1e-8,
+        generator_size=0.5,
+    )
+    layers = [*(f"encoder/layer_{layer}" for layer in range(4)), "decoder/layer_4", "decoder/layer_5"]
+    found = from_tf(
+        discriminator,
+        "model",
+        layers,
+        {
+            "discriminator_head.dense.weight": "binary_proj/dense/kernel",
+            "discriminator_head.dense.bias": "binary_proj/dense/bias",
+            "discriminator_head.out.weight": "binary_loss/weight",
+            "discriminator_head.out.bias": "binary_loss/bias",
+            "encoder.embeddings.word.weight": "input/word_embedding/lookup_table",
+            "encoder.embeddings.norm.weight": "input/layer_norm/gamma",
+            "encoder.embeddings.norm.bias": "input/layer_norm/beta",
+        },
+    )
+    found["discriminator_head.out.weight"] = found["discriminator_head.out.weight"].unsqueeze(0)
+    state = {f"discriminator.{name}": tensor for name, tensor in found.items()}
+    found = from_tf(
+        {name.removeprefix("gen_weights/"): x for name, x in golden.items()},
+        "generator",
+        layers,
+        {
+            "head.dense.weight": "lm_proj/dense/kernel",
+            "head.dense.bias": "lm_proj/dense/bias",
+            "head.norm.weight": "lm_proj/layer_norm/gamma",
+            "head.norm.bias": "lm_proj/layer_norm/beta",
+            "head.decoder.bias": "lm_loss/bias",
+            "encoder.embeddings.projection.weight": "encoder/input_projection/kernel",
+            "encoder.embeddings.projection.bias": "encoder/input_projection/bias",
+        },
+    )
+    state |= {f"generator.{name}": tensor for name, tensor in found.items()}
+    model = Electra(config).eval()
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert set(missing) == set(model.all_tied_weights_keys)
+    given = {name.removeprefix("in/"): x.long() for name, x in golden.items() if name.startswith("in/")}
+    places = given["mapping_pos"]
+    out = model(
+        given["masked"],
+        attention_mask=1 - given["im"],
+        token_type_ids=given["seg"],
+        labels=torch.full_like(given["x"], -100).scatter(1, places, given["target"]),
+        sampled_ids=given["sampled"],
+    )
+    # Ours predicts the targets in the order of their places.
+    order = places.argsort(1).unsqueeze(-1).expand(-1, -1, sizes["vocab_size"])
+    close(out.generator_logits, golden["out/gen_logits"].gather(1, order).flatten(0, 1), 1e-4)
+    close(out.generator_loss, golden["out/gen_loss"], 5e-5)
+    close(out.discriminator_logits, golden["out/disc_logits"])
+    close(50 * out.discriminator_loss, golden["out/disc_loss_weighted"], 5e-5)
+    close(out.loss, golden["out/total"], 5e-5)

@@ -253,7 +253,6 @@ def test_no_head_takes_the_weights_of_another(source_class, model_class, tmp_pat
     assert not found["mismatched_keys"]
 
 
-@pytest.mark.xfail(raises=NotImplementedError, reason="pooling between blocks is not implemented yet", strict=True)
 @pytest.mark.parametrize("source_class", [Encoder, EncoderForPreTraining])
 def test_a_sequence_is_classified_without_the_decoder(source_class, tmp_path):
     source = source_class(small_config(position="tisa", blocks="1-1", decoder_layers="2"))
@@ -268,7 +267,6 @@ def test_a_sequence_is_classified_without_the_decoder(source_class, tmp_path):
     assert not any(found.values())
 
 
-@pytest.mark.xfail(raises=NotImplementedError, reason="pooling between blocks is not implemented yet", strict=True)
 @pytest.mark.parametrize("model_class", PER_TOKEN)
 def test_tokens_that_truncation_drops_are_predicted_too(model_class):
     model = build(model_class, blocks="1-1-1", decoder_layers="1")

@@ -25,6 +25,7 @@ from .heads import (  # noqa: E402
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
+from .pretrained import load_pretrained, to_transformers  # noqa: E402
 
 __all__ = [
     "Block",
@@ -36,7 +37,9 @@ __all__ = [
     "EncoderForQuestionAnswering",
     "EncoderForSequenceClassification",
     "EncoderForTokenClassification",
+    "load_pretrained",
     "parse_blocks",
+    "to_transformers",
 ]
 
 AutoConfig.register(EncoderConfig.model_type, EncoderConfig)

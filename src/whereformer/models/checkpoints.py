@@ -32,8 +32,10 @@ _POSITION = {
 _AUTHORS = {"ffn.linear_1": "pffn.0", "ffn.linear_2": "pffn.3"}
 
 
-def funnel_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def funnel_config(config: Mapping[str, Any], *, decoder: bool = True) -> dict[str, Any]:
     """The arguments of :class:`EncoderConfig` that make the model of a transformers ``FunnelConfig``.
+
+    ``decoder`` says whether the model has the decoder that the configuration describes.
 
     Raises:
         ValueError: for an option that has no counterpart.
@@ -44,7 +46,7 @@ def funnel_config(config: Mapping[str, Any]) -> dict[str, Any]:
     pooling = config.get("pooling_type", "mean")
     if pooling not in ("mean", "max"):
         raise ValueError(f"pooling_type: expected mean or max, got {pooling!r}")
-    decoder, activation = config.get("num_decoder_layers", 2), config.get("hidden_act", "gelu_new")
+    activation = config.get("hidden_act", "gelu_new")
     return {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["d_model"],
@@ -52,7 +54,7 @@ def funnel_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": config["d_head"],
         "intermediate_size": config["d_inner"],
         "blocks": blocks,
-        "decoder_layers": str(decoder) if len(sizes) > 1 else "0",
+        "decoder_layers": str(config.get("num_decoder_layers", 2)) if decoder and len(sizes) > 1 else "0",
         "pooling": pooling,
         "pool_query_only": config.get("pool_q_only", True),
         "separate_cls": config.get("separate_cls", True),
@@ -70,11 +72,12 @@ def funnel_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "layer_norm_eps": config.get("layer_norm_eps", 1e-9),
         "pad_token_id": config.get("pad_token_id"),
         "lm_head": "tied",
+        **{name: config[name] for name in ("id2label", "label2id", "problem_type") if config.get(name) is not None},
     }
 
 
-def from_funnel(state: Mapping[str, Tensor], config: EncoderConfig, *, decoder: bool = True) -> dict[str, Tensor]:
-    """An :class:`Encoder`'s state dict from that of transformers' ``FunnelModel`` or ``FunnelBaseModel``.
+def from_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
+    """An :class:`Encoder`'s state dict from that of transformers' ``FunnelModel``, or ``FunnelBaseModel``.
 
     Raises:
         ValueError: if a weight is missing; the message names it.
@@ -87,16 +90,11 @@ def from_funnel(state: Mapping[str, Tensor], config: EncoderConfig, *, decoder: 
     positions: dict[str, list[Tensor]] = {name: [] for name in _POSITION}
     for layer, prefix in enumerate(funnel_layers(config)):
         for ours, theirs in _names(layer, prefix, config):
-            if decoder or not prefix.startswith("decoder"):
-                found[ours] = _get(state, theirs)
+            found[ours] = _get(state, theirs)
         for name, theirs in _POSITION.items():
-            # A base model has no decoder, whose positions ours keeps a place for.
-            given = state.get(f"{prefix}.{theirs}")
-            if given is None and prefix.startswith("decoder") and not decoder:
-                given = torch.zeros_like(positions[name][0])
-            positions[name].append(_get(state, f"{prefix}.{theirs}") if given is None else given)
+            positions[name].append(_get(state, f"{prefix}.{theirs}"))
     for name, tensors in positions.items():
-        stacked = torch.stack(list(tensors))
+        stacked = torch.stack(tensors)
         found[f"position.{name}"] = stacked.flatten(2) if name == "kernel" else stacked
     return found
 
@@ -115,7 +113,7 @@ def to_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, T
     heads = (config.num_attention_heads, config.head_dim)
     for layer, prefix in enumerate(funnel_layers(config)):
         if f"layers.{layer}.up.weight" not in state:
-            break  # the decoder was left out
+            break  # a decoder that was left out
         for ours, theirs in _names(layer, prefix, config):
             found[theirs] = _get(state, ours)
         for name, theirs in _POSITION.items():

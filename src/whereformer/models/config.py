@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from .pooling import Pooling
+
 CHOICES = {
     "norm": ("post", "pre"),
     "pooling": ("mean", "max", "min"),
@@ -149,6 +151,8 @@ class EncoderConfig(PreTrainedConfig):
                     f"decoder_layers: a single block is never pooled, so there is nothing to undo; got "
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}"
                 )
+        if self.generator_size <= 0:
+            raise ValueError(f"generator_size: expected a positive number, got {self.generator_size}")
         if self.segments == "attention" and self.type_vocab_size < 1:
             raise ValueError("segments: 'attention' needs a type_vocab_size of at least 1, got 0")
         if self.embedding_size is None:
@@ -159,6 +163,18 @@ class EncoderConfig(PreTrainedConfig):
             self.position_options = {}
         super().__post_init__(**kwargs)
 
+    def require_full_length(self) -> None:
+        """Raise unless a model of this configuration has a state for every token.
+
+        Raises:
+            ValueError: if blocks pool and no decoder undoes it.
+        """
+        if len(parse_blocks(self.blocks)) > 1 and self.decoder_layers == "0":
+            raise ValueError(
+                f"decoder_layers: a prediction for every token needs at least '1' where blocks pool, got '0' with "
+                f"blocks={self.blocks!r}"
+            )
+
     @property
     def passes(self) -> tuple[int, ...]:
         """For every layer as it runs, the decoder's last, which of the distinct layers it is."""
@@ -167,6 +183,26 @@ class EncoderConfig(PreTrainedConfig):
             blocks += parse_blocks(self.decoder_layers)
         repeats = [block.repeats for block in blocks for _ in range(block.layers)]
         return tuple(layer for layer, count in enumerate(repeats) for _ in range(count))
+
+    def block_lengths(self, length: int) -> tuple[int, ...]:
+        """How many of ``length`` tokens each block works on: pooling halves them at the start of each but the first.
+
+        A [CLS] that is kept apart, and with ``truncate_seq`` the last token, take no part in the halving; a window at
+        the end may hold one token only. What cannot be halved any more stays as it is.
+
+        Raises:
+            ValueError: if ``length`` is below 1.
+        """
+        if length < 1:
+            raise ValueError(f"length: expected at least 1, got {length}")
+        lengths = [length]
+        for _ in parse_blocks(self.blocks)[1:]:
+            lengths.append(self.make_pooling().length(lengths[-1]))
+        return tuple(lengths)
+
+    def make_pooling(self) -> Pooling:
+        """What halves sequences between blocks."""
+        return Pooling(self.pooling, self.separate_cls, self.truncate_seq, self.mask_pooling)
 
     @property
     def num_hidden_layers(self) -> int:

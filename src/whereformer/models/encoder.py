@@ -17,7 +17,24 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 from ..attention import FactorPair, Positions, PositionsLike, attention, attention_weights
 from ..positions import Position, build_position
 from .config import EncoderConfig, parse_blocks
-from .pooling import Pooling, Sequence, unpool
+from .pooling import Sequence, unpool
+
+
+def position_of(config: EncoderConfig) -> Position:
+    """The position method of an encoder with this configuration, freshly drawn."""
+    return build_position(
+        config.position,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        num_layers=config.num_hidden_layers,
+        max_length=config.max_position_embeddings,
+        embedding_size=config.embedding_size,
+        initializer_range=config.initializer_range,
+        passes=config.passes,
+        separate_cls=config.separate_cls,
+        **(config.position_options or {}),
+    )
 
 
 @dataclass(frozen=True)
@@ -247,21 +264,9 @@ class Encoder(EncoderPreTrainedModel):
     def __init__(self, config: EncoderConfig, *, decoder: bool = True) -> None:
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
-        self.position = build_position(
-            config.position,
-            hidden_size=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            head_dim=config.head_dim,
-            num_layers=config.num_hidden_layers,
-            max_length=config.max_position_embeddings,
-            embedding_size=config.embedding_size,
-            initializer_range=config.initializer_range,
-            passes=config.passes,
-            separate_cls=config.separate_cls,
-            **(config.position_options or {}),
-        )
+        self.position = position_of(config)
         self.embeddings = Embeddings(config)
-        self.pooling = Pooling(config.pooling, config.separate_cls, config.truncate_seq, config.mask_pooling)
+        self.pooling = config.make_pooling()
         self.ends = tuple(accumulate(block.layers * block.repeats for block in blocks))
         self.passes = config.passes if decoder else config.passes[: self.ends[-1]]
         self.has_decoder = len(self.passes) > self.ends[-1]
@@ -338,7 +343,7 @@ class Encoder(EncoderPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden = self.embeddings(words, token_type_ids, self.position, sequence.positions)
-        run = _Run(self, hidden, bool(output_attentions))
+        run = _Run(self, hidden, with_weights=bool(output_attentions), with_states=bool(output_hidden_states))
         start = 0
         for block, end in enumerate(self.ends):
             if block and self.pooling.applies_to(run.hidden.shape[1]):
@@ -358,7 +363,8 @@ class Encoder(EncoderPreTrainedModel):
             run.add(hidden)
             run.layers(range(start, len(self.passes)), self._place(whole, whole))
         if self.norm is not None:
-            run.hidden = run.states[-1] = self.norm(run.hidden)
+            run.hidden = self.norm(run.hidden)
+            run.states[-1:] = [run.hidden] if run.with_states else []
         output = BaseModelOutput(
             last_hidden_state=run.hidden,
             hidden_states=tuple(run.states) if output_hidden_states else None,
@@ -373,10 +379,11 @@ class Encoder(EncoderPreTrainedModel):
 class _Run:
     """One forward: the hidden states so far."""
 
-    def __init__(self, encoder: Encoder, hidden: Tensor, with_weights: bool) -> None:
-        self.encoder, self.hidden, self.with_weights = encoder, hidden, with_weights
-        self.states = [hidden]
+    def __init__(self, encoder: Encoder, hidden: Tensor, *, with_weights: bool, with_states: bool) -> None:
+        self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
+        self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
+        self.add(hidden)
 
     def layer(self, layer: int, place: Place, pooled: Tensor | None = None) -> None:
         """Run one layer; from ``pooled`` if given, looking at the states before pooling."""
@@ -394,8 +401,10 @@ class _Run:
             self.layer(layer, place)
 
     def add(self, hidden: Tensor) -> None:
+        """Go on with these states."""
         self.hidden = hidden
-        self.states.append(hidden)
+        if self.with_states:
+            self.states.append(hidden)
 
 
 class MaskedLMHead(nn.Module):
@@ -435,6 +444,7 @@ class EncoderForMaskedLM(EncoderPreTrainedModel):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
+        config.require_full_length()
         self.encoder = Encoder(config)
         self.head = MaskedLMHead(config)
         self.post_init()

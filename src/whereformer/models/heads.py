@@ -17,7 +17,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
-from .config import EncoderConfig, parse_blocks
+from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
 
 
@@ -43,11 +43,8 @@ class EncoderWithHead(EncoderPreTrainedModel):
 
     def __init__(self, config: EncoderConfig, *, per_token: bool = True) -> None:
         super().__init__(config)
-        if per_token and len(parse_blocks(config.blocks)) > 1 and config.decoder_layers == "0":
-            raise ValueError(
-                f"decoder_layers: a prediction for every token needs at least '1' where blocks pool, got '0' with "
-                f"blocks={config.blocks!r}"
-            )
+        if per_token:
+            config.require_full_length()
         self.encoder = Encoder(config, decoder=per_token)
         if not per_token:
             # Checkpoints of models with a decoder, whose layers are the last, are what this is fine-tuned from.

@@ -53,7 +53,7 @@ class Pooling:
             return length
         if not self.separate_cls:
             return (length + 1) // 2
-        return 1 + (length - 1 - self.truncate + 1) // 2
+        return 1 + (length - self.truncate) // 2
 
     def hidden(self, hidden: Tensor) -> Tensor:
         """Pool (batch, n, width)."""

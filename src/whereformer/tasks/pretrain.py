@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -31,10 +30,10 @@ from transformers import logging as transformers_logging
 from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
+from ..analysis import Cost, cost
 from ..errors import InputError
 from ..files import write_atomically
 from ..models import Electra, EncoderConfig, EncoderForMaskedLM, parse_blocks
-from ..models.pooling import Pooling
 from ..positions import Position, build_position
 from . import compare, corpus, masked_lm
 from .compare import Progress
@@ -139,15 +138,6 @@ def build_config(model: ModelSettings, length: int, vocabulary: masked_lm.Vocabu
     return config
 
 
-def block_lengths(config: EncoderConfig, length: int) -> list[int]:
-    """Tokens in each block of a sequence of ``length`` tokens."""
-    pooling = Pooling(config.pooling, config.separate_cls, config.truncate_seq, config.mask_pooling)
-    lengths = [length]
-    for _ in parse_blocks(config.blocks)[1:]:
-        lengths.append(pooling.length(lengths[-1]))
-    return lengths
-
-
 def end_padding(config: EncoderConfig) -> int:
     """How many [PAD] end a window: as many as the poolings of a funnel that truncates drop, so that no text is lost."""
     poolings = len(parse_blocks(config.blocks)) - 1
@@ -238,7 +228,7 @@ class Job:
         """What is known before training."""
         return {
             **count_parameters(self.config, self.model.objective),
-            "block_lengths": block_lengths(self.config, self.training.length),
+            "block_lengths": list(self.config.block_lengths(self.training.length)),
             "tokens_per_step": self.rows_per_step * self.training.length,
             "steps_per_epoch": self.rows_per_pass / self.rows_per_step,
             "epochs": self.training.steps * self.rows_per_step / self.rows_per_pass,
@@ -273,22 +263,16 @@ class Job:
         )
 
 
-def cost_table(job: Job) -> str | None:
-    """What a batch costs (ELECTRA: its encoder alone), for people; None where that can't be said."""
-    try:
-        cost = import_module("whereformer.analysis.cost").cost
-    except ModuleNotFoundError:
-        return None
+def batch_cost(job: Job) -> Cost:
+    """What a batch costs; of ELECTRA, its encoder alone."""
     training = job.training
-    return str(
-        cost(
-            job.config,
-            training.length,
-            training.batch_size,
-            predictions=max(1, round(training.mask_rate * training.length)),
-            dtype=getattr(torch, training.dtype),
-            device=job.device.type,
-        )
+    return cost(
+        job.config,
+        training.length,
+        training.batch_size,
+        predictions=max(1, round(training.mask_rate * training.length)),
+        dtype=getattr(torch, training.dtype),
+        device=job.device.type,
     )
 
 

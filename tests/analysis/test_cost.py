@@ -1,0 +1,324 @@
+"""The cost of an encoder: equal to what the model really does, and to the figures of the Funnel-Transformer paper."""
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+import whereformer
+from whereformer.analysis import cost, count_flops, count_parameters, funnel_config, linear_flops, paper_table
+from whereformer.analysis.cost import Pass, layer_passes
+from whereformer.attention.short import MOST_SCORES
+from whereformer.cli import main
+from whereformer.models import EncoderConfig, EncoderForMaskedLM, parse_blocks
+from whereformer.tasks.memory import peak_memory
+
+CPU = torch.device("cpu")
+unpooled = pytest.mark.xfail(raises=NotImplementedError, strict=False, reason="the encoder does not pool yet")
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+TABLE = """
+L12H768         1           1           1.048       1.408 1           1.119       2.278
+L6H768          0.5         0.5         0.524       0.704 0.5         0.559       1.139
+B3-4-4H768      0.500/0.667 0.507/0.674 0.529/0.703 0.672 0.497/0.664 0.546/0.733 0.992
+B4-4-4H768      0.583/0.750 0.590/0.757 0.616/0.791 0.789 0.581/0.747 0.639/0.826 1.182
+B6-3x2-3x2H768  0.875/1.042 0.880/1.047 0.918/1.092 1.175 0.865/1.032 0.951/1.138 1.752
+B6-6-6H768      0.875/1.042 0.880/1.047 0.918/1.092 1.175 0.865/1.032 0.951/1.138 1.752
+L24H1024        3.556       3.532       3.676       4.983 3.467       3.801       8.009
+B8-8-8H1024     2.074/2.370 2.069/2.363 2.146/2.452 2.762 2.003/2.292 2.165/2.482 4.086
+B10-10-10H1024  2.593/2.889 2.581/2.875 2.676/2.983 3.444 2.499/2.788 2.700/3.016 5.089
+"""
+"""Encoder, and after a slash with two decoder layers: linear; at 128 and 512 tokens none, shifted, factorized."""
+
+FIGURES = {"4-4-4": 0.58, "6-6-6": 0.88, "8-8-8": 2.07, "10-10-10": 2.60, "24": 3.56}
+"""Relative FLOPs as the paper's figures show them; markers in a picture, so good to 0.01."""
+
+
+def small_config(**changes):
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4, "blocks": "3"}
+    return EncoderConfig(**{**sizes, "max_position_embeddings": 64, **changes})
+
+
+def test_the_papers_table_comes_out_to_every_digit():
+    rows = {row.model: row.relative for row in paper_table()}
+    columns = list(rows["L12H768"])
+    printed = 0
+    for line in TABLE.strip().splitlines():
+        model, *cells = line.split()
+        for column, cell in zip(columns, cells, strict=True):
+            for name, figure in zip((model, f"{model}+D2"), cell.split("/"), strict=False):
+                digits = len(figure.partition(".")[2])
+                assert round(rows[name][column], digits) == float(figure), (name, column)
+                printed += 1
+    assert printed == 93
+    assert len(rows) == 15
+
+
+@pytest.mark.parametrize(("blocks", "figure"), FIGURES.items())
+def test_the_linear_rule_is_what_the_papers_figures_show(blocks, figure):
+    width = 768 if blocks in ("4-4-4", "6-6-6") else 1024
+    assert linear_flops(funnel_config(blocks, width)) == pytest.approx(figure, abs=0.01)
+
+
+def test_a_berts_operations():
+    for length, expected in ((128, 22.35), (512, 96.64)):
+        flops = count_flops(EncoderConfig(), length)
+        assert flops.layers / 1e9 == pytest.approx(expected, abs=0.005)
+        assert flops.training == 3 * flops.forward
+    counted = cost(EncoderConfig(), 512)
+    assert counted.relative == counted.linear == 1
+
+
+def test_relative_to_a_baseline_that_has_relative_attention_itself():
+    baseline = funnel_config("12")
+    for blocks, decoder, at_128, at_512 in (
+        ("4-4-4", "0", 0.588, 0.571),
+        ("4-4-4", "2", 0.755, 0.738),
+        ("6-6-6", "0", 0.876, 0.850),
+        ("6-6-6", "2", 1.043, 1.017),
+    ):
+        for length, expected in ((128, at_128), (512, at_512)):
+            ours, theirs = (count_flops(c, length, 8).layers for c in (funnel_config(blocks, 768, decoder), baseline))
+            assert round(ours / theirs, 3) == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"position": name} for name in whereformer.position_names() if name != "transformer_xl"),
+        {"position": "learned+tisa"},
+        {"position": "tupe+t5"},
+        *(
+            {"position": "synthesizer", "position_options": {"variant": variant, "content": content}}
+            for variant in ("random", "factorized_random", "dense", "factorized_dense")
+            for content in ("none", "mix")
+        ),
+        {"position": "floater", "position_options": {"solver": "midpoint", "substeps": 2}},
+        {"position": "shaw", "position_options": {"values": False, "clip": 3}},
+        {"embedding_size": 8, "intermediate_size": 48, "blocks": "1x3"},
+        pytest.param({"blocks": "2-1x2", "position": "t5"}, marks=unpooled),
+        pytest.param({"blocks": "1-2-1", "position": "tupe", "decoder_layers": "1", "head_dim": 4}, marks=unpooled),
+        pytest.param({"blocks": "2-2", "position": "shaw", "pool_query_only": False}, marks=unpooled),
+    ],
+    ids=str,
+)
+def test_operations_are_those_that_torch_counts_in_the_real_model(changes):
+    """The reference writes every product out, so that torch sees them all."""
+    config = small_config(attention_backend="reference", **changes)
+    model = EncoderForMaskedLM(config).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.randint(1, 50, (2, 12)))
+    assert count_flops(config, 12, batch=2, predictions=12).forward == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"position": name} for name in whereformer.position_names()),
+        {"blocks": "1x12"},
+        {"blocks": "2x3", "embedding_size": 8, "norm": "pre", "type_vocab_size": 0},
+        pytest.param({"blocks": "2-1x2-1", "decoder_layers": "1x2", "position": "tisa"}, marks=unpooled),
+        pytest.param({"blocks": "1-1", "position": "transformer_xl", "segments": "attention"}, marks=unpooled),
+    ],
+    ids=str,
+)
+def test_parameters_are_those_of_the_real_model(changes):
+    config = small_config(**changes)
+    model = EncoderForMaskedLM(config)
+    found = count_parameters(config)
+    assert found.encoder == sum(parameter.numel() for parameter in model.encoder.parameters())
+    assert found.total == sum(parameter.numel() for parameter in model.parameters())
+    assert found.position == sum(parameter.numel() for parameter in model.encoder.position.parameters())
+
+
+@unpooled
+@pytest.mark.parametrize(
+    ("blocks", "width", "alone", "with_decoder"),
+    [
+        ("4-4-4", 768, 115.6, 131.0),
+        ("6-3x2-3x2", 768, 115.6, 131.0),
+        ("6-6-6", 768, 161.7, 177.1),
+        ("8-8-8", 1024, 358.8, 386.1),
+        ("10-10-10", 1024, 440.7, 468.0),
+    ],
+)
+def test_parameters_of_the_papers_models(blocks, width, alone, with_decoder):
+    # Of a layer: five projections, q's without a bias, two biases and three more in attention, two vectors for
+    # segments; a feed-forward network; two norms.
+    layer = 5 * width**2 + 7 * width + 5 * width + 2 * width * 4 * width + 4 * width + width
+    for decoder, expected in (("0", alone), ("2", with_decoder)):
+        layers = sum(block.layers for block in parse_blocks(blocks)) + int(decoder)
+        found = count_parameters(funnel_config(blocks, width, decoder)).encoder
+        assert found == layers * layer + 30522 * width + 2 * width
+        assert round(found / 1e6, 1) == expected
+
+
+@pytest.mark.parametrize("separate_cls", [True, False])
+@pytest.mark.parametrize("truncate_seq", [True, False])
+def test_lengths_of_blocks_are_those_of_pooling(separate_cls, truncate_seq):
+    config = EncoderConfig(blocks="1-1-1-1", separate_cls=separate_cls, truncate_seq=truncate_seq)
+    for length in range(1, 70):
+        lengths = [length]
+        for _ in range(3):
+            states = torch.zeros(1, 1, lengths[-1])
+            if separate_cls and lengths[-1] > 2:
+                rest = states[..., 1:-1] if truncate_seq else states[..., 1:]
+                lengths.append(1 + functional.avg_pool1d(rest, 2, 2, ceil_mode=True).shape[-1])
+            elif not separate_cls and lengths[-1] > 1:
+                lengths.append(functional.avg_pool1d(states, 2, 2, ceil_mode=True).shape[-1])
+            else:
+                lengths.append(lengths[-1])
+        assert list(config.block_lengths(length)) == lengths
+
+
+def test_examples_of_lengths():
+    def lengths(n, **options):
+        return EncoderConfig(blocks="1-1-1", **options).block_lengths(n)
+
+    assert lengths(512) == (512, 256, 128)
+    assert lengths(13) == lengths(13, truncate_seq=False) == lengths(13, separate_cls=False) == (13, 7, 4)
+    assert lengths(16) == lengths(16, separate_cls=False) == (16, 8, 4)
+    assert lengths(16, truncate_seq=False) == (16, 9, 5)
+    assert EncoderConfig(blocks="12").block_lengths(7) == (7,)
+    with pytest.raises(ValueError, match="length: expected at least 1, got 0"):
+        lengths(0)
+
+
+def test_only_the_first_layer_of_a_block_pools_and_only_if_there_is_something_to_pool():
+    config = EncoderConfig(blocks="1-2x2-1", decoder_layers="1")
+    full, half, quarter = (Pass(n, n, 1) for n in (16, 8, 4))
+    assert layer_passes(config, 16) == [full, Pass(8, 16, 2), half, half, half, Pass(4, 8, 2), full]
+    config.pool_query_only = False
+    assert layer_passes(config, 16) == [full, *[half] * 4, quarter, full]
+    assert layer_passes(config, 2) == [Pass(2, 2, 1)] * 7
+
+
+def test_what_grows_with_the_batch_and_what_does_not():
+    shaw, relative = (EncoderConfig(position=name) for name in ("shaw", "transformer_xl"))
+    assert count_flops(shaw, 64, 8).forward == 8 * count_flops(shaw, 64).forward
+    one, two, three = (count_flops(relative, 64, batch).position for batch in (1, 2, 3))
+    # The distances are projected once, 128 of them in each of 12 layers.
+    assert three - two == two - one
+    assert one - (two - one) == 2 * 12 * 128 * 768 * 768
+
+
+@pytest.mark.parametrize(
+    ("length", "changes"),
+    [
+        *((length, {"position": position}) for length in (32, 128, 256, 300, 512) for position in ("t5", "learned")),
+        *((256, {"position": name}) for name in ("shaw", "tupe", "rope", "tisa", "fire", "synthesizer")),
+        (24, {"position": "floater"}),
+        (256, {"position": "synthesizer", "position_options": {"variant": "factorized_dense", "content": "mix"}}),
+        (300, {"position": "learned", **NO_DROPOUT}),
+        (128, {"position": "t5", **NO_DROPOUT, "norm": "pre", "hidden_act": "gelu_new"}),
+        (128, {"position": "t5", "hidden_act": "relu", "embedding_size": 32}),
+        (128, {"position": "t5", "attention_backend": "reference"}),
+        pytest.param(256, {"position": "t5", "blocks": "2-2-2", "decoder_layers": "1"}, marks=unpooled),
+        pytest.param(
+            256, {"position": "transformer_xl", "segments": "attention", "blocks": "2-2", **NO_DROPOUT}, marks=unpooled
+        ),
+    ],
+    ids=str,
+)
+def test_memory_is_about_what_is_measured(length, changes):
+    """A forward's peak is at most an eighth above what is kept, for what lives for a moment, and never below."""
+    sizes = {"hidden_size": 128, "blocks": "4", "max_position_embeddings": 512}
+    config = small_config(**{**sizes, **changes})
+    model = whereformer.Encoder(config)
+    ids = torch.randint(1, 50, (4, length))
+
+    def forward():
+        return model(ids).last_hidden_state
+
+    forward().sum().backward()
+    outputs = []
+    kept = peak_memory(lambda: outputs.append(forward()), CPU)
+    estimate = cost(config, length, 4).memory
+    assert 1.0 <= kept / estimate.training <= 1.125
+    model.eval()
+    with torch.no_grad():
+        forward()
+        inference = peak_memory(forward, CPU)
+    # What pooling, n x n terms and scores written out need for a moment is only roughly known.
+    rough = changes["position"] in ("tupe", "fire", "floater", "synthesizer", "transformer_xl")
+    rough |= bool({"hidden_act", "attention_backend", "blocks"} & changes.keys())
+    assert inference / estimate.inference == pytest.approx(1.0, abs=0.5 if rough else 0.05)
+
+
+def test_memory_of_attention_is_linear_where_sequences_are_long():
+    config = EncoderConfig(position="tisa", max_position_embeddings=8192)
+
+    def memory(length, **options):
+        return cost(config, length, **options).memory
+
+    short = memory(256)
+    assert short.scores == 12 * 12 * MOST_SCORES * 4
+    assert memory(257).scores == 0
+    assert memory(2048).training == pytest.approx(2 * memory(1024).training, rel=0.001)
+    assert memory(256, device="cuda").scores == memory(256, dtype=torch.bfloat16).scores == 0
+    # Dropout masks are bytes there.
+    assert memory(1024, device="cuda").layers < memory(1024).layers
+
+
+def test_it_is_quick_even_where_the_model_would_be_huge():
+    config = EncoderConfig(hidden_size=12288, num_attention_heads=96, blocks="96", position="t5")
+    found = cost(config, 512)
+    assert 173e9 < found.parameters.layers < 175e9
+    assert "174" in str(found)
+
+
+def test_what_does_not_fit_is_named():
+    config = EncoderConfig()
+    with pytest.raises(ValueError, match="batch: expected at least 1, got 0"):
+        cost(config, 8, 0)
+    with pytest.raises(ValueError, match="predictions: expected 0 to length 8, got 9"):
+        cost(config, 8, predictions=9)
+    with pytest.raises(ValueError, match="device: expected 'cpu' or 'cuda', got 'tpu'"):
+        cost(config, 8, device="tpu")
+    with pytest.raises(whereformer.PositionRangeError, match="0 to 511"):
+        cost(EncoderConfig(position="tupe"), 513)
+
+
+SMALL = ("--hidden-size", "32", "--num-heads", "4", "--vocab-size", "50", "--length", "16")
+
+
+def test_the_command_prints_and_writes_the_same_numbers(tmp_path, capsys):
+    out = tmp_path / "cost.json"
+    main(["cost", *SMALL, "--blocks", "1x3", "--position", "tisa", "--batch-size", "2", "--out", str(out)])
+    printed = capsys.readouterr().out
+    config = EncoderConfig(vocab_size=50, hidden_size=32, num_attention_heads=4, blocks="1x3", position="tisa")
+    expected = cost(config, 16, 2)
+    assert str(expected) in printed
+    assert json.loads(out.read_text()) == expected.to_dict()
+    assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
+
+
+def test_the_command_prints_the_papers_table(tmp_path, capsys):
+    main(["cost", "--paper", "--out", str(tmp_path / "paper.json")])
+    printed = capsys.readouterr().out
+    line = next(line for line in printed.splitlines() if line.strip().startswith("B4-4-4H768+D2"))
+    assert line.split()[1:4] == ["0.750", "0.757", "0.791"]
+    assert len(json.loads((tmp_path / "paper.json").read_text())) == 15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--length", "0"], "--length: expected at least 1, got 0"),
+        (["--num-heads", "5"], "--num-heads: 5 heads do not divide hidden_size 32"),
+        (["--blocks", "3y4"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got '3y4'"),
+        (["--decoder-layers", "2"], "--decoder-layers: a single block is never pooled"),
+        (["--position", "tsia"], "--position: unknown position method 'tsia'; did you mean 'tisa'?"),
+        (["--predictions", "17"], "--predictions: expected 0 to length 16, got 17"),
+        (["--out", "/nowhere/cost.json"], "No such file or directory: '/nowhere/cost.json"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["cost", *SMALL, *arguments])
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]

@@ -1,0 +1,105 @@
+"""Funnel-Transformers of transformers as ours and back: the same numbers both ways, from files."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import FunnelConfig
+from transformers.models.funnel import modeling_funnel
+
+from whereformer import Encoder, EncoderConfig, EncoderForSequenceClassification, load_pretrained, to_transformers
+
+MODELS = ["Model", "BaseModel", *(f"For{task}" for task in ("MaskedLM", "PreTraining", "SequenceClassification"))]
+MODELS += ["ForTokenClassification", "ForQuestionAnswering"]
+OUTPUTS = ("last_hidden_state", "logits", "start_logits", "end_logits")
+
+
+def theirs(name, **options):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "d_model": 16, "n_head": 2, "d_head": 6, "d_inner": 24}
+    if name.endswith("Classification"):
+        sizes["num_labels"] = 3
+    config = FunnelConfig(block_sizes=[1, 2, 1], block_repeats=[1, 1, 2], **sizes, **options)
+    return getattr(modeling_funnel, f"Funnel{name}")(config).eval()
+
+
+def batch(length=21):
+    """Token ids, types with [CLS]'s own, and a mask that pads the second row."""
+    ids = torch.randint(1, 40, (2, length), generator=torch.Generator().manual_seed(1))
+    types = (torch.arange(length) > length // 2).long().expand(2, -1).clone()
+    types[:, 0] = 2
+    mask = torch.arange(length) < torch.tensor([[length], [length - 6]])
+    return {"input_ids": ids, "token_type_ids": types, "attention_mask": mask.long()}
+
+
+@torch.no_grad()
+def outputs(model, inputs):
+    out = model(**inputs)
+    return [getattr(out, name) for name in OUTPUTS if name in out]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("attention_type", ["relative_shift", "factorized"])
+def test_the_same_outputs_both_ways(name, attention_type, tmp_path):
+    original = theirs(name, attention_type=attention_type)
+    original.save_pretrained(tmp_path / "theirs")
+    ours = load_pretrained(tmp_path / "theirs", mask_pooling="all")
+    expected = outputs(original, batch())
+    assert expected
+    for found, golden in zip(outputs(ours, batch()), expected, strict=True):
+        torch.testing.assert_close(found, golden, rtol=2e-5, atol=2e-5)
+    ours.save_pretrained(tmp_path / "ours")
+    again = load_pretrained(tmp_path / "ours")
+    assert type(again) is type(ours)
+    torch.testing.assert_close(outputs(again, batch()), outputs(ours, batch()))
+    back = to_transformers(ours)
+    assert type(back) is type(original)
+    back.save_pretrained(tmp_path / "back")
+    back = type(original).from_pretrained(tmp_path / "back").eval()
+    torch.testing.assert_close(outputs(back, batch()), expected)
+
+
+def test_masks_are_the_authors_unless_asked_otherwise(tmp_path):
+    original = theirs("Model")
+    original.save_pretrained(tmp_path)
+    inputs = batch()
+    unpadded = {name: tensor[1:, :15] for name, tensor in inputs.items()}
+    ours = load_pretrained(tmp_path)
+    first = {name: tensor[:1] for name, tensor in inputs.items()}
+    torch.testing.assert_close(outputs(ours, first), outputs(original, first), rtol=2e-5, atol=2e-5)
+    # The tokens just before the padding: transformers' masks lose them.
+    own = outputs(ours, inputs)[0][1, :10]
+    assert not torch.allclose(own, outputs(original, inputs)[0][1, :10], atol=1e-3)
+    assert outputs(ours, unpadded)[0].shape == (1, 15, 16)
+
+
+def test_another_head_starts_fresh_and_another_position_too(tmp_path):
+    theirs("Model").save_pretrained(tmp_path)
+    model = load_pretrained(tmp_path, model_class=EncoderForSequenceClassification, num_labels=5)
+    assert outputs(model, batch())[0].shape == (2, 5)
+    assert not model.encoder.has_decoder
+    model = load_pretrained(tmp_path, "tisa", num_kernels=3)
+    assert isinstance(model, Encoder)
+    assert model.position.amplitude.shape[-1] == 3
+    expected = theirs("Model").state_dict()["decoder.layers.0.ffn.linear_1.weight"]
+    assert torch.equal(model.layers[4].up.weight, expected)
+
+
+def test_bad_checkpoints(tmp_path):
+    model = theirs("Model")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="position 'tisa' has no option 'kernels'"):
+        load_pretrained(tmp_path, "tisa", kernels=3)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"no model.safetensors; weights are read from safetensors only"):
+        load_pretrained(tmp_path)
+    state = {name: tensor for name, tensor in model.state_dict().items() if "decoder.layers.1.ffn" not in name}
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"checkpoint: it has no 'decoder.layers.1.ffn.linear_1.weight'"):
+        load_pretrained(tmp_path)
+    with pytest.raises(OSError, match="nowhere"):
+        load_pretrained(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match=r"path_or_id: expected a whereformer or a funnel checkpoint, got .*'gpt2'"):
+        load_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="position: transformers' Funnel has 'transformer_xl' only, this model 'tisa'"):
+        to_transformers(Encoder(EncoderConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, position="tisa")))
