@@ -10,7 +10,10 @@ from ._extras import require
 def main() -> None:
     """Run the command line; without its dependencies, one line and exit code 2."""
     try:
-        require("train", "tyro", "rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "psutil", "transformers")
+        require(
+            "train",
+            *("tyro", "rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "psutil", "transformers", "accelerate"),
+        )
     except ImportError as error:
         print(f"whereformer: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -152,6 +152,22 @@ def _time(row: BenchRow | None, notes: dict[str, int]) -> str:
     if row.way == FLOOR.name:
         return f"{row.milliseconds:.3g} ms" if row.milliseconds < 1000 else f"{row.milliseconds:.0f} ms"
     return f"{row.ratio:.2f} ({row.lowest:.2f}-{row.highest:.2f})"
+
+
+def print_plan(console: Console, text: dict[str, Any], blocks: str, steps: int, plan: dict[str, Any]) -> None:
+    """What a pretraining run is about to do: the text, the model and how often it reads the text."""
+    lengths = ", ".join(f"{length:,}" for length in plan["block_lengths"])
+    lines = (
+        f"text: {text['training_tokens']:,} training and {text['held_out_tokens']:,} held-out tokens from "
+        f"{text['source']}; guessing by frequency: loss {text['unigram_entropy']:.2f}",
+        f"model: {plan['parameters']:,} parameters, of them {plan['embedding_parameters']:,} embeddings of "
+        f"{text['vocabulary']:,} tokens and {plan['positional_parameters']:,} of position; "
+        f"blocks {blocks} of {lengths} tokens",
+        f"training: {steps:,} steps of {plan['tokens_per_step']:,} tokens; the text is {plan['steps_per_epoch']:,.1f} "
+        f"steps long and read {plan['epochs']:,.1f} times",
+    )
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:

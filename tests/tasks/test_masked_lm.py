@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
 from whereformer.tasks import masked_lm
-from whereformer.tasks.masked_lm import CLS, IGNORED, MASK, PAD, SEP, Batches, HeldOut
+from whereformer.tasks.masked_lm import CLS, IGNORED, MASK, PAD, SEP, Batches, HeldOut, Vocabulary, trained_vocabulary
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
 
@@ -32,7 +32,7 @@ def test_the_tokenizer_lowers_case_and_survives_saving(tmp_path):
 
 def test_masking_follows_bert():
     tokens = stream(200_000).view(-1, 100)
-    inputs, labels = masked_lm.mask_tokens(tokens, 0.15, 100, torch.Generator().manual_seed(1))
+    inputs, labels = masked_lm.mask_tokens(tokens, 0.15, trained_vocabulary(100), torch.Generator().manual_seed(1))
     chosen = labels != IGNORED
     assert (chosen.sum(1) == 15).all()
     assert torch.equal(labels[chosen], tokens[chosen])
@@ -48,8 +48,20 @@ def test_masking_follows_bert():
 def test_special_tokens_are_never_masked():
     tokens = torch.tensor([[CLS, 7, SEP, PAD, 8], [CLS, SEP, SEP, PAD, PAD]])
     for seed in range(20):
-        _, labels = masked_lm.mask_tokens(tokens, 0.5, 100, torch.Generator().manual_seed(seed))
+        _, labels = masked_lm.mask_tokens(tokens, 0.5, trained_vocabulary(100), torch.Generator().manual_seed(seed))
         assert (labels[tokens < 5] == IGNORED).all()
+
+
+def test_masking_finds_special_tokens_wherever_they_are():
+    vocabulary = Vocabulary(100, pad=99, cls=50, sep=98, mask=7, special=(7, 50, 98, 99))
+    tokens = torch.randint(100, (500, 40), generator=torch.Generator().manual_seed(0))
+    inputs, labels = masked_lm.mask_tokens(tokens, 0.3, vocabulary, torch.Generator().manual_seed(1))
+    special = torch.isin(tokens, torch.tensor(vocabulary.special))
+    assert (labels[special] == IGNORED).all()
+    changed = inputs != tokens
+    assert (labels[changed] == tokens[changed]).all()
+    assert not torch.isin(inputs[changed], torch.tensor([50, 98, 99])).any()
+    assert (inputs[changed] == 7).float().mean() == pytest.approx(0.8 / 0.9, abs=0.02)
 
 
 def test_a_batch_depends_on_seed_and_step_alone():

@@ -22,6 +22,7 @@ from ..models import EncoderConfig, EncoderForMaskedLM
 from ..positions import PositionRangeError, build_position
 from . import corpus, masked_lm
 from .memory import peak_memory
+from .optimizer import build_optimizer, linear_schedule
 
 BASELINE = "none"
 DEFAULT_POSITIONS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
@@ -134,6 +135,23 @@ def prepare_text(documents: Sequence[str], sizes: Sizes, data: Sequence[str], co
     return Text(*streams, size, facts)
 
 
+def refuse_other_settings(out: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raise unless a folder's settings are those of now.
+
+    Raises:
+        InputError: naming the first that differs.
+    """
+    for name, value in new.items():
+        if old.get(name) == value:
+            continue
+        if name == "text":
+            raise InputError(f"--out: {out} holds results of other text; choose another folder")
+        raise InputError(
+            f"--out: {out} holds results with {name} {old.get(name)!r}, not {value!r}; "
+            "choose another folder, or the same settings to continue"
+        )
+
+
 class Results:
     """``results.json`` of an output folder: written after every finished run, and taken up again.
 
@@ -161,15 +179,7 @@ class Results:
             raise InputError(
                 f"--out: {self.path} is not a complete result of this command; move it away or choose another folder"
             ) from None
-        different = [name for name, value in self.data["settings"].items() if old.get(name) != value]
-        if different:
-            name = different[0]
-            if name == "text":
-                raise InputError(f"--out: {out} holds results of other text; choose another folder")
-            raise InputError(
-                f"--out: {out} holds results with {name} {old.get(name)!r}, not {self.data['settings'][name]!r}; "
-                "choose another folder, or the same settings to continue"
-            )
+        refuse_other_settings(out, old, self.data["settings"])
         self.data = found
 
     def get(self, position: str, seed: int) -> dict[str, Any] | None:
@@ -195,19 +205,6 @@ def build_model(sizes: Sizes, position: str, vocab_size: int, seed: int) -> Enco
     missing = model.load_state_dict(backbone, strict=False).missing_keys
     assert all(name.startswith("encoder.position.") for name in missing), missing
     return model
-
-
-def build_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """AdamW; only matrices of the backbone decay, since pulling position towards zero would favour some methods."""
-    decayed = [
-        parameter
-        for name, parameter in model.named_parameters()
-        if parameter.dim() > 1 and not name.startswith("encoder.position.")
-    ]
-    chosen = {id(parameter) for parameter in decayed}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), fused=True)
 
 
 def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -237,11 +234,7 @@ def train_and_judge(
     model = build_model(sizes, position, text.vocab_size, seed).to(device)
     optimizer = build_optimizer(model, sizes.learning_rate)
     batches = masked_lm.Batches(text.training, sizes.batch_size, sizes.length, sizes.mask_rate, text.vocab_size, seed)
-    warmup = max(1, sizes.steps // 10)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min((step + 1) / warmup, (sizes.steps - step) / max(1, sizes.steps - warmup)),
-    )
+    schedule = linear_schedule(optimizer, max(1, sizes.steps // 10), sizes.steps)
     started = time.perf_counter()
     losses = []
     for step in range(sizes.steps):

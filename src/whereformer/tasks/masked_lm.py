@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,41 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, _, CLS, SEP, MASK = range(len(SPECIAL_TOKENS))
 IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ids that masking and windows need to know of a tokenizer.
+
+    Args:
+        size: ids are below it.
+        pad, cls, sep, mask: of these tokens.
+        special: ids that are never predicted, nor put in at random; these four among them.
+    """
+
+    size: int
+    pad: int
+    cls: int
+    sep: int
+    mask: int
+    special: tuple[int, ...]
+
+    @cached_property
+    def is_ordinary(self) -> Tensor:
+        """(size,), whether an id is none of the special ones."""
+        ordinary = torch.ones(self.size, dtype=torch.bool)
+        ordinary[list(self.special)] = False
+        return ordinary
+
+    @cached_property
+    def ordinary(self) -> Tensor:
+        """The ids that are not special, ascending."""
+        return self.is_ordinary.nonzero().flatten()
+
+
+def trained_vocabulary(size: int) -> Vocabulary:
+    """That of :func:`train_tokenizer`, which numbers the special tokens first."""
+    return Vocabulary(size, PAD, CLS, SEP, MASK, tuple(range(len(SPECIAL_TOKENS))))
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
@@ -47,9 +83,14 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     return tokenizer_of({token: index for index, token in enumerate(tokens)})
 
 
-def token_stream(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """All texts as one stream of ids, each followed by [SEP]; int64 (tokens,)."""
-    return torch.tensor([token for text in tokenizer.encode_batch(texts) for token in (*text.ids, SEP)])
+def token_stream(tokenizer: Tokenizer, texts: Sequence[str], sep: int = SEP) -> Tensor:
+    """All texts as one stream of ids, each followed by ``sep`` and without what the tokenizer would add; (tokens,)."""
+    parts = []
+    # Some at a time, because lists of Python's numbers take several times the memory of the stream.
+    for start in range(0, len(texts), 1024):
+        encoded = tokenizer.encode_batch_fast(texts[start : start + 1024], add_special_tokens=False)
+        parts.append(torch.tensor([token for text in encoded for token in (*text.ids, sep)]))
+    return torch.cat(parts)
 
 
 def unigram_entropy(training: Tensor, held_out: Tensor, vocab_size: int) -> float:
@@ -58,23 +99,28 @@ def unigram_entropy(training: Tensor, held_out: Tensor, vocab_size: int) -> floa
     return float(-(counts / counts.sum()).log()[held_out].mean())
 
 
-def mask_tokens(tokens: Tensor, rate: float, vocab_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def mask_tokens(
+    tokens: Tensor, rate: float, vocabulary: Vocabulary, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """BERT's masking: of the chosen tokens 80% become [MASK], 10% a random token and 10% stay.
 
     Args:
         tokens: (batch, n) ids; special tokens are never chosen.
         rate: share of each row that is chosen, at least one token.
+        vocabulary: which ids are special.
+        generator: decides all that is random.
 
     Returns:
         input ids and labels, (batch, n) each; a label is -100 where nothing is to be predicted.
     """
     noise = torch.rand(tokens.shape, generator=generator)
-    ordinary = tokens >= len(SPECIAL_TOKENS)
+    ordinary = vocabulary.is_ordinary[tokens]
     count = max(1, round(rate * tokens.shape[1]))
     chosen = torch.zeros_like(ordinary).scatter_(1, (noise * ordinary).topk(count, -1).indices, True) & ordinary
     fate = torch.rand(tokens.shape, generator=generator)
-    random_tokens = torch.randint(len(SPECIAL_TOKENS), vocab_size, tokens.shape, generator=generator)
-    masked = torch.where(fate < 0.8, MASK, torch.where(fate < 0.9, random_tokens, tokens))
+    drawn = torch.randint(len(vocabulary.ordinary), tokens.shape, generator=generator)
+    random_tokens = vocabulary.ordinary[drawn]
+    masked = torch.where(fate < 0.8, vocabulary.mask, torch.where(fate < 0.9, random_tokens, tokens))
     return torch.where(chosen, masked, tokens), torch.where(chosen, tokens, IGNORED)
 
 
@@ -87,7 +133,7 @@ class Batches:
         batch_size: rows.
         length: tokens of a row; the first is [CLS].
         rate: share of masked tokens.
-        vocab_size: tokens in the vocabulary.
+        vocab_size: tokens in the trained vocabulary.
         seed: of places and masks.
     """
 
@@ -105,7 +151,7 @@ class Batches:
         starts = torch.randint(len(self.stream) - body + 1, (self.batch_size, 1), generator=generator)
         tokens = self.stream[starts + torch.arange(body)]
         tokens = torch.cat((torch.full_like(starts, CLS), tokens), 1)
-        return mask_tokens(tokens, self.rate, self.vocab_size, generator)
+        return mask_tokens(tokens, self.rate, trained_vocabulary(self.vocab_size), generator)
 
 
 class HeldOut:
@@ -114,7 +160,7 @@ class HeldOut:
     Args:
         stream: (tokens,) ids.
         rate: share of masked tokens.
-        vocab_size: tokens in the vocabulary.
+        vocab_size: tokens in the trained vocabulary.
     """
 
     GROUP = 64
@@ -123,7 +169,7 @@ class HeldOut:
     def __init__(self, stream: Tensor, rate: float, vocab_size: int) -> None:
         stream = stream[: len(stream) // self.GROUP * self.GROUP]
         generator = torch.Generator().manual_seed(0)
-        inputs, labels = mask_tokens(stream.view(-1, self.GROUP), rate, vocab_size, generator)
+        inputs, labels = mask_tokens(stream.view(-1, self.GROUP), rate, trained_vocabulary(vocab_size), generator)
         self.inputs, self.labels = inputs.flatten(), labels.flatten()
 
     def windows(self, length: int, tokens_per_batch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -1,0 +1,27 @@
+"""What every training here has in common: which weights decay, and how the learning rate goes up and down."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..positions import Position
+
+
+def build_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
+    """AdamW; only matrices of the backbone decay, since pulling position towards zero would favour some methods."""
+    positional = {
+        id(parameter) for module in model.modules() if isinstance(module, Position) for parameter in module.parameters()
+    }
+    decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1 and id(parameter) not in positional]
+    chosen = {id(parameter) for parameter in decayed}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), fused=True)
+
+
+def linear_schedule(optimizer: torch.optim.Optimizer, warmup: int, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+    """Up to the optimizer's learning rate in ``warmup`` steps, at least 1, then down to zero after ``steps``."""
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
+    )
