@@ -330,6 +330,10 @@ def _split(option: str, text: str, known: Sequence[str] | None = None) -> list[s
     return parts
 
 
+MOST = 2**20
+"""What a size given to ``cost`` may be at most; numbers of bytes beyond are none that torch can hold."""
+
+
 @dataclass(frozen=True)
 class Pretrain:
     """Pretrain an encoder on a folder of text, with any position method: masked LM or ELECTRA.
@@ -494,7 +498,8 @@ class Cost:
     """Sequences at a time."""
 
     predictions: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Tokens of a sequence that the masked-LM head predicts. Default: all."""
+    """Tokens of a sequence that the masked-LM head predicts. Default: all; there is no such head where blocks pool
+    without a decoder."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of parameters and activations."""
@@ -503,7 +508,8 @@ class Cost:
     """Where it would run; it need not be there."""
 
     paper: bool = False
-    """Print the relative FLOPs of the Funnel-Transformer paper's models instead."""
+    """Print what the Funnel-Transformer paper's models cost relative to BERT-base instead, counted as in the authors'
+    code; of the other options only --out counts."""
 
     out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     """A file to write the numbers to, as JSON."""
@@ -514,6 +520,8 @@ class Cost:
         from .files import write_atomically
         from .terminal import print_paper_flops
 
+        if self.out is not None and self.out.is_dir():
+            raise InputError(f"--out: expected a file, got the folder {str(self.out)!r}")
         data: Any
         if self.paper:
             rows = paper_table()
@@ -536,10 +544,9 @@ class Cost:
         sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
         for name in (*sizes, "length", "batch_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
-        if self.predictions is not None and not 0 <= self.predictions <= self.length:
-            raise InputError(f"--predictions: expected 0 to length {self.length}, got {self.predictions}")
+            if value is not None and not 1 <= value <= MOST:
+                limit = "at least 1" if value < 1 else f"at most {MOST}"
+                raise InputError(f"--{name.replace('_', '-')}: expected {limit}, got {value}")
         try:
             config = EncoderConfig(
                 num_attention_heads=self.num_heads,
@@ -558,7 +565,7 @@ class Cost:
                 dtype=getattr(torch, self.dtype),
                 device=self.device,
             )
-        except (ValueError, NotImplementedError) as error:
+        except ValueError as error:
             name, _, reason = str(error).partition(": ")
             if name == "num_attention_heads":
                 name = "num_heads"

@@ -3,14 +3,14 @@
 Operations are those of matrix products, two for each multiply-add; norms, activations, softmax and dropout, less than
 one percent of a usual model, are not counted, as in the Funnel-Transformer paper (Dai et al. 2020, arXiv 2006.03236).
 Parameters are counted on the model itself, and what position adds is read off the position method, both built on
-torch's "meta" device, where tensors have shapes but no memory; so neither can disagree with the code that runs.
+torch's "meta" device, where tensors have shapes but no memory; so neither can disagree with the code that runs. The
+paper's own way to count relative attention is in :func:`paper_table` alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -20,23 +20,34 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.activations import ACT2FN
 
 from ..attention import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+from ..attention.call import Call, make_call
 from ..attention.choose import FEW_SCORES
+from ..attention.merge import merge
 from ..attention.short import MOST_SCORES
 from ..attention.terms import Term
-from ..models import Encoder, EncoderConfig, EncoderForMaskedLM, parse_blocks
-from ..models.encoder import position_of
+from ..models import Encoder, EncoderConfig, parse_blocks
+from ..models.encoder import MaskedLMHead, SegmentScores, position_of
+from ..models.pooling import Sequence
 from ..positions import Position, Sum
 from ..positions.floater import Floater
+from ..positions.transformer_xl import FORMS
 
 META = torch.device("meta")
 
 
 class Pass(NamedTuple):
-    """A layer as it runs once: ``n_q`` queries, each ``step`` keys further than the last, attend to ``n_k`` keys."""
+    """A layer as it runs once: where the tokens are that attend, and those that they attend to."""
 
-    n_q: int
-    n_k: int
-    step: int
+    queries: Positions
+    keys: Positions
+
+    @property
+    def n_q(self) -> int:
+        return self.queries.length
+
+    @property
+    def n_k(self) -> int:
+        return self.keys.length
 
 
 @dataclass(frozen=True)
@@ -47,10 +58,10 @@ class Flops:
         linear: projections and feed-forward networks of the blocks' layers.
         attention: their scores and weighted sums of values.
         position: what their positions add, by whatever method.
-        segments: what "attention" segments add to their scores.
+        segments: what "attention" segments add to their scores, the tokens' types being given.
         decoder: all of the same in the decoder's layers.
         embeddings: the projection of embeddings that are narrower than the model.
-        head: the masked-LM head.
+        head: the masked-LM head; an encoder that pools without a decoder has none.
     """
 
     linear: int
@@ -79,7 +90,10 @@ class Flops:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers that are trained; ``encoder`` is all but the masked-LM head, whose tied embeddings count once."""
+    """Numbers that are trained; ``encoder`` is all but the masked-LM head, whose tied embeddings count once.
+
+    An encoder that pools without a decoder has no such head.
+    """
 
     embeddings: int
     position: int
@@ -102,15 +116,17 @@ class Memory:
     Training keeps for the backward: inputs of products, norms and activations, dropout masks (which the CPU keeps as
     numbers, a GPU as bytes) and what attention and the position method keep. What lives for a moment and gradients are
     not counted: in float32 the peak of a training step was 2 to 12% above the estimate (19% for fire, and more where
-    tables of numbers per pair are trained, as in a random Synthesizer). Inference was within 2% for most methods; for
-    those that need much for a moment (tupe, fire, floater, synthesizer) it may be half too low or too high. A batch
-    without padding is assumed.
+    tables of numbers per pair are trained, as in a random Synthesizer). Below about 90 tokens, where all scores are
+    written out, shaw and transformer_xl keep up to 31% more. Inference was within 2% for most methods; for those that
+    need much for a moment (tupe, fire, floater, synthesizer) it may be half too low or too high. transformer_xl needed
+    6 to 25% more at 512 tokens, and in small models at shorter ones up to 2.3 times the estimate. A batch without
+    padding is assumed.
 
     Args:
         weights: the parameters; training needs them four times with their gradients and Adam's two moments.
         layers: kept by the layers outside of attention's scores.
         scores: kept by attention with a number per query and key, as it is done for short sequences.
-        position: kept by the position method.
+        position: kept by the position method and by "attention" segments.
         embeddings: kept by the embeddings.
         head: kept by the masked-LM head and its loss, the logits included.
         inference: the most that live at once without gradients, in the encoder.
@@ -168,14 +184,16 @@ class Cost:
             (
                 f"{self.batch} x {self.length} tokens" + (f", {self._lengths()}" if len(self.lengths) > 1 else ""),
                 f"parameters  {_si(parameters.encoder)} in the encoder ({parts(parameters, 'head')})"
-                f", {_si(parameters.head)} more in the head",
+                + (f", {_si(parameters.head)} more in the head" if parameters.head else "; no masked-LM head"),
                 f"forward     {_si(flops.layers, 'FLOPs')} in the layers, {self.relative:.3f} of the baseline's"
                 f" (by the linear rule {self.linear:.3f})",
                 f"            {parts(flops)}",
-                f"training    {_si(flops.training, 'FLOPs')} a step, embeddings and head included",
+                f"training    {_si(flops.training, 'FLOPs')} a step, embeddings"
+                + (" and head included" if parameters.head else " included"),
                 f"memory      weights {_bytes(memory.weights)}, in training four times that, with gradients and Adam",
                 f"            training keeps {_bytes(memory.training)} of activations"
-                f" ({parts(memory, 'weights', 'head', 'inference', show=_bytes)}), the head {_bytes(memory.head)}",
+                f" ({parts(memory, 'weights', 'head', 'inference', show=_bytes)})"
+                + (f", the head {_bytes(memory.head)}" if parameters.head else ""),
                 f"            inference needs {_bytes(memory.inference)} for activations",
             )
         )
@@ -212,7 +230,8 @@ def cost(
         config: the encoder.
         length: tokens of a sequence.
         batch: sequences.
-        predictions: tokens of a sequence that the masked-LM head predicts; all of them if None.
+        predictions: tokens of a sequence that the masked-LM head predicts; all of them if None, none where blocks pool
+            and no decoder undoes it.
         baseline: what ``relative`` compares with, at the same length and batch; BERT-base if None.
         dtype: of parameters and activations.
         device: "cpu" or "cuda", which keep different things for the backward.
@@ -223,12 +242,16 @@ def cost(
     if batch < 1:
         raise ValueError(f"batch: expected at least 1, got {batch}")
     if predictions is None:
-        predictions = length
+        predictions = length if config.full_length else 0
+    if predictions and not config.full_length:
+        raise ValueError(
+            f"predictions: blocks that pool need a decoder to predict tokens, got {predictions} without one"
+        )
     if not 0 <= predictions <= length:
         raise ValueError(f"predictions: expected 0 to length {length}, got {predictions}")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device: expected 'cpu' or 'cuda', got {device!r}")
-    trace = _Trace(config, length, batch, dtype)
+    trace = _Trace(config, length, batch, dtype, device)
     flops = _flops(trace, predictions)
     parameters = count_parameters(config)
     return Cost(
@@ -245,25 +268,23 @@ def cost(
 
 def count_flops(config: EncoderConfig, length: int, batch: int = 1, predictions: int = 0) -> Flops:
     """Operations of a forward; ``predictions`` tokens of every sequence go through the masked-LM head."""
-    return _flops(_Trace(config, length, batch, torch.float32), predictions)
+    return _flops(_Trace(config, length, batch, torch.float32, "cpu"), predictions)
 
 
 def count_parameters(config: EncoderConfig) -> Parameters:
-    """Parameters of an :class:`~whereformer.EncoderForMaskedLM`, exactly: the model is built, without memory."""
-    with META:
-        model = EncoderForMaskedLM(config)
+    """Parameters of an :class:`~whereformer.Encoder` and its masked-LM head, exactly: built, but without memory."""
 
     def size(module: nn.Module) -> int:
         return sum(parameter.numel() for parameter in module.parameters())
 
-    encoder: Encoder = model.encoder
+    head = 0
+    with META:
+        encoder = Encoder(config)
+        if config.full_length:
+            module = MaskedLMHead(config)
+            head = size(module) - (module.decoder.weight.numel() if config.tie_word_embeddings else 0)
     embeddings, position = size(encoder.embeddings), size(encoder.position)
-    return Parameters(
-        embeddings=embeddings,
-        position=position,
-        layers=size(encoder) - embeddings - position,
-        head=size(model) - size(encoder),
-    )
+    return Parameters(embeddings=embeddings, position=position, layers=size(encoder) - embeddings - position, head=head)
 
 
 def linear_flops(config: EncoderConfig) -> float:
@@ -278,14 +299,18 @@ def linear_flops(config: EncoderConfig) -> float:
 
 def layer_passes(config: EncoderConfig, length: int) -> list[Pass]:
     """Every layer as it runs, the decoder's last."""
-    lengths = config.block_lengths(length)
+    pooling = config.make_pooling()
+    whole = now = Positions(0, 1, length)
     passes: list[Pass] = []
-    for block, (before, now) in zip(parse_blocks(config.blocks), pairwise((length, *lengths)), strict=True):
-        square = [Pass(now, now, 1)] * (block.layers * block.repeats)
-        if now != before and config.pool_query_only:
-            square[0] = Pass(now, before, 2)
-        passes += square
-    return passes + [Pass(length, length, 1)] * _decoder_depth(config)
+    for index, block in enumerate(parse_blocks(config.blocks)):
+        before = now
+        if index and pooling.applies_to(now.length):
+            pooled = pooling.sequence(Sequence(now)).positions
+            assert isinstance(pooled, Positions)
+            now = pooled
+        passes.append(Pass(now, before if config.pool_query_only else now))
+        passes += [Pass(now, now)] * (block.layers * block.repeats - 1)
+    return passes + [Pass(whole, whole)] * _decoder_depth(config)
 
 
 def _decoder_depth(config: EncoderConfig) -> int:
@@ -328,85 +353,95 @@ class _Kept:
 
 
 class _Trace:
-    """What the position method adds to every pass of a model: its operations, and the bytes kept for a backward.
+    """What position and segments add to every pass of a model: their operations, and the bytes kept for a backward.
 
-    The method's hooks run on the meta device, where torch counts their operations and names all that autograd keeps;
-    what they return to attention costs what the terms say.
+    Their code runs on the meta device, where torch counts its operations and names all that autograd keeps; what it
+    returns to attention costs what the terms say.
     """
 
-    def __init__(self, config: EncoderConfig, length: int, batch: int, dtype: torch.dtype) -> None:
-        self.config, self.length, self.batch, self.dtype = config, length, batch, dtype
+    def __init__(self, config: EncoderConfig, length: int, batch: int, dtype: torch.dtype, device: str) -> None:
+        self.config, self.length, self.batch, self.dtype, self.device = config, length, batch, dtype, device
         self.passes = layer_passes(config, length)
-        self.embed_flops = 0
-        self.flops = [0] * len(self.passes)
-        self.has_terms = [config.segments == "attention"] * len(self.passes)
-        self.kept = 0
-        self.kept_by_pass = [0] * len(self.passes)
-        self.content = True
-        names = [name.strip() for name in config.position.split("+")]
-        if not set(names) <= set(CLOSED_FORMS):
-            with META:
-                method = position_of(config).to(dtype)
+        self.flops: list[int] = []
+        self.segment_flops: list[int] = []
+        self.has_terms: list[bool] = []
+        self.kept_by_pass: list[int] = []
+        with META:
+            method = position_of(config).to(dtype)
             self.content = method.content
-            parts = list(method) if isinstance(method, Sum) else [method]
-            for name, part in zip(names, parts, strict=True):
-                if name not in CLOSED_FORMS:
-                    self._run(part)
-        for name in names:
-            if name in CLOSED_FORMS:
-                for layer, place in enumerate(self.passes):
-                    multiply_adds, numbers = CLOSED_FORMS[name](config, place, batch)
-                    self.flops[layer] += 2 * multiply_adds
-                    self.has_terms[layer] = True
-                    self.kept_by_pass[layer] += numbers * dtype.itemsize
-                    self.kept += numbers * dtype.itemsize
-
-    def _run(self, part: Position) -> None:
-        """Run the hooks of one method, as an encoder would."""
-        config, kept = self.config, _Kept()
-        kept.leave_out(*part.parameters())
-
-        def made(*size: int) -> Tensor:
-            return torch.empty(self.batch, *size, dtype=self.dtype, device=META, requires_grad=True)
-
-        def heads(n: int) -> Tensor:
-            return made(config.num_attention_heads, n, config.head_dim)
-
+            attended = self.content and config.segments == "attention"
+            segments = SegmentScores(config).to(dtype) if attended else None
+        kept = _Kept()
+        kept.leave_out(*method.parameters(), *([] if segments is None else segments.parameters()))
         with FlopCounterMode(display=False) as counter, kept.hooks():
-            words = made(self.length, config.embedding_size)
-            # Sizes are all that matters here, so no position has a stride.
-            part.embed(words, Positions(0, 1, self.length))
+            words = self._made(length, config.embedding_size)
+            method.embed(words, Positions(0, 1, length))
             kept.leave_out(words)
-            before, kept_before = counter.get_total_flops(), kept.size()
-            self.embed_flops += before
+            self.embed_flops = counter.get_total_flops()
+            self.trajectories_kept = 0
+            self.trajectory_flops = 0
             shared: dict[Pass, Any] = {}
             for layer, place in enumerate(self.passes):
-                queries = Positions(0, 1, place.n_q)
-                keys = queries if place.n_k == place.n_q else Positions(0, 1, place.n_k)
+                before, kept_before = counter.get_total_flops() + self.trajectory_flops, kept.size()
                 if place not in shared:
-                    if isinstance(part, Floater):
-                        shared[place], flops, size = _trajectory(part, self.length)
-                        self.flops[layer] += flops
-                        self.kept += size
-                    else:
-                        shared[place] = part.shared(queries, keys)
-                options = {"layer": layer, "shared": shared[place]}
-                if self.content:
-                    given = heads(place.n_q), heads(place.n_k), heads(place.n_k)
-                    rotated = part.rotate(*given, queries, keys, **options)
-                    # Attention keeps one query, key and value in any case; a method may keep what it changed as well.
-                    kept.leave_out(*(old for old, new in zip(given, rotated, strict=True) if old is new))
-                hidden = made(place.n_q, config.hidden_size)
-                terms = part.terms(hidden, queries, keys, **options)
-                kept.leave_out(hidden)
-                kept.add(*(value for term in terms for value in vars(term).values() if isinstance(value, Tensor)))
-                after = counter.get_total_flops()
-                applied = sum(_applied(term, config, place, self.batch) for term in terms)
-                self.flops[layer] += after - before + 2 * applied
-                self.has_terms[layer] |= bool(terms)
-                self.kept_by_pass[layer] += kept.size() - kept_before
-                before, kept_before = after, kept.size()
-        self.kept += kept.size()
+                    shared[place] = self._shared(method, place)
+                call = self._call(method, segments, place, kept, layer=layer, shared=shared[place])
+                applied = [2 * _applied(term, config, place, batch) for term in call.terms]
+                self.segment_flops.append(0 if segments is None else applied.pop())
+                after = counter.get_total_flops() + self.trajectory_flops
+                self.flops.append(after - before + sum(applied))
+                self.has_terms.append(bool(call.terms))
+                self.kept_by_pass.append(kept.size() - kept_before)
+        self.kept = kept.size() + self.trajectories_kept
+
+    def _made(self, *size: int) -> Tensor:
+        return torch.empty(self.batch, *size, dtype=self.dtype, device=META, requires_grad=True)
+
+    def _shared(self, method: Position, place: Pass) -> Any:
+        """As :meth:`Position.shared`."""
+        if isinstance(method, Sum):
+            return tuple(self._shared(part, place) for part in method)
+        if isinstance(method, Floater):
+            vectors, flops, kept = _trajectory(method, max(positions.last for positions in place) + 1)
+            self.trajectory_flops += flops
+            self.trajectories_kept += kept
+            return vectors
+        return method.shared(*place)
+
+    def _call(self, method: Position, segments: SegmentScores | None, place: Pass, kept: _Kept, **options: Any) -> Call:
+        """Do what an attention layer does up to its call, the segments' term last; note what attention keeps."""
+        config = self.config
+
+        def heads(n: int) -> Tensor:
+            return self._made(config.num_attention_heads, n, config.head_dim)
+
+        hidden, value = self._made(place.n_q, config.hidden_size), heads(place.n_k)
+        terms = method.terms(hidden, *place, **options)
+        # The layer keeps its input anyway, and attention one query, key and value; a method may keep what it changed
+        # as well.
+        kept.leave_out(hidden)
+        query, key = None, None
+        if self.content:
+            given = query, key, value = heads(place.n_q), heads(place.n_k), value
+            terms += method.query_terms(query, *place, **options)
+            if segments is not None:
+                types = (torch.empty(self.batch, n, dtype=torch.int64, device=META) for n in (place.n_q, place.n_k))
+                terms += (segments(query, *types),)
+            query, key, value = method.rotate(*given, *place, **options)
+            kept.leave_out(*(old for old, new in zip(given, (query, key, value), strict=True) if old is new))
+        call = make_call(query, key, value, terms, query_positions=place.queries, key_positions=place.keys)
+        kept.add(*self._read(call, place))
+        return call
+
+    def _read(self, call: Call, place: Pass) -> list[Tensor]:
+        """The tensors of a call's terms as the backend reads them, which all but the reference merge."""
+        terms: tuple[Any, ...] = call.terms
+        if not _writes_scores(self.config, place, bool(terms), False, self.device):
+            merged = merge(call)
+            terms = tuple(term for term in (merged.bias, merged.keys, merged.values, merged.factors) if term)
+            if merged.dense is not None:
+                terms += (DenseBias(merged.dense),)
+        return [value for term in terms for value in vars(term).values() if isinstance(value, Tensor)]
 
 
 def _applied(term: Term, config: EncoderConfig, place: Pass, batch: int) -> int:
@@ -436,39 +471,18 @@ def _trajectory(method: Floater, length: int) -> tuple[Tensor, int, int]:
     return torch.empty(length, *initial.shape, dtype=initial.dtype, device=META, requires_grad=True), flops, kept
 
 
-def _transformer_xl(config: EncoderConfig, place: Pass, batch: int) -> tuple[int, int]:
-    """Transformer-XL's relative attention as in Funnel-Transformer's code: multiply-adds, and numbers kept.
-
-    "shifted": every layer projects the sinusoids of all distances, once for the batch, and multiplies them with every
-    query. "factorized": queries go through the projection instead and meet the keys' sinusoids over the whole width.
-    """
-    n_q, n_k, step = place
-    heads, width = config.num_attention_heads, config.hidden_size
-    inner = heads * config.head_dim
-    if (config.position_options or {}).get("form", "shifted") == "factorized":
-        rotated = batch * n_q * heads * width
-        return batch * n_q * width * inner + 2 * rotated * n_k + 2 * rotated, 2 * rotated + n_k * width
-    distances = step * n_q + n_k
-    return distances * inner * (width + batch * n_q), distances * inner
-
-
-CLOSED_FORMS: dict[str, Callable[[EncoderConfig, Pass, int], tuple[int, int]]] = {"transformer_xl": _transformer_xl}
-"""Methods whose cost is a formula, because that is what their paper counts."""
-
-
 def _flops(trace: _Trace, predictions: int) -> Flops:
     config, batch, passes = trace.config, trace.batch, trace.passes
     width, inner = config.hidden_size, config.num_attention_heads * config.head_dim
     encoder = len(passes) - _decoder_depth(config)
     parts = []
-    for place, position in zip(passes, trace.flops, strict=True):
-        n_q, n_k, _ = place
+    for place, position, segments in zip(passes, trace.flops, trace.segment_flops, strict=True):
+        n_q, n_k = place.n_q, place.n_k
         # The projections of queries and of the output are of queries, those of keys and values of keys.
         of_queries, of_keys = (2, 2) if trace.content else (1, 1)
         linear = width * inner * (of_queries * n_q + of_keys * n_k) + 2 * n_q * width * config.intermediate_size
         attention = (2 if trace.content else 1) * n_q * n_k * inner
-        segments = 2 * n_q * inner if config.segments == "attention" else 0
-        parts.append((2 * batch * linear, 2 * batch * attention, position, 2 * batch * segments))
+        parts.append((2 * batch * linear, 2 * batch * attention, position, segments))
     linear, attention, position, segments = (sum(part) for part in zip(*parts[:encoder], strict=True))
     narrow = config.embedding_size if config.embedding_size != width else 0
     transform = width * config.embedding_size if config.lm_head == "bert" else narrow * width
@@ -542,7 +556,7 @@ def _memory(trace: _Trace, predictions: int, device: str, parameters: Parameters
     norm = 2 * exact
     layers, scores, inference, words = 0.0, 0, 0.0, size * length * narrow
     for layer, (place, has_terms) in enumerate(zip(trace.passes, trace.has_terms, strict=True)):
-        n_q, n_k, _ = place
+        n_q, n_k = place.n_q, place.n_k
         kind = _attention_kind(config, place, has_terms, trace.dtype, device)
         # What keys are made of, and queries where they are not the same tokens
         inputs = n_k + (n_q if n_q != n_k else 0)
@@ -550,15 +564,19 @@ def _memory(trace: _Trace, predictions: int, device: str, parameters: Parameters
         # Two residual sums with their norms and dropout masks, and what goes into the feed-forward network
         layers += size * (inputs * width + projected + kind.outputs * n_q * inner + 3 * n_q * width)
         layers += n_q * (2 * hidden_mask * width + 2 * norm + kind.row_numbers * exact * heads + per_wide * wide)
+        if config.norm == "pre" and n_q != n_k:
+            # Before pooling and after it there are different states to normalise.
+            layers += n_k * (size * width + norm)
         scores += heads * n_q * n_k * kind.score_bytes
         # In attention: the words, the input, projections, the output twice, what the last projection makes and what
         # the method needs. In the feed-forward network: the words, the layer's input, attention's output, the
-        # network's own input and the wide ones.
+        # network's own input, with norms before them what they were given too, and the wide ones.
         attending: float = words + size * (inputs * width + projected + 2 * n_q * inner + n_q * width)
         attending += trace.kept_by_pass[layer] / batch
         if _writes_scores(config, place, has_terms, False, device):
             attending += 2 * exact * heads * n_q * n_k
-        feeding = words + size * n_q * (3 * width + wide_copies * wide)
+        own = 5 if config.norm == "pre" else 3
+        feeding = words + size * n_q * (own * width + wide_copies * wide)
         inference = max(inference, attending, feeding)
     last = trace.passes[-1].n_q
     layers += last * (size * width + (size * width + norm if config.norm == "pre" else 0))
@@ -599,14 +617,17 @@ PAPER_MODELS = (
     ("8-8-8", 1024),
     ("10-10-10", 1024),
 )
-"""Blocks and width; heads of 64."""
+"""Blocks and width."""
+
+HEAD_DIM = 64
+"""Width of a head in all of them."""
 
 PAPER_BATCH = 8
 """Sequences that share a projection of the distances."""
 
 
 def paper_table() -> list[PaperRow]:
-    """The Funnel-Transformer paper's relative FLOPs, which are the column "linear", and what counting makes of them.
+    """The Funnel-Transformer paper's relative FLOPs, which are the column "linear", and what its own code comes to.
 
     Relative to BERT-base. "none" leaves out all relative terms; in the other two columns segments act in attention.
     """
@@ -614,14 +635,34 @@ def paper_table() -> list[PaperRow]:
     rows = []
     for blocks, width in PAPER_MODELS:
         for decoder in ("0", "2") if "-" in blocks else ("0",):
-            relative = {"linear": linear_flops(funnel_config(blocks, width, decoder))}
+            config = funnel_config(blocks, width, decoder, "none")
+            relative = {"linear": linear_flops(config)}
             for length, baseline in baselines.items():
-                for form in ("none", "shifted", "factorized"):
-                    config = funnel_config(blocks, width, decoder, form)
-                    relative[f"{length} {form}"] = count_flops(config, length, PAPER_BATCH).layers / baseline
+                passes = layer_passes(config, length)
+                for form in ("none", *FORMS):
+                    terms = 0 if form == "none" else sum(_paper_terms(place, width, form) for place in passes)
+                    flops = count_flops(config, length, PAPER_BATCH).layers + 2 * terms
+                    relative[f"{length} {form}"] = flops / baseline
             name = f"{'B' if '-' in blocks else 'L'}{blocks}H{width}"
             rows.append(PaperRow(name if decoder == "0" else f"{name}+D{decoder}", relative))
     return rows
+
+
+def _paper_terms(place: Pass, width: int, form: str) -> int:
+    """Multiply-adds of relative attention and segments in the code of the paper's authors, for its batch.
+
+    "shifted": every layer projects the sinusoids of all distances, once for the batch, and multiplies them with every
+    query. "factorized": queries go through the projection instead and meet the keys' sinusoids twice, each time over
+    the whole width. :class:`~whereformer.positions.TransformerXL` needs no more than half of the latter.
+    """
+    n_q, n_k = place.n_q, place.n_k
+    if form == "factorized":
+        rotated = PAPER_BATCH * n_q * width // HEAD_DIM * width
+        terms = PAPER_BATCH * n_q * width**2 + 2 * rotated * n_k + 2 * rotated
+    else:
+        distances = place.queries.stride // place.keys.stride * n_q + n_k
+        terms = distances * width * (width + PAPER_BATCH * n_q)
+    return terms + PAPER_BATCH * 2 * n_q * width
 
 
 def funnel_config(blocks: str, width: int = 768, decoder_layers: str = "0", form: str = "shifted") -> EncoderConfig:
@@ -629,7 +670,7 @@ def funnel_config(blocks: str, width: int = 768, decoder_layers: str = "0", form
     relative = form != "none"
     return EncoderConfig(
         hidden_size=width,
-        num_attention_heads=width // 64,
+        num_attention_heads=width // HEAD_DIM,
         blocks=blocks,
         decoder_layers=decoder_layers,
         position="transformer_xl" if relative else "none",

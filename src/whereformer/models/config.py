@@ -163,13 +163,18 @@ class EncoderConfig(PreTrainedConfig):
             self.position_options = {}
         super().__post_init__(**kwargs)
 
+    @property
+    def full_length(self) -> bool:
+        """Whether a model of this configuration has a state for every token: no block pools, or a decoder undoes it."""
+        return len(parse_blocks(self.blocks)) == 1 or self.decoder_layers != "0"
+
     def require_full_length(self) -> None:
         """Raise unless a model of this configuration has a state for every token.
 
         Raises:
             ValueError: if blocks pool and no decoder undoes it.
         """
-        if len(parse_blocks(self.blocks)) > 1 and self.decoder_layers == "0":
+        if not self.full_length:
             raise ValueError(
                 f"decoder_layers: a prediction for every token needs at least '1' where blocks pool, got '0' with "
                 f"blocks={self.blocks!r}"

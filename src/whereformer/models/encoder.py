@@ -342,9 +342,15 @@ class Encoder(EncoderPreTrainedModel):
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        hidden = self.embeddings(words, token_type_ids, self.position, sequence.positions)
-        run = _Run(self, hidden, with_weights=bool(output_attentions), with_states=bool(output_hidden_states))
+        run = _Run(
+            self,
+            # With no name of its own here, so that it is not kept for as long as this runs.
+            self.embeddings(words, token_type_ids, self.position, sequence.positions),
+            with_weights=bool(output_attentions),
+            with_states=bool(output_hidden_states),
+        )
         start = 0
+        place = None
         for block, end in enumerate(self.ends):
             if block and self.pooling.applies_to(run.hidden.shape[1]):
                 pooled = self.pooling.sequence(sequence)
@@ -353,15 +359,17 @@ class Encoder(EncoderPreTrainedModel):
                     start += 1
                 else:
                     run.hidden = self.pooling.hidden(run.hidden)
-                sequence = pooled
-            run.layers(range(start, end), self._place(sequence, sequence))
-            if block == 0:
-                whole, first = sequence, run.hidden
+                sequence, place = pooled, None
+            if start < end:
+                place = place or self._place(sequence, sequence)
+                run.layers(range(start, end), place)
+                if block == 0 and self.has_decoder:
+                    whole, first = place, run.hidden
             start = end
         if self.has_decoder:
-            hidden = unpool(run.hidden, 2 ** (len(self.ends) - 1), length, self.config.separate_cls) + first
-            run.add(hidden)
-            run.layers(range(start, len(self.passes)), self._place(whole, whole))
+            run.add(unpool(run.hidden, 2 ** (len(self.ends) - 1), length, self.config.separate_cls) + first)
+            del first
+            run.layers(range(start, len(self.passes)), whole)
         if self.norm is not None:
             run.hidden = self.norm(run.hidden)
             run.states[-1:] = [run.hidden] if run.with_states else []
