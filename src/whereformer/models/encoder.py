@@ -272,6 +272,9 @@ class Encoder(EncoderPreTrainedModel):
         self.has_decoder = len(self.passes) > self.ends[-1]
         content = self.position.content
         self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))
+        # A checkpoint may have a decoder that is left out here; its layers are the last.
+        left_out = range(len(self.layers), max(config.passes) + 1)
+        self._keys_to_ignore_on_load_unexpected = [rf"(^|\.)layers\.{layer}\." for layer in left_out]
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
         self.post_init()
 
