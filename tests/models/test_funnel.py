@@ -58,7 +58,7 @@ def test_it_computes_what_the_definition_says(position, changes):
     model = build(position, **changes)
     # All lengths where positions have two forms, others elsewhere in turn.
     turn = SETTINGS.index(changes) + POSITIONS.index(position)
-    lengths = LENGTHS if position == "transformer_xl" else LENGTHS[turn % 4 :: 4]
+    lengths = LENGTHS if position == "transformer_xl" else LENGTHS[turn % 6 :: 6]
     for length in lengths:
         inputs = inputs_of(length)
         found, expected = states_of(model, inputs), written_out(model, **inputs)
@@ -314,7 +314,7 @@ def test_one_graph_serves_all_lengths(position):
 
 def test_compiled_gradients_are_the_same():
     model, inputs = build("transformer_xl", blocks="1-1"), inputs_of(13)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
     expected = gradients([model(**inputs).last_hidden_state], model)
     close(gradients([compiled(**inputs).last_hidden_state], model), expected)
 
