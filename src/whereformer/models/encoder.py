@@ -254,7 +254,8 @@ class Encoder(EncoderPreTrainedModel):
     With several blocks it is a Funnel-Transformer: the sequence is halved at the start of each block but the first, by
     a layer whose queries are pooled. Positions of pooled tokens are every second, fourth, ... one, so every method
     goes with it. A decoder (``config.decoder_layers``) repeats the last states to full length, adds the first block's
-    and runs a few layers more; without one the output is as short as the last block.
+    and runs a few layers more; without one the output is as short as the last block. Padding is not left out of the
+    means, so outputs depend on how much of it follows, up to one window of the last block (and [CLS]'s no more beyond).
 
     Args:
         config: sizes and options.
@@ -272,6 +273,9 @@ class Encoder(EncoderPreTrainedModel):
         self.has_decoder = len(self.passes) > self.ends[-1]
         content = self.position.content
         self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))
+        # A checkpoint may have a decoder that is left out here; its layers are the last.
+        left_out = range(len(self.layers), max(config.passes) + 1)
+        self._keys_to_ignore_on_load_unexpected = [rf"(^|\.)layers\.{layer}\." for layer in left_out]
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
         self.post_init()
 
@@ -300,7 +304,9 @@ class Encoder(EncoderPreTrainedModel):
             attention_mask: (batch, n), nonzero = a real token; every token is real by default.
             token_type_ids: (batch, n), 0 by default.
             position_ids: (n,) or (batch, n), whole or (where the method is defined there) fractional; 0 .. n - 1 by
-                default.
+                default. Given ones stay those of the first token in every pooling, also [CLS]'s; by default it moves
+                as far from the token after it as that is from its own next, which methods with a score for that
+                distance (shaw, t5, rope, tisa, alibi, fire) tell apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document. Give position_ids
                 that start again with each.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all

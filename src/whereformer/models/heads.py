@@ -46,10 +46,8 @@ class EncoderWithHead(EncoderPreTrainedModel):
         if per_token:
             config.require_full_length()
         self.encoder = Encoder(config, decoder=per_token)
-        if not per_token:
-            # Checkpoints of models with a decoder, whose layers are the last, are what this is fine-tuned from.
-            left_out = range(len(self.encoder.layers), max(config.passes) + 1)
-            self._keys_to_ignore_on_load_unexpected = [rf"(^|\.)layers\.{layer}\." for layer in left_out]
+        # Checkpoints of models with a decoder are what a classifier of sequences is fine-tuned from.
+        self._keys_to_ignore_on_load_unexpected = self.encoder._keys_to_ignore_on_load_unexpected
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Logits from the last hidden state (batch, n, hidden_size)."""

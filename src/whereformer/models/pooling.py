@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..attention import Positions, PositionsLike
 
@@ -103,7 +104,6 @@ def unpool(hidden: Tensor, times: int, length: int, separate_cls: bool) -> Tenso
     Each of them stands for ``times`` tokens; [CLS] for itself; tokens that truncation dropped get zeros.
     """
     cls, others = (hidden[:, :1], hidden[:, 1:]) if separate_cls else (hidden[:, :0], hidden)
-    wanted = length - cls.shape[1]
-    others = others.repeat_interleave(times, 1)[:, :wanted]
-    missing = wanted - others.shape[1]
-    return torch.cat((cls, others, hidden.new_zeros(len(hidden), missing, hidden.shape[2])), 1)
+    # At most ``times`` - 1 tokens were dropped. No branch on whether any were, so that compiled code serves both.
+    others = functional.pad(others.repeat_interleave(times, 1), (0, 0, 0, times - 1))
+    return torch.cat((cls, others[:, : length - cls.shape[1]]), 1)

@@ -32,7 +32,7 @@ class Window:
 
     Args:
         waves: the sinusoids of these offsets, (T, hidden_size).
-        vectors: what a layer makes of them, (heads, T, head_dim), by distinct layer.
+        vectors: what a layer makes of them, (heads, T, head_dim), by distinct layer; kept for inference only.
     """
 
     first: int
@@ -116,24 +116,6 @@ class TransformerXL(Position):
     ) -> tuple[Tensor, Tensor, Tensor]:
         return query + self._bias(self.content_bias, layer, query), key, value
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Window | None = None,
-    ) -> tuple[Term, ...]:
-        window = shared or self.shared(query_positions, key_positions)
-        if window is None:
-            return ()
-        vectors = self._vectors(window, layer)
-        # The query that meets them has u added, where it should be w.
-        biases = (self.position_bias - self.content_bias)[self.model.passes[layer]].unsqueeze(-1)
-        table = (vectors @ biases.to(vectors.dtype)).squeeze(-1) * self.model.head_dim**-0.5
-        return OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
-
     def query_terms(
         self,
         query: Tensor,
@@ -143,13 +125,18 @@ class TransformerXL(Position):
         layer: int = 0,
         shared: Window | None = None,
     ) -> tuple[Term, ...]:
-        window = shared or self.shared(query_positions, key_positions)
+        window = self.shared(query_positions, key_positions) if shared is None else shared
         query = (query + self._bias(self.position_bias, layer, query)) * self.model.head_dim**-0.5
         if window is None:
             return (self._factorized(query, query_positions, key_positions, layer),)
+        vectors = self._vectors(window, layer)
+        # The query that meets them has u added, where it should be w.
+        biases = (self.position_bias - self.content_bias)[self.model.passes[layer]].unsqueeze(-1)
+        table = (vectors @ biases.to(vectors.dtype)).squeeze(-1) * self.model.head_dim**-0.5
+        terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
         if not self.reset_cls:
-            return ()
-        return self._without_cls(query, query_positions, key_positions, self._vectors(window, layer), window)
+            return terms
+        return terms + self._without_cls(query, query_positions, key_positions, vectors, window)
 
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
         return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
@@ -162,16 +149,20 @@ class TransformerXL(Position):
         return torch.cat((angles.sin(), angles.cos()), -1).to(self.kernel.dtype)
 
     def _vectors(self, window: Window, layer: int) -> Tensor:
-        """What a layer makes of the window's sinusoids, (heads, T, head_dim); once where layers are shared."""
+        """What a layer makes of the window's sinusoids, (heads, T, head_dim); once where layers are shared.
+
+        Except where gradients are wanted: a checkpointed layer runs again for them, and has to do again what it did.
+        """
         distinct = self.model.passes[layer]
+        kernel = self.kernel[distinct]
+        if torch.is_grad_enabled():
+            return self._project(window, kernel)
         if distinct not in window.vectors:
-            kernel = self.kernel[distinct]
             # Looking at the kernel is cheap on the CPU only, and compiled code can't.
-            may_keep = kernel.device.type == "cpu" and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-            if may_keep and not (self.training and self.dropout.p):
-                window.vectors[distinct] = self._kept(window, distinct, kernel)
-            else:
-                window.vectors[distinct] = self._project(window, kernel)
+            may_keep = kernel.device.type == "cpu" and not torch.compiler.is_compiling()
+            dropped = self.training and self.dropout.p > 0
+            kept = self._kept(window, distinct, kernel) if may_keep and not dropped else self._project(window, kernel)
+            window.vectors[distinct] = kept
         return window.vectors[distinct]
 
     def _project(self, window: Window, kernel: Tensor) -> Tensor:

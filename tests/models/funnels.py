@@ -1,0 +1,156 @@
+"""Funnels for tests, and what they compute written out: pooled by hand, with explicit positions."""
+
+import torch
+
+from whereformer import DenseBias, attention
+
+from .test_encoder import small_config
+
+# Their first token may stand before the first position, where these have no row.
+OF_ROWS = {"floater", "synthesizer", "tupe", "tupe+t5"}
+
+
+def funnel_config(**changes):
+    return small_config(**{"hidden_size": 8, "intermediate_size": 12, "max_position_embeddings": 40, **changes})
+
+
+def strong(model):
+    """The model in float64 and evaluation mode, with parameters so large that each one matters."""
+    generator = torch.Generator().manual_seed(5)
+    model = model.double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+def inputs_of(length, batch=3, types=3, seed=1):
+    """Token ids, token types, and a mask that pads all rows but the first."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, 50, (batch, length), generator=generator)
+    kinds = torch.randint(0, types, (batch, length), generator=generator)
+    real = torch.tensor([length, *(max(1, length - 3 * row + 1) for row in range(1, batch))])
+    mask = (torch.arange(length) < real.unsqueeze(1)).long()
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
+
+
+def windows(length, config):
+    """Which tokens become one, for each pooled token; None where there is nothing left to pool."""
+    if length <= (2 if config.separate_cls else 1):
+        return None
+    if not config.separate_cls:
+        return [range(first, min(first + 2, length)) for first in range(0, length, 2)]
+    end = length - 1 if config.truncate_seq else length
+    return [range(1), *(range(first, min(first + 2, end)) for first in range(1, end, 2))]
+
+
+def pool(rows, groups, combine):
+    return torch.stack([combine([rows[:, member] for member in group]) for group in groups], 1)
+
+
+MODES = {
+    "mean": lambda members: sum(members) / len(members),
+    "max": lambda members: torch.stack(members).amax(0),
+    "min": lambda members: torch.stack(members).amin(0),
+    "any": lambda members: torch.stack(members).any(0),
+    "all": lambda members: torch.stack(members).all(0),
+    "first": lambda members: members[0],
+}
+
+
+def positions_of(config, length, poolings):
+    """Where the tokens of a block are; [CLS] is as far from the first word as words are from each other."""
+    stride = 2**poolings
+    places = torch.arange(length) * stride + (1 - stride if config.separate_cls else 0)
+    return places.clamp(min=0) if config.position in OF_ROWS else places
+
+
+def segment_scores(segments, query, query_types, key_types):
+    """The score of a pair by its definition, (batch, heads, n_q, n_k)."""
+    queries, keys = query_types[:, :, None], key_types[:, None]
+    alike = (queries == keys) | (queries == 2) | (keys == 2)
+    vectors = torch.where(alike[..., None, None], segments.weight[1], segments.weight[0])
+    query = (query + segments.bias.unsqueeze(1)) * query.shape[-1] ** -0.5
+    scores = torch.einsum("bhid,bijhd->bhij", query, vectors)
+    if segments.separate_cls:
+        apart = torch.ones_like(scores)
+        apart[:, :, 0], apart[..., 0] = 0, 0
+        scores = scores * apart
+    return scores
+
+
+def split(features, heads):
+    return features.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def attend(model, layer, queries, keys, here, there):
+    """A layer's attention from the tokens ``here`` to those ``there``: (positions, mask, types) each."""
+    position, module = model.position, model.layers[model.passes[layer]].attention
+    heads, places = model.config.num_attention_heads, (here[0], there[0])
+    terms = position.terms(queries, *places, layer=layer)
+    query, key, value = None, None, split(module.value(keys), heads)
+    if position.content:
+        query, key = split(module.query(queries), heads), split(module.key(keys), heads)
+        terms += position.query_terms(query, *places, layer=layer)
+        if module.segments is not None and here[2] is not None:
+            terms += (DenseBias(segment_scores(module.segments, query, here[2], there[2])),)
+        query, key, value = position.rotate(query, key, value, *places, layer=layer)
+    options = {"query_positions": here[0], "key_positions": there[0], "key_mask": there[1], "backend": "reference"}
+    return module.out(attention(query, key, value, terms, **options).transpose(1, 2).flatten(2))
+
+
+def run_layer(model, layer, queries, keys, here, there):
+    """A whole layer, whose residual is that of the queries."""
+    module = model.layers[model.passes[layer]]
+
+    def feed(hidden):
+        return module.down(module.activation(module.up(hidden)))
+
+    if model.config.norm == "pre":
+        normed = (module.attention_norm(hidden) for hidden in (queries, keys))
+        hidden = queries + attend(model, layer, *normed, here, there)
+        return hidden + feed(module.feed_forward_norm(hidden))
+    hidden = module.attention_norm(queries + attend(model, layer, queries, keys, here, there))
+    return module.feed_forward_norm(hidden + feed(hidden))
+
+
+def written_out(model, input_ids, attention_mask, token_type_ids):
+    """The hidden states of an encoder in evaluation mode, as the definition says."""
+    config, length = model.config, input_ids.shape[1]
+    types = token_type_ids if config.segments == "attention" else None
+    place = positions_of(config, length, 0), attention_mask.bool(), types
+    words = model.embeddings.word(input_ids)
+    states = [model.embeddings(words, token_type_ids, model.position, place[0])]
+    layer, poolings, start = 0, 0, place
+    for block, end in enumerate(model.ends):
+        groups = windows(states[-1].shape[1], config) if block else None
+        if groups is not None:
+            poolings += 1
+            pooled = pool(states[-1], groups, MODES[config.pooling])
+            below = place
+            place = (
+                positions_of(config, len(groups), poolings),
+                pool(below[1], groups, MODES[config.mask_pooling]),
+                None if types is None else pool(below[2], groups, MODES["first"]),
+            )
+            whole = config.pool_query_only
+            keys, there = (states[-1], below) if whole else (pooled, place)
+            states.append(run_layer(model, layer, pooled, keys, place, there))
+            layer += 1
+        while layer < end:
+            states.append(run_layer(model, layer, states[-1], states[-1], place, place))
+            layer += 1
+        if block == 0:
+            first = states[-1]
+    if model.has_decoder:
+        last, times, apart = states[-1], 2 ** (len(model.ends) - 1), int(config.separate_cls)
+        sources = [i if i < apart else apart + (i - apart) // times for i in range(length)]
+        nothing = torch.zeros_like(last[:, 0])
+        repeated = [last[:, source] if source < last.shape[1] else nothing for source in sources]
+        states.append(torch.stack(repeated, 1) + first)
+        while layer < len(model.passes):
+            states.append(run_layer(model, layer, states[-1], states[-1], start, start))
+            layer += 1
+    if model.norm is not None:
+        states[-1] = model.norm(states[-1])
+    return states

@@ -1,0 +1,361 @@
+"""Funnels with every position method: what they compute, what they must not depend on, and how they are used."""
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whereformer import Encoder, EncoderForMaskedLM
+
+from .funnels import funnel_config, inputs_of, strong, written_out
+from .test_encoder import POSITIONS
+
+LENGTHS = [*range(1, 10), 16, 17, 33]
+
+# Any two options meet in some row.
+SETTINGS = [
+    {"blocks": "1-1-1", "segments": "attention"},
+    {"blocks": "1-1-1", "decoder_layers": "1", "pooling": "max", "norm": "pre"},
+    {"blocks": "1x2-2", "decoder_layers": "1x2", "truncate_seq": False, "segments": "attention"},
+    {"blocks": "1x2-2", "pool_query_only": False, "pooling": "min", "mask_pooling": "all"},
+    {"blocks": "1-1-1", "pool_query_only": False, "truncate_seq": False, "norm": "pre", "segments": "attention"},
+    {"blocks": "1-1-1", "separate_cls": False, "decoder_layers": "1", "mask_pooling": "all", "segments": "attention"},
+    {"blocks": "1x2-2", "separate_cls": False, "pooling": "max", "norm": "pre"},
+    {"blocks": "1-1-1", "pool_query_only": False, "decoder_layers": "1", "pooling": "min", "segments": "attention"},
+    {"blocks": "1-1-1", "separate_cls": False, "pool_query_only": False, "truncate_seq": False, "pooling": "min"},
+]
+NAMES = ["-".join(str(value) for value in row.values()) for row in SETTINGS]
+
+
+def build(position, **changes):
+    quick = {"floater": {"substeps": 1}, "fire": {"initial_threshold": 8.0}}
+    config = funnel_config(position=position, type_vocab_size=3, position_options=quick.get(position), **changes)
+    return strong(Encoder(config))
+
+
+def states_of(model, inputs):
+    return model(**inputs, output_hidden_states=True).hidden_states
+
+
+def close(found, expected, tolerance=1e-10):
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def loss_of(*states):
+    """A number that depends on all of them, differently."""
+    return sum((state * torch.arange(state.numel()).sin().view_as(state)).sum() for state in states)
+
+
+def gradients(states, model):
+    loss = loss_of(*states)
+    return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("changes", SETTINGS, ids=NAMES)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_it_computes_what_the_definition_says(position, changes):
+    model = build(position, **changes)
+    # All lengths where positions have two forms, others elsewhere in turn.
+    turn = SETTINGS.index(changes) + POSITIONS.index(position)
+    lengths = LENGTHS if position == "transformer_xl" else LENGTHS[turn % 6 :: 6]
+    for length in lengths:
+        inputs = inputs_of(length)
+        found, expected = states_of(model, inputs), written_out(model, **inputs)
+        close(found, tuple(expected))
+    for ours, theirs in zip(gradients(found, model), gradients(expected, model), strict=True):
+        assert ours.isfinite().all()
+        close(ours, theirs, 1e-8)
+
+
+@pytest.mark.parametrize("changes", SETTINGS, ids=NAMES)
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 13, 16])
+def test_hidden_states_are_as_long_as_block_lengths_says(changes, length):
+    model = build("none", **changes)
+    states = states_of(model, inputs_of(length))
+    lengths = model.config.block_lengths(length)
+    layers = [end - start for start, end in zip((0, *model.ends), model.ends, strict=False)]
+    expected = [length, *(count for count, times in zip(lengths, layers, strict=True) for _ in range(times))]
+    # With a decoder the states end with its input and its layers', at full length.
+    expected += [length] * (len(model.passes) - model.ends[-1] + 1 if model.has_decoder else 0)
+    assert [state.shape[1] for state in states] == expected
+
+
+some_funnel = st.sampled_from([row for row in SETTINGS if "norm" not in row])
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(POSITIONS), some_funnel, st.permutations(range(4)), st.integers(1, 20))
+def test_permuting_the_batch_permutes_the_outputs(position, changes, order, length):
+    model, inputs = build(position, **changes), inputs_of(length, batch=4)
+    out = model(**inputs).last_hidden_state
+    permuted = model(**{name: rows[order] for name, rows in inputs.items()}).last_hidden_state
+    close(permuted, out[order])
+
+
+INVARIANT = ["none", "shaw", "t5", "rope", "tisa", "alibi"]
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(INVARIANT), some_funnel, st.integers(1, 20), st.integers(1, 50))
+def test_a_common_shift_of_all_positions_changes_nothing(position, changes, length, shift):
+    model, inputs = build(position, **changes), inputs_of(length)
+    at = torch.arange(length)
+    out = model(**inputs, position_ids=at).last_hidden_state
+    close(model(**inputs, position_ids=at + shift).last_hidden_state, out)
+
+
+@settings(max_examples=15)
+@given(some_funnel, st.sampled_from([{}, {"form": "factorized"}]), st.integers(3, 20), st.integers(1, 50))
+def test_transformer_xl_knows_a_separate_cls_by_its_position(changes, form, length, shift):
+    """[CLS] is what is at or before 0: it may not be shifted, and how far the rest is from it does not matter."""
+    model, inputs = build("transformer_xl", **changes), inputs_of(length)
+    model.position.form = form.get("form", "shifted")
+    at = torch.arange(length)
+    out = model(**inputs, position_ids=at).last_hidden_state
+    others = torch.where(at > 0, at + shift, at)
+    if model.config.separate_cls:
+        close(model(**inputs, position_ids=others).last_hidden_state, out)
+        assert not torch.allclose(model(**inputs, position_ids=at + shift).last_hidden_state, out)
+    else:
+        close(model(**inputs, position_ids=at + shift).last_hidden_state, out)
+
+
+# Scores that depend on how far [CLS] is from the others: pooling takes it farther away, unless positions are given.
+FEEL_CLS = {"shaw", "t5", "rope", "tisa", "alibi", "fire", "learned+tisa"}
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("changes", SETTINGS, ids=NAMES)
+def test_given_positions_are_the_default_ones_but_for_cls(position, changes):
+    model, inputs = build(position, **changes), inputs_of(16)
+    out = model(**inputs).last_hidden_state
+    for at in (torch.arange(16), torch.arange(16).expand(3, -1)):
+        found = model(**inputs, position_ids=at).last_hidden_state
+        if position in FEEL_CLS and model.config.separate_cls:
+            assert not torch.allclose(found, out)
+        else:
+            close(found, out)
+
+
+# Where a pooled token is real only if all its tokens are, the last word comes and goes with the padding.
+any_mask = some_funnel.filter(lambda changes: changes.get("mask_pooling") != "all")
+
+
+def enough_padding(config, real):
+    """The shortest input in which what follows ``real`` tokens no longer reaches them."""
+    times = 2 ** (len(config.blocks.split("-")) - 1)
+    if not config.separate_cls:
+        return times * -(-real // times)
+    return times * -(-(real - 1) // times) + (times - 1 if config.truncate_seq else 1)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(POSITIONS), any_mask, st.integers(2, 20), st.integers(0, 9))
+def test_cls_does_not_see_how_much_padding_follows_once_there_is_enough(position, changes, real, more):
+    model = build(position, **changes)
+    length = enough_padding(model.config, real)
+
+    def first(length):
+        inputs = inputs_of(length, batch=1, seed=2)
+        words = inputs_of(real, batch=1)
+        kept = min(real, length)
+        for name in ("input_ids", "token_type_ids"):
+            inputs[name][:, :kept] = words[name][:, :kept]
+        inputs["input_ids"][:, real:] = 0
+        inputs["token_type_ids"][:, real:] = 0
+        inputs["attention_mask"] = (torch.arange(length) < real).long().unsqueeze(0)
+        return states_of(model, inputs)[model.ends[-1]][:, 0]
+
+    close(first(length + more), first(length))
+
+
+def test_cls_sees_padding_that_shares_a_window_with_the_last_word():
+    """Without any it has its window to itself."""
+    model = build("none", blocks="1-2", truncate_seq=False)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    alone = model(ids).last_hidden_state[:, 0]
+    padded = [
+        model(torch.cat((ids, torch.zeros(1, more, dtype=torch.long)), 1), torch.arange(4 + more)[None] < 4)
+        for more in (1, 3)
+    ]
+    close(padded[0].last_hidden_state[:, 0], padded[1].last_hidden_state[:, 0])
+    assert not torch.allclose(padded[0].last_hidden_state[:, 0], alone)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_more_halvings_than_tokens(separate):
+    """What cannot be halved stays as it is."""
+    model = build("transformer_xl", blocks="1-1-1-1-1", separate_cls=separate, decoder_layers="1")
+    shortest = 2 if separate else 1
+    for length in (1, 2, 3):
+        inputs = inputs_of(length)
+        states = states_of(model, inputs)
+        assert states[5].shape[1] == min(length, shortest)
+        close(states, tuple(written_out(model, **inputs)))
+
+
+@pytest.mark.parametrize("position", ["tisa", "transformer_xl", "shaw"])
+@pytest.mark.parametrize("decoder", ["0", "1"])
+def test_gradients_of_tiles_are_those_of_the_whole(position, decoder):
+    config = {"blocks": "1-1-1", "decoder_layers": decoder, "segments": "attention", "max_position_embeddings": 70}
+    model, inputs = build(position, **config), inputs_of(70)
+    expected = states_of(model, inputs)
+    wanted = gradients(expected, model)
+    for layer in model.layers:
+        layer.attention.backend = "blockwise"
+    found = states_of(model, inputs)
+    close(found, expected)
+    close(gradients(found, model), wanted, 1e-8)
+
+
+@pytest.mark.parametrize("position", ["tisa", "transformer_xl"])
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_gradients_are_the_differences(position, pooling):
+    model = build(position, blocks="1-1", decoder_layers="1", pooling=pooling, segments="attention")
+    words = torch.randn(1, 5, 8, dtype=torch.float64, requires_grad=True)
+    types = torch.tensor([[2, 0, 0, 1, 1]])
+    weights = [parameter for name, parameter in model.named_parameters() if name.startswith(("position", "layers.1"))]
+
+    def run(words, *weights):
+        return model(inputs_embeds=words, token_type_ids=types).last_hidden_state
+
+    assert torch.autograd.gradcheck(run, (words, *weights), fast_mode=True)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_gradient_checkpointing_gives_the_same_gradients(position):
+    options = {"dropout": 0.3} if position == "transformer_xl" else None
+    config = {"blocks": "1x2-1-1x2", "decoder_layers": "1x2", "hidden_dropout_prob": 0.1, "segments": "attention"}
+    model = EncoderForMaskedLM(funnel_config(position=position, position_options=options, **config)).train()
+    inputs = inputs_of(13, types=2)
+
+    def gradients():
+        model.zero_grad()
+        torch.manual_seed(3)
+        model(**inputs, labels=inputs["input_ids"]).loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = gradients()
+    model.activation_checkpointing_enable()
+    torch.testing.assert_close(gradients(), expected)
+
+
+def test_reentrant_checkpointing_loses_no_gradient_of_transformer_xl():
+    """Layers run first without gradients there, and what they then share must not be used with them."""
+    model = build("transformer_xl", blocks="1x2-1").train()
+    inputs = inputs_of(13)
+    expected = gradients([model(**inputs).last_hidden_state], model)
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": True})
+    model.enable_input_require_grads()
+    loss_of(model(**inputs).last_hidden_state).backward()
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    close(found, list(expected))
+
+
+def test_inference_projects_what_shared_layers_share_once_and_the_same():
+    model, inputs = build("transformer_xl", blocks="1x2-1x3"), inputs_of(16)
+    expected = model(**inputs).last_hidden_state
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("position", ["tisa", "transformer_xl", "tupe+t5", "shaw"])
+def test_half_precision_stays_close(position):
+    config = {"blocks": "1-1-1", "decoder_layers": "1", "segments": "attention", "position": position}
+    model, inputs = Encoder(funnel_config(**config)).eval(), inputs_of(17, types=2)
+    expected = model(**inputs).last_hidden_state
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model(**inputs).last_hidden_state
+        mixed.float().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+    half = model.bfloat16()(**inputs).last_hidden_state
+    assert half.dtype == torch.bfloat16
+    for out in (mixed, half):
+        assert (out.float() - expected).abs().mean() < 0.03
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_saving_and_loading_changes_nothing(position, tmp_path):
+    model = build(position, blocks="1x2-1", decoder_layers="1", segments="attention").float()
+    model.save_pretrained(tmp_path)
+    inputs = inputs_of(13)
+    states = states_of(model, inputs)
+    loaded = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    assert type(loaded) is Encoder
+    assert torch.equal(loaded(**inputs).last_hidden_state, states[-1])
+    body, found = Encoder.from_pretrained(tmp_path, decoder=False, output_loading_info=True)
+    assert not any(found.values())
+    assert torch.equal(body.eval()(**inputs).last_hidden_state, states[3])
+
+
+def compile_and_count(model):
+    """The model compiled for all lengths, and a list that grows with every compilation."""
+    graphs = []
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    return torch.compile(model, fullgraph=True, dynamic=True, backend=backend), graphs
+
+
+@pytest.mark.parametrize("position", ["tisa", "transformer_xl"])
+def test_one_graph_serves_all_lengths(position):
+    model = build(position, blocks="1-1", decoder_layers="1", max_position_embeddings=100)
+    compiled, graphs = compile_and_count(model)
+    with torch.no_grad():
+        for length in (16, 17, 9, 13, 24, 33, 70):
+            inputs = inputs_of(length)
+            close(compiled(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+    assert len(graphs) == 1
+
+
+def test_compiled_gradients_are_the_same():
+    model, inputs = build("transformer_xl", blocks="1-1"), inputs_of(13)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    expected = gradients([model(**inputs).last_hidden_state], model)
+    close(gradients([compiled(**inputs).last_hidden_state], model), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(({"blocks": blocks}, "blocks: expected layers as") for blocks in ("4--4", "0", "4x0", "", "a-b", "4-", None)),
+        ({"blocks": "2", "decoder_layers": "1"}, "decoder_layers: a single block is never pooled"),
+        ({"blocks": "2-2", "decoder_layers": "1-1"}, "decoder_layers: expected one block"),
+        ({"blocks": "2-2", "decoder_layers": "1x0"}, "decoder_layers: expected layers as"),
+        ({"pooling": "median"}, "pooling: expected 'mean' or 'max' or 'min', got 'median'"),
+        ({"mask_pooling": "some"}, "mask_pooling: expected 'any' or 'all', got 'some'"),
+    ],
+)
+def test_bad_configurations_are_named(changes, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        funnel_config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("attention_mask", torch.ones(1, 3), r"expected shape \(1, 8\), got \(1, 3\)"),
+        ("attention_mask", torch.ones(1, 5), r"expected shape \(1, 8\), got \(1, 5\)"),
+        ("token_type_ids", torch.ones(8).long(), r"expected shape \(1, 8\), got \(8,\)"),
+        ("position_ids", torch.arange(5), r"expected shape \(8,\) or \(1, 8\), got \(5,\)"),
+        ("document_ids", torch.ones(1, 8), "pooling would mix the documents"),
+    ],
+)
+def test_bad_inputs_are_named(name, given, message):
+    model = Encoder(funnel_config(blocks="1-1"))
+    with pytest.raises(ValueError, match=f"^{name}: {message}"):
+        model(torch.ones(1, 8, dtype=torch.long), **{name: given})
+
+
+def test_labels_may_be_on_tokens_that_truncation_drops():
+    model = EncoderForMaskedLM(funnel_config(blocks="1-1-1", decoder_layers="1")).eval()
+    inputs = inputs_of(16, types=2)
+    labels = torch.full((3, 16), -100)
+    labels[0, 13:] = 7
+    out = model(**inputs, labels=labels)
+    assert out.logits.shape == (3, 16, 50)
+    torch.testing.assert_close(out.loss, -out.logits[0, 13:].log_softmax(-1)[:, 7].mean())

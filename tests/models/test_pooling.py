@@ -1,0 +1,131 @@
+"""Halving a sequence and making it whole again, and scores of token types, by their definitions."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whereformer import Positions
+from whereformer.models.encoder import SegmentScores
+from whereformer.models.pooling import Pooling, Sequence, unpool
+
+from .funnels import MODES, funnel_config, pool, segment_scores, windows
+
+WAYS = [
+    {"separate_cls": True, "truncate_seq": True},
+    {"separate_cls": True, "truncate_seq": False},
+    {"separate_cls": False, "truncate_seq": True},
+]
+every_way = pytest.mark.parametrize("way", WAYS, ids=["truncated", "whole", "without_cls"])
+
+
+@every_way
+@pytest.mark.parametrize("mode", ["mean", "max", "min"])
+@pytest.mark.parametrize("mask", ["any", "all"])
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 8, 9, 16])
+def test_everything_is_pooled_by_the_same_windows(way, mode, mask, length):
+    config = funnel_config(pooling=mode, mask_pooling=mask, **way)
+    groups, pooling = windows(length, config), config.make_pooling()
+    assert pooling.applies_to(length) == (groups is not None)
+    if groups is None:
+        assert pooling.length(length) == length
+        return
+    assert pooling.length(length) == len(groups)
+    hidden, real, types = torch.randn(2, length, 3), torch.rand(2, length) < 0.5, torch.randint(0, 3, (2, length))
+    torch.testing.assert_close(pooling.hidden(hidden), pool(hidden, groups, MODES[mode]))
+    at = torch.rand(2, length).cumsum(1)
+    pooled = pooling.sequence(Sequence(at, real, types))
+    assert torch.equal(pooled.positions, pool(at, groups, MODES["first"]))
+    assert torch.equal(pooled.key_mask, pool(real, groups, MODES[mask]))
+    assert torch.equal(pooled.segments, pool(types, groups, MODES["first"]))
+    # One row of positions for the whole batch stays one.
+    assert torch.equal(pooling.sequence(Sequence(at[0])).positions, pooled.positions[0])
+
+
+@every_way
+@given(length=st.integers(1, 60), times=st.integers(1, 5))
+def test_affine_positions_are_those_of_the_first_tokens_but_for_cls(way, length, times):
+    config = funnel_config(**way)
+    pooling = config.make_pooling()
+    affine, explicit = Sequence(Positions(0, 1, length)), Sequence(torch.arange(length))
+    for _ in range(times):
+        if not pooling.applies_to(affine.positions.length):
+            break
+        affine, explicit = pooling.sequence(affine), pooling.sequence(explicit)
+    first = 1 if config.separate_cls else 0
+    found = affine.positions.values()
+    assert torch.equal(found[first:], explicit.positions[first:])
+    # [CLS] is as far from the next token as tokens are from each other; where positions are given it stays.
+    assert found[0] == (1 - affine.positions.stride if config.separate_cls else 0)
+    assert explicit.positions[0] == 0
+
+
+@every_way
+@given(length=st.integers(1, 40), times=st.integers(1, 4))
+def test_unpooling_gives_every_token_its_own_window(way, length, times):
+    """A token's number survives maximum pooling nowhere but in its window, whose largest it then is."""
+    config = funnel_config(pooling="max", **way)
+    pooling, first = config.make_pooling(), int(config.separate_cls)
+    numbers = torch.arange(length, dtype=torch.float64).view(1, -1, 1)
+    hidden, poolings = numbers, 0
+    while poolings < times and pooling.applies_to(hidden.shape[1]):
+        hidden, poolings = pooling.hidden(hidden), poolings + 1
+    whole = unpool(hidden, 2**times, length, config.separate_cls)
+    assert whole.shape == numbers.shape
+    if poolings < times:
+        return  # Where halving came to an end each state stands for more tokens than it was made of.
+    size = 2**times
+    covered = first + size * (hidden.shape[1] - first)
+    for token in range(length):
+        if token < first:
+            assert whole[0, token] == token
+        elif token >= covered:
+            assert whole[0, token] == 0
+            assert config.truncate_seq
+            assert length - token < size
+        else:
+            window = (token - first) // size
+            start = first + window * size
+            assert start <= whole[0, token] < start + size
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 40), st.booleans())
+def test_unpooling_is_as_long_as_asked(times, pooled, length, separate):
+    hidden = torch.randn(2, pooled, 3)
+    first = int(separate)
+    wanted = min(length, first + (pooled - first) * times + times - 1)
+    whole = unpool(hidden, times, wanted, separate)
+    assert whole.shape == (2, wanted, 3)
+    assert torch.equal(whole[:, :first], hidden[:, :first])
+
+
+def test_a_last_window_of_one_is_not_averaged_with_anything():
+    pooling = Pooling("mean", separate_cls=False, truncate=False, mask="any")
+    hidden = torch.tensor([[[1.0], [3.0], [8.0]]], requires_grad=True)
+    pooled = pooling.hidden(hidden)
+    assert pooled.flatten().tolist() == [2.0, 8.0]
+    pooled.sum().backward()
+    assert hidden.grad.flatten().tolist() == [0.5, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("kinds", [1, 2, 3, 5])
+def test_scores_of_types_are_their_definition(separate, kinds):
+    """Whatever is of type 2 is of everyone's type."""
+    module = SegmentScores(funnel_config(separate_cls=separate, type_vocab_size=kinds)).double()
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    query = torch.randn(2, 2, 5, 4, dtype=torch.float64)
+    query_types, key_types = torch.randint(0, max(kinds, 3), (2, 5)), torch.randint(0, max(kinds, 3), (2, 7))
+    term = module(query, query_types, key_types)
+    scores = term.query_factors @ term.key_factors.mT
+    expected = segment_scores(module, query, query_types, key_types)
+    torch.testing.assert_close(scores, expected)
+    assert (scores[:, :, 0] == 0).all() == separate
+    assert (scores[..., 0] == 0).all() == separate
+
+
+@pytest.mark.parametrize("length", [0, -3])
+def test_there_is_no_length_below_one(length):
+    with pytest.raises(ValueError, match=f"length: expected at least 1, got {length}"):
+        funnel_config(blocks="1-1").block_lengths(length)

@@ -1,0 +1,81 @@
+"""Transformer-XL's relative attention against its formula, between any two evenly spaced sequences."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whereformer import Positions
+from whereformer.attention import attention_weights
+
+from .stack import HEADS, WIDTH, build
+
+LAYER = 2
+
+
+def formula(position, query, key, query_positions, key_positions):
+    """Scores pair by pair, (heads, n_q, n_k), of query and key (heads, n, head_dim)."""
+    head_dim = query.shape[-1]
+    frequencies = [10_000 ** (-2 * k / WIDTH) for k in range(WIDTH // 2)]
+    kernel = position.kernel[LAYER].unflatten(-1, (HEADS, head_dim))
+    content, places = position.content_bias[LAYER], position.position_bias[LAYER]
+    scores = query.new_zeros(HEADS, query.shape[1], key.shape[1])
+    for i, here in enumerate(query_positions.values().tolist()):
+        for j, there in enumerate(key_positions.values().tolist()):
+            angles = [(here - there) * frequency for frequency in frequencies]
+            waves = query.new_tensor([*map(math.sin, angles), *map(math.cos, angles)])
+            distance = torch.einsum("w,whd->hd", waves, kernel)
+            apart = position.reset_cls and (here <= 0 or there <= 0)
+            score = ((query[:, i] + content) * key[:, j]).sum(-1)
+            if not apart:
+                score = score + ((query[:, i] + places) * distance).sum(-1)
+            scores[:, i, j] = score / head_dim**0.5
+    return scores
+
+
+@pytest.mark.parametrize("reset_cls", [False, True])
+@pytest.mark.parametrize("form", ["shifted", "factorized"])
+@given(
+    starts=st.tuples(st.integers(-3, 2), st.integers(-3, 2)),
+    strides=st.tuples(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4])),
+    lengths=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+)
+def test_it_is_the_formula(form, reset_cls, starts, strides, lengths):
+    # Only the first token may be [CLS], which is at or before 0.
+    places = [
+        Positions(start, max(stride, 1 - start), length)
+        for start, stride, length in zip(starts, strides, lengths, strict=True)
+    ]
+    position = build("transformer_xl", form=form, reset_cls=reset_cls)
+    query, key = (torch.randn(1, HEADS, length, WIDTH // HEADS, dtype=torch.float64) for length in lengths)
+    where = {"layer": LAYER, "shared": position.shared(*places)}
+    terms = position.terms(query, *places, **where) + position.query_terms(query, *places, **where)
+    turned = position.rotate(query, key, key, *places, **where)
+    found = attention_weights(*turned, terms, query_positions=places[0], key_positions=places[1])
+    expected = formula(position, query[0], key[0], *places).softmax(-1)
+    torch.testing.assert_close(found[0], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_window_holds_only_the_offsets_that_occur():
+    position = build("transformer_xl")
+    window = position.shared(Positions(-3, 4, 5), Positions(-1, 2, 10))
+    assert (window.first, window.last, window.step) == (-14, 20, 2)
+    assert window.waves.shape == (18, WIDTH)
+
+
+def test_layers_share_their_vectors_in_inference_alone():
+    """With gradients a checkpointed layer must find nothing there that its first run left."""
+    position = build("transformer_xl", passes=(0, 1, 1, 0))
+    places = Positions(0, 1, 5), Positions(0, 1, 5)
+    query = torch.randn(1, HEADS, 5, WIDTH // HEADS, dtype=torch.float64)
+    window = position.shared(*places)
+    with_gradients = position.query_terms(query, *places, layer=1, shared=window)[0].table
+    assert not window.vectors
+    with torch.no_grad():
+        tables = [position.query_terms(query, *places, layer=layer, shared=window)[0].table for layer in (1, 2, 0)]
+    assert tables[0] is tables[1]
+    assert torch.equal(tables[0], with_gradients)
+    assert set(window.vectors) == {0, 1}
+    assert position.query_terms(query, *places, layer=1, shared=window)[0].table.requires_grad
