@@ -63,8 +63,16 @@ _STYLE = {
 }
 
 
+READABLE = 5
+"""Kinds of terms whose lines can be told apart in a plot."""
+FOREMOST = ("bias", "t5", "shaw", "padded")
+"""What is drawn where there are more."""
+
+
 def write_plot(rows: Sequence[Row], backend: str, path: Path) -> bool:
     """Draw one backend and, as what most code does today, a dense bias; False if nothing was timed.
+
+    Where more kinds of terms were measured than a picture can hold, the foremost are drawn.
 
     Args:
         rows: of :mod:`whereformer.tasks.bench`.
@@ -73,6 +81,8 @@ def write_plot(rows: Sequence[Row], backend: str, path: Path) -> bool:
     """
     timed = [row for row in rows if row.ratio is not None]
     drawn = [row for row in timed if row.way == backend]
+    if len({row.terms for row in drawn}) > READABLE:
+        drawn = [row for row in drawn if row.terms in FOREMOST]
     dtypes = sorted({row.dtype for row in drawn}, reverse=True)
     if not drawn:
         return False

@@ -1,0 +1,163 @@
+"""How fast is a funnel? Against transformers' Funnel of the same weights, and against our plain encoder.
+
+Run: .venv/bin/python benchmarks/funnel.py [--lengths 128,512] [--out FILE]
+
+Outputs are compared first. Then every round runs each model once, in an order that changes; a ratio is a model's time
+by that of transformers' in the same round. CPU time of one thread; medians, lowest and highest. Memory is what a
+training step allocates at its peak. FLOPs are those of ``whereformer cost``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import FunnelBaseModel, FunnelConfig, FunnelModel
+from transformers.utils.logging import disable_progress_bar
+
+from whereformer import Encoder, EncoderConfig, load_pretrained
+from whereformer.analysis import cost
+from whereformer.cli import execute
+from whereformer.files import write_atomically
+from whereformer.tasks.bench import memory_of
+from whereformer.tasks.compare import machine
+
+
+def _call(model: nn.Module, name: str, ids: Tensor) -> Callable[[], Tensor]:
+    # Transformers takes no token types for zeros; so that its weights do the same here, they are given.
+    own = {"token_type_ids": torch.zeros_like(ids)} if name in ("transformers", "whereformer") else {}
+    return lambda: model(ids, **own).last_hidden_state
+
+
+@dataclass(frozen=True)
+class Funnel:
+    """Time and memory of funnels relative to transformers' FunnelModel, which has the same weights."""
+
+    lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "128,512"
+    """Tokens of a sequence."""
+    tokens: int = 1024
+    """Of a batch."""
+    blocks: str = "2-2-2"
+    """Layers."""
+    hidden_size: int = 768
+    """Width; heads have 64."""
+    rounds: int = 5
+    """How often each model is timed."""
+    out: Path = Path("benchmarks/results/funnel.json")
+    """File for the results."""
+
+    def run(self, console: Console) -> None:
+        torch.set_num_threads(1)
+        disable_progress_bar()
+        rows = []
+        for decoder in (False, True):
+            models = self._models(decoder)
+            for length in map(int, self.lengths.split(",")):
+                ids = torch.randint(1000, (max(1, self.tokens // length), length))
+                calls = {name: _call(model, name, ids) for name, model in models.items()}
+                with torch.no_grad():
+                    expected, found = calls["transformers"](), calls["whereformer"]()
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+                for training in (False, True):
+                    rows += self._time(models, calls, length, len(ids), decoder, training)
+                    for row in rows[-len(calls) :]:
+                        console.print(
+                            f"n={length} {'decoder' if decoder else 'base':8}{row['direction']:9}{row['model']:28}"
+                            f"{row['ratio']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})  {row['seconds']:.2f} s  "
+                            f"FLOPs {row['flops_ratio']:.2f}  {row['mib']} MiB",
+                            highlight=False,
+                        )
+        results = {"machine": machine(torch.device("cpu")), "method": " ".join(str(__doc__).split()), "rows": rows}
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.out, json.dumps(results, indent=1))
+        console.print(f"wrote {self.out}", highlight=False)
+
+    def _models(self, decoder: bool) -> dict[str, nn.Module]:
+        sizes = [int(size) for size in self.blocks.split("-")]
+        heads = self.hidden_size // 64
+        dropouts = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+        shape = {"d_model": self.hidden_size, "n_head": heads, "d_head": 64, "d_inner": 4 * self.hidden_size}
+        config = FunnelConfig(vocab_size=1000, block_sizes=sizes, num_decoder_layers=2, **shape, **dropouts)
+        torch.manual_seed(0)
+        theirs = (FunnelModel if decoder else FunnelBaseModel)(config)
+        with tempfile.TemporaryDirectory() as folder:
+            theirs.save_pretrained(folder)
+            ours = load_pretrained(folder)
+            tisa = load_pretrained(folder, "tisa", segments="embedding", type_vocab_size=0)
+        plain = {**ours.config.to_dict(), "blocks": str(sum(sizes)), "decoder_layers": "0", "type_vocab_size": 0}
+        return {
+            "transformers": theirs,
+            "whereformer": ours,
+            "whereformer, tisa": tisa,
+            "plain, transformer_xl": Encoder(EncoderConfig.from_dict({**plain, "segments": "embedding"})),
+            "plain, tisa": Encoder(
+                EncoderConfig.from_dict({**plain, "segments": "embedding", "position": "tisa", "position_options": {}})
+            ),
+        }
+
+    def _time(
+        self,
+        models: dict[str, nn.Module],
+        calls: dict[str, Callable[[], Tensor]],
+        length: int,
+        batch: int,
+        decoder: bool,
+        training: bool,
+    ) -> list[dict[str, object]]:
+        def step(name: str) -> None:
+            if training:
+                calls[name]().sum().backward()
+                models[name].zero_grad()
+            else:
+                with torch.no_grad():
+                    calls[name]()
+
+        seconds: dict[str, list[float]] = {name: [] for name in calls}
+        order = random.Random(0)
+        for warm in range(self.rounds + 1):
+            for name in order.sample(list(calls), len(calls)):
+                started = time.process_time()
+                step(name)
+                if warm:
+                    seconds[name].append(time.process_time() - started)
+        flops = {
+            name: cost(model.config, length, batch, predictions=0).flops.layers
+            for name, model in models.items()
+            if name != "transformers"
+        }
+        flops["transformers"] = flops["whereformer"]
+        rows = []
+        for name, own in seconds.items():
+            ratios = sorted(mine / theirs for mine, theirs in zip(own, seconds["transformers"], strict=True))
+            rows.append(
+                {
+                    "n": length,
+                    "batch": batch,
+                    "decoder": decoder,
+                    "direction": "training" if training else "forward",
+                    "model": name,
+                    "ratio": statistics.median(ratios),
+                    "lowest": ratios[0],
+                    "highest": ratios[-1],
+                    "seconds": statistics.median(own),
+                    "flops_ratio": flops[name] / flops["whereformer"],
+                    "mib": memory_of(lambda name=name: step(name), torch.device("cpu")) // 2**20,
+                }
+            )
+        return rows
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(Funnel, args=sys.argv[1:]).run)
