@@ -151,14 +151,27 @@ def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, 
         (["--seeds", "0"], "--seeds: expected at least 1, got 0"),
         (["--mask-rate", "1.5"], "--mask-rate: expected a share between 0 and 1, got 1.5"),
         (["--learning-rate", "-1"], "--learning-rate: expected a positive number, got -1.0"),
-        (["--blocks", "4-4"], "--blocks"),
-        (["--blocks", "four"], "--blocks"),
+        (["--blocks", "4--4"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got '4--4'"),
+        (["--blocks", "four"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'"),
+        (["--blocks", "1-1", "--decoder-layers", "0"], "--decoder-layers: a prediction for every token needs"),
+        (["--blocks", "2", "--decoder-layers", "1"], "--decoder-layers: a single block is never pooled"),
+        (["--blocks", "1-1", "--decoder-layers", "x"], "--decoder-layers: expected layers as"),
         (["--data", "no/such/file"], "--data: no such file or folder: 'no/such/file'"),
     ],
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
     message = fails(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
     assert expected in message
+
+
+def test_funnels_are_compared_too(text, tmp_path):
+    results = run(text, tmp_path, "--blocks", "1-1", positions="none,tisa")
+    for name in ("none", "tisa"):
+        whole, pooled, decoder = results["runs"][name]["0"]["attention"]
+        assert whole is not None
+        assert pooled is None
+        assert decoder is not None
+    assert "layer 2" in (tmp_path / "report.html").read_text()
 
 
 def test_an_output_folder_that_cannot_be_made(text, tmp_path, capsys):
