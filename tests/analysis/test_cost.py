@@ -141,7 +141,7 @@ def test_operations_are_those_that_torch_counts_in_the_real_model(changes):
     config = small_config(attention_backend="reference", **changes)
     model = (EncoderForMaskedLM if config.full_length else whereformer.Encoder)(config).eval()
     types = torch.tensor([2, *[0] * 5, *[1] * 7]).expand(2, -1)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter:
         model(torch.randint(1, 50, (2, 13)), token_type_ids=types if config.type_vocab_size > 2 else types % 2)
     predictions = 13 if config.full_length else 0
     assert count_flops(config, 13, batch=2, predictions=predictions).forward == counter.get_total_flops()
@@ -347,15 +347,6 @@ def test_a_funnel_without_a_decoder_has_no_masked_lm_head(capsys):
     assert "no masked-LM head" in printed
     found = cost(small_config(blocks="2-2"), 16)
     assert found.parameters.head == found.flops.head == found.memory.head == 0
-
-
-def test_shared_layers_project_the_distances_of_a_place_once():
-    once, twice = (
-        count_flops(small_config(blocks=blocks, position="transformer_xl"), 16).position for blocks in ("1", "1x2")
-    )
-    projection = 2 * 31 * 32 * 32
-    assert twice < 2 * once - projection + 2 * 31 * 32
-    assert twice > 2 * (once - projection)
 
 
 def test_the_command_prints_the_papers_table(tmp_path, capsys):
