@@ -32,6 +32,7 @@ _LAZY = {
     "EncoderForQuestionAnswering": "models",
     "EncoderForSequenceClassification": "models",
     "EncoderForTokenClassification": "models",
+    "from_authors_weights": "models",
     "load_pretrained": "models",
     "to_transformers": "models",
 }
@@ -56,6 +57,7 @@ __all__ = [
     "attention_weights",
     "build_position",
     "explain",
+    "from_authors_weights",
     "load_pretrained",
     "position_names",
     "to_transformers",

@@ -6,7 +6,16 @@ from safetensors.torch import save_file
 from transformers import FunnelConfig
 from transformers.models.funnel import modeling_funnel
 
-from whereformer import Encoder, EncoderConfig, EncoderForSequenceClassification, load_pretrained, to_transformers
+from tests.models.test_golden_funnel import inputs, opened, tensors
+from whereformer import (
+    Electra,
+    Encoder,
+    EncoderConfig,
+    EncoderForSequenceClassification,
+    from_authors_weights,
+    load_pretrained,
+    to_transformers,
+)
 
 MODELS = ["Model", "BaseModel", *(f"For{task}" for task in ("MaskedLM", "PreTraining", "SequenceClassification"))]
 MODELS += ["ForTokenClassification", "ForQuestionAnswering"]
@@ -84,11 +93,63 @@ def test_another_head_starts_fresh_and_another_position_too(tmp_path):
     assert torch.equal(model.layers[4].up.weight, expected)
 
 
+def test_the_authors_weights():
+    state = opened("weights_W3")[1]
+    state = {name.removeprefix("authors/"): tensor for name, tensor in state.items() if name.startswith("authors/")}
+    model = from_authors_weights(state, "2x2-1")
+    stored = tensors("enc_W3", next(iter(opened("enc_W3")[0]["cases"])))
+    assert model.config.hidden_size == 24
+    assert model.config.head_dim == 8
+    with torch.no_grad():
+        hidden = model(**inputs(stored), output_hidden_states=True).hidden_states[1]
+    torch.testing.assert_close(hidden, stored["hidden_01"], rtol=2e-5, atol=2e-5)
+    with pytest.raises(ValueError, match=r"state: it has no 'attn_layers.0.r_kernel'"):
+        from_authors_weights({}, "2-2")
+
+
+def test_labels_survive(tmp_path):
+    original = theirs("ForSequenceClassification")
+    original.config.id2label = {0: "bad", 1: "so-so", 2: "good"}
+    original.config.label2id = {"bad": 0, "so-so": 1, "good": 2}
+    original.save_pretrained(tmp_path)
+    back = to_transformers(load_pretrained(tmp_path))
+    assert back.config.id2label == original.config.id2label
+
+
+def test_what_transformers_cannot_be():
+    def model(**changes):
+        options = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "position": "transformer_xl"}
+        funnel = {"segments": "attention", "query_bias": False, "lm_head": "tied", "blocks": "1-1"}
+        return Encoder(EncoderConfig(**{**options, **funnel, **changes}))
+
+    to_transformers(model())
+    with pytest.raises(ValueError, match="position_options: transformers' Funnel has none but its form"):
+        to_transformers(model(position_options={"reset_cls": False}))
+    with pytest.raises(ValueError, match="blocks: transformers' decoder is wrong where the first block repeats"):
+        to_transformers(model(blocks="1x2-1", decoder_layers="1"))
+    with pytest.raises(TypeError, match=r"model: expected one of Encoder, EncoderForMaskedLM, .*, got Linear"):
+        to_transformers(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="token_type_ids: expected types from 0 to 2, got 5"):
+        model()(torch.ones(1, 4, dtype=torch.long), token_type_ids=torch.tensor([[2, 0, 0, 5]]))
+
+
+def test_a_joint_electra_checkpoint_is_its_discriminator(tmp_path):
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "position": "tisa"}
+    joint = Electra(EncoderConfig(**sizes)).eval()
+    joint.save_pretrained(tmp_path)
+    found = load_pretrained(tmp_path)
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(found(ids).logits, joint.discriminator(ids).logits)
+
+
 def test_bad_checkpoints(tmp_path):
     model = theirs("Model")
     model.save_pretrained(tmp_path)
     with pytest.raises(TypeError, match="position 'tisa' has no option 'kernels'"):
         load_pretrained(tmp_path, "tisa", kernels=3)
+    with pytest.raises(ValueError, match=r"checkpoint: .* has shape .*, this model .*; options may"):
+        load_pretrained(tmp_path, intermediate_size=32)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(OSError, match=r"no model.safetensors; weights are read from safetensors only"):
         load_pretrained(tmp_path)

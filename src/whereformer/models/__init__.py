@@ -25,7 +25,7 @@ from .heads import (  # noqa: E402
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
-from .pretrained import load_pretrained, to_transformers  # noqa: E402
+from .pretrained import from_authors_weights, load_pretrained, to_transformers  # noqa: E402
 
 __all__ = [
     "Block",
@@ -37,6 +37,7 @@ __all__ = [
     "EncoderForQuestionAnswering",
     "EncoderForSequenceClassification",
     "EncoderForTokenClassification",
+    "from_authors_weights",
     "load_pretrained",
     "parse_blocks",
     "to_transformers",

@@ -164,6 +164,12 @@ class SegmentScores(nn.Module):
 
     def forward(self, query: Tensor, query_types: Tensor, key_types: Tensor) -> FactorPair:
         """The scores as factors of rank ``kinds`` + 1: a key says its type, a query which ones are the same."""
+        for types in (query_types, key_types):
+            if types.device.type == "cpu" and not torch.compiler.is_compiling() and types.numel():
+                low, high = int(types.min()), int(types.max())
+                if low < 0 or high >= self.kinds:
+                    wrong = low if low < 0 else high
+                    raise ValueError(f"token_type_ids: expected types from 0 to {self.kinds - 1}, got {wrong}")
         scale = query.shape[-1] ** -0.5
         different, same = self.weight.to(query.dtype).unsqueeze(2) * scale
         query = query + self.bias.to(query.dtype).unsqueeze(1)
@@ -302,7 +308,7 @@ class Encoder(EncoderPreTrainedModel):
         Args:
             input_ids: (batch, n) token ids; or give ``inputs_embeds`` (batch, n, embedding_size).
             attention_mask: (batch, n), nonzero = a real token; every token is real by default.
-            token_type_ids: (batch, n), 0 by default.
+            token_type_ids: (batch, n). By default 0; with ``segments="attention"`` there is no score for types then.
             position_ids: (n,) or (batch, n), whole or (where the method is defined there) fractional; 0 .. n - 1 by
                 default. Given ones stay those of the first token in every pooling, also [CLS]'s; by default it moves
                 as far from the token after it as that is from its own next, which methods with a score for that
@@ -503,6 +509,8 @@ class EncoderForMaskedLM(EncoderPreTrainedModel):
             return_dict=True,
         )
         hidden = outputs.last_hidden_state
+        if labels is not None and labels.shape != hidden.shape[:2]:
+            raise ValueError(f"labels: expected shape {tuple(hidden.shape[:2])}, got {tuple(labels.shape)}")
         if labels is not None and self.config.sparse_prediction:
             predicted = labels != -100
             hidden, labels = hidden[predicted], labels[predicted]

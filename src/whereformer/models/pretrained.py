@@ -13,7 +13,7 @@ from transformers import FunnelConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.funnel import modeling_funnel
 from transformers.utils import cached_file
 
-from .checkpoints import from_funnel, funnel_config, to_funnel
+from .checkpoints import from_authors, from_funnel, funnel_config, to_funnel
 from .config import EncoderConfig, parse_blocks
 from .encoder import Encoder, EncoderForMaskedLM, EncoderPreTrainedModel
 from .heads import (
@@ -72,8 +72,11 @@ def load_pretrained(
         options: fields of :class:`EncoderConfig` to change, as ``mask_pooling="all"`` for the masks of transformers'
             Funnel; what is no such field is an option of the position method.
 
+    Without token types a Funnel's segments say nothing, as in the authors' code; transformers takes them to be 0, which
+    is not the same: give zeros for its numbers.
+
     Raises:
-        ValueError: for a checkpoint of another kind, or one without a weight that is needed.
+        ValueError: for a checkpoint of another kind, or one without a weight that is needed, or of another size.
         TypeError: for an option that neither the configuration nor the position method has.
         OSError: if there is no such checkpoint, or none in safetensors.
     """
@@ -83,6 +86,10 @@ def load_pretrained(
         saved_as = names[0] if names else "FunnelModel"
         if saved_as not in _MODELS:
             raise ValueError(f"path_or_id: expected one of {', '.join(_MODELS)}, got {saved_as}")
+        if saved_as == "FunnelForMaskedLM" and not found.get("tie_word_embeddings", True):
+            raise ValueError(
+                "path_or_id: expected a masked-LM head tied to the embeddings, got tie_word_embeddings False"
+            )
         built_as, head = _MODELS[saved_as]
         fields = funnel_config(found, decoder=saved_as not in _WITHOUT_DECODER)
         config = EncoderConfig.from_dict(_changed(fields, position, options))
@@ -91,10 +98,44 @@ def load_pretrained(
         built_as = next((ours for ours, _ in _MODELS.values() if ours.__name__ in names), Encoder)
         config = EncoderConfig.from_dict(_changed(found, position, options))
         state = _read(path_or_id)
+        if "Electra" in names:
+            # What ELECTRA trains for use is its discriminator.
+            built_as = EncoderForPreTraining
+            part = "discriminator."
+            state = {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
     else:
         raise ValueError(f"path_or_id: expected a whereformer or a funnel checkpoint, got model_type {kind!r}")
     model = (model_class or built_as)(config)
     _load(model, state, keep_position=position is None)
+    return model.eval()
+
+
+def from_authors_weights(state: Mapping[str, Tensor], blocks: str, **options: Any) -> Encoder:
+    """The authors' PyTorch Funnel-Transformer, from its state dict, in evaluation mode.
+
+    Their files are pickles, which this library does not open; ``torch.load(file, weights_only=True)`` gives the state
+    dict. Sizes are read off its weights. Their PyTorch models have no decoder.
+
+    Args:
+        state: of ``FunnelTFM``.
+        blocks: the layout, as "6-3x2-3x2"; the weights don't tell.
+        options: other fields of :class:`EncoderConfig`, as ``truncate_seq=False``.
+
+    Raises:
+        ValueError: if a weight is missing; the message names it.
+    """
+    name = "attn_layers.0.r_kernel"
+    if name not in state:
+        raise ValueError(f"state: it has no {name!r}, so it is not of the authors' model")
+    width, heads, head_dim = state[name].shape
+    sizes = {"d_model": width, "n_head": heads, "d_head": head_dim, "block_sizes": [1]}
+    sizes["vocab_size"], sizes["d_inner"] = (
+        len(state["input_layer.0.lookup_table"]),
+        len(state["pffn_layers.0.pffn.0.bias"]),
+    )
+    config = EncoderConfig.from_dict({**funnel_config(sizes, decoder=False), "blocks": blocks, **options})
+    model = Encoder(config)
+    model.load_state_dict(from_funnel(from_authors(state, config), config))
     return model.eval()
 
 
@@ -105,16 +146,20 @@ def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
     takes all of them to be 0.
 
     Raises:
+        TypeError: for a model that is none of the encoder's.
         ValueError: for what transformers' Funnel cannot be: another position method, pre-norm, a narrower embedding...
     """
+    known = {ours: name for name, (ours, _) in _MODELS.items() if ours is not Encoder}
+    if isinstance(model, Encoder):
+        encoder, name = model, "FunnelModel" if model.has_decoder else "FunnelBaseModel"
+    else:
+        found = next((ours for ours in known if isinstance(model, ours)), None)
+        if found is None:
+            expected = ", ".join(["Encoder", *(ours.__name__ for ours in known)])
+            raise TypeError(f"model: expected one of {expected}, got {type(model).__name__}")
+        encoder, name = model.encoder, known[found]
     config = model.config
-    _check_is_funnel(config)
-    encoder = model if isinstance(model, Encoder) else model.encoder
-    name = next(
-        name
-        for name, (ours, _) in _MODELS.items()
-        if type(model) is ours and (ours is not Encoder or (name == "FunnelBaseModel") != encoder.has_decoder)
-    )
+    _check_is_funnel(config, encoder)
     blocks = parse_blocks(config.blocks)
     theirs = FunnelConfig(
         vocab_size=config.vocab_size,
@@ -138,7 +183,9 @@ def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
         truncate_seq=config.truncate_seq,
         pool_q_only=config.pool_query_only,
         type_vocab_size=config.type_vocab_size,
-        num_labels=config.num_labels,
+        id2label=config.id2label,
+        label2id=config.label2id,
+        problem_type=config.problem_type,
         pad_token_id=config.pad_token_id,
     )
     state = to_funnel(encoder.state_dict(), config)
@@ -202,6 +249,11 @@ def _load(model: EncoderPreTrainedModel, state: Mapping[str, Tensor], *, keep_po
         state = {name: tensor for name, tensor in state.items() if not name.startswith("encoder.position.")}
     if isinstance(model, Encoder):
         state = {name.removeprefix("encoder."): x for name, x in state.items() if name.startswith("encoder.")}
+    own = model.state_dict()
+    for name, tensor in state.items():
+        if name in own and own[name].shape != tensor.shape:
+            shapes = f"{tuple(tensor.shape)}, this model {tuple(own[name].shape)}"
+            raise ValueError(f"checkpoint: {name!r} has shape {shapes}; options may have changed a size")
     missing, _ = model.load_state_dict(state, strict=False)
     prefix = "" if isinstance(model, Encoder) else "encoder."
     lost = [
@@ -214,7 +266,7 @@ def _load(model: EncoderPreTrainedModel, state: Mapping[str, Tensor], *, keep_po
     model.tie_weights()
 
 
-def _check_is_funnel(config: EncoderConfig) -> None:
+def _check_is_funnel(config: EncoderConfig, encoder: Encoder) -> None:
     """Raise unless transformers' Funnel can be this model."""
     wanted = {
         "position": "transformer_xl",
@@ -223,6 +275,7 @@ def _check_is_funnel(config: EncoderConfig) -> None:
         "segments": "attention",
         "query_bias": False,
         "lm_head": "tied",
+        "tie_word_embeddings": True,
     }
     for name, value in wanted.items():
         if getattr(config, name) != value:
@@ -230,3 +283,10 @@ def _check_is_funnel(config: EncoderConfig) -> None:
     if config.pooling == "min" or "x" in config.decoder_layers:
         what = "pooling" if config.pooling == "min" else "decoder_layers"
         raise ValueError(f"{what}: transformers' Funnel has no {getattr(config, what)!r}")
+    options = config.position_options or {}
+    if options.get("reset_cls", config.separate_cls) != config.separate_cls or options.get("dropout"):
+        raise ValueError(f"position_options: transformers' Funnel has none but its form, this model {options!r}")
+    first = parse_blocks(config.blocks)[0]
+    if encoder.has_decoder and first.repeats > 1:
+        # It would add the states of an earlier pass.
+        raise ValueError(f"blocks: transformers' decoder is wrong where the first block repeats, got {config.blocks!r}")
