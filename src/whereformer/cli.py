@@ -411,7 +411,9 @@ class Pretrain:
                 plan = job.facts()
             print_plan(console, text.facts, model.blocks, training.steps, plan)
             if self.dry_run:
-                console.print(f"\n{pretrain.batch_cost(job)}", highlight=False, soft_wrap=True)
+                for part, batch in pretrain.batch_costs(job).items():
+                    steps = f" ({training.accumulate} batches a step)" if training.accumulate > 1 else ""
+                    console.print(f"\n{part}, a batch{steps}:\n{batch}", highlight=False, soft_wrap=True)
                 return
             with Bar(console) as progress:
                 results = pretrain.run(job, folder, progress)

@@ -260,7 +260,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, cap
     assert "parameters" in out
     assert "6 steps of 64 tokens" in out
     assert "blocks 1 of 16 tokens" in out
-    assert "FLOPs a step" in out
+    assert "FLOPs a batch" in out
     assert list(tmp_path.iterdir()) == []
 
 

@@ -185,10 +185,10 @@ class Cost:
                 f"{self.batch} x {self.length} tokens" + (f", {self._lengths()}" if len(self.lengths) > 1 else ""),
                 f"parameters  {_si(parameters.encoder)} in the encoder ({parts(parameters, 'head')})"
                 + (f", {_si(parameters.head)} more in the head" if parameters.head else "; no masked-LM head"),
-                f"forward     {_si(flops.layers, 'FLOPs')} in the layers, {self.relative:.3f} of the baseline's"
-                f" (by the linear rule {self.linear:.3f})",
+                f"forward     {_si(flops.layers, 'FLOPs')} in the layers, {self.relative:.3f} of the baseline's,"
+                f" which is BERT-base by default (by the linear rule {self.linear:.3f})",
                 f"            {parts(flops)}",
-                f"training    {_si(flops.training, 'FLOPs')} a step, embeddings"
+                f"training    {_si(flops.training, 'FLOPs')} a batch, embeddings"
                 + (" and head included" if parameters.head else " included"),
                 f"memory      weights {_bytes(memory.weights)}, in training four times that, with gradients and Adam",
                 f"            training keeps {_bytes(memory.training)} of activations"

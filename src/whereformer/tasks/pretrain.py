@@ -263,17 +263,20 @@ class Job:
         )
 
 
-def batch_cost(job: Job) -> Cost:
-    """What a batch costs; of ELECTRA, its encoder alone."""
+def batch_costs(job: Job) -> dict[str, Cost]:
+    """What a batch costs each model that is trained, by its name; memory as in float32, autocast needs less."""
     training = job.training
-    return cost(
-        job.config,
-        training.length,
-        training.batch_size,
-        predictions=max(1, round(training.mask_rate * training.length)),
-        dtype=getattr(torch, training.dtype),
-        device=job.device.type,
-    )
+    targets = max(1, round(training.mask_rate * training.length))
+
+    def of(config: EncoderConfig, predictions: int) -> Cost:
+        length, batch_size, device = training.length, training.batch_size, job.device.type
+        return cost(config, length, batch_size, predictions=predictions, device=device)
+
+    if job.model.objective == "mlm":
+        return {"model": of(job.config, targets)}
+    from ..models.electra import generator_config
+
+    return {"generator": of(generator_config(job.config), targets), "discriminator": of(job.config, 0)}
 
 
 def settings_of(
