@@ -110,8 +110,8 @@ class EncoderForSequenceClassification(EncoderWithHead):
     """An :class:`Encoder` that classifies its sequence, or predicts numbers, from its first token's last state.
 
     A funnel has no decoder here: the first token's state is final after the blocks. Checkpoints of models that have one
-    load without a word about it. With ``truncate_seq`` poolings drop the last tokens, 2 ** (blocks - 1) - 1 at most: end
-    inputs with as many [PAD], as pretraining does, or say False.
+    load without a word about it. With ``truncate_seq`` poolings drop the last tokens, 2 ** (blocks - 1) - 1 at most:
+    end inputs with as many [PAD], as pretraining does, or say False.
 
     ``labels`` and the loss follow ``config.problem_type``; None infers it as transformers does, from ``num_labels`` and
     the labels' dtype:
