@@ -1,7 +1,8 @@
 """Short sequences on the CPU: all scores of some items and heads at once, and the backward reads the forward's weights.
 
 Here a row of weights has a few hundred numbers at most, not much more than its query, key, value and output together,
-so keeping them costs little memory and saves making them again. What all items of the batch add to their scores, which is every term but content, is made once.
+so keeping them costs little memory and saves making them again. What all items of the batch add to their scores, which
+is every term but content, is made once.
 
 Rows are in their own order, scores in natural units, everything in the input's float32 or float64.
 """
