@@ -67,7 +67,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
             part_weights.masked_fill_(scores.isneginf().all(-1, keepdim=True), 0.0)
         kept = part.kept()
         used = part_weights if kept is None else kept.mul_(part_weights)
-        target = part.part_of(output).flatten(0, 1)
+        target = part.query_rows(output)
         torch.bmm(used, part.key_rows(problem.value), out=target)
         if values is not None:
             target += part.from_offsets(part.collect(used, values), values)

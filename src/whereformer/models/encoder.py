@@ -37,6 +37,12 @@ def position_of(config: EncoderConfig) -> Position:
     )
 
 
+def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    """Raise a ValueError that names the argument if its shape is another."""
+    if tensor.shape != expected:
+        raise ValueError(f"{name}: expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
+
+
 @dataclass(frozen=True)
 class Place:
     """What an attention layer looks from and to: all that attention needs besides the hidden states.
@@ -144,6 +150,19 @@ CLS_TYPE = 2
 """The token type of [CLS] where types are scores; it is the same as every type."""
 
 
+def _kinds(config: EncoderConfig) -> int:
+    """How many token types there are where types are scores."""
+    return max(config.type_vocab_size, CLS_TYPE + 1)
+
+
+def check_types(types: Tensor, kinds: int) -> None:
+    """Raise a ValueError for a token type that has no score; on the CPU only, because looking would stall a device."""
+    if types.device.type == "cpu" and not torch.compiler.is_compiling() and types.numel():
+        low, high = int(types.min()), int(types.max())
+        if low < 0 or high >= kinds:
+            raise ValueError(f"token_type_ids: expected types from 0 to {kinds - 1}, got {low if low < 0 else high}")
+
+
 class SegmentScores(nn.Module):
     """A score for tokens of the same type and another for tokens of different types (Dai et al. 2020, and its code).
 
@@ -157,19 +176,13 @@ class SegmentScores(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         heads = (config.num_attention_heads, config.head_dim)
-        self.kinds = max(config.type_vocab_size, CLS_TYPE + 1)
+        self.kinds = _kinds(config)
         self.separate_cls = config.separate_cls
         self.bias = nn.Parameter(torch.empty(*heads))
         self.weight = nn.Parameter(torch.empty(2, *heads))
 
     def forward(self, query: Tensor, query_types: Tensor, key_types: Tensor) -> FactorPair:
         """The scores as factors of rank ``kinds`` + 1: a key says its type, a query which ones are the same."""
-        for types in (query_types, key_types):
-            if types.device.type == "cpu" and not torch.compiler.is_compiling() and types.numel():
-                low, high = int(types.min()), int(types.max())
-                if low < 0 or high >= self.kinds:
-                    wrong = low if low < 0 else high
-                    raise ValueError(f"token_type_ids: expected types from 0 to {self.kinds - 1}, got {wrong}")
         scale = query.shape[-1] ** -0.5
         different, same = self.weight.to(query.dtype).unsqueeze(2) * scale
         query = query + self.bias.to(query.dtype).unsqueeze(1)
@@ -337,14 +350,16 @@ class Encoder(EncoderPreTrainedModel):
             ("token_type_ids", token_type_ids),
             ("document_ids", document_ids),
         ):
-            if ids is not None and ids.shape != (batch, length):
-                raise ValueError(f"{name}: expected shape {(batch, length)}, got {tuple(ids.shape)}")
+            if ids is not None:
+                check_shape(name, ids, (batch, length))
         if position_ids is not None and position_ids.shape not in ((length,), (1, length), (batch, length)):
             raise ValueError(
                 f"position_ids: expected shape {(length,)} or {(batch, length)}, got {tuple(position_ids.shape)}"
             )
         if document_ids is not None and len(self.ends) > 1:
             raise ValueError("document_ids: pooling would mix the documents of a row; give each a row of its own")
+        if token_type_ids is not None and self.config.segments == "attention":
+            check_types(token_type_ids, _kinds(self.config))
         sequence = Sequence(
             positions=Positions(0, 1, length) if position_ids is None else position_ids,
             key_mask=None if attention_mask is None else attention_mask.bool(),
@@ -509,8 +524,8 @@ class EncoderForMaskedLM(EncoderPreTrainedModel):
             return_dict=True,
         )
         hidden = outputs.last_hidden_state
-        if labels is not None and labels.shape != hidden.shape[:2]:
-            raise ValueError(f"labels: expected shape {tuple(hidden.shape[:2])}, got {tuple(labels.shape)}")
+        if labels is not None:
+            check_shape("labels", labels, hidden.shape[:2])
         if labels is not None and self.config.sparse_prediction:
             predicted = labels != -100
             hidden, labels = hidden[predicted], labels[predicted]

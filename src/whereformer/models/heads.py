@@ -18,13 +18,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import ModelOutput
 
 from .config import EncoderConfig
-from .encoder import Encoder, EncoderPreTrainedModel
-
-
-def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise a ValueError that names the argument if its shape is another."""
-    if tensor.shape != expected:
-        raise ValueError(f"{name}: expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
+from .encoder import Encoder, EncoderPreTrainedModel, check_shape
 
 
 class EncoderWithHead(EncoderPreTrainedModel):

@@ -124,14 +124,15 @@ def from_authors_weights(state: Mapping[str, Tensor], blocks: str, **options: An
     Raises:
         ValueError: if a weight is missing; the message names it.
     """
-    name = "attn_layers.0.r_kernel"
-    if name not in state:
-        raise ValueError(f"state: it has no {name!r}, so it is not of the authors' model")
-    width, heads, head_dim = state[name].shape
+    kernel, inner, words = "attn_layers.0.r_kernel", "pffn_layers.0.pffn.0.bias", "input_layer.0.lookup_table"
+    for name in (kernel, inner, words):
+        if name not in state:
+            raise ValueError(f"state: it has no {name!r}, so it is not of the authors' model")
+    width, heads, head_dim = state[kernel].shape
     sizes = {"d_model": width, "n_head": heads, "d_head": head_dim, "block_sizes": [1]}
     sizes["vocab_size"], sizes["d_inner"] = (
-        len(state["input_layer.0.lookup_table"]),
-        len(state["pffn_layers.0.pffn.0.bias"]),
+        len(state[words]),
+        len(state[inner]),
     )
     config = EncoderConfig.from_dict({**funnel_config(sizes, decoder=False), "blocks": blocks, **options})
     model = Encoder(config)
@@ -176,9 +177,7 @@ def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
         activation_dropout=config.activation_dropout_prob,
         layer_norm_eps=config.layer_norm_eps,
         pooling_type=config.pooling,
-        attention_type="factorized"
-        if (config.position_options or {}).get("form") == "factorized"
-        else "relative_shift",
+        attention_type=_FORMS[(config.position_options or {}).get("form", "shifted")],
         separate_cls=config.separate_cls,
         truncate_seq=config.truncate_seq,
         pool_q_only=config.pool_query_only,
