@@ -15,6 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from ..attention import FactorPair, Positions, PositionsLike, attention, attention_weights
+from ..linear import Linear
 from ..positions import Position, build_position
 from .config import EncoderConfig, parse_blocks
 from .pooling import Sequence, unpool
@@ -66,7 +67,7 @@ class Embeddings(nn.Module):
         self.token_type = nn.Embedding(config.type_vocab_size, width) if typed else None
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
+        self.projection = Linear(width, config.hidden_size) if width != config.hidden_size else None
 
     def forward(
         self, words: Tensor, token_type_ids: Tensor | None, position: Position, positions: PositionsLike
@@ -91,10 +92,10 @@ class SelfAttention(nn.Module):
         self.dropout_p = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
         # A Synthesizer that replaces content scores has no use for query and key.
-        self.query = nn.Linear(width, inner, bias=config.query_bias) if content else None
-        self.key = nn.Linear(width, inner) if content else None
-        self.value = nn.Linear(width, inner)
-        self.out = nn.Linear(inner, width)
+        self.query = Linear(width, inner, bias=config.query_bias) if content else None
+        self.key = Linear(width, inner) if content else None
+        self.value = Linear(width, inner)
+        self.out = Linear(inner, width)
         attend_to_types = content and config.type_vocab_size and config.segments == "attention"
         self.segments = SegmentScores(config) if attend_to_types else None
 
@@ -207,10 +208,10 @@ class Layer(GradientCheckpointingLayer):
         self.pre = config.norm == "pre"
         self.attention = SelfAttention(config, content=content)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.up = Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACT2FN[config.hidden_act]
         self.activation_dropout = nn.Dropout(config.activation_dropout_prob)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.down = Linear(config.intermediate_size, config.hidden_size)
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -460,10 +461,10 @@ class MaskedLMHead(nn.Module):
                 f"lm_head: 'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
                 f"and embedding_size {config.embedding_size}; use 'bert'"
             )
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size) if bert else None
+        self.dense = Linear(config.hidden_size, config.embedding_size) if bert else None
         self.activation = ACT2FN[config.hidden_act]
         self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps) if bert else None
-        self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
+        self.decoder: nn.Linear = Linear(config.embedding_size, config.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (..., vocab_size) from hidden (..., hidden_size)."""

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
+from ..linear import Linear
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel, check_shape
 
@@ -91,9 +92,9 @@ class SequenceHead(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.out = nn.Linear(config.hidden_size, config.num_labels)
+        self.out = Linear(config.hidden_size, config.num_labels)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (batch, num_labels) from hidden (batch, n, hidden_size)."""
@@ -161,7 +162,7 @@ class EncoderForTokenClassification(EncoderWithHead):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.token_classifier = Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
     def predict(self, hidden: Tensor) -> Tensor:
@@ -181,7 +182,7 @@ class EncoderForQuestionAnswering(EncoderWithHead):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.span = nn.Linear(config.hidden_size, 2)
+        self.span = Linear(config.hidden_size, 2)
         self.post_init()
 
     def predict(self, hidden: Tensor) -> Tensor:
@@ -252,9 +253,9 @@ class DiscriminatorHead(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.hidden_act]
-        self.out = nn.Linear(config.hidden_size, 1)
+        self.out = Linear(config.hidden_size, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (batch, n) from hidden (batch, n, hidden_size)."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.terms import DenseBias, FactorPair, PositionsLike, Term
+from ..linear import linear
 from .base import ModelShape, Position, table_rows
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
@@ -145,7 +146,7 @@ class Synthesizer(Position):
             query_factors = self.query_factors[layer][:, rows].transpose(0, 1)
             key_factors = self.key_factors[layer].mT[:, columns].transpose(0, 1)
             return (FactorPair(share * query_factors, key_factors),)
-        first = nn.functional.linear(hidden, self.first[layer], self.first_bias[layer])
+        first = linear(hidden, self.first[layer], self.first_bias[layer])
         first = first.unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)  # (batch, heads, n_q, a or head_dim)
         if self.variant == "dense":
             units = torch.relu(first)
@@ -153,7 +154,7 @@ class Synthesizer(Position):
             key_factors = torch.cat((self.second[layer], self.second_bias[layer].unsqueeze(0))).mT[columns]
             key_factors = key_factors.unsqueeze(1).expand(-1, self.model.num_heads, -1, -1)
             return (FactorPair(share * query_factors, key_factors),)
-        second = nn.functional.linear(hidden, self.second[layer], self.second_bias[layer])
+        second = linear(hidden, self.second[layer], self.second_bias[layer])
         second = second.unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
         columns = columns[:, None, None].expand(len(hidden), self.model.num_heads, hidden.shape[1], -1)
         far_columns = columns // self.near if self.tiling == "pairs" else columns % self.far

@@ -18,6 +18,7 @@ from ..attention.terms import (
     offset_step,
     position_values,
 )
+from ..linear import linear
 from .base import ModelShape, Position
 
 FORMS = ("shifted", "factorized")
@@ -166,7 +167,7 @@ class TransformerXL(Position):
         return window.vectors[distinct]
 
     def _project(self, window: Window, kernel: Tensor) -> Tensor:
-        return (window.waves @ kernel).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        return linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
 
     def _kept(self, window: Window, distinct: int, kernel: Tensor) -> Tensor:
         """The vectors of an earlier forward if the kernel is still the same, number for number."""

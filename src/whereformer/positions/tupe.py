@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.terms import FactorPair, PositionsLike, Term
+from ..linear import Linear
 from .base import ModelShape, Position, table_rows
 
 
@@ -39,8 +40,8 @@ class Tupe(Position):
         super().__init__(model)
         self.table = nn.Parameter(torch.empty(model.max_length + 1, model.hidden_size))
         self.norm = nn.LayerNorm(model.hidden_size, eps=1e-5)
-        self.query = nn.Linear(model.hidden_size, model.num_heads * model.head_dim)
-        self.key = nn.Linear(model.hidden_size, model.num_heads * model.head_dim)
+        self.query = Linear(model.hidden_size, model.num_heads * model.head_dim)
+        self.key = Linear(model.hidden_size, model.num_heads * model.head_dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
