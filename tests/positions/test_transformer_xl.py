@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from whereformer import Positions
 from whereformer.attention import attention_weights
+from whereformer.positions import transformer_xl
 
 from .stack import HEADS, WIDTH, build
 
@@ -79,3 +80,40 @@ def test_layers_share_their_vectors_in_inference_alone():
     assert torch.equal(tables[0], with_gradients)
     assert set(window.vectors) == {0, 1}
     assert position.query_terms(query, *places, layer=1, shared=window)[0].table.requires_grad
+
+
+def test_sinusoids_are_made_once_for_each_window():
+    position = build("transformer_xl")
+    places, others = ((Positions(0, 1, n), Positions(0, 1, n)) for n in (5, 6))
+    first = position.shared(*places).waves
+    assert position.shared(*others).waves.shape == (11, WIDTH)
+    assert position.shared(*places).waves is first
+    assert position.float().shared(*places).waves.dtype == torch.float32
+
+
+def test_few_windows_and_no_large_ones_are_kept(monkeypatch):
+    monkeypatch.setattr(transformer_xl, "MOST_KEPT", 7 * WIDTH)
+    position = build("transformer_xl")
+    large = Positions(0, 1, 5), Positions(0, 1, 5)
+    assert position.shared(*large).waves is not position.shared(*large).waves
+    for start in range(transformer_xl.WINDOWS_KEPT + 3):
+        position.shared(Positions(start, 1, 4), Positions(0, 1, 4))
+    assert len(position._waves_kept) == transformer_xl.WINDOWS_KEPT
+
+
+def test_what_inference_kept_serves_training_and_follows_the_kernel():
+    position = build("transformer_xl")
+    places = Positions(0, 1, 5), Positions(0, 1, 5)
+    query = torch.randn(1, HEADS, 5, WIDTH // HEADS, dtype=torch.float64)
+
+    def table():
+        return position.query_terms(query, *places, layer=1, shared=position.shared(*places))[0].table
+
+    with torch.inference_mode():
+        before = table()
+        assert table() is before
+    table().sum().backward()
+    assert position.kernel.grad[1].abs().sum() > 0
+    with torch.no_grad():
+        position.kernel[1] *= 2
+        torch.testing.assert_close(table(), 2 * before)

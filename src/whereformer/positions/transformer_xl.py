@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,22 @@ from .base import ModelShape, Position
 FORMS = ("shifted", "factorized")
 
 WINDOWS_KEPT = 16
-"""Windows of offsets whose vectors a layer keeps from one evaluation to the next: a few lengths in a few blocks."""
+"""Windows of offsets whose sinusoids and vectors stay for the next forward: a few lengths in a few blocks."""
+
+MOST_KEPT = 2**22
+"""Numbers of a window that may stay; where it has more, attention takes so long that making it is nothing."""
+
+
+def _remembered(kept: dict[tuple[Any, ...], Tensor], key: tuple[Any, ...], make: Callable[[], Tensor]) -> Tensor:
+    """What was made for this key before, if it is still there; else it is made now."""
+    if key in kept:
+        return kept[key]
+    made = make()
+    if made.numel() <= MOST_KEPT:
+        if len(kept) == WINDOWS_KEPT:
+            del kept[next(iter(kept))]
+        kept[key] = made
+    return made
 
 
 @dataclass
@@ -80,7 +97,8 @@ class TransformerXL(Position):
         self.form = form
         self.reset_cls = model.separate_cls if reset_cls is None else reset_cls
         self.dropout = nn.Dropout(dropout)
-        self._cache: dict[int, tuple[Tensor, dict[tuple[int, int, int], Tensor]]] = {}
+        self._waves_kept: dict[tuple[Any, ...], Tensor] = {}
+        self._vectors_kept: dict[int, tuple[Tensor, dict[tuple[Any, ...], Tensor]]] = {}
         layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
         self.content_bias = nn.Parameter(torch.empty(layers, *heads))
         self.position_bias = nn.Parameter(torch.empty(layers, *heads))
@@ -101,8 +119,7 @@ class TransformerXL(Position):
         assert isinstance(query_positions, Positions)
         assert isinstance(key_positions, Positions)
         step = offset_step(query_positions, key_positions) or 1
-        offsets = torch.arange(span[0], span[1] + 1, step, device=self.kernel.device)
-        return Window(*span, step, self.dropout(self._waves(-offsets)))
+        return Window(*span, step, self.dropout(self._waves_of(*span, step)))
 
     def rotate(
         self,
@@ -149,6 +166,18 @@ class TransformerXL(Position):
         angles = distances.to(torch.float64).unsqueeze(-1) * 10_000.0 ** (-pair / half)
         return torch.cat((angles.sin(), angles.cos()), -1).to(self.kernel.dtype)
 
+    def _waves_of(self, first: int, last: int, step: int) -> Tensor:
+        """R of a window's distances, (T, hidden_size); that of an earlier forward if there was one like it."""
+
+        def make() -> Tensor:
+            return self._waves(-torch.arange(first, last + 1, step, device=self.kernel.device))
+
+        if torch.compiler.is_compiling():
+            return make()
+        # What was made in inference mode would be of no use to training.
+        with torch.inference_mode(False):
+            return _remembered(self._waves_kept, (first, last, step, self.kernel.device, self.kernel.dtype), make)
+
     def _vectors(self, window: Window, layer: int) -> Tensor:
         """What a layer makes of the window's sinusoids, (heads, T, head_dim); once where layers are shared.
 
@@ -171,16 +200,12 @@ class TransformerXL(Position):
 
     def _kept(self, window: Window, distinct: int, kernel: Tensor) -> Tensor:
         """The vectors of an earlier forward if the kernel is still the same, number for number."""
-        used, vectors = self._cache.get(distinct, (None, {}))
+        used, vectors = self._vectors_kept.get(distinct, (None, {}))
         if used is None or used.dtype != kernel.dtype or not torch.equal(used, kernel):
             used, vectors = kernel.clone(), {}
+        self._vectors_kept[distinct] = used, vectors
         span = (window.first, window.last, window.step)
-        if span not in vectors:
-            if len(vectors) == WINDOWS_KEPT:
-                del vectors[next(iter(vectors))]
-            vectors[span] = self._project(window, kernel)
-        self._cache[distinct] = used, vectors
-        return vectors[span]
+        return _remembered(vectors, span, lambda: self._project(window, kernel))
 
     def _without_cls(
         self,
