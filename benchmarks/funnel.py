@@ -4,7 +4,8 @@ Run: .venv/bin/python benchmarks/funnel.py [--lengths 128,512] [--out FILE]
 
 Outputs are compared first. Then every round runs each model once, in an order that changes; a ratio is a model's time
 by that of transformers' in the same round. CPU time of one thread; medians, lowest and highest. Memory is what a
-training step allocates at its peak. FLOPs are those of ``whereformer cost``.
+forward, or a training step, allocates at its peak beside parameters and their gradients, which are alike in both. FLOPs
+are those of ``whereformer cost``.
 """
 
 from __future__ import annotations
@@ -119,7 +120,6 @@ class Funnel:
         def step(name: str) -> None:
             if training:
                 calls[name]().sum().backward()
-                models[name].zero_grad()
             else:
                 with torch.no_grad():
                     calls[name]()
@@ -132,6 +132,7 @@ class Funnel:
                 step(name)
                 if warm:
                     seconds[name].append(time.process_time() - started)
+                models[name].zero_grad()
         flops = {
             name: cost(model.config, length, batch, predictions=0).flops.layers
             for name, model in models.items()
@@ -139,6 +140,8 @@ class Funnel:
         }
         flops["transformers"] = flops["whereformer"]
         rows = []
+        for name in calls:
+            step(name)  # leaves gradients, which the one that is measured then adds to
         for name, own in seconds.items():
             ratios = sorted(mine / theirs for mine, theirs in zip(own, seconds["transformers"], strict=True))
             rows.append(

@@ -155,3 +155,74 @@ def test_is_a_linear_layer() -> None:
     torch.manual_seed(0)
     theirs = nn.Linear(6, 7).state_dict()
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+ACTIVATIONS = {"gelu": functional.gelu, "several steps": lambda x: x * torch.sigmoid(x), "relu": torch.relu}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_before_it(activation: str, shape: str) -> None:
+    apply = ACTIVATIONS[activation]
+    inputs = tensors(*SHAPES[shape])
+    hidden, weight, bias = inputs
+    layer = Linear(*weight.shape[::-1])
+    layer.weight.data, layer.bias.data = weight.data, bias.data
+    out, expected = layer(hidden, apply), functional.linear(apply(hidden), weight, bias)
+    torch.testing.assert_close(out, expected)
+    gradient = torch.randn(expected.shape)
+    found = torch.autograd.grad(out, (hidden, layer.weight, layer.bias), gradient)
+    for mine, reference in zip(found, torch.autograd.grad(expected, inputs, gradient), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_what_an_activation_makes_is_not_kept() -> None:
+    layer = Linear(24, 40)
+    hidden = torch.randn(5, 24, requires_grad=True)
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(hidden, functional.gelu)
+    assert {tensor.data_ptr() for tensor in kept} == {hidden.data_ptr(), layer.weight.data_ptr()}
+
+
+def test_second_derivatives_through_an_activation() -> None:
+    layer = Linear(6, 7).double()
+    hidden = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+
+    def call(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        given = {"weight": weight, "bias": bias}
+        out: Tensor = torch.func.functional_call(layer, given, (hidden, functional.gelu))
+        return out
+
+    inputs = (hidden, layer.weight, layer.bias)
+    assert torch.autograd.gradcheck(call, inputs)
+    assert torch.autograd.gradgradcheck(call, inputs)
+
+
+def test_an_activation_under_vmap_of_grad() -> None:
+    layer = Linear(6, 7)
+    hidden = torch.randn(4, 3, 6)
+
+    def loss(hidden: Tensor) -> Tensor:
+        return layer(hidden, functional.gelu).tanh().sum()
+
+    def plain(hidden: Tensor) -> Tensor:
+        return functional.linear(functional.gelu(hidden), layer.weight, layer.bias).tanh().sum()
+
+    mine, expected = (torch.func.vmap(torch.func.grad(function))(hidden) for function in (loss, plain))
+    torch.testing.assert_close(mine, expected)
+
+
+def test_an_activation_under_autocast_and_compile() -> None:
+    layer = Linear(6, 7)
+    hidden = torch.randn(5, 6)
+    expected = layer(functional.gelu(hidden))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(hidden, functional.gelu).dtype == torch.bfloat16
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(hidden, functional.gelu), expected)

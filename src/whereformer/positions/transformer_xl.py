@@ -144,7 +144,6 @@ class TransformerXL(Position):
         shared: Window | None = None,
     ) -> tuple[Term, ...]:
         window = self.shared(query_positions, key_positions) if shared is None else shared
-        query = (query + self._bias(self.position_bias, layer, query)) * self.model.head_dim**-0.5
         if window is None:
             return (self._factorized(query, query_positions, key_positions, layer),)
         vectors = self._vectors(window, layer)
@@ -154,7 +153,7 @@ class TransformerXL(Position):
         terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
         if not self.reset_cls:
             return terms
-        return terms + self._without_cls(query, query_positions, key_positions, vectors, window)
+        return terms + self._without_cls(query, query_positions, key_positions, layer, vectors, window)
 
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
         return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
@@ -212,6 +211,7 @@ class TransformerXL(Position):
         query: Tensor,
         query_positions: PositionsLike,
         key_positions: PositionsLike,
+        layer: int,
         vectors: Tensor,
         window: Window,
     ) -> tuple[Term, ...]:
@@ -223,24 +223,29 @@ class TransformerXL(Position):
             (positions.values(query.device) <= 0).to(query.dtype) for positions in (query_positions, key_positions)
         )
         vectors = vectors.to(query.dtype)
-
-        def rows(offsets: Tensor) -> Tensor:
-            return vectors[:, (offsets - window.first) // window.step]
+        scale = self.model.head_dim**-0.5
+        bias = self._bias(self.position_bias, layer, query)
 
         if key_positions.length and key_positions.start <= 0:
-            column = rows(key_positions.start - query_positions.values(query.device))  # (heads, n_q, head_dim)
-            wrong = (query * column).sum(-1) * (1 - query_is_cls)
-            terms.append(FactorPair(-wrong.unsqueeze(-1), key_is_cls[:, None].expand(1, query.shape[1], -1, 1)))
+            offsets = key_positions.start - query_positions.values(query.device)
+            column = vectors[:, (offsets - window.first) // window.step]  # (heads, n_q, head_dim)
+            # Not of query + bias, which would have to be kept for the backward.
+            wrong = torch.linalg.vecdot(query, column) + (bias * column).sum(-1)
+            wrong = wrong * (query_is_cls - 1) * scale
+            terms.append(FactorPair(wrong.unsqueeze(-1), key_is_cls[:, None].expand(1, query.shape[1], -1, 1)))
         if query_positions.length and query_positions.start <= 0:
-            row = rows(key_positions.values(query.device) - query_positions.start)  # (heads, n_k, head_dim)
-            wrong = (row @ query[:, :, 0].unsqueeze(-1)).squeeze(-1)
-            terms.append(FactorPair(query_is_cls[:, None].expand(1, query.shape[1], -1, 1), -wrong.unsqueeze(-1)))
+            first = (key_positions.start - query_positions.start - window.first) // window.step
+            every = max(1, key_positions.stride // window.step)  # a single key's may be shorter than a step
+            row = vectors[:, first::every][:, : key_positions.length]  # (heads, n_k, head_dim)
+            wrong = torch.einsum("bhd,hkd->bhk", query[:, :, 0] + bias.squeeze(1), row) * -scale
+            terms.append(FactorPair(query_is_cls[:, None].expand(1, query.shape[1], -1, 1), wrong.unsqueeze(-1)))
         return tuple(terms)
 
     def _factorized(
         self, query: Tensor, query_positions: PositionsLike, key_positions: PositionsLike, layer: int
     ) -> FactorPair:
-        """<query_i, R(i - j) W> by the addition theorem; ``query`` (batch, heads, n_q, head_dim)."""
+        """scale * <query_i + w, R(i - j) W> by the addition theorem; ``query`` (batch, heads, n_q, head_dim)."""
+        query = (query + self._bias(self.position_bias, layer, query)) * self.model.head_dim**-0.5
         kernel = self.kernel[self.model.passes[layer]].unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
         to_sin, to_cos = (query @ kernel.mT.to(query.dtype)).chunk(2, -1)  # (batch, heads, n_q, hidden_size / 2)
         values = [
