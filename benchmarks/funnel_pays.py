@@ -13,6 +13,7 @@ intervals. What is compared is accuracy against time. Writes results.json and pl
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -54,6 +55,8 @@ class Pays:
     """Sentences to fine-tune on, with a whole number "label"."""
     test: Annotated[Path, tyro.conf.arg(metavar="PARQUET")]
     """Sentences to judge by."""
+    test_rows: int = 2000
+    """How many of them, drawn at random."""
     column: str = "sentence"
     """The sentences' column."""
     models: str = "plain,plain + tisa,funnel,funnel + tisa"
@@ -86,6 +89,7 @@ class Pays:
         stream = masked_lm.token_stream(tokenizer, training)
         judged = masked_lm.HeldOut(masked_lm.token_stream(tokenizer, held_out)[:65536], MASK_RATE, vocabulary)
         train, test = (self._sentences(tokenizer, file) for file in (self.train, self.test))
+        test = random.Random(self.seed).sample(test, min(self.test_rows, len(test)))
         file = self.out / "results.json"
         settings = {name: str(value) for name, value in asdict(self).items() if name not in ("out", "models", "text")}
         settings = {
