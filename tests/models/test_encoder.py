@@ -316,7 +316,26 @@ def test_bad_blocks_are_named(blocks):
         EncoderConfig(blocks=blocks)
 
 
+@pytest.mark.parametrize(
+    ("field", "bad", "least"),
+    [
+        *((f"{name}_size", bad, 1) for name in ("vocab", "hidden", "embedding", "intermediate") for bad in (0, -16)),
+        ("num_attention_heads", 0, 1),
+        ("head_dim", -8, 1),
+        ("max_position_embeddings", 0, 1),
+        ("type_vocab_size", -1, 0),
+        ("discriminator_weight", -0.5, 0),
+        ("discriminator_weight", float("nan"), 0),
+    ],
+)
+def test_numbers_that_are_too_small_are_named(field, bad, least):
+    with pytest.raises(ValueError, match=f"^{field}: expected at least {least}, got {bad}$"):
+        small_config(**{field: bad})
+
+
 def test_errors_name_the_argument():
+    with pytest.raises(ValueError, match=r"^generator_size: expected a positive number, got nan"):
+        small_config(generator_size=float("nan"))
     with pytest.raises(ValueError, match="num_attention_heads: 3 heads do not divide hidden_size 16"):
         small_config(num_attention_heads=3)
     with pytest.raises(ValueError, match="norm: expected 'post' or 'pre', got 'sandwich'"):

@@ -17,6 +17,19 @@ CHOICES = {
 }
 """What fields with a few values take."""
 
+LEAST = {
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "embedding_size": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 1,
+    "head_dim": 1,
+    "max_position_embeddings": 1,
+    "type_vocab_size": 0,
+    "discriminator_weight": 0,
+}
+"""What numbers are at least, where they are given."""
+
 
 class Block(NamedTuple):
     """``layers`` distinct layers, each run ``repeats`` times in a row."""
@@ -128,8 +141,11 @@ class EncoderConfig(PreTrainedConfig):
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise ValueError(f"num_hidden_layers: say blocks={str(kwargs['num_hidden_layers'])!r} instead")
-        if self.num_attention_heads < 1:
-            raise ValueError(f"num_attention_heads: expected at least 1, got {self.num_attention_heads}")
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            # Not "value < least", which lets NaN pass.
+            if value is not None and not value >= least:
+                raise ValueError(f"{name}: expected at least {least}, got {value}")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act: expected one of {', '.join(ACT2FN)}, got {self.hidden_act!r}")
         if self.head_dim is None:
@@ -151,7 +167,7 @@ class EncoderConfig(PreTrainedConfig):
                     f"decoder_layers: a single block is never pooled, so there is nothing to undo; got "
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}"
                 )
-        if self.generator_size <= 0:
+        if not self.generator_size > 0:
             raise ValueError(f"generator_size: expected a positive number, got {self.generator_size}")
         if self.segments == "attention" and self.type_vocab_size < 1:
             raise ValueError("segments: 'attention' needs a type_vocab_size of at least 1, got 0")
