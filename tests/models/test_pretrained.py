@@ -157,8 +157,9 @@ def test_bad_checkpoints(tmp_path):
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"checkpoint: it has no 'decoder.layers.1.ffn.linear_1.weight'"):
         load_pretrained(tmp_path)
-    with pytest.raises(OSError, match="nowhere"):
-        load_pretrained(tmp_path / "nowhere")
+    for missing in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
+        with pytest.raises(OSError, match=r"^path_or_id: expected a folder with a checkpoint, .*, got '.*/nowhere'$"):
+            load_pretrained(missing)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ValueError, match=r"path_or_id: expected a whereformer or a funnel checkpoint, got .*'gpt2'"):
         load_pretrained(tmp_path)
