@@ -283,17 +283,19 @@ class Encoder(EncoderPreTrainedModel):
 
     Args:
         config: sizes and options.
-        decoder: False leaves out a decoder that the config has; its weights in a checkpoint are then not used.
+        decoder: False leaves out a decoder that the config has; its weights in a checkpoint are then not used, and the
+            model's own config says so (``with_decoder``).
     """
 
     def __init__(self, config: EncoderConfig, *, decoder: bool = True) -> None:
+        config = config if decoder else config.without_decoder()
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
         self.position = position_of(config)
         self.embeddings = Embeddings(config)
         self.pooling = config.make_pooling()
         self.ends = tuple(accumulate(block.layers * block.repeats for block in blocks))
-        self.passes = config.passes if decoder else config.passes[: self.ends[-1]]
+        self.passes = config.passes if config.with_decoder else config.passes[: self.ends[-1]]
         self.has_decoder = len(self.passes) > self.ends[-1]
         content = self.position.content
         self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))

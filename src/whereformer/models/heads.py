@@ -37,10 +37,11 @@ class EncoderWithHead(EncoderPreTrainedModel):
     output_class: ClassVar[type[ModelOutput]]
 
     def __init__(self, config: EncoderConfig, *, per_token: bool = True) -> None:
+        config = config if per_token else config.without_decoder()
         super().__init__(config)
         if per_token:
             config.require_full_length()
-        self.encoder = Encoder(config, decoder=per_token)
+        self.encoder = Encoder(config)
         # Checkpoints of models with a decoder are what a classifier of sequences is fine-tuned from.
         self._keys_to_ignore_on_load_unexpected = self.encoder._keys_to_ignore_on_load_unexpected
 
