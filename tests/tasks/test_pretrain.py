@@ -8,9 +8,10 @@ import signal
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from whereformer import Encoder, EncoderForMaskedLM, EncoderForPreTraining
+from whereformer import Electra, Encoder, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.cli import main
 from whereformer.tasks import compare, masked_lm, pretrain
 
@@ -95,21 +96,8 @@ def test_what_is_saved_is_what_was_trained(text, tmp_path):
     assert model(**tokenizer("the cat", return_tensors="pt")).logits.shape[-1] == len(tokenizer)
     assert same(weights(tmp_path), load_file(tmp_path / "checkpoints" / "checkpoint-6" / "model.safetensors"))
     # The score by hand, from the saved model and the text.
-    documents = pretrain.corpus.load_documents([text])
-    prepared = pretrain.prepare_text(documents, "", tmp_path / "model", 64)
-    rows = min(pretrain.HELD_OUT_WINDOWS, len(prepared.held_out) // 14)
-    windows = pretrain.Windows(
-        prepared.held_out,
-        prepared.vocabulary,
-        length=16,
-        padding=0,
-        rate=0.15,
-        hide_masked=False,
-        rows=rows,
-        seed=0,
-        shuffled=False,
-    )
-    batch = pretrain.collate([windows[row] for row in range(rows)])
+    windows = held_out_windows(text, tmp_path, 0)
+    batch = pretrain.collate([windows[row] for row in range(len(windows))])
     with torch.no_grad():
         score = float(model.eval()(**batch).loss)
     assert results["held_out"][-1]["loss"] == pytest.approx(score, abs=1e-3)
@@ -159,6 +147,48 @@ def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
     assert all(torch.equal(weight, joint[f"discriminator.{name}"]) for name, weight in kept.items())
     assert results["parameters"] > sum(parameter.numel() for parameter in model.parameters())
     assert "generator loss" in capsys.readouterr().out
+
+
+def held_out_windows(text, out, padding):
+    """As pretraining at TINY's sizes scores them, and the tokens of text in each."""
+    prepared = pretrain.prepare_text(pretrain.corpus.load_documents([text]), "", out / "model", 64)
+    body = pretrain.body_length(16, padding)
+    return pretrain.Windows(
+        prepared.held_out,
+        prepared.vocabulary,
+        length=16,
+        padding=padding,
+        rate=0.15,
+        hide_masked=False,
+        rows=min(pretrain.HELD_OUT_WINDOWS, len(prepared.held_out) // body),
+        seed=0,
+        shuffled=False,
+    )
+
+
+@pytest.mark.parametrize(("blocks", "padding"), [("1", 0), ("1-1-1", 3)])
+def test_electras_scores_are_over_all_held_out_tokens_and_not_means_of_batches(text, tmp_path, blocks, padding):
+    # A discriminator that has learnt little is right about some of the replaced tokens.
+    results = run(text, tmp_path, *ELECTRA, f"--blocks={blocks}", "--learning-rate=1e-5")
+    model = Electra.from_pretrained(tmp_path / "checkpoints" / "checkpoint-6").eval()
+    chances, judged, found = [], [], []
+    torch.manual_seed(0)
+    for batch in DataLoader(held_out_windows(text, tmp_path, padding), batch_size=4, collate_fn=pretrain.collate):
+        with torch.no_grad():
+            out = model(**batch)
+        wanted = batch["labels"] != -100
+        chances.append(out.generator_logits.log_softmax(-1).gather(1, batch["labels"][wanted][:, None]))
+        replaced = wanted & (out.sampled_ids != batch["labels"])
+        right = torch.where(replaced, -out.discriminator_logits, out.discriminator_logits)
+        judged.append(right[:, : 16 - padding].flatten())
+        found.append(right[replaced])
+    chances, judged, found = (torch.cat(parts) for parts in (chances, judged, found))
+    scores = results["held_out"][-1]
+    assert scores["generator_loss"] == pytest.approx(float(-chances.mean()), abs=1e-4)
+    assert scores["discriminator_loss"] == pytest.approx(float(-judged.sigmoid().log().mean()), abs=1e-4)
+    assert scores["accuracy"] == pytest.approx(float((judged > 0).float().mean()), abs=1e-4)
+    assert scores["replaced_recall"] == pytest.approx(float((found >= 0).float().mean()), abs=1e-4)
+    assert 0 < scores["replaced_recall"] < 1
 
 
 def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, capsys):

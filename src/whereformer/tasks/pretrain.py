@@ -375,15 +375,17 @@ def judge_masked_lm(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tup
 
 
 def judge_electra(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, int]]:
-    """Every number that the joint model tells about a batch, counted once a window."""
-    rows = len(batch["input_ids"])
-    numbers = {
-        name: float(value) for name, value in model(**batch).items() if isinstance(value, Tensor) and value.dim() == 0
+    """The means that :class:`ElectraOutput` holds, but for the joint loss, by what each of them is a mean over."""
+    out, labels = model(**batch), batch["labels"]
+    targets = labels != masked_lm.IGNORED
+    real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else labels.numel()
+    counts = {
+        "generator_loss": int(targets.sum()),
+        "discriminator_loss": real,
+        "accuracy": real,
+        "replaced_recall": int((out.sampled_ids != labels)[targets].sum()),
     }
-    # A share of nothing, as of replaced tokens where none was replaced, is not a number. A loss has to be one.
-    return {
-        name: (value * rows, rows) for name, value in numbers.items() if math.isfinite(value) or name.endswith("loss")
-    }
+    return {name: (float(out[name]) * count, count) for name, count in counts.items() if count}
 
 
 class Pretrainer(Trainer):
@@ -417,7 +419,10 @@ class Pretrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Means over the held-out windows; the numbers that a run draws afterwards are the same as without."""
+        """Means over what the held-out windows have in all, whatever the batches.
+
+        The numbers that a run draws afterwards are the same as without.
+        """
         windows = self.job.held_out_windows()
         self.model.eval()
         sums: dict[str, tuple[float, int]] = {}
@@ -431,7 +436,12 @@ class Pretrainer(Trainer):
                         before = sums.get(name, (0.0, 0))
                         sums[name] = before[0] + value, before[1] + count
         self.model.train()
-        scores = {f"{metric_key_prefix}_{name}": value / count for name, (value, count) in sums.items()}
+        means = {name: value / count for name, (value, count) in sums.items()}
+        if "loss" not in means:
+            # The joint loss is no mean of its own: its two parts are means over different tokens.
+            weight = self.job.config.discriminator_weight
+            means = {"loss": means["generator_loss"] + weight * means["discriminator_loss"], **means}
+        scores = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
         self.log(dict(scores))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
         return scores
