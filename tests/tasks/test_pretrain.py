@@ -375,6 +375,9 @@ def test_the_padding_that_truncation_drops(blocks, padding):
     assert pretrain.end_padding(config) == 0
 
 
+XL = ["--position", "transformer_xl"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -404,10 +407,20 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         (["--generator-size", "0.5"], "--generator-size: only for --objective electra, got mlm"),
         (["--objective", "electra", "--hide-masked"], "--hide-masked: only for --objective mlm"),
         (["--objective", "electra", "--generator-size", "2"], "--generator-size: expected 0.01 to 1, got 2.0"),
+        (
+            ["--objective", "electra", "--generator-size", "0.01", *XL],
+            "--generator-size: no generator 0.01 times as wide",
+        ),
+        ([*XL, "--hidden-size", "15", "--num-heads", "5"], "--hidden-size: transformer_xl needs an even one, got 15"),
+        (["--position", "rope", "--num-heads", "128"], "--position: rotary_dim: expected an even number"),
+        (["--position", "tisa+tisa"], "--position: 'tisa+tisa' names a method twice"),
         (["--data", "no/such/file"], "--data: no such file or folder: 'no/such/file'"),
     ],
 )
-def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
+def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_encoded(
+    arguments, expected, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(pretrain, "prepare_text", None)
     message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), *arguments)
     assert expected in message
 

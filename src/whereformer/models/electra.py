@@ -50,8 +50,12 @@ class Electra(EncoderPreTrainedModel):
     those of token types and their norm are the discriminator's; its positions, the projection from the embeddings'
     width to its own, and all else it has for itself.
 
+    A config with ``lm_head="tied"``, as transformers' Funnels have it, needs ``"bert"`` here, whose head the authors'
+    generator has too: its states are narrower than the embeddings.
+
     Raises:
-        ValueError: for a config that unties the embeddings, or whose ``lm_head`` does not fit the generator's width.
+        ValueError: for a config that unties the embeddings, or a generator whose width does not fit; the message names
+            ``generator_size`` and what that is.
 
     Source: Clark et al. (2020), arXiv 2003.10555, as in laiguokun/Funnel-Transformer ``electra_loss_func``.
     """
@@ -63,7 +67,12 @@ class Electra(EncoderPreTrainedModel):
         if not config.tie_word_embeddings:
             raise ValueError("tie_word_embeddings: generator and discriminator share their embeddings, got False")
         self.discriminator = EncoderForPreTraining(config)
-        self.generator = EncoderForMaskedLM(generator_config(config))
+        try:
+            self.generator = EncoderForMaskedLM(generator_config(config))
+        except ValueError as error:
+            # It names a size that the generator was given by this one.
+            size = config.generator_size
+            raise ValueError(f"generator_size: no generator {size} times as wide can be built: {error}") from None
         self._tied_weights_keys = {
             f"generator.encoder.embeddings.{name}": f"discriminator.encoder.embeddings.{name}"
             for name, _ in self.discriminator.encoder.embeddings.named_parameters()

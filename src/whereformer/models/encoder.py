@@ -465,7 +465,7 @@ class MaskedLMHead(nn.Module):
         if not bert and config.hidden_size != config.embedding_size:
             raise ValueError(
                 f"lm_head: 'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
-                f"and embedding_size {config.embedding_size}; use 'bert'"
+                f"and embedding_size {config.embedding_size}; use lm_head='bert'"
             )
         self.dense = Linear(config.hidden_size, config.embedding_size) if bert else None
         self.activation = ACT2FN[config.hidden_act]

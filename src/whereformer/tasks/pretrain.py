@@ -34,7 +34,7 @@ from ..analysis import Cost, cost
 from ..errors import InputError
 from ..files import write_atomically
 from ..models import Electra, EncoderConfig, EncoderForMaskedLM, parse_blocks
-from ..positions import Position, build_position
+from ..positions import Position
 from . import compare, corpus, masked_lm
 from .compare import Progress
 from .optimizer import build_optimizer, linear_schedule
@@ -129,13 +129,18 @@ def build_config(model: ModelSettings, length: int, vocabulary: masked_lm.Vocabu
             **extra,
         )
     except ValueError as error:
-        field, _, rest = str(error).partition(": ")
-        raise InputError(f"--{OPTIONS.get(field, field.replace('_', '-'))}: {rest}") from None
-    try:
-        build_position(model.position, hidden_size=model.hidden_size, num_heads=model.num_heads, max_length=length)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"--position: {error}") from None
+        raise _named(error) from None
+    # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
+    count_parameters(config, model.objective)
     return config
+
+
+def _named(error: Exception) -> InputError:
+    """The same error by the option of the command that it is about."""
+    field, _, rest = str(error).partition(": ")
+    if field in EncoderConfig.__dataclass_fields__:
+        return InputError(f"--{OPTIONS.get(field, field.replace('_', '-'))}: {rest}")
+    return InputError(f"--position: {error}")
 
 
 def end_padding(config: EncoderConfig) -> int:
@@ -148,12 +153,12 @@ def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
     """A fresh model of an objective.
 
     Raises:
-        InputError: if the model can't be built from these options.
+        InputError: if the model can't be built from these options; the message names one.
     """
     try:
         return EncoderForMaskedLM(config) if objective == "mlm" else Electra(config)
     except ValueError as error:
-        raise InputError(f"--position: {error}") from None
+        raise _named(error) from None
 
 
 def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:
