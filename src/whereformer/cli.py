@@ -590,7 +590,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class ListPositions:
-    """List the position methods, and the options that each takes from Python."""
+    """List the position methods, and the options that each takes, with their defaults as in JSON."""
 
     def run(self, console: Console) -> None:
         """Do it."""
@@ -601,7 +601,8 @@ class ListPositions:
         table = Table("name", "what it is", "options", show_edge=False)
         for name in position_names():
             summary, options = describe(name)
-            table.add_row(name, summary, ", ".join(options))
+            shown = (f"{option}={json.dumps(default)}" for option, default in options.items())
+            table.add_row(name, summary, ", ".join(shown))
         console.print(table)
         console.print("Join several by '+': learned+tisa, tupe+t5.")
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
-from whereformer import Electra, Encoder, EncoderForMaskedLM, EncoderForPreTraining
+from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
+from whereformer.analysis import cost
 from whereformer.cli import main
 from whereformer.tasks import compare, masked_lm, pretrain
 
@@ -294,6 +295,46 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, cap
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("objective", ["mlm", "electra"])
+def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(text, tmp_path, capsys, objective):
+    options = ["--position=tisa+fire", '--position-options={"width": 6, "initial_threshold": 8, "num_kernels": 2}']
+    options += ["--embedding-size=4", "--objective", objective]
+    results = run(text, tmp_path, *options)
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    assert config.position_options == {"num_kernels": 2, "width": 6, "initial_threshold": 8}
+    assert config.embedding_size == 4
+    assert results["embedding_parameters"] == 64 * 4
+    saved = weights(tmp_path)
+    assert saved["encoder.position.parts.0.amplitude"].shape == (1, 2, 2)
+    assert saved["encoder.embeddings.projection.weight"].shape == (16, 4)
+    # The same said otherwise goes on; other options don't.
+    options[1] = '--position-options={"num_kernels": 2, "initial_threshold": 8,"width":6}'
+    assert run(text, tmp_path, *options) == results
+    options[1] = '--position-options={"num_kernels": 3}'
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, *options)
+    assert "holds results with position_options" in message
+
+
+def test_a_dry_run_counts_a_methods_options_and_narrow_embeddings(text, tmp_path, capsys):
+    common = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dry-run"]
+    main([*common, '--position-options={"num_kernels": 100}', "--embedding-size=4"])
+    config = EncoderConfig(
+        vocab_size=64,
+        hidden_size=16,
+        embedding_size=4,
+        num_attention_heads=2,
+        blocks="1",
+        position="tisa",
+        position_options={"num_kernels": 100},
+        type_vocab_size=0,
+        norm="pre",
+        sparse_prediction=True,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    assert str(cost(config, 16, 4, predictions=2)) in capsys.readouterr().out
+
+
 def test_parameters_are_counted_without_memory_for_them(text, tmp_path):
     results = run(text, tmp_path, "--position=learned+t5")
     model = EncoderForMaskedLM.from_pretrained(tmp_path / "model")
@@ -376,6 +417,7 @@ def test_the_padding_that_truncation_drops(blocks, padding):
 
 
 XL = ["--position", "transformer_xl"]
+OPTIONS = "--position-options"
 
 
 @pytest.mark.parametrize(
@@ -413,6 +455,25 @@ XL = ["--position", "transformer_xl"]
         ),
         ([*XL, "--hidden-size", "15", "--num-heads", "5"], "--hidden-size: transformer_xl needs an even one, got 15"),
         (["--position", "rope", "--num-heads", "128"], "--position: rotary_dim: expected an even number"),
+        (["--embedding-size", "0"], "--embedding-size: expected at least 1, got 0"),
+        ([OPTIONS, "{"], "--position-options: expected a JSON object as '{\"num_kernels\": 3}', got '{'"),
+        ([OPTIONS, "[3]"], "--position-options: expected a JSON object as '{\"num_kernels\": 3}', got '[3]'"),
+        (
+            [OPTIONS, '{"clip": 3}'],
+            "--position-options: position 'tisa' has no option 'clip'; it has num_kernels, share",
+        ),
+        ([OPTIONS, '{"num_kernels": -1}'], "--position-options: num_kernels: expected at least 0, got -1"),
+        ([OPTIONS, '{"num_kernels": "3"}'], '--position-options: num_kernels: expected a value as 5, got "3"'),
+        ([OPTIONS, '{"share_layers": 1}'], "--position-options: share_layers: expected a value as false, got 1"),
+        (
+            [OPTIONS, '{"rotary_dim": 7}', "--position", "rope"],
+            "--position-options: rotary_dim: expected an even number",
+        ),
+        (
+            [OPTIONS, '{"keys": false, "values": false}', "--position", "shaw+t5"],
+            "--position-options: keys and values: at least one must be True",
+        ),
+        ([OPTIONS, "{}", "--position", "tsia"], "--position: unknown position method 'tsia'"),
         (["--position", "tisa+tisa"], "--position: 'tisa+tisa' names a method twice"),
         (["--data", "no/such/file"], "--data: no such file or folder: 'no/such/file'"),
     ],

@@ -13,7 +13,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ from ..analysis import Cost, cost
 from ..errors import InputError
 from ..files import write_atomically
 from ..models import Electra, EncoderConfig, EncoderForMaskedLM, parse_blocks
-from ..positions import Position
+from ..positions import Position, describe
 from . import compare, corpus, masked_lm
 from .compare import Progress
 from .optimizer import build_optimizer, linear_schedule
@@ -104,6 +104,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: masked_lm.Vocabu
         InputError: for a combination that fits no model; the message names the option.
     """
     vocabulary = vocabulary or masked_lm.trained_vocabulary(64)
+    options = model.parsed_options()
     extra: dict[str, Any] = {}
     if model.objective == "electra":
         extra = {"generator_size": model.generator_size, "discriminator_weight": model.discriminator_weight}
@@ -111,10 +112,12 @@ def build_config(model: ModelSettings, length: int, vocabulary: masked_lm.Vocabu
         config = EncoderConfig(
             vocab_size=vocabulary.size,
             hidden_size=model.hidden_size,
+            embedding_size=model.embedding_size,
             num_attention_heads=model.num_heads,
             blocks=model.blocks,
             decoder_layers=model.decoder_layers,
             position=model.position,
+            position_options=options,
             max_position_embeddings=length,
             norm=model.norm,
             hidden_dropout_prob=model.dropout,
@@ -128,6 +131,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: masked_lm.Vocabu
             sparse_prediction=True,
             **extra,
         )
+        check_options(model.position, options)
     except ValueError as error:
         raise _named(error) from None
     # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
@@ -135,9 +139,29 @@ def build_config(model: ModelSettings, length: int, vocabulary: masked_lm.Vocabu
     return config
 
 
-def _named(error: Exception) -> InputError:
-    """The same error by the option of the command that it is about."""
+def check_options(position: str, options: dict[str, Any]) -> None:
+    """Raise unless values are of the same kind as the defaults of a position method's options.
+
+    Raises:
+        InputError: naming the option.
+        ValueError: for an unknown method.
+    """
+    defaults = {name: value for part in position.split("+") for name, value in describe(part.strip())[1].items()}
+    for name, value in options.items():
+        # One that the method doesn't have is told when it is built.
+        default = defaults.get(name)
+        kinds = (float, int) if type(default) is float else (type(default),)
+        if default is not None and type(value) not in kinds:
+            raise InputError(
+                f"--position-options: {name}: expected a value as {json.dumps(default)}, got {json.dumps(value)}"
+            )
+
+
+def _named(error: Exception, options: Iterable[str] = ()) -> InputError:
+    """The same error by the option of the command that it is about; ``options`` are those of the position method."""
     field, _, rest = str(error).partition(": ")
+    if isinstance(error, TypeError) or not set(field.split()).isdisjoint(options):
+        return InputError(f"--position-options: {error}")
     if field in EncoderConfig.__dataclass_fields__:
         return InputError(f"--{OPTIONS.get(field, field.replace('_', '-'))}: {rest}")
     return InputError(f"--position: {error}")
@@ -157,8 +181,8 @@ def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
     """
     try:
         return EncoderForMaskedLM(config) if objective == "mlm" else Electra(config)
-    except ValueError as error:
-        raise _named(error) from None
+    except (ValueError, TypeError) as error:
+        raise _named(error, config.position_options or ()) from None
 
 
 def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:
