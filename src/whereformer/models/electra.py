@@ -44,7 +44,10 @@ class Electra(EncoderPreTrainedModel):
     """Pretraining by replaced-token detection, generator and discriminator in one model and one step.
 
     ``discriminator`` is an :class:`EncoderForPreTraining` of ``config``; keep it with
-    ``model.discriminator.save_pretrained(folder)``, and every model of the family can start from there.
+    ``model.discriminator.save_pretrained(folder)``, and every model of the family can start from there. A folder that
+    holds both, as ``save_pretrained`` and the Trainer leave it, is for ``Electra.from_pretrained`` and
+    :func:`load_pretrained`, which takes the discriminator; other classes, AutoModel's too, find no weights of theirs in
+    it and start from random ones, which transformers' report of the loading says.
 
     ``generator`` is an :class:`EncoderForMaskedLM` of :func:`generator_config`. The token embeddings (in its head too),
     those of token types and their norm are the discriminator's; its positions, the projection from the embeddings'
