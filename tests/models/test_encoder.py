@@ -241,6 +241,9 @@ def test_the_loss_is_the_mean_over_labels(sparse):
     expected = torch.nn.functional.cross_entropy(chosen, torch.tensor([7, 8, 9]))
     torch.testing.assert_close(out.loss, expected)
     torch.testing.assert_close(out.logits, chosen if sparse else logits)
+    assert model(**inputs, labels=torch.full_like(labels, -100)).loss.isnan()
+    with pytest.raises(ValueError, match=r"^labels: expected shape \(3, 9\), got \(3, 8\)"):
+        model(**inputs, labels=labels[:, 1:])
 
 
 def test_output_embeddings_are_tied_and_resize_together():

@@ -26,7 +26,8 @@ from ..attention.merge import merge
 from ..attention.short import MOST_SCORES
 from ..attention.terms import Term
 from ..models import Encoder, EncoderConfig, parse_blocks
-from ..models.encoder import MaskedLMHead, SegmentScores, position_of
+from ..models.encoder import SegmentScores, position_of
+from ..models.heads import MaskedLMHead
 from ..models.pooling import Sequence
 from ..positions import Position, Sum
 from ..positions.floater import Floater

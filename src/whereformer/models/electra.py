@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from .config import EncoderConfig
-from .encoder import EncoderForMaskedLM, EncoderPreTrainedModel, check_shape
-from .heads import EncoderForPreTraining
+from .encoder import EncoderPreTrainedModel, check_shape
+from .heads import EncoderForMaskedLM, EncoderForPreTraining
 
 
 @dataclass

@@ -15,8 +15,9 @@ from transformers.utils import cached_file
 
 from .checkpoints import from_authors, from_funnel, funnel_config, to_funnel
 from .config import EncoderConfig, parse_blocks
-from .encoder import Encoder, EncoderForMaskedLM, EncoderPreTrainedModel
+from .encoder import Encoder, EncoderPreTrainedModel
 from .heads import (
+    EncoderForMaskedLM,
     EncoderForPreTraining,
     EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
