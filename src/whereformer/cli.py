@@ -332,6 +332,8 @@ def _split(option: str, text: str, known: Sequence[str] | None = None) -> list[s
 
 MOST = 2**20
 """What a size given to ``cost`` may be at most; numbers of bytes beyond are none that torch can hold."""
+MOST_LAYERS = 1000
+"""And layers, each of which is looked at: as many as the deepest Transformers have; that takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -457,6 +459,9 @@ class Cost:
     decoder_layers: str = "0"
     """Full-length layers after pooled blocks, as "2" or "1x2"."""
 
+    decoder: bool = True
+    """Whether the decoder is there; a model that classifies sequences leaves it out."""
+
     hidden_size: int = 768
     """Width of the encoder."""
 
@@ -541,7 +546,7 @@ class Cost:
         import torch
 
         from .analysis import cost
-        from .models import EncoderConfig
+        from .models import EncoderConfig, parse_blocks
 
         sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
         for name in (*sizes, "length", "batch_size"):
@@ -559,11 +564,17 @@ class Cost:
                     if name in EncoderConfig.__dataclass_fields__
                 },
             )
+            for name in ("blocks", "decoder_layers"):
+                given = getattr(config, name)
+                layers = 0 if given == "0" else sum(block.layers * block.repeats for block in parse_blocks(given))
+                if layers > MOST_LAYERS:
+                    raise ValueError(f"{name}: expected at most {MOST_LAYERS} layers, got {layers}")
             return cost(
                 config,
                 self.length,
                 self.batch_size,
                 predictions=self.predictions,
+                decoder=self.decoder,
                 dtype=getattr(torch, self.dtype),
                 device=self.device,
             )
@@ -579,7 +590,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class ListPositions:
-    """List the position methods, and the options that each takes from Python."""
+    """List the position methods, and the options that each takes, with their defaults as in JSON."""
 
     def run(self, console: Console) -> None:
         """Do it."""
@@ -590,7 +601,8 @@ class ListPositions:
         table = Table("name", "what it is", "options", show_edge=False)
         for name in position_names():
             summary, options = describe(name)
-            table.add_row(name, summary, ", ".join(options))
+            shown = (f"{option}={json.dumps(default)}" for option, default in options.items())
+            table.add_row(name, summary, ", ".join(shown))
         console.print(table)
         console.print("Join several by '+': learned+tisa, tupe+t5.")
 

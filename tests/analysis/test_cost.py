@@ -168,6 +168,22 @@ def test_parameters_are_those_of_the_real_model(changes):
     assert found.position == sum(parameter.numel() for parameter in encoder.position.parameters())
 
 
+@pytest.mark.parametrize("position", ["tisa", "learned", "transformer_xl"])
+def test_a_decoder_that_is_left_out_costs_nothing(position):
+    config = small_config(blocks="2-1x2", decoder_layers="2", position=position, attention_backend="reference")
+    model = whereformer.Encoder(config, decoder=False).eval()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.randint(1, 50, (2, 13)))
+    found, whole = (cost(config, 13, 2, decoder=decoder) for decoder in (False, True))
+    assert found.flops.forward == counter.get_total_flops()
+    assert found.parameters.total == model.num_parameters()
+    assert found.flops.decoder == found.parameters.head == 0
+    for part in ("linear", "attention", "position"):
+        assert getattr(found.flops, part) == getattr(whole.flops, part)
+    assert found.linear < whole.linear
+    assert found.memory.training < whole.memory.training
+
+
 @pytest.mark.parametrize(
     ("blocks", "width", "alone", "with_decoder"),
     [
@@ -350,6 +366,12 @@ def test_a_funnel_without_a_decoder_has_no_masked_lm_head(capsys):
     assert found.parameters.head == found.flops.head == found.memory.head == 0
 
 
+def test_the_command_leaves_the_decoder_out(capsys):
+    main(["cost", *SMALL, "--blocks", "2-2", "--decoder-layers", "1", "--position", "tisa", "--no-decoder"])
+    config = small_config(blocks="2-2", decoder_layers="1", position="tisa")
+    assert str(cost(config, 16, decoder=False)) in capsys.readouterr().out
+
+
 def test_the_command_prints_the_papers_table(tmp_path, capsys):
     main(["cost", "--paper", "--out", str(tmp_path / "paper.json")])
     printed = capsys.readouterr().out
@@ -365,6 +387,13 @@ def test_the_command_prints_the_papers_table(tmp_path, capsys):
         (["--num-heads", "5"], "--num-heads: 5 heads do not divide hidden_size 32"),
         (["--blocks", "3y4"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got '3y4'"),
         (["--decoder-layers", "2"], "--decoder-layers: a single block is never pooled"),
+        (["--blocks", "99999999"], "--blocks: expected at most 1000 layers, got 99999999"),
+        (["--blocks", "2-10x200"], "--blocks: expected at most 1000 layers, got 2002"),
+        (["--blocks", "2-2", "--decoder-layers", "1x9999999"], "--decoder-layers: expected at most 1000 layers, got 9"),
+        (
+            ["--blocks", "1-1", "--decoder-layers", "1", "--no-decoder", "--predictions", "1"],
+            "--predictions: blocks that pool need a decoder to predict tokens, got 1 without one",
+        ),
         (["--position", "tsia"], "--position: unknown position method 'tsia'; did you mean 'tisa'?"),
         (["--predictions", "17"], "--predictions: expected 0 to length 16, got 17"),
         (["--blocks", "1-1", "--predictions", "1"], "--predictions: blocks that pool need a decoder to predict tokens"),

@@ -341,8 +341,15 @@ def test_errors_name_the_argument():
         model(**{**inputs, "attention_mask": inputs["attention_mask"][:, 1:]}, labels=labels)
     with pytest.raises(ValueError, match=r"tie_word_embeddings: .* share their embeddings, got False"):
         build(tie_word_embeddings=False)
-    with pytest.raises(ValueError, match=r"lm_head: 'tied' needs .* hidden_size 8 and embedding_size 32"):
+    with pytest.raises(
+        ValueError, match=r"^generator_size: no .* 0.25 times .*: lm_head: 'tied' needs .* use lm_head='bert'"
+    ):
         build(lm_head="tied", embedding_size=32)
+    build(lm_head="tied", embedding_size=32, generator_size=1)
+    with pytest.raises(
+        ValueError, match=r"^generator_size: no generator 0.05 times as wide can be built: hidden_size: .* 1$"
+    ):
+        build(position="transformer_xl", generator_size=0.05)
 
 
 def test_the_generator_alone_is_a_masked_language_model(tmp_path):

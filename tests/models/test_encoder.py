@@ -241,6 +241,9 @@ def test_the_loss_is_the_mean_over_labels(sparse):
     expected = torch.nn.functional.cross_entropy(chosen, torch.tensor([7, 8, 9]))
     torch.testing.assert_close(out.loss, expected)
     torch.testing.assert_close(out.logits, chosen if sparse else logits)
+    assert model(**inputs, labels=torch.full_like(labels, -100)).loss.isnan()
+    with pytest.raises(ValueError, match=r"^labels: expected shape \(3, 9\), got \(3, 8\)"):
+        model(**inputs, labels=labels[:, 1:])
 
 
 def test_output_embeddings_are_tied_and_resize_together():
@@ -316,7 +319,26 @@ def test_bad_blocks_are_named(blocks):
         EncoderConfig(blocks=blocks)
 
 
+@pytest.mark.parametrize(
+    ("field", "bad", "least"),
+    [
+        *((f"{name}_size", bad, 1) for name in ("vocab", "hidden", "embedding", "intermediate") for bad in (0, -16)),
+        ("num_attention_heads", 0, 1),
+        ("head_dim", -8, 1),
+        ("max_position_embeddings", 0, 1),
+        ("type_vocab_size", -1, 0),
+        ("discriminator_weight", -0.5, 0),
+        ("discriminator_weight", float("nan"), 0),
+    ],
+)
+def test_numbers_that_are_too_small_are_named(field, bad, least):
+    with pytest.raises(ValueError, match=f"^{field}: expected at least {least}, got {bad}$"):
+        small_config(**{field: bad})
+
+
 def test_errors_name_the_argument():
+    with pytest.raises(ValueError, match=r"^generator_size: expected a positive number, got nan"):
+        small_config(generator_size=float("nan"))
     with pytest.raises(ValueError, match="num_attention_heads: 3 heads do not divide hidden_size 16"):
         small_config(num_attention_heads=3)
     with pytest.raises(ValueError, match="norm: expected 'post' or 'pre', got 'sandwich'"):

@@ -267,6 +267,24 @@ def test_a_sequence_is_classified_without_the_decoder(source_class, tmp_path):
     assert not any(found.values())
 
 
+@pytest.mark.parametrize("position", ["tisa", "floater", "learned"])
+def test_a_decoder_that_was_left_out_never_comes_back_untrained(position, tmp_path):
+    config = small_config(position=position, blocks="1-1", decoder_layers="2")
+    for model in (EncoderForSequenceClassification(config).eval(), Encoder(config, decoder=False).eval()):
+        assert config.with_decoder
+        model.save_pretrained(tmp_path)
+        loaded, found = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+        assert not found["missing_keys"]
+        assert not loaded.has_decoder
+        expected = model(**batch(), output_hidden_states=True).hidden_states[-1]
+        torch.testing.assert_close(loaded.eval()(**batch()).last_hidden_state, expected)
+        with pytest.raises(ValueError, match="with_decoder: a prediction for every token needs the decoder"):
+            EncoderForTokenClassification.from_pretrained(tmp_path)
+        fresh, found = Encoder.from_pretrained(tmp_path, with_decoder=True, output_loading_info=True)
+        assert fresh.has_decoder
+        assert all(name.startswith(("layers.2.", "layers.3.")) for name in found["missing_keys"])
+
+
 @pytest.mark.parametrize("model_class", PER_TOKEN)
 def test_tokens_that_truncation_drops_are_predicted_too(model_class):
     model = build(model_class, blocks="1-1-1", decoder_layers="1")

@@ -1,5 +1,7 @@
 """Funnel-Transformers of transformers as ours and back: the same numbers both ways, from files."""
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -67,18 +69,34 @@ def test_the_same_outputs_both_ways(name, attention_type, tmp_path):
     torch.testing.assert_close(outputs(back, batch()), expected)
 
 
-def test_masks_are_the_authors_unless_asked_otherwise(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "half", "quarter"),
+    [
+        # Behind [CLS] are the pairs (1, 2) to (13, 14), and 15 is dropped: of 12 real tokens 11 has a neighbour that is
+        # none. Then come three pairs, of which the last stands for tokens 9 to 12, and what is left is dropped again.
+        ({}, [1, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1]),
+        # transformers' masks lose 11 in the first halving, and 9 and 10 with it in the second.
+        ({"mask_pooling": "all"}, [1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 0]),
+    ],
+)
+def test_masks_are_the_authors_unless_asked_otherwise(options, half, quarter, tmp_path):
+    theirs("Model").save_pretrained(tmp_path)
+    model = load_pretrained(tmp_path, **options)
+    seen = []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda _, given: seen.append(given[3].keys.key_mask.int().tolist()))
+    whole = [1] * 12 + [0] * 4
+    outputs(model, {"input_ids": torch.ones(1, 16, dtype=torch.long), "attention_mask": torch.tensor([whole])})
+    # A block's first layer looks at what its queries were pooled from; the last block has one layer, run twice.
+    assert seen == [[mask] for mask in (whole, whole, half, half, quarter, whole, whole)]
+
+
+def test_without_padding_masks_make_no_difference(tmp_path):
     original = theirs("Model")
     original.save_pretrained(tmp_path)
-    inputs = batch()
-    unpadded = {name: tensor[1:, :15] for name, tensor in inputs.items()}
-    ours = load_pretrained(tmp_path)
-    first = {name: tensor[:1] for name, tensor in inputs.items()}
-    torch.testing.assert_close(outputs(ours, first), outputs(original, first), rtol=2e-5, atol=2e-5)
-    # The tokens just before the padding: transformers' masks lose them.
-    own = outputs(ours, inputs)[0][1, :10]
-    assert not torch.allclose(own, outputs(original, inputs)[0][1, :10], atol=1e-3)
-    assert outputs(ours, unpadded)[0].shape == (1, 15, 16)
+    first = {name: tensor[:1] for name, tensor in batch().items()}
+    found = outputs(load_pretrained(tmp_path), first)
+    torch.testing.assert_close(found, outputs(original, first), rtol=2e-5, atol=2e-5)
 
 
 def test_another_head_starts_fresh_and_another_position_too(tmp_path):
@@ -93,18 +111,40 @@ def test_another_head_starts_fresh_and_another_position_too(tmp_path):
     assert torch.equal(model.layers[4].up.weight, expected)
 
 
-def test_the_authors_weights():
+def authors_state():
     state = opened("weights_W3")[1]
-    state = {name.removeprefix("authors/"): tensor for name, tensor in state.items() if name.startswith("authors/")}
-    model = from_authors_weights(state, "2x2-1")
+    return {name.removeprefix("authors/"): tensor for name, tensor in state.items() if name.startswith("authors/")}
+
+
+def test_the_authors_weights():
+    model = from_authors_weights(authors_state(), "2x2-1")
     stored = tensors("enc_W3", next(iter(opened("enc_W3")[0]["cases"])))
     assert model.config.hidden_size == 24
     assert model.config.head_dim == 8
     with torch.no_grad():
         hidden = model(**inputs(stored), output_hidden_states=True).hidden_states[1]
     torch.testing.assert_close(hidden, stored["hidden_01"], rtol=2e-5, atol=2e-5)
-    with pytest.raises(ValueError, match=r"state: it has no 'attn_layers.0.r_kernel'"):
-        from_authors_weights({}, "2-2")
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        *(
+            (name, f"state: it has no '{name}', so it is not of the authors' model")
+            for name in ("attn_layers.0.r_kernel", "pffn_layers.0.pffn.0.bias", "input_layer.0.lookup_table")
+        ),
+        *(
+            (name, f"checkpoint: it has no '{name}', which this model needs")
+            for name in ("attn_layers.1.r_kernel", "attn_layers.2.q_head.weight", "pffn_layers.1.pffn.3.bias")
+        ),
+        ("input_layer.1.weight", "checkpoint: it has no 'input_layer.1.weight'"),
+    ],
+)
+def test_a_weight_that_the_authors_file_lacks_is_named(missing, message):
+    state = authors_state()
+    del state[missing]
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        from_authors_weights(state, "2x2-1")
 
 
 def test_labels_survive(tmp_path):
@@ -157,8 +197,9 @@ def test_bad_checkpoints(tmp_path):
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"checkpoint: it has no 'decoder.layers.1.ffn.linear_1.weight'"):
         load_pretrained(tmp_path)
-    with pytest.raises(OSError, match="nowhere"):
-        load_pretrained(tmp_path / "nowhere")
+    for missing in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
+        with pytest.raises(OSError, match=r"^path_or_id: expected a folder with a checkpoint, .*, got '.*/nowhere'$"):
+            load_pretrained(missing)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ValueError, match=r"path_or_id: expected a whereformer or a funnel checkpoint, got .*'gpt2'"):
         load_pretrained(tmp_path)

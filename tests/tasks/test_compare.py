@@ -200,6 +200,7 @@ def test_the_list_of_positions_names_every_method(capsys):
     main(["positions"])
     out = capsys.readouterr().out
     assert all(name in out for name in position_names())
+    assert "num_kernels=5, share_layers=false" in out
 
 
 def test_every_method_can_be_compared(text, tmp_path):

@@ -8,9 +8,11 @@ import signal
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from torch.utils.data import DataLoader
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
-from whereformer import Encoder, EncoderForMaskedLM, EncoderForPreTraining
+from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
+from whereformer.analysis import cost
 from whereformer.cli import main
 from whereformer.tasks import compare, masked_lm, pretrain
 
@@ -95,21 +97,8 @@ def test_what_is_saved_is_what_was_trained(text, tmp_path):
     assert model(**tokenizer("the cat", return_tensors="pt")).logits.shape[-1] == len(tokenizer)
     assert same(weights(tmp_path), load_file(tmp_path / "checkpoints" / "checkpoint-6" / "model.safetensors"))
     # The score by hand, from the saved model and the text.
-    documents = pretrain.corpus.load_documents([text])
-    prepared = pretrain.prepare_text(documents, "", tmp_path / "model", 64)
-    rows = min(pretrain.HELD_OUT_WINDOWS, len(prepared.held_out) // 14)
-    windows = pretrain.Windows(
-        prepared.held_out,
-        prepared.vocabulary,
-        length=16,
-        padding=0,
-        rate=0.15,
-        hide_masked=False,
-        rows=rows,
-        seed=0,
-        shuffled=False,
-    )
-    batch = pretrain.collate([windows[row] for row in range(rows)])
+    windows = held_out_windows(text, tmp_path, 0)
+    batch = pretrain.collate([windows[row] for row in range(len(windows))])
     with torch.no_grad():
         score = float(model.eval()(**batch).loss)
     assert results["held_out"][-1]["loss"] == pytest.approx(score, abs=1e-3)
@@ -159,6 +148,48 @@ def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
     assert all(torch.equal(weight, joint[f"discriminator.{name}"]) for name, weight in kept.items())
     assert results["parameters"] > sum(parameter.numel() for parameter in model.parameters())
     assert "generator loss" in capsys.readouterr().out
+
+
+def held_out_windows(text, out, padding):
+    """As pretraining at TINY's sizes scores them, and the tokens of text in each."""
+    prepared = pretrain.prepare_text(pretrain.corpus.load_documents([text]), "", out / "model", 64)
+    body = pretrain.body_length(16, padding)
+    return pretrain.Windows(
+        prepared.held_out,
+        prepared.vocabulary,
+        length=16,
+        padding=padding,
+        rate=0.15,
+        hide_masked=False,
+        rows=min(pretrain.HELD_OUT_WINDOWS, len(prepared.held_out) // body),
+        seed=0,
+        shuffled=False,
+    )
+
+
+@pytest.mark.parametrize(("blocks", "padding"), [("1", 0), ("1-1-1", 3)])
+def test_electras_scores_are_over_all_held_out_tokens_and_not_means_of_batches(text, tmp_path, blocks, padding):
+    # A discriminator that has learnt little is right about some of the replaced tokens.
+    results = run(text, tmp_path, *ELECTRA, f"--blocks={blocks}", "--learning-rate=1e-5")
+    model = Electra.from_pretrained(tmp_path / "checkpoints" / "checkpoint-6").eval()
+    chances, judged, found = [], [], []
+    torch.manual_seed(0)
+    for batch in DataLoader(held_out_windows(text, tmp_path, padding), batch_size=4, collate_fn=pretrain.collate):
+        with torch.no_grad():
+            out = model(**batch)
+        wanted = batch["labels"] != -100
+        chances.append(out.generator_logits.log_softmax(-1).gather(1, batch["labels"][wanted][:, None]))
+        replaced = wanted & (out.sampled_ids != batch["labels"])
+        right = torch.where(replaced, -out.discriminator_logits, out.discriminator_logits)
+        judged.append(right[:, : 16 - padding].flatten())
+        found.append(right[replaced])
+    chances, judged, found = (torch.cat(parts) for parts in (chances, judged, found))
+    scores = results["held_out"][-1]
+    assert scores["generator_loss"] == pytest.approx(float(-chances.mean()), abs=1e-4)
+    assert scores["discriminator_loss"] == pytest.approx(float(-judged.sigmoid().log().mean()), abs=1e-4)
+    assert scores["accuracy"] == pytest.approx(float((judged > 0).float().mean()), abs=1e-4)
+    assert scores["replaced_recall"] == pytest.approx(float((found >= 0).float().mean()), abs=1e-4)
+    assert 0 < scores["replaced_recall"] < 1
 
 
 def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, capsys):
@@ -264,6 +295,46 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, cap
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("objective", ["mlm", "electra"])
+def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(text, tmp_path, capsys, objective):
+    options = ["--position=tisa+fire", '--position-options={"width": 6, "initial_threshold": 8, "num_kernels": 2}']
+    options += ["--embedding-size=4", "--objective", objective]
+    results = run(text, tmp_path, *options)
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    assert config.position_options == {"num_kernels": 2, "width": 6, "initial_threshold": 8}
+    assert config.embedding_size == 4
+    assert results["embedding_parameters"] == 64 * 4
+    saved = weights(tmp_path)
+    assert saved["encoder.position.parts.0.amplitude"].shape == (1, 2, 2)
+    assert saved["encoder.embeddings.projection.weight"].shape == (16, 4)
+    # The same said otherwise goes on; other options don't.
+    options[1] = '--position-options={"num_kernels": 2, "initial_threshold": 8,"width":6}'
+    assert run(text, tmp_path, *options) == results
+    options[1] = '--position-options={"num_kernels": 3}'
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, *options)
+    assert "holds results with position_options" in message
+
+
+def test_a_dry_run_counts_a_methods_options_and_narrow_embeddings(text, tmp_path, capsys):
+    common = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dry-run"]
+    main([*common, '--position-options={"num_kernels": 100}', "--embedding-size=4"])
+    config = EncoderConfig(
+        vocab_size=64,
+        hidden_size=16,
+        embedding_size=4,
+        num_attention_heads=2,
+        blocks="1",
+        position="tisa",
+        position_options={"num_kernels": 100},
+        type_vocab_size=0,
+        norm="pre",
+        sparse_prediction=True,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    assert str(cost(config, 16, 4, predictions=2)) in capsys.readouterr().out
+
+
 def test_parameters_are_counted_without_memory_for_them(text, tmp_path):
     results = run(text, tmp_path, "--position=learned+t5")
     model = EncoderForMaskedLM.from_pretrained(tmp_path / "model")
@@ -345,6 +416,10 @@ def test_the_padding_that_truncation_drops(blocks, padding):
     assert pretrain.end_padding(config) == 0
 
 
+XL = ["--position", "transformer_xl"]
+OPTIONS = "--position-options"
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -374,10 +449,39 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         (["--generator-size", "0.5"], "--generator-size: only for --objective electra, got mlm"),
         (["--objective", "electra", "--hide-masked"], "--hide-masked: only for --objective mlm"),
         (["--objective", "electra", "--generator-size", "2"], "--generator-size: expected 0.01 to 1, got 2.0"),
+        (
+            ["--objective", "electra", "--generator-size", "0.01", *XL],
+            "--generator-size: no generator 0.01 times as wide",
+        ),
+        ([*XL, "--hidden-size", "15", "--num-heads", "5"], "--hidden-size: transformer_xl needs an even one, got 15"),
+        (["--position", "rope", "--num-heads", "128"], "--position: rotary_dim: expected an even number"),
+        (["--embedding-size", "0"], "--embedding-size: expected at least 1, got 0"),
+        ([OPTIONS, "{"], "--position-options: expected a JSON object as '{\"num_kernels\": 3}', got '{'"),
+        ([OPTIONS, "[3]"], "--position-options: expected a JSON object as '{\"num_kernels\": 3}', got '[3]'"),
+        (
+            [OPTIONS, '{"clip": 3}'],
+            "--position-options: position 'tisa' has no option 'clip'; it has num_kernels, share",
+        ),
+        ([OPTIONS, '{"num_kernels": -1}'], "--position-options: num_kernels: expected at least 0, got -1"),
+        ([OPTIONS, '{"num_kernels": "3"}'], '--position-options: num_kernels: expected a value as 5, got "3"'),
+        ([OPTIONS, '{"share_layers": 1}'], "--position-options: share_layers: expected a value as false, got 1"),
+        (
+            [OPTIONS, '{"rotary_dim": 7}', "--position", "rope"],
+            "--position-options: rotary_dim: expected an even number",
+        ),
+        (
+            [OPTIONS, '{"keys": false, "values": false}', "--position", "shaw+t5"],
+            "--position-options: keys and values: at least one must be True",
+        ),
+        ([OPTIONS, "{}", "--position", "tsia"], "--position: unknown position method 'tsia'"),
+        (["--position", "tisa+tisa"], "--position: 'tisa+tisa' names a method twice"),
         (["--data", "no/such/file"], "--data: no such file or folder: 'no/such/file'"),
     ],
 )
-def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
+def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_encoded(
+    arguments, expected, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(pretrain, "prepare_text", None)
     message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), *arguments)
     assert expected in message
 

@@ -26,7 +26,8 @@ from ..attention.merge import merge
 from ..attention.short import MOST_SCORES
 from ..attention.terms import Term
 from ..models import Encoder, EncoderConfig, parse_blocks
-from ..models.encoder import MaskedLMHead, SegmentScores, position_of
+from ..models.encoder import SegmentScores, position_of
+from ..models.heads import MaskedLMHead
 from ..models.pooling import Sequence
 from ..positions import Position, Sum
 from ..positions.floater import Floater
@@ -220,6 +221,7 @@ def cost(
     batch: int = 1,
     *,
     predictions: int | None = None,
+    decoder: bool = True,
     baseline: EncoderConfig | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -232,6 +234,8 @@ def cost(
         batch: sequences.
         predictions: tokens of a sequence that the masked-LM head predicts; all of them if None, none where blocks pool
             and no decoder undoes it.
+        decoder: False leaves out a decoder that the config has, as in ``Encoder(config, decoder=False)`` and in a
+            classifier of sequences.
         baseline: what ``relative`` compares with, at the same length and batch; BERT-base if None.
         dtype: of parameters and activations.
         device: "cpu" or "cuda", which keep different things for the backward.
@@ -241,6 +245,7 @@ def cost(
     """
     if batch < 1:
         raise ValueError(f"batch: expected at least 1, got {batch}")
+    config = config if decoder else config.without_decoder()
     if predictions is None:
         predictions = length if config.full_length else 0
     if predictions and not config.full_length:
@@ -298,7 +303,7 @@ def linear_flops(config: EncoderConfig) -> float:
 
 
 def layer_passes(config: EncoderConfig, length: int) -> list[Pass]:
-    """Every layer as it runs, the decoder's last."""
+    """Every layer as it runs, the decoder's last if there is one."""
     pooling = config.make_pooling()
     whole = now = Positions(0, 1, length)
     passes: list[Pass] = []
@@ -314,7 +319,7 @@ def layer_passes(config: EncoderConfig, length: int) -> list[Pass]:
 
 
 def _decoder_depth(config: EncoderConfig) -> int:
-    if config.decoder_layers == "0":
+    if config.decoder_layers == "0" or not config.with_decoder:
         return 0
     return sum(block.layers * block.repeats for block in parse_blocks(config.decoder_layers))
 

@@ -18,8 +18,9 @@ from transformers import (  # noqa: E402
 
 from .config import Block, EncoderConfig, parse_blocks  # noqa: E402
 from .electra import Electra  # noqa: E402
-from .encoder import Encoder, EncoderForMaskedLM  # noqa: E402
+from .encoder import Encoder  # noqa: E402
 from .heads import (  # noqa: E402
+    EncoderForMaskedLM,
     EncoderForPreTraining,
     EncoderForQuestionAnswering,
     EncoderForSequenceClassification,

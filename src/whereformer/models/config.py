@@ -1,6 +1,7 @@
 """The encoder's configuration, and the block notation that makes it BERT, ALBERT or a funnel."""
 
 import re
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
@@ -16,6 +17,19 @@ CHOICES = {
     "lm_head": ("bert", "tied"),
 }
 """What fields with a few values take."""
+
+LEAST = {
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "embedding_size": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 1,
+    "head_dim": 1,
+    "max_position_embeddings": 1,
+    "type_vocab_size": 0,
+    "discriminator_weight": 0,
+}
+"""What numbers are at least, where they are given."""
 
 
 class Block(NamedTuple):
@@ -57,6 +71,9 @@ class EncoderConfig(PreTrainedConfig):
         blocks: layers, as :func:`parse_blocks` reads them; the sequence is halved at the start of each but the first.
         decoder_layers: full-length layers after the blocks, for a prediction at every token, as "2" or "1x2"; "0" for
             none. They need more than one block.
+        with_decoder: False leaves out what decoder_layers describes; models built without it say so here, so that their
+            checkpoints never become models with an untrained one. A position method still counts its layers, so that
+            checkpoints of the whole model fit.
         pooling: how two neighbours become one: "mean", "max" or "min".
         pool_query_only: the layer that halves the sequence still attends to the whole one; else to its halves only.
         separate_cls: the first token is [CLS]: it stays itself in every pooling, and positions are counted from the
@@ -97,6 +114,7 @@ class EncoderConfig(PreTrainedConfig):
     head_dim: int = None  # type: ignore[assignment]
     blocks: str = "12"
     decoder_layers: str = "0"
+    with_decoder: bool = True
     pooling: str = "mean"
     pool_query_only: bool = True
     separate_cls: bool = True
@@ -128,8 +146,11 @@ class EncoderConfig(PreTrainedConfig):
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise ValueError(f"num_hidden_layers: say blocks={str(kwargs['num_hidden_layers'])!r} instead")
-        if self.num_attention_heads < 1:
-            raise ValueError(f"num_attention_heads: expected at least 1, got {self.num_attention_heads}")
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            # Not "value < least", which lets NaN pass.
+            if value is not None and not value >= least:
+                raise ValueError(f"{name}: expected at least {least}, got {value}")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act: expected one of {', '.join(ACT2FN)}, got {self.hidden_act!r}")
         if self.head_dim is None:
@@ -151,7 +172,7 @@ class EncoderConfig(PreTrainedConfig):
                     f"decoder_layers: a single block is never pooled, so there is nothing to undo; got "
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}"
                 )
-        if self.generator_size <= 0:
+        if not self.generator_size > 0:
             raise ValueError(f"generator_size: expected a positive number, got {self.generator_size}")
         if self.segments == "attention" and self.type_vocab_size < 1:
             raise ValueError("segments: 'attention' needs a type_vocab_size of at least 1, got 0")
@@ -166,7 +187,7 @@ class EncoderConfig(PreTrainedConfig):
     @property
     def full_length(self) -> bool:
         """Whether a model of this configuration has a state for every token: no block pools, or a decoder undoes it."""
-        return len(parse_blocks(self.blocks)) == 1 or self.decoder_layers != "0"
+        return len(parse_blocks(self.blocks)) == 1 or (self.decoder_layers != "0" and self.with_decoder)
 
     def require_full_length(self) -> None:
         """Raise unless a model of this configuration has a state for every token.
@@ -175,14 +196,27 @@ class EncoderConfig(PreTrainedConfig):
             ValueError: if blocks pool and no decoder undoes it.
         """
         if not self.full_length:
+            if self.decoder_layers != "0":
+                raise ValueError(
+                    f"with_decoder: a prediction for every token needs the decoder where blocks pool, got False with "
+                    f"blocks={self.blocks!r}"
+                )
             raise ValueError(
                 f"decoder_layers: a prediction for every token needs at least '1' where blocks pool, got '0' with "
                 f"blocks={self.blocks!r}"
             )
 
+    def without_decoder(self) -> "EncoderConfig":
+        """The configuration of the same model without its decoder; itself if it has none."""
+        if self.decoder_layers == "0":
+            return self
+        own = deepcopy(self)
+        own.with_decoder = False
+        return own
+
     @property
     def passes(self) -> tuple[int, ...]:
-        """For every layer as it runs, the decoder's last, which of the distinct layers it is."""
+        """For every layer as it runs, the decoder's last, also if left out, which of the distinct layers it is."""
         blocks = parse_blocks(self.blocks)
         if self.decoder_layers != "0":
             blocks += parse_blocks(self.decoder_layers)
@@ -211,5 +245,5 @@ class EncoderConfig(PreTrainedConfig):
 
     @property
     def num_hidden_layers(self) -> int:
-        """Layers as they run, a shared layer counted once per pass, the decoder's included."""
+        """Layers as they run, a shared layer counted once per pass, the decoder's included, also if left out."""
         return len(self.passes)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from .config import EncoderConfig
-from .encoder import EncoderForMaskedLM, EncoderPreTrainedModel, check_shape
-from .heads import EncoderForPreTraining
+from .encoder import EncoderPreTrainedModel, check_shape
+from .heads import EncoderForMaskedLM, EncoderForPreTraining
 
 
 @dataclass
@@ -44,14 +44,21 @@ class Electra(EncoderPreTrainedModel):
     """Pretraining by replaced-token detection, generator and discriminator in one model and one step.
 
     ``discriminator`` is an :class:`EncoderForPreTraining` of ``config``; keep it with
-    ``model.discriminator.save_pretrained(folder)``, and every model of the family can start from there.
+    ``model.discriminator.save_pretrained(folder)``, and every model of the family can start from there. A folder that
+    holds both, as ``save_pretrained`` and the Trainer leave it, is for ``Electra.from_pretrained`` and
+    :func:`load_pretrained`, which takes the discriminator; other classes, AutoModel's too, find no weights of theirs in
+    it and start from random ones, which transformers' report of the loading says.
 
     ``generator`` is an :class:`EncoderForMaskedLM` of :func:`generator_config`. The token embeddings (in its head too),
     those of token types and their norm are the discriminator's; its positions, the projection from the embeddings'
     width to its own, and all else it has for itself.
 
+    A config with ``lm_head="tied"``, as transformers' Funnels have it, needs ``"bert"`` here, whose head the authors'
+    generator has too: its states are narrower than the embeddings.
+
     Raises:
-        ValueError: for a config that unties the embeddings, or whose ``lm_head`` does not fit the generator's width.
+        ValueError: for a config that unties the embeddings, or a generator whose width does not fit; the message names
+            ``generator_size`` and what that is.
 
     Source: Clark et al. (2020), arXiv 2003.10555, as in laiguokun/Funnel-Transformer ``electra_loss_func``.
     """
@@ -63,7 +70,12 @@ class Electra(EncoderPreTrainedModel):
         if not config.tie_word_embeddings:
             raise ValueError("tie_word_embeddings: generator and discriminator share their embeddings, got False")
         self.discriminator = EncoderForPreTraining(config)
-        self.generator = EncoderForMaskedLM(generator_config(config))
+        try:
+            self.generator = EncoderForMaskedLM(generator_config(config))
+        except ValueError as error:
+            # It names a size that the generator was given by this one.
+            size = config.generator_size
+            raise ValueError(f"generator_size: no generator {size} times as wide can be built: {error}") from None
         self._tied_weights_keys = {
             f"generator.encoder.embeddings.{name}": f"discriminator.encoder.embeddings.{name}"
             for name, _ in self.discriminator.encoder.embeddings.named_parameters()

@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
+from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention import FactorPair, Positions, PositionsLike, attention, attention_weights
 from ..linear import Linear
@@ -283,17 +283,19 @@ class Encoder(EncoderPreTrainedModel):
 
     Args:
         config: sizes and options.
-        decoder: False leaves out a decoder that the config has; its weights in a checkpoint are then not used.
+        decoder: False leaves out a decoder that the config has; its weights in a checkpoint are then not used, and the
+            model's own config says so (``with_decoder``).
     """
 
     def __init__(self, config: EncoderConfig, *, decoder: bool = True) -> None:
+        config = config if decoder else config.without_decoder()
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
         self.position = position_of(config)
         self.embeddings = Embeddings(config)
         self.pooling = config.make_pooling()
         self.ends = tuple(accumulate(block.layers * block.repeats for block in blocks))
-        self.passes = config.passes if decoder else config.passes[: self.ends[-1]]
+        self.passes = config.passes if config.with_decoder else config.passes[: self.ends[-1]]
         self.has_decoder = len(self.passes) > self.ends[-1]
         content = self.position.content
         self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))
@@ -445,100 +447,3 @@ class _Run:
         self.hidden = hidden
         if self.with_states:
             self.states.append(hidden)
-
-
-class MaskedLMHead(nn.Module):
-    """Logits of every token in the vocabulary: the tied embeddings and a bias, with ``config.lm_head`` before them.
-
-    "bert" is a dense layer, activation and norm at the embeddings' width; "tied" is nothing, as in transformers'
-    Funnel.
-
-    Raises:
-        ValueError: where the embeddings' width is not the hidden states' and nothing stands between them.
-    """
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        bert = config.lm_head == "bert"
-        if not bert and config.hidden_size != config.embedding_size:
-            raise ValueError(
-                f"lm_head: 'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
-                f"and embedding_size {config.embedding_size}; use 'bert'"
-            )
-        self.dense = Linear(config.hidden_size, config.embedding_size) if bert else None
-        self.activation = ACT2FN[config.hidden_act]
-        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps) if bert else None
-        self.decoder: nn.Linear = Linear(config.embedding_size, config.vocab_size)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (..., vocab_size) from hidden (..., hidden_size)."""
-        if self.dense is not None and self.norm is not None:
-            hidden = self.norm(self.activation(self.dense(hidden)))
-        return self.decoder(hidden)
-
-
-class EncoderForMaskedLM(EncoderPreTrainedModel):
-    """An :class:`Encoder` with a masked-LM head (``config.lm_head``), tied to the token embeddings."""
-
-    _tied_weights_keys = {"head.decoder.weight": "encoder.embeddings.word.weight"}  # noqa: RUF012
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config)
-        config.require_full_length()
-        self.encoder = Encoder(config)
-        self.head = MaskedLMHead(config)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.head.decoder
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.head.decoder = new_embeddings
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> MaskedLMOutput | tuple[Tensor, ...]:
-        """Predict tokens; arguments as :meth:`Encoder.forward`.
-
-        Args:
-            labels: (batch, n) the original ids where a token is to be predicted, -100 elsewhere.
-
-        Returns:
-            ``loss``, the mean cross-entropy in nats over the labels, if there are any; ``logits`` (batch, n,
-            vocab_size), or (labels, vocab_size) with ``config.sparse_prediction``.
-        """
-        outputs = self.encoder(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            document_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            return_dict=True,
-        )
-        hidden = outputs.last_hidden_state
-        if labels is not None:
-            check_shape("labels", labels, hidden.shape[:2])
-        if labels is not None and self.config.sparse_prediction:
-            predicted = labels != -100
-            hidden, labels = hidden[predicted], labels[predicted]
-        logits = self.head(hidden)
-        loss = None
-        if labels is not None:
-            loss = functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
-        output = MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
-        return output if self._wants_dict(return_dict) else output.to_tuple()

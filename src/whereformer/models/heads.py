@@ -1,4 +1,4 @@
-"""The encoder with heads for classification, question answering and replaced-token detection."""
+"""The encoder with heads for masked LM, classification, question answering and replaced-token detection."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
+    MaskedLMOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
@@ -37,15 +38,20 @@ class EncoderWithHead(EncoderPreTrainedModel):
     output_class: ClassVar[type[ModelOutput]]
 
     def __init__(self, config: EncoderConfig, *, per_token: bool = True) -> None:
+        config = config if per_token else config.without_decoder()
         super().__init__(config)
         if per_token:
             config.require_full_length()
-        self.encoder = Encoder(config, decoder=per_token)
+        self.encoder = Encoder(config)
         # Checkpoints of models with a decoder are what a classifier of sequences is fine-tuned from.
         self._keys_to_ignore_on_load_unexpected = self.encoder._keys_to_ignore_on_load_unexpected
 
+    def targets(self, hidden: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The states of (batch, n, hidden_size) that are predicted from, and their labels: all that there are."""
+        return hidden, labels
+
     def predict(self, hidden: Tensor) -> Tensor:
-        """Logits from the last hidden state (batch, n, hidden_size)."""
+        """Logits from the states that are predicted from."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -81,10 +87,83 @@ class EncoderWithHead(EncoderPreTrainedModel):
             output_attentions=output_attentions,
             return_dict=True,
         )
-        logits = self.predict(encoded.last_hidden_state)
+        hidden, labels = self.targets(encoded.last_hidden_state, labels)
+        logits = self.predict(hidden)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
         output = self.output(logits, loss=loss, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
         return output if self._wants_dict(return_dict) else output.to_tuple()
+
+
+class MaskedLMHead(nn.Module):
+    """Logits of every token in the vocabulary: the tied embeddings and a bias, with ``config.lm_head`` before them.
+
+    "bert" is a dense layer, activation and norm at the embeddings' width; "tied" is nothing, as in transformers'
+    Funnel.
+
+    Raises:
+        ValueError: where the embeddings' width is not the hidden states' and nothing stands between them.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        bert = config.lm_head == "bert"
+        if not bert and config.hidden_size != config.embedding_size:
+            raise ValueError(
+                f"lm_head: 'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
+                f"and embedding_size {config.embedding_size}; use lm_head='bert'"
+            )
+        self.dense = Linear(config.hidden_size, config.embedding_size) if bert else None
+        self.activation = ACT2FN[config.hidden_act]
+        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps) if bert else None
+        self.decoder: nn.Linear = Linear(config.embedding_size, config.vocab_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits (..., vocab_size) from hidden (..., hidden_size)."""
+        if self.dense is not None and self.norm is not None:
+            hidden = self.norm(self.activation(self.dense(hidden)))
+        return self.decoder(hidden)
+
+
+class EncoderForMaskedLM(EncoderWithHead):
+    """An :class:`Encoder` with a masked-LM head (``config.lm_head``), tied to the token embeddings.
+
+    ``labels`` are (batch, n), the original ids where a token is to be predicted and -100 elsewhere. The loss is the
+    mean cross-entropy in nats over them, NaN (as in transformers) where there is none. ``logits`` are (batch, n,
+    vocab_size), or with labels and ``config.sparse_prediction`` (tokens to predict, vocab_size).
+    """
+
+    output_class = MaskedLMOutput
+    _tied_weights_keys = {"head.decoder.weight": "encoder.embeddings.word.weight"}  # noqa: RUF012
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.head = MaskedLMHead(config)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.head.decoder = new_embeddings
+
+    def targets(self, hidden: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if labels is None or not self.config.sparse_prediction:
+            return hidden, labels
+        check_shape("labels", labels, hidden.shape[:-1])
+        predicted = labels != -100
+        return hidden[predicted], labels[predicted]
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return _token_loss(logits, labels)
+
+
+def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy in nats over the labels that are not -100, of logits (*labels.shape, classes)."""
+    check_shape("labels", labels, logits.shape[:-1])
+    return functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
 
 class SequenceHead(nn.Module):
@@ -153,8 +232,8 @@ class EncoderForTokenClassification(EncoderWithHead):
     """An :class:`Encoder` that classifies every token: dropout and a linear layer.
 
     ``labels`` are classes (batch, n), -100 for tokens to leave out; the loss is the mean cross-entropy in nats over the
-    others, ``logits`` are (batch, n, num_labels). Every token may have a label, also those that a funnel's truncation
-    drops: they skip its pooled blocks but not its decoder.
+    others, NaN where there is none; ``logits`` are (batch, n, num_labels). Every token may have a label, also those
+    that a funnel's truncation drops: they skip its pooled blocks but not its decoder.
     """
 
     output_class = TokenClassifierOutput
@@ -169,8 +248,7 @@ class EncoderForTokenClassification(EncoderWithHead):
         return self.token_classifier(self.dropout(hidden))
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        check_shape("labels", labels, logits.shape[:-1])
-        return functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+        return _token_loss(logits, labels)
 
 
 class EncoderForQuestionAnswering(EncoderWithHead):

@@ -15,8 +15,9 @@ from transformers.utils import cached_file
 
 from .checkpoints import from_authors, from_funnel, funnel_config, to_funnel
 from .config import EncoderConfig, parse_blocks
-from .encoder import Encoder, EncoderForMaskedLM, EncoderPreTrainedModel
+from .encoder import Encoder, EncoderPreTrainedModel
 from .heads import (
+    EncoderForMaskedLM,
     EncoderForPreTraining,
     EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
@@ -80,7 +81,14 @@ def load_pretrained(
         TypeError: for an option that neither the configuration nor the position method has.
         OSError: if there is no such checkpoint, or none in safetensors.
     """
-    found, _ = PreTrainedConfig.get_config_dict(path_or_id)
+    try:
+        found, _ = PreTrainedConfig.get_config_dict(path_or_id)
+    except OSError as error:
+        # What it says is about the rules for names on the Hub, also where a folder was meant.
+        raise OSError(
+            "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
+            f"got {str(path_or_id)!r}"
+        ) from error
     kind, names = found.get("model_type"), found.get("architectures") or []
     if kind == "funnel":
         saved_as = names[0] if names else "FunnelModel"

@@ -134,27 +134,32 @@ def build_position(
     unused = set(options)
     parts = []
     for part in classes:
-        own = _option_names(part)
-        unused -= own
+        own = _options(part)
+        unused -= own.keys()
         given = {**wanted, **options}
         parts.append(part(model, **{option: value for option, value in given.items() if option in own}))
     if unused:
-        known = sorted(set().union(*(_option_names(part) for part in classes)))
+        known = sorted(set().union(*(_options(part) for part in classes)))
         raise TypeError(
             f"position {name!r} has no option {sorted(unused)[0]!r}; it has {', '.join(known) or 'no options'}"
         )
     return parts[0] if len(parts) == 1 else Sum(model, parts)
 
 
-def describe(name: str) -> tuple[str, list[str]]:
-    """The first line of a method's documentation, and the names of its options."""
+def describe(name: str) -> tuple[str, dict[str, Any]]:
+    """The first line of a method's documentation, and its options with their defaults."""
     method = _find(name)
-    return (inspect.getdoc(method) or "").partition("\n")[0], sorted(_option_names(method))
+    return (inspect.getdoc(method) or "").partition("\n")[0], _options(method)
 
 
-def _option_names(method: type[Position]) -> set[str]:
-    parameters = inspect.signature(method.__init__).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+def _options(method: type[Position]) -> dict[str, Any]:
+    """A method's options with their defaults, by name."""
+    parameters = inspect.signature(method.__init__).parameters
+    return {
+        name: parameter.default
+        for name, parameter in sorted(parameters.items())
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
 
 
 def _find(name: str) -> type[Position]:

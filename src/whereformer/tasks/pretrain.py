@@ -13,7 +13,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ from ..analysis import Cost, cost
 from ..errors import InputError
 from ..files import write_atomically
 from ..models import Electra, EncoderConfig, EncoderForMaskedLM, parse_blocks
-from ..positions import Position, build_position
+from ..positions import Position, describe
 from . import compare, corpus, masked_lm
 from .compare import Progress
 from .optimizer import build_optimizer, linear_schedule
@@ -104,6 +104,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: masked_lm.Vocabu
         InputError: for a combination that fits no model; the message names the option.
     """
     vocabulary = vocabulary or masked_lm.trained_vocabulary(64)
+    options = model.parsed_options()
     extra: dict[str, Any] = {}
     if model.objective == "electra":
         extra = {"generator_size": model.generator_size, "discriminator_weight": model.discriminator_weight}
@@ -111,10 +112,12 @@ def build_config(model: ModelSettings, length: int, vocabulary: masked_lm.Vocabu
         config = EncoderConfig(
             vocab_size=vocabulary.size,
             hidden_size=model.hidden_size,
+            embedding_size=model.embedding_size,
             num_attention_heads=model.num_heads,
             blocks=model.blocks,
             decoder_layers=model.decoder_layers,
             position=model.position,
+            position_options=options,
             max_position_embeddings=length,
             norm=model.norm,
             hidden_dropout_prob=model.dropout,
@@ -128,14 +131,40 @@ def build_config(model: ModelSettings, length: int, vocabulary: masked_lm.Vocabu
             sparse_prediction=True,
             **extra,
         )
+        check_options(model.position, options)
     except ValueError as error:
-        field, _, rest = str(error).partition(": ")
-        raise InputError(f"--{OPTIONS.get(field, field.replace('_', '-'))}: {rest}") from None
-    try:
-        build_position(model.position, hidden_size=model.hidden_size, num_heads=model.num_heads, max_length=length)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"--position: {error}") from None
+        raise _named(error) from None
+    # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
+    count_parameters(config, model.objective)
     return config
+
+
+def check_options(position: str, options: dict[str, Any]) -> None:
+    """Raise unless values are of the same kind as the defaults of a position method's options.
+
+    Raises:
+        InputError: naming the option.
+        ValueError: for an unknown method.
+    """
+    defaults = {name: value for part in position.split("+") for name, value in describe(part.strip())[1].items()}
+    for name, value in options.items():
+        # One that the method doesn't have is told when it is built.
+        default = defaults.get(name)
+        kinds = (float, int) if type(default) is float else (type(default),)
+        if default is not None and type(value) not in kinds:
+            raise InputError(
+                f"--position-options: {name}: expected a value as {json.dumps(default)}, got {json.dumps(value)}"
+            )
+
+
+def _named(error: Exception, options: Iterable[str] = ()) -> InputError:
+    """The same error by the option of the command that it is about; ``options`` are those of the position method."""
+    field, _, rest = str(error).partition(": ")
+    if isinstance(error, TypeError) or not set(field.split()).isdisjoint(options):
+        return InputError(f"--position-options: {error}")
+    if field in EncoderConfig.__dataclass_fields__:
+        return InputError(f"--{OPTIONS.get(field, field.replace('_', '-'))}: {rest}")
+    return InputError(f"--position: {error}")
 
 
 def end_padding(config: EncoderConfig) -> int:
@@ -148,12 +177,12 @@ def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
     """A fresh model of an objective.
 
     Raises:
-        InputError: if the model can't be built from these options.
+        InputError: if the model can't be built from these options; the message names one.
     """
     try:
         return EncoderForMaskedLM(config) if objective == "mlm" else Electra(config)
-    except ValueError as error:
-        raise InputError(f"--position: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise _named(error, config.position_options or ()) from None
 
 
 def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:
@@ -375,15 +404,17 @@ def judge_masked_lm(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tup
 
 
 def judge_electra(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, int]]:
-    """Every number that the joint model tells about a batch, counted once a window."""
-    rows = len(batch["input_ids"])
-    numbers = {
-        name: float(value) for name, value in model(**batch).items() if isinstance(value, Tensor) and value.dim() == 0
+    """The means that :class:`ElectraOutput` holds, but for the joint loss, by what each of them is a mean over."""
+    out, labels = model(**batch), batch["labels"]
+    targets = labels != masked_lm.IGNORED
+    real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else labels.numel()
+    counts = {
+        "generator_loss": int(targets.sum()),
+        "discriminator_loss": real,
+        "accuracy": real,
+        "replaced_recall": int((out.sampled_ids != labels)[targets].sum()),
     }
-    # A share of nothing, as of replaced tokens where none was replaced, is not a number. A loss has to be one.
-    return {
-        name: (value * rows, rows) for name, value in numbers.items() if math.isfinite(value) or name.endswith("loss")
-    }
+    return {name: (float(out[name]) * count, count) for name, count in counts.items() if count}
 
 
 class Pretrainer(Trainer):
@@ -417,7 +448,10 @@ class Pretrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Means over the held-out windows; the numbers that a run draws afterwards are the same as without."""
+        """Means over what the held-out windows have in all, whatever the batches.
+
+        The numbers that a run draws afterwards are the same as without.
+        """
         windows = self.job.held_out_windows()
         self.model.eval()
         sums: dict[str, tuple[float, int]] = {}
@@ -431,7 +465,12 @@ class Pretrainer(Trainer):
                         before = sums.get(name, (0.0, 0))
                         sums[name] = before[0] + value, before[1] + count
         self.model.train()
-        scores = {f"{metric_key_prefix}_{name}": value / count for name, (value, count) in sums.items()}
+        means = {name: value / count for name, (value, count) in sums.items()}
+        if "loss" not in means:
+            # The joint loss is no mean of its own: its two parts are means over different tokens.
+            weight = self.job.config.discriminator_weight
+            means = {"loss": means["generator_loss"] + weight * means["discriminator_loss"], **means}
+        scores = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
         self.log(dict(scores))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
         return scores

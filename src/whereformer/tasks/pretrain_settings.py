@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -42,8 +43,14 @@ class ModelSettings:
     position: str = "tisa"
     """Position method, or several joined by "+"; `whereformer positions` lists them."""
 
+    position_options: Annotated[str | None, tyro.conf.arg(metavar="JSON")] = None
+    """The method's options as a JSON object, as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
+
     hidden_size: int = 128
     """Width of the encoder."""
+
+    embedding_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Width of the token embeddings; narrower ones are projected up (ALBERT). Default: the encoder's."""
 
     num_heads: int = 4
     """Attention heads; they must divide the width."""
@@ -67,7 +74,10 @@ class ModelSettings:
         Raises:
             InputError: naming the option.
         """
-        check_range(self, hidden_size=(1, float("inf")), num_heads=(1, float("inf")), dropout=(0, 0.9))
+        most = float("inf")
+        check_range(self, hidden_size=(1, most), embedding_size=(1, most), num_heads=(1, most), dropout=(0, 0.9))
+        # Written in one way, because a folder is held against it.
+        options = json.dumps(self.parsed_options(), sort_keys=True) if self.position_options is not None else None
         decoder = self.decoder_layers
         funnel = "-" in self.blocks
         if decoder is None:
@@ -82,11 +92,33 @@ class ModelSettings:
             check_range(self, generator_size=(0.01, 1), discriminator_weight=(0, 1e6))
             size = 0.25 if self.generator_size is None else self.generator_size
             weight = 50.0 if self.discriminator_weight is None else self.discriminator_weight
-            return dataclasses.replace(self, decoder_layers=decoder, generator_size=size, discriminator_weight=weight)
+            return dataclasses.replace(
+                self,
+                position_options=options,
+                decoder_layers=decoder,
+                generator_size=size,
+                discriminator_weight=weight,
+            )
         for name in ("generator_size", "discriminator_weight"):
             if getattr(self, name) is not None:
                 raise InputError(f"--{name.replace('_', '-')}: only for --objective electra, got {self.objective}")
-        return dataclasses.replace(self, decoder_layers=decoder)
+        return dataclasses.replace(self, position_options=options, decoder_layers=decoder)
+
+    def parsed_options(self) -> dict[str, Any]:
+        """``position_options`` as an object.
+
+        Raises:
+            InputError: if it is none.
+        """
+        try:
+            options = json.loads(self.position_options or "{}")
+        except ValueError:
+            options = None
+        if not isinstance(options, dict):
+            raise InputError(
+                f"--position-options: expected a JSON object as '{{\"num_kernels\": 3}}', got {self.position_options!r}"
+            )
+        return options
 
 
 @dataclass(frozen=True)
