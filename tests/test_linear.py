@@ -79,6 +79,28 @@ def test_any_strides() -> None:
         torch.testing.assert_close(mine, expected)
 
 
+def test_rows_with_gaps_between_them() -> None:
+    inputs = torch.randn(5, 3, 24, requires_grad=True), *tensors((5, 24), 7)[1:]
+    firsts = inputs[0][:, 0]
+    for mine, expected in zip(
+        torch.autograd.grad(linear(firsts, *inputs[1:]).square().sum(), inputs),
+        torch.autograd.grad(functional.linear(firsts, *inputs[1:]).square().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, expected)
+
+
+def test_the_right_factor_never_has_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_linear_pointwise", lambda left, right, *_: found.append(right) or left @ right.mT
+    )
+    for right in (torch.randn(6, 5, 4)[:, 0], torch.randn(4, 9)[:, :6].mT, torch.randn(6, 4), torch.randn(4, 6).mT):
+        module.product(torch.randn(3, 4), right)
+    assert [right.is_contiguous() for right in found] == [True, True, True, False]
+    assert found[3].mT.is_contiguous()
+
+
 def test_second_derivatives() -> None:
     def penalty(product: object) -> tuple[Tensor, ...]:
         inputs = tensors((5, 6), 7)

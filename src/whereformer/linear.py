@@ -33,6 +33,9 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
         right: (columns, inner).
         bias: (columns,).
     """
+    # Rows with a gap between them it multiplies hundreds of times as slowly.
+    if not (right.is_contiguous() or right.mT.is_contiguous()):
+        right = right.contiguous()
     # It reads the bias as if it was contiguous.
     bias = None if bias is None else bias.contiguous()
     return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
@@ -57,6 +60,16 @@ def onednn_is_faster() -> bool:
     except OSError:
         vendor = platform.processor()
     return "AuthenticAMD" in vendor
+
+
+def by_onednn(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether large products of this dtype on this device are to go through oneDNN."""
+    return (
+        dtype == torch.float32
+        and device.type == "cpu"
+        and onednn_is_faster()
+        and bool(torch.backends.mkldnn.enabled)
+    )
 
 
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -84,11 +97,9 @@ def _suits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and hidden.dim() > 1
         and all(
             # Subclasses (quantized, distributed, ...) have products of their own.
-            tensor.dtype == torch.float32 and tensor.device.type == "cpu" and type(tensor) in (Tensor, nn.Parameter)
+            type(tensor) in (Tensor, nn.Parameter) and by_onednn(tensor.dtype, tensor.device)
             for tensor in tensors
         )
-        and onednn_is_faster()
-        and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
     )
 
