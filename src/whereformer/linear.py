@@ -65,10 +65,7 @@ def onednn_is_faster() -> bool:
 def by_onednn(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether large products of this dtype on this device are to go through oneDNN."""
     return (
-        dtype == torch.float32
-        and device.type == "cpu"
-        and onednn_is_faster()
-        and bool(torch.backends.mkldnn.enabled)
+        dtype == torch.float32 and device.type == "cpu" and onednn_is_faster() and bool(torch.backends.mkldnn.enabled)
     )
 
 

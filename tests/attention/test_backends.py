@@ -31,16 +31,29 @@ from .cases import (
     terms_of,
 )
 
+linear = importlib.import_module("whereformer.linear")
 blockwise = importlib.import_module("whereformer.attention.blockwise")
+workspace = importlib.import_module("whereformer.attention.workspace")
 short = importlib.import_module("whereformer.attention.short")
 
 
-@pytest.fixture(
-    params=["blockwise", "blockwise item by item", "blockwise in tiles", "blockwise in small tiles", "triton"]
-)
+HOW = ["", " item by item", " in tiles", " in small tiles"]
+
+
+@pytest.fixture(params=[f"blockwise{how}{by}" for by in ("", " by oneDNN") for how in HOW] + ["triton"])
 def fast(request, monkeypatch):
-    """A fast backend's name; tiles as small as can be make a short sequence as a long one is."""
+    """A fast backend's name; tiles as small as can be make a short sequence as a long one is.
+
+    OneDNN's products are those of some processors alone, so here each processor is tested with and without.
+    """
     name, _, how = request.param.partition(" ")
+    how, by_onednn, _ = how.partition("by oneDNN")
+    how = how.strip()
+    monkeypatch.setattr(linear, "onednn_is_faster", lambda: bool(by_onednn))
+    if by_onednn:
+        if DEVICE != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            pytest.skip("needs a CPU and a PyTorch with oneDNN")
+        monkeypatch.setattr(workspace, "FEWEST", 1)
     if name == "triton":
         pytest.importorskip("triton")
         if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":

@@ -27,7 +27,7 @@ from .precision import without_autocast
 from .problem import ARGUMENTS, GRADIENTS, LN2, LOG2E, Problem, register_gradients
 from .tables import Grid, GridBias, GridRows, Listed, Rows, Tables
 from .tiles import Scratch, Span, Tile
-from .workspace import Workspace, add_product
+from .workspace import Workspace, add_product, by_onednn
 
 TILE = 2**18
 """Scores in a tile, per thread: few enough to stay in a core's cache, many enough to make each operation worth it."""
@@ -63,12 +63,21 @@ class Block(Groups):
     """
 
     def __init__(
-        self, problem: Problem, piece: Piece, tables: Tables, workspace: Workspace, batch: range, heads: range
+        self,
+        problem: Problem,
+        piece: Piece,
+        tables: Tables,
+        workspace: Workspace,
+        tile_size: int,
+        batch: range,
+        heads: range,
     ) -> None:
         super().__init__(batch, heads)
+        self.tile_size = tile_size
         self.problem, self.piece, self.tables, self.workspace = problem, piece, tables, workspace
         self.turn = torch.arange(len(piece.queries) - 1, -1, -1, device=problem.value.device)
         dtype, self.narrow = problem.dtype, _product_dtype(problem)
+        self.onednn = _by_onednn(problem, piece)
         self.value = self.key_rows("value", problem.value, dtype)
         # Content and factors side by side: one product makes both scores.
         query_features, key_features = [], []
@@ -168,6 +177,12 @@ class Block(Groups):
         if self.problem.causal and isinstance(self.tables.layout, Listed):
             yield self.tables.layout.offsets(span) <= 0
 
+    def factor(self, tile: Tensor) -> Tensor:
+        """A tile as a factor of the products after the softmax."""
+        if self.onednn and not tile.is_contiguous():
+            return self.workspace.get("weights", tuple(tile.shape), tile.dtype).copy_(tile)
+        return self.workspace.converted("weights", tile, self.narrow)
+
     def kept(self, span: Span) -> Tensor | None:
         """What dropout multiplies a tile's weights by, (groups, rows, columns)."""
         problem = self.problem
@@ -194,10 +209,11 @@ def _blocks(problem: Problem, workspace: Workspace, *, forward: bool) -> Iterato
             continue
         tables = Tables(problem, piece)
         fused = forward and _is_fused(problem, piece, tables)
+        tile_size = _tile_size(problem, piece, forward)
         if fused:
             groups = max(1, FUSED_NUMBERS // (len(piece.queries) * dim))
         else:
-            groups = max(1, _tile_size() // (len(piece.queries) * len(piece.keys)))
+            groups = max(1, tile_size // (len(piece.queries) * len(piece.keys)))
             if any(isinstance(table, GridRows) and len(table.window) > len(piece.keys) for table in tables.rows()):
                 # Few rows of many heads reach less of a long table than many rows of few heads.
                 groups *= MORE_GROUPS
@@ -205,14 +221,16 @@ def _blocks(problem: Problem, workspace: Workspace, *, forward: bool) -> Iterato
             tables,
             fused,
             (
-                Block(problem, piece, tables, workspace, batch, some_heads)
+                Block(problem, piece, tables, workspace, tile_size, batch, some_heads)
                 for batch, some_heads in cut(piece.batch, heads, groups)
             ),
         )
 
 
-def _tile_size() -> int:
-    return TILE * torch.get_num_threads()
+def _tile_size(problem: Problem, piece: Piece, forward: bool) -> int:
+    """Scores in a tile; oneDNN multiplies larger ones faster, and the forward has one where the backward has two."""
+    size = TILE * torch.get_num_threads()
+    return 2 * size if forward and _by_onednn(problem, piece) else size
 
 
 def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[Span]]]:
@@ -221,7 +239,7 @@ def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[S
     ``bands`` are the values of m (see :class:`Grid`) that tables tell apart: tiles beyond them are cheaper.
     """
     n_q, n_k = len(block.piece.queries), len(block.piece.keys)
-    rows = max(FEWEST_ROWS, _tile_size() // (block.groups * min(n_k, LONGEST_ROW)))
+    rows = max(FEWEST_ROWS, block.tile_size // (block.groups * min(n_k, LONGEST_ROW)))
     grid = block.tables.layout
     for queries in chunks(range(n_q), rows):
         end = n_k
@@ -241,6 +259,12 @@ def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[S
             for keys in chunks(range(start, stop), LONGEST_ROW)
         ]
         yield queries, spans
+
+
+def _by_onednn(problem: Problem, piece: Piece) -> bool:
+    """Whether oneDNN computes all of a piece's products, except the smallest."""
+    multiplications = len(piece.queries) * len(piece.keys) * problem.value.shape[3]
+    return by_onednn(_product_dtype(problem), problem.value.device, multiplications)
 
 
 def _product_dtype(problem: Problem) -> torch.dtype:
@@ -295,7 +319,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
             if groups != block.groups:
                 groups = block.groups
                 scratch = Scratch.for_spans(
-                    block.groups, row_spans, step, partial(workspace.get, "scores", dtype=problem.dtype)
+                    block.groups, row_spans, step, partial(workspace.get, "scores", dtype=problem.dtype), block.onednn
                 )
             for queries, spans in row_spans:
                 rows = block.reversed(queries)
@@ -314,8 +338,9 @@ def _is_fused(problem: Problem, piece: Piece, tables: Tables) -> bool:
         and isinstance(tables.bias, GridBias)
         and all(other is None for other in (tables.keys, tables.values, problem.query_factors, problem.dense))
         and all(other is None for other in (problem.seed, piece.key_mask, piece.query_documents))
-        # It would compute what causality forbids; and in bfloat16 it is slower than we are.
+        # It would compute what causality forbids; and in bfloat16, or by oneDNN's products, we are faster.
         and not problem.causal
+        and not _by_onednn(problem, piece)
         and value.device.type == "cpu"
         and value.dtype == problem.dtype
         and query.shape[3] == value.shape[3]
@@ -435,7 +460,9 @@ def backward(
                     "scores_gradient": tables.step if bands else 0,
                 }
                 scratch, gradient_scratch = (
-                    Scratch.for_spans(groups, row_spans, step, partial(workspace.get, name, dtype=problem.dtype))
+                    Scratch.for_spans(
+                        groups, row_spans, step, partial(workspace.get, name, dtype=problem.dtype), block.onednn
+                    )
                     for name, step in memories.items()
                 )
             block_backward = BlockBackward(block, into, output_gradient, output, norm)
@@ -480,17 +507,21 @@ class BlockBackward:
 
     def _sums(self, name: str, rows: Tensor) -> Tensor:
         """Zeros to sum a gradient in, (groups, keys, dim): the gradient itself where it can be."""
+        if self.block.onednn:
+            # So ``add_product`` makes sums of products with a transposed tile.
+            groups, keys, dim = rows.shape
+            return self.block.workspace.zeros(f"{name}_gradient", (groups, dim, keys), rows.dtype).mT
         into = self.into.get(name)
         if into is not None and into.dtype == rows.dtype and into.shape[3] == rows.shape[2]:
-            keys = self.block.piece.keys
-            return self.block.part_of(into)[:, :, keys.start : keys.stop].view(rows.shape).zero_()
+            where = self.block.piece.keys
+            return self.block.part_of(into)[:, :, where.start : where.stop].view(rows.shape).zero_()
         return self.block.workspace.zeros(f"{name}_gradient", tuple(rows.shape), rows.dtype)
 
     def add_rows(self, scratch: Scratch, gradient_scratch: Scratch, queries: range, spans: list[Span]) -> None:
         """Add what some queries contribute to all gradients."""
         block, into, workspace = self.block, self.into, self.block.workspace
         bias, (keys_table, values_table) = block.tables.bias, block.tables.of_rows(queries)
-        narrow, rows = block.narrow, block.reversed(queries)
+        rows = block.reversed(queries)
         gradient, minus_delta, shift = self.gradient[:, rows], self.minus_delta[:, rows], self.shift[:, rows]
         from_keys = from_values = None
         if keys_table is not None and block.query is not None:
@@ -521,7 +552,7 @@ class BlockBackward:
                 weights *= kept
             add_product(
                 self.value_gradient[:, keys],
-                workspace.converted("weights", weights, narrow).mT,
+                block.factor(weights).mT,
                 self.narrow_gradient[:, rows],
                 workspace,
             )
@@ -537,7 +568,7 @@ class BlockBackward:
                 part += by_head if len(part) == len(by_head) else by_head.sum(0, keepdim=True)
             if self.features is not None:
                 query_features, key_features = self.features
-                narrow_gradient = workspace.converted("weights", scores_gradient, narrow)
+                narrow_gradient = block.factor(scores_gradient)
                 add_product(self.features_gradient[0][:, rows], narrow_gradient, key_features[:, keys], workspace)
                 add_product(self.features_gradient[1][:, keys], narrow_gradient.mT, query_features[:, rows], workspace)
         if keys_table is not None and block.query is not None:

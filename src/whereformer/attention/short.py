@@ -20,7 +20,7 @@ from .groups import Groups, cut
 from .pieces import Piece
 from .problem import GRADIENTS, Problem
 from .tables import Grid, GridBias, GridRows, Rows, Tables, is_grid
-from .workspace import Workspace
+from .workspace import Workspace, add_product, put_product
 
 MOST_SCORES = 2**16
 """Scores a head up to which this is the faster way."""
@@ -68,7 +68,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         kept = part.kept()
         used = part_weights if kept is None else kept.mul_(part_weights)
         target = part.query_rows(output)
-        torch.bmm(used, part.key_rows(problem.value), out=target)
+        put_product(target, used, part.key_rows(problem.value))
         if values is not None:
             target += part.from_offsets(part.collect(used, values), values)
     work.workspace.close()
@@ -96,17 +96,17 @@ def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weigh
     scores_gradient = work.workspace.get("scores_gradient", tuple(weights.shape), weights.dtype)
     value = part.key_rows(problem.value)
     if tables.values is None:
-        torch.bmm(gradient, value.mT, out=scores_gradient)
+        put_product(scores_gradient, gradient, value.mT)
     else:
         part.spread(part.per_offset(gradient, tables.values), tables.values, scores_gradient)
-        scores_gradient.baddbmm_(gradient, value.mT)
+        add_product(scores_gradient, gradient, value.mT, work.workspace)
     kept = part.kept()
     used = weights
     if kept is not None:
         scores_gradient *= kept
         used = kept.mul_(weights)
     if "value" in into:
-        torch.bmm(used.mT, gradient, out=part.key_rows(into["value"]))
+        put_product(part.key_rows(into["value"]), used.mT, gradient)
     if tables.values is not None and "values" in into:
         part.collect_vectors(tables.values, part.collect(used, tables.values), gradient)
     torch._softmax_backward_data(scores_gradient, weights, -1, weights.dtype, grad_input=scores_gradient)
@@ -117,11 +117,9 @@ def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weigh
     if problem.query is not None and problem.key is not None:
         query, key, scale = part.query_rows(problem.query), part.key_rows(problem.key), problem.scale
         if "key" in into:
-            target = part.key_rows(into["key"])
-            torch.baddbmm(target, scores_gradient.mT, query, beta=0, alpha=scale, out=target)
+            put_product(part.key_rows(into["key"]), scores_gradient.mT, query, scale)
         if "query" in into:
-            target = part.query_rows(into["query"])
-            torch.baddbmm(target, scores_gradient, key, beta=0, alpha=scale, out=target)
+            put_product(part.query_rows(into["query"]), scores_gradient, key, scale)
         if tables.keys is not None:
             per_offset = part.collect(scores_gradient, tables.keys).mul_(scale)
             if "query" in into:
@@ -274,7 +272,7 @@ class _Part(Groups):
             scores.zero_()
         if problem.query is not None and problem.key is not None:
             query, key = self.query_rows(problem.query), self.key_rows(problem.key)
-            scores.baddbmm_(query, key.mT, alpha=problem.scale)
+            add_product(scores, query, key.mT, work.workspace, problem.scale)
         if work.item_factors is not None:
             query_factors, key_factors = (self.part_of(factors) for factors in work.item_factors)
             by_head += query_factors @ key_factors[:, :, self.keys].mT

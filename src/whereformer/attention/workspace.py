@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+from .. import linear
+
+FEWEST = 2**21
+"""Multiplications of two matrices below which a call of oneDNN's product costs more than it saves."""
 
 KEPT_BYTES = 2**23
 """Of memory that waits for a thread's next call, at most."""
@@ -49,17 +55,48 @@ class Workspace:
         return tensor if tensor.dtype == dtype else self.get(name, tuple(tensor.shape), dtype).copy_(tensor)
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace) -> None:
-    """``total += left @ right``, each (groups, rows, columns); products of narrower dtype are added in total's."""
+def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace, scale: float = 1.0) -> None:
+    """``total += scale * left @ right``, each (groups, rows, columns); narrower products are added in total's dtype."""
     if left.dtype != total.dtype:
         product = workspace.get("product", tuple(total.shape), left.dtype)
         if len(total) == 1:
             torch.mm(left[0], right[0], out=product[0])
         else:
             torch.bmm(left, right, out=product)
-        total += product
+        total.add_(product, alpha=scale)
+    elif _by_onednn(total, left):
+        for sums, product in _onednn_products(total, left, right):
+            sums.add_(product, alpha=scale)
     elif len(total) == 1:
         # For a single matrix with padded rows this is the faster call.
-        total[0].addmm_(left[0], right[0])
+        total[0].addmm_(left[0], right[0], alpha=scale)
     else:
-        total.baddbmm_(left, right)
+        total.baddbmm_(left, right, alpha=scale)
+
+
+def put_product(target: Tensor, left: Tensor, right: Tensor, scale: float = 1.0) -> None:
+    """``target = scale * left @ right``, each (groups, rows, columns) and of one dtype."""
+    if _by_onednn(target, left):
+        for part, product in _onednn_products(target, left, right):
+            torch.mul(product, scale, out=part)
+    else:
+        torch.baddbmm(target, left, right, beta=0, alpha=scale, out=target)
+
+
+def _by_onednn(total: Tensor, left: Tensor) -> bool:
+    return by_onednn(total.dtype, total.device, total.shape[1] * total.shape[2] * left.shape[2])
+
+
+def _onednn_products(total: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each group its part of ``total`` and the product that belongs there, or the transposes of both."""
+    for target, rows, columns in zip(total, left, right, strict=True):
+        if rows.stride(0) == 1 and rows.stride(1) != 1:
+            # As a left factor a transposed tile would be copied, and slowly.
+            yield target.mT, linear.product(columns.mT, rows)
+        else:
+            yield target, linear.product(rows, columns.mT)
+
+
+def by_onednn(dtype: torch.dtype, device: torch.device, multiplications: int) -> bool:
+    """Whether oneDNN computes products of so many multiplications each, see :mod:`whereformer.linear`."""
+    return multiplications >= FEWEST and linear.by_onednn(dtype, device)
