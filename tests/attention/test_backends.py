@@ -54,6 +54,7 @@ def fast(request, monkeypatch):
         if DEVICE != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             pytest.skip("needs a CPU and a PyTorch with oneDNN")
         monkeypatch.setattr(workspace, "FEWEST", 1)
+        monkeypatch.setattr(workspace, "NARROWEST", 1)
     if name == "triton":
         pytest.importorskip("triton")
         if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":

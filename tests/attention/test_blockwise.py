@@ -17,6 +17,7 @@ from .cases import BATCH, EVERY_KIND, HEADS, TABLES, check, content, error, outp
 
 blockwise = importlib.import_module("whereformer.attention.blockwise")
 workspace = importlib.import_module("whereformer.attention.workspace")
+linear = importlib.import_module("whereformer.linear")
 
 
 # --- memory
@@ -277,3 +278,43 @@ def test_threads_change_nothing_but_rounding(threads):
     finally:
         torch.set_num_threads(1)
     assert all(error(ours, theirs) < 1e-12 for ours, theirs in zip(found, plain, strict=True))
+
+
+# --- oneDNN's products
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """How many products oneDNN computes, on any processor that has it."""
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("needs a PyTorch with oneDNN")
+    count = []
+    real = linear.product
+    monkeypatch.setattr(linear, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(linear, "product", lambda *factors: count.append(1) or real(*factors))
+    return count
+
+
+@pytest.mark.parametrize("length", [200, 500])
+def test_large_products_of_float32_are_onednns(length, products):
+    terms = [(OffsetBias, [random(HEADS, 40)], -20), *terms_of(["keys", "values"], length, length)]
+    wide = [
+        (kind, [torch.cat([t] * 4, -1) if t.dim() == 3 else t for t in parts], first) for kind, parts, first in terms
+    ]
+    inputs = content(length, length, 64, batch=1)
+    mask = torch.arange(length).unsqueeze(0) < length - 7
+    check("blockwise", inputs, wide, key_mask=mask)
+    # Two forward, four or, where the weights are made again, five backward.
+    assert len(products) == HEADS * (6 if length == 200 else 7)
+
+
+def test_small_and_other_products_are_not(products):
+    run("blockwise", torch.float32, content(100, 100, 64), [], {})
+    run("blockwise", torch.float32, content(530, 530, 16), [], {})
+    run("blockwise", torch.float64, content(530, 530, 64), [], {})
+    torch.backends.mkldnn.set_flags(False)
+    try:
+        run("blockwise", torch.float32, content(530, 530, 64), [], {})
+    finally:
+        torch.backends.mkldnn.set_flags(True)
+    assert not products

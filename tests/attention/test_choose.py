@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whereformer import OffsetBias, attention, explain
+from whereformer import OffsetBias, attention, explain, linear
 
 TERM = (OffsetBias(torch.zeros(2, 3), -1),)
 
@@ -32,6 +33,44 @@ def test_the_rule(length, terms, options, chosen):
     assert choice.backend == chosen
     assert str(choice).startswith(f"{chosen}: ")
     assert ("asked for by name" in choice.reason) == ("backend" in options)
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("needs a PyTorch with oneDNN")
+    monkeypatch.setattr(linear, "onednn_is_faster", lambda: True)
+
+
+def test_long_plain_calls_go_where_products_are_faster(onednn, monkeypatch):
+    long = [torch.randn(1, 1, 512, 64) for _ in range(3)]
+    choice = explain(*long)
+    assert (choice.backend, "processor" in choice.reason) == ("blockwise", True)
+    assert explain(*long, causal=True).backend == "blockwise"
+    expected = attention(*long, backend="reference")
+    torch.testing.assert_close(attention(*long), expected)
+    short = [tensor[:, :, 1:] for tensor in long]
+    others = (short, [tensor.double() for tensor in long], [*long[:2], long[2][..., 1:]])
+    assert all(explain(*inputs).backend == "fused" for inputs in others)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert explain(*long).backend == "fused"
+    with sdpa_kernel(SDPBackend.MATH):
+        assert explain(*long).backend == "fused"
+    monkeypatch.setattr(linear, "onednn_is_faster", lambda: False)
+    assert explain(*long).backend == "fused"
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's own attention
+def test_what_only_torchs_attention_can_do_is_left_to_it(onednn):
+    query, key, value = (torch.randn(2, 1, 512, 64) for _ in range(3))
+    expected = attention(query, key, value, backend="reference")
+
+    def one(query, key, value):
+        return attention(*(tensor.unsqueeze(0) for tensor in (query, key, value)))[0]
+
+    torch.testing.assert_close(torch.func.vmap(one)(query, key, value), expected)
+    compiled = torch.compile(attention, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(query, key, value), expected)
 
 
 def test_says_why_a_backend_is_out_of_reach(monkeypatch):

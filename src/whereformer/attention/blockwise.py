@@ -263,8 +263,8 @@ def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[S
 
 def _by_onednn(problem: Problem, piece: Piece) -> bool:
     """Whether oneDNN computes all of a piece's products, except the smallest."""
-    multiplications = len(piece.queries) * len(piece.keys) * problem.value.shape[3]
-    return by_onednn(_product_dtype(problem), problem.value.device, multiplications)
+    sizes = len(piece.queries), len(piece.keys), problem.value.shape[3]
+    return by_onednn(_product_dtype(problem), problem.value.device, *sizes)
 
 
 def _product_dtype(problem: Problem) -> torch.dtype:

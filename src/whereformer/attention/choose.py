@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from .. import linear
 from . import fused, triton
 from .call import Call
 
@@ -13,6 +16,13 @@ BACKENDS = ("auto", "reference", "blockwise", "triton")
 
 FEW_SCORES = 2**13
 """Scores a head up to which, on the CPU, writing them all out is faster than going tile by tile."""
+
+LONG = 2**18
+"""Scores a head from which oneDNN's products make us faster than torch's attention: by a fifth at least, where there
+are ``FEWEST_ROWS`` queries and keys of ``NARROWEST_HEAD``; in narrower heads products matter less."""
+
+FEWEST_ROWS = 256
+NARROWEST_HEAD = 64
 
 
 @dataclass(frozen=True)
@@ -68,12 +78,14 @@ def _automatic(call: Call) -> tuple[str, str]:
     if fused.supports(call):
         # On the CPU torch writes all scores out to drop some, and computes padding in full to mask it afterwards.
         masked = call.dropout_p > 0 or call.key_mask is not None or call.query_documents is not None
-        if not (on_cpu and masked and not few):
-            return "fused", "no terms, so torch's own attention computes it"
-        return (
-            "blockwise",
-            "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
-        )
+        if on_cpu and masked and not few:
+            return (
+                "blockwise",
+                "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
+            )
+        if _onednn_beats_torch(call):
+            return "blockwise", "no terms, but on this processor our products are faster than torch's own attention's"
+        return "fused", "no terms, so torch's own attention computes it"
     if _forward_mode():
         return "reference", "only the reference has forward-mode derivatives"
     if not on_cpu and triton.unavailable(call) is None:
@@ -81,3 +93,27 @@ def _automatic(call: Call) -> tuple[str, str]:
     if few and on_cpu:
         return "reference", "so few scores a head that writing them all out is fastest"
     return "blockwise", "tile by tile, in O(n) memory"
+
+
+def _onednn_beats_torch(call: Call) -> bool:
+    """Whether torch's attention would compute a long call without terms by products slower than ours.
+
+    That is its kernel for the CPU, which multiplies by MKL. What only torch's attention can do is left to it:
+    transforms of functions, tensors with products of their own, autocast's dtype, compiled and exported programs.
+    """
+    tensors = call.query, call.key, call.value
+    return (
+        not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not _forward_mode()
+        and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+        and call.query is not None
+        and call.query.shape[3] == call.value.shape[3]
+        and call.n_q * call.n_k >= LONG
+        and min(call.n_q, call.n_k) >= FEWEST_ROWS
+        and call.value.shape[3] >= NARROWEST_HEAD
+        # Who switches its kernel off wants another one.
+        and torch.backends.cuda.flash_sdp_enabled()
+        and linear.by_onednn(call.value.dtype, call.value.device)
+    )

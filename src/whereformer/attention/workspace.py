@@ -14,6 +14,9 @@ from .. import linear
 FEWEST = 2**21
 """Multiplications of two matrices below which a call of oneDNN's product costs more than it saves."""
 
+NARROWEST = 32
+"""Rows, columns and what is summed over, at least, where oneDNN's product is to be faster."""
+
 KEPT_BYTES = 2**23
 """Of memory that waits for a thread's next call, at most."""
 
@@ -84,7 +87,7 @@ def put_product(target: Tensor, left: Tensor, right: Tensor, scale: float = 1.0)
 
 
 def _by_onednn(total: Tensor, left: Tensor) -> bool:
-    return by_onednn(total.dtype, total.device, total.shape[1] * total.shape[2] * left.shape[2])
+    return by_onednn(total.dtype, total.device, *total.shape[1:], left.shape[2])
 
 
 def _onednn_products(total: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -97,6 +100,6 @@ def _onednn_products(total: Tensor, left: Tensor, right: Tensor) -> Iterator[tup
             yield target, linear.product(rows, columns.mT)
 
 
-def by_onednn(dtype: torch.dtype, device: torch.device, multiplications: int) -> bool:
-    """Whether oneDNN computes products of so many multiplications each, see :mod:`whereformer.linear`."""
-    return multiplications >= FEWEST and linear.by_onednn(dtype, device)
+def by_onednn(dtype: torch.dtype, device: torch.device, *sizes: int) -> bool:
+    """Whether oneDNN computes products of such rows, columns and inner dimension, see :mod:`whereformer.linear`."""
+    return math.prod(sizes) >= FEWEST and min(sizes) >= NARROWEST and linear.by_onednn(dtype, device)
