@@ -243,6 +243,8 @@ def test_trained_positions_stay_when_a_method_joins_them(family, tmp_path):
 def test_trained_positions_go_when_another_method_comes(family, position, options, tmp_path):
     theirs(family).save_pretrained(tmp_path)
     model = load_pretrained(tmp_path, position, **options)
+    assert model.config.position_options == options
+    assert load_pretrained(tmp_path, position, position_options=options).config.position_options == options
     own = {name for name, _ in model.named_parameters() if name.startswith("position.")}
     assert set(model.loading_report.initialised) == own
     assert "embeddings.position_embeddings.weight" in model.loading_report.dropped
@@ -339,14 +341,15 @@ def test_it_says_what_it_did_if_there_is_something_to_say(tmp_path, warnings_of_
     kept = load_pretrained(tmp_path)
     assert not warnings_of_transformers
     assert kept.loading_report.dropped == kept.loading_report.initialised == ()
-    assert str(kept.loading_report).startswith("kept: encoder.position, encoder.embeddings.word, ")
+    assert str(kept.loading_report).startswith("kept: encoder.position.weight, encoder.embeddings.word.weight, ")
     model = load_pretrained(tmp_path, "tisa", model_class=EncoderForTokenClassification)
     (message,) = warnings_of_transformers
     assert message == f"{tmp_path} as EncoderForTokenClassification\n{model.loading_report}"
     assert str(model.loading_report).splitlines() == [
-        "kept: encoder.embeddings.word, encoder.embeddings.token_type, encoder.embeddings.norm, encoder.layers.0-2",
-        "dropped: cls.predictions.transform.dense, cls.predictions.transform.LayerNorm, cls.predictions, "
-        "embeddings.position_embeddings",
+        "kept: encoder.embeddings.word.weight, encoder.embeddings.token_type.weight, encoder.embeddings.norm, "
+        "encoder.layers.0-2",
+        "dropped: cls.predictions.transform.dense, cls.predictions.transform.LayerNorm, cls.predictions.bias, "
+        "embeddings.position_embeddings.weight",
         "initialised: encoder.position.amplitude, encoder.position.sharpness, encoder.position.center, "
         "token_classifier",
     ]
@@ -505,7 +508,7 @@ def test_minilm(minilm):
 def test_minilm_with_another_position_and_head(minilm):
     model = load_pretrained(minilm, "learned+tisa", model_class=EncoderForSequenceClassification, num_labels=4)
     lines = str(model.loading_report).splitlines()
-    assert lines[0].startswith("kept: encoder.position.parts.0, ")
+    assert lines[0].startswith("kept: encoder.position.parts.0.weight, ")
     assert "classifier.dense" in lines[0]
     assert lines[1:] == [
         "dropped: embeddings.position_ids",

@@ -362,7 +362,7 @@ class EncoderForPreTraining(EncoderWithHead):
     ``labels`` are (batch, n), **1 for a token that is the original, 0 for one that was replaced**, so positive
     ``logits`` (batch, n) mean "original". That is the convention of Funnel-Transformer's authors, whose code trained
     the released checkpoints. The ELECTRA authors' code and transformers' documentation of FunnelForPreTraining have
-    it the other way round.
+    it the other way round, and so have their checkpoints (:func:`whereformer.load_pretrained`).
 
     The loss is the mean binary cross-entropy in nats over real tokens, those that ``attention_mask`` marks, or over all
     without one. Every token may have a label, also those that a funnel's truncation drops: they skip its pooled blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
 from torch import Tensor
@@ -89,12 +89,14 @@ def fill(model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[st
     )
 
 
-def _groups(names: Iterable[str]) -> list[str]:
-    """Names without what one can guess: a range for layers, a module for its weight and bias."""
+def _groups(names: Collection[str]) -> list[str]:
+    """Names in short: a range for the tensors of layers, a module for its weight and bias."""
     found: dict[str, set[int]] = {}
     for name in names:
         layer = re.match(r"(.*?\blayers?)\.(\d+)\.", name)
-        group = layer[1] if layer else re.sub(r"\.(weight|bias)$", "", name)
+        module, _, _ = name.rpartition(".")
+        whole = {f"{module}.weight", f"{module}.bias"} <= set(names)
+        group = layer[1] if layer else module if whole else name
         found.setdefault(group, set()).update({int(layer[2])} if layer else ())
     return [".".join((group, *_range(layers))) for group, layers in found.items()]
 

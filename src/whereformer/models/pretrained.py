@@ -284,7 +284,8 @@ def _changed(fields: Mapping[str, Any], position: str | None, options: Mapping[s
         known = {option for part in stay for option in describe(part)[1]}
         changed["position"] = position
         kept = {name: value for name, value in kept.items() if name in known}
-    changed["position_options"] = kept | {name: value for name, value in options.items() if name not in own}
+    others = {name: value for name, value in options.items() if name not in own}
+    changed["position_options"] = kept | (own.get("position_options") or {}) | others
     return changed
 
 
