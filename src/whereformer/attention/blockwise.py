@@ -72,9 +72,9 @@ class Block(Groups):
         batch: range,
         heads: range,
     ) -> None:
-        super().__init__(batch, heads)
+        super().__init__(batch, heads, workspace)
         self.tile_size = tile_size
-        self.problem, self.piece, self.tables, self.workspace = problem, piece, tables, workspace
+        self.problem, self.piece, self.tables = problem, piece, tables
         self.turn = torch.arange(len(piece.queries) - 1, -1, -1, device=problem.value.device)
         dtype, self.narrow = problem.dtype, _product_dtype(problem)
         self.onednn = _by_onednn(problem, piece)

@@ -8,13 +8,14 @@ from itertools import pairwise
 from torch import Tensor
 
 from .tables import Rows
+from .workspace import Workspace, add_product, product
 
 
 class Groups:
     """Tensors are (groups, rows, dim), a group for each item and head: one item, or several with all their heads."""
 
-    def __init__(self, batch: range, heads: range) -> None:
-        self.batch, self.heads = batch, heads
+    def __init__(self, batch: range, heads: range, workspace: Workspace) -> None:
+        self.batch, self.heads, self.workspace = batch, heads, workspace
         self.groups = len(batch) * len(heads)
 
     def part_of(self, tensor: Tensor) -> Tensor:
@@ -38,16 +39,17 @@ class Groups:
     def _times(self, rows: Tensor, vectors: Tensor) -> Tensor:
         """(groups, rows, a) by (heads or 1, a, b); vectors of all heads in one product."""
         if len(vectors) == 1:
-            return (rows.flatten(0, 1) @ vectors[0]).unflatten(0, rows.shape[:2])
-        return (self.by_head(rows) @ vectors).flatten(0, 1)
+            return product(rows.flatten(0, 1), vectors[0]).unflatten(0, rows.shape[:2])
+        return product(self.by_head(rows), vectors).flatten(0, 1)
 
     def collect_vectors(self, table: Rows, per_offset: Tensor, rows: Tensor) -> None:
         """Add the products of (groups, rows, T) and (groups, rows, dim) to the table's gradient."""
         sums = self.vectors_of(table.sums)
         if len(table.sums) == 1:
-            sums[0].addmm_(per_offset.flatten(0, 1).mT, rows.flatten(0, 1))
+            add_product(sums, per_offset.flatten(0, 1).mT.unsqueeze(0), rows.flatten(0, 1).unsqueeze(0), self.workspace)
         else:
-            sums += (self.by_head(per_offset).mT @ self.by_head(rows)).sum(0)
+            for factors in zip(self.by_head(per_offset).mT, self.by_head(rows), strict=True):
+                add_product(sums, *factors, self.workspace)
 
     def vectors_of(self, vectors: Tensor) -> Tensor:
         """These heads of (heads or 1, T, dim)."""

@@ -232,7 +232,7 @@ class _Part(Groups):
     """Some items and heads, and the keys that these may attend."""
 
     def __init__(self, work: _Work, piece: Piece, batch: range, heads: range) -> None:
-        super().__init__(batch, heads)
+        super().__init__(batch, heads, work.workspace)
         self.work, self.piece = work, piece
         self.keys = slice(piece.keys.start, piece.keys.stop)
         self.size = (self.groups, work.problem.n_q, len(piece.keys))

@@ -86,6 +86,17 @@ def put_product(target: Tensor, left: Tensor, right: Tensor, scale: float = 1.0)
         torch.baddbmm(target, left, right, beta=0, alpha=scale, out=target)
 
 
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right``, each (..., rows, columns); ``right`` may lack the first dimensions."""
+    if not by_onednn(left.dtype, left.device, *left.shape[-2:], right.shape[-1]):
+        return left @ right
+    if left.dim() == 2:
+        return linear.product(left, right.mT)
+    pairs = zip(left, right.expand(*left.shape[:-2], -1, -1), strict=True)
+    products = [product(*pair) for pair in pairs]
+    return products[0].unsqueeze(0) if len(products) == 1 else torch.stack(products)
+
+
 def _by_onednn(total: Tensor, left: Tensor) -> bool:
     return by_onednn(total.dtype, total.device, *total.shape[1:], left.shape[2])
 
