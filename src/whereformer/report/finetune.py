@@ -73,7 +73,7 @@ def _range(cell: Cell | None) -> str:
 
 
 def _signed(number: float | None, unit: str = "") -> str:
-    return DASH if number is None else f"{number:+.1f}{unit}".replace("-", MINUS)
+    return DASH if number is None else f"{number:+z.1f}{unit}".replace("-", MINUS)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def verdict(found: Sequence[Table]) -> str:
     if gain <= 0:
         return "No position method gained over its baseline"
     better = sum(other > 0 for other, _, _ in gains)
-    return f"{position} gains most on {task}: {gain:+.1f} points; {better} of {len(gains)} rows have a gain"
+    return f"{position} gains most on {task}: {gain:.1f} points; {better} of {len(gains)} rows have a gain"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from transformers.trainer_callback import TrainerControl, TrainerState
 from .. import __version__
 from ..errors import InputError
 from ..files import write_atomically
-from ..models import EncoderForSequenceClassification, load_pretrained
+from ..models import EncoderConfig, EncoderForSequenceClassification, load_pretrained
 from ..positions import PositionRangeError
 from . import metrics, rows
 from .compare import Progress, machine, read_results, refuse_other_settings
@@ -166,10 +166,10 @@ def fresh(model: str, variant: Variant, classes: int | None, seed: int) -> Encod
     return found
 
 
-def encode(job: Job, data: Data, kinds: int) -> Encoded:
-    """A task's tokens; ``kinds`` are the token types that the model has."""
+def encode(job: Job, data: Data, config: EncoderConfig) -> Encoded:
+    """A task's tokens, for a model with this configuration."""
     train, *judged = (
-        rows.encode(split, job.tokenizer, job.tuning.max_length, kinds, regression=data.task.classes is None)
+        rows.encode(split, job.tokenizer, job.tuning.max_length, config, regression=data.task.classes is None)
         for split in (data.train, *data.judged.values())
     )
     return Encoded(data, train, dict(zip(data.judged, judged, strict=True)))
@@ -195,16 +195,20 @@ def prepare(job: Job) -> tuple[list[Encoded], dict[str, Any]]:
                 if job.tuning.packed and "-" in model.config.blocks:
                     raise InputError("--packed: a funnel would pool over the ends of rows; leave it out")
                 facts["weights"] = _hash(model)
-                tasks = [encode(job, data, model.config.type_vocab_size) for data in job.tasks]
-                longest = max((row for task in tasks for split in task.all for row in split.ids), key=len)
+                tasks = [encode(job, data, model.config) for data in job.tasks]
+                splits = [split for task in tasks for split in task.all]
+                lengths = [length for split in splits for length in split.lengths]
+                widest = max(splits, key=lambda split: max(split.lengths))
+                longest = widest.padded([widest[widest.lengths.index(max(lengths))]])
+                del longest["labels"]
             try:
-                model(torch.tensor([longest]))
+                model(**longest)
             except PositionRangeError as error:
-                limit = model.config.max_position_embeddings
-                count = sum(length > limit for task in tasks for split in task.all for length in split.lengths)
+                limit = model.config.max_position_embeddings - tasks[0].train.end
                 raise InputError(
-                    f"--max-length: {count} rows are longer than the {limit} tokens that the model covers, the longest "
-                    f"has {len(longest)}; say --max-length {limit} to cut them ({error})"
+                    f"--max-length: {sum(length > limit for length in lengths):,} rows are longer than the {limit} "
+                    f"tokens that the model covers, the longest has {max(lengths)}; say --max-length {limit} to cut "
+                    f"them ({error})"
                 ) from None
             facts["parameters"][variant.name] = {
                 "all": sum(parameter.numel() for parameter in model.parameters()),

@@ -12,9 +12,12 @@ from torch.utils.data import Dataset
 
 from ..errors import InputError
 from .glue import Split
+from .pretrain import end_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from ..models import EncoderConfig
 
 BUCKET = 32
 """Batches that are sorted by length together: padding is little, and which rows meet stays mostly chance."""
@@ -30,6 +33,7 @@ class Rows(Dataset[dict[str, Any]]):
         labels: of each row.
         cut: how many rows lost their end.
         pad: the id of padding.
+        end: how much padding ends even the longest row of a batch, for a funnel to drop when it truncates.
     """
 
     ids: list[list[int]]
@@ -37,6 +41,7 @@ class Rows(Dataset[dict[str, Any]]):
     labels: list[float]
     cut: int
     pad: int
+    end: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,8 +56,8 @@ class Rows(Dataset[dict[str, Any]]):
         return [len(ids) for ids in self.ids]
 
     def padded(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """A batch (rows, tokens of the longest one)."""
-        width = max(len(row["ids"]) for row in rows)
+        """A batch (rows, tokens of the longest one and ``end``)."""
+        width = max(len(row["ids"]) for row in rows) + self.end
         lengths = torch.tensor([len(row["ids"]) for row in rows])
         batch = {"input_ids": torch.tensor([row["ids"] + [self.pad] * (width - len(row["ids"])) for row in rows])}
         if self.types is not None:
@@ -77,7 +82,7 @@ class Rows(Dataset[dict[str, Any]]):
 
 
 def encode(
-    split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, kinds: int, *, regression: bool
+    split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig, *, regression: bool
 ) -> Rows:
     """A split's tokens, with the special tokens that the tokenizer puts around text.
 
@@ -85,7 +90,7 @@ def encode(
         split: the rows.
         tokenizer: of the model.
         max_length: longer rows are cut to it, the longer text of a pair first; None cuts none.
-        kinds: token types that the model has.
+        config: of the model, which says what token types there are and whether poolings drop the end of a row.
         regression: whether labels are numbers.
     """
     texts = [[row[place] for row in split.texts] for place in range(len(split.texts[0]))]
@@ -98,10 +103,10 @@ def encode(
         if cut:
             found = tokenizer(*texts, truncation=True, max_length=max_length, **options)
             ids, types = found["input_ids"], found.get("token_type_ids")
-    if types is not None and max(map(max, types)) >= kinds:
+    if types is not None and max(map(max, types)) >= config.type_vocab_size:
         types = None  # RoBERTa's and those of a model without segments
     labels = [float(label) for label in split.labels] if regression else list(split.labels)
-    return Rows(ids, types, labels, cut, tokenizer.pad_token_id)
+    return Rows(ids, types, labels, cut, tokenizer.pad_token_id, end_padding(config))
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:

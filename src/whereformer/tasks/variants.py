@@ -68,7 +68,7 @@ def settings_of(positions: Sequence[str], kernels: Sequence[int]) -> list[Settin
             rest = "+".join(part for part in parts if part != "tisa") or "none"
             others = [Variant(f"S = {number}", position, number) for number in kernels if number]
         else:
-            rest = "learned" if "learned" in parts[:-1] else "none"
+            rest = "learned" if "learned" in parts and len(parts) > 1 else "none"
             others = [Variant(position, None if position == OWN else position)]
         compared = 0 in kernels and position not in (OWN, rest)
         variants = ([Variant(BASELINE, rest)] if compared else []) + others
