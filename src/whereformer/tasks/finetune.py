@@ -115,7 +115,8 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
     """
     option, where = ("model", model) if path is None else ("tokenizer", path)
     try:
-        return AutoTokenizer.from_pretrained(where)
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(where)
     except Exception as error:
         # The libraries raise what they like for a missing or broken file.
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -159,7 +159,7 @@ def _own(settings: DataSettings) -> Data:
         # Numbers in their order, so that 10 comes after 9.
         classes = tuple(sorted(found, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
         if label in tables["train"] and len(classes) < 2:
-            raise InputError(f"--label: expected at least two classes in {label!r} of {settings.train}, got {classes}")
+            raise InputError(f"--label: expected at least two classes in {settings.train}, got {list(classes)}")
     metrics = ("pearson", "spearman") if settings.regression else ("accuracy", "matthews")
     task = Task(settings.train.stem, texts, classes, metrics, label)
     if classes is not None:

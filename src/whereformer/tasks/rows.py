@@ -122,8 +122,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None
         )
     if tokenizer.pad_token_id is None:
         raise InputError("--tokenizer: it has no padding token ([PAD] in BERT)")
-    first = tokenizer("text")["input_ids"][0]
-    if first not in tokenizer.all_special_ids:
+    if tokenizer("text")["input_ids"][0] not in (tokenizer.cls_token_id, tokenizer.bos_token_id):
         raise InputError("--tokenizer: it puts no special token before text ([CLS] in BERT), which is what is read")
 
 
