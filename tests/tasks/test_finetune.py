@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
+from whereformer import Encoder, load_pretrained
 from whereformer.cli import main
 from whereformer.positions.tisa import Tisa
 from whereformer.tasks import finetune, glue
@@ -146,6 +147,23 @@ def test_all_models_of_a_seed_start_from_the_same_weights(model):
     assert any("amplitude" in name for name in tisa)
     assert not torch.equal(learned["classifier.out.weight"], other["classifier.out.weight"])
     assert torch.equal(learned["encoder.embeddings.word.weight"], other["encoder.embeddings.word.weight"])
+
+
+@pytest.mark.parametrize("model_class", [None, BertForMaskedLM])
+def test_trained_position_embeddings_stay_unless_they_are_dropped(model, tmp_path, model_class):
+    folder = model
+    if model_class is not None:
+        size = {"vocab_size": 90, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        with finetune.quiet_transformers():
+            model_class(BertConfig(**size, intermediate_size=32, max_position_embeddings=40)).save_pretrained(tmp_path)
+        folder = str(tmp_path)
+    with finetune.quiet_transformers():
+        trained = load_pretrained(folder, model_class=Encoder).position.state_dict()
+        added, alone = (finetune.fresh(folder, Variant("", name, 3), 2, 0) for name in ("learned+tisa", "tisa"))
+    learned = added.encoder.position.parts[0].state_dict()
+    assert trained.keys() == learned.keys()
+    assert all(torch.equal(trained[name], learned[name]) for name in trained)
+    assert set(alone.encoder.position.state_dict()) == {"amplitude", "sharpness", "center"}
 
 
 def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
