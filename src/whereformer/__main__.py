@@ -13,6 +13,7 @@ def main() -> None:
         require(
             "train",
             *("tyro", "rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "psutil", "transformers", "accelerate"),
+            *("datasets", "sklearn", "scipy"),
         )
     except ImportError as error:
         print(f"whereformer: {error}", file=sys.stderr)

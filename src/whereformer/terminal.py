@@ -18,6 +18,8 @@ from .tasks.ranking import Cell, Row
 
 if TYPE_CHECKING:
     from .analysis import PaperRow
+    from .tasks.finetune import Encoded, Job
+    from .tasks.gains import Table as GainsTable
 
 
 class Bar(Listener):
@@ -187,3 +189,58 @@ def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:
         style="dim",
         highlight=False,
     )
+
+
+def print_finetuning(console: Console, job: Job, tasks: Sequence[Encoded], facts: dict[str, Any]) -> None:
+    """What a fine-tuning is about to do: its tasks and models."""
+    for encoded in tasks:
+        found = encoded.facts()
+        rows = ", ".join(f"{split} {count:,}" for split, count in found["rows"].items())
+        tokens = found["tokens_of_a_row"]
+        lines = [
+            f"{encoded.data.task.name}: {rows} rows from {found['source']}; median {tokens['median']} tokens, "
+            f"longest {tokens['most']}; {job.steps(encoded):,} steps a run"
+        ]
+        if found["subsets"]:
+            lines.append(f"  only a part of {', '.join(found['subsets'])}: not to be compared with published scores")
+        if found["cut_rows"]:
+            lines.append(f"  {found['cut_rows']:,} rows cut to {job.tuning.max_length} tokens")
+        for line in lines:
+            console.print(line, highlight=False, soft_wrap=True)
+    models = [
+        f"{name} ({count['all']:,} parameters, {count['position']:,} of position)"
+        for name, count in facts["parameters"].items()
+    ]
+    total = len(tasks) * len(models) * len(job.seeds)
+    console.print(
+        f"models: {'; '.join(models)}\n{total} runs: {len(tasks)} tasks, {len(models)} models, {len(job.seeds)} seeds",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def print_gains(console: Console, tables: Sequence[GainsTable]) -> None:
+    """The tables of a fine-tuning, in the TISA paper's form."""
+    for each in tables:
+        table = Table(title=f"{each.position}: scores in percent", box=box.SIMPLE_HEAD, pad_edge=False)
+        for title in ("task", "metric"):
+            table.add_column(title, no_wrap=True)
+        for title in (*each.columns, "gain", "error\nreduction"):
+            table.add_column(title, justify="right", no_wrap=True)
+        for row in each.rows:
+            gain = "-" if row.gain is None else f"{row.gain:+z.1f}"
+            reduction = "-" if row.error_reduction is None else f"{row.error_reduction:+z.1f}%"
+            table.add_row(row.task, row.metric, *map(_score, row.cells), gain, reduction)
+        console.print(table)
+    console.print(
+        "Medians over seeds (their range below); gain: the largest over the baseline, error reduction: that by the "
+        "baseline's distance from 100.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _score(cell: Cell | None) -> str:
+    if cell is None or cell.median is None or cell.low is None or cell.high is None:
+        return "-"
+    return f"{cell.median:.1f}" + (f"\n{cell.low:.1f} to {cell.high:.1f}" if cell.low != cell.high else "")

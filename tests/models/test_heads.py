@@ -62,6 +62,42 @@ def test_sequence_classification_is_two_layers_on_the_first_token():
     assert expected.shape == (3, 3)
 
 
+def packed(inputs):
+    """The rows of a padded batch, without the padding, as one row."""
+    real = inputs["attention_mask"].bool()
+    lengths = real.sum(1)
+    ids = {name: ids[real].unsqueeze(0) for name, ids in inputs.items() if name != "attention_mask"}
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
+    documents = torch.arange(len(lengths)).repeat_interleave(lengths)
+    return {**ids, "position_ids": positions.unsqueeze(0), "document_ids": documents.unsqueeze(0)}
+
+
+@pytest.mark.parametrize("position", ["learned", "learned+tisa", "tisa", "rope", "t5", "shaw", "transformer_xl"])
+@pytest.mark.parametrize("labels", [torch.tensor([2, 0, 1]), torch.tensor([0.5, -1.0, 2.0])])
+def test_packed_rows_have_a_prediction_for_each_document(position, labels):
+    regression = labels.is_floating_point()
+    model = build(EncoderForSequenceClassification, position=position, num_labels=1 if regression else 3)
+    results = []
+    for inputs in (batch(), packed(batch())):
+        model.zero_grad()
+        output = model(**inputs, labels=labels)
+        output.loss.backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        results.append((output.logits, output.loss, gradients))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+
+
+def test_documents_are_in_order_row_by_row_and_padding_is_none():
+    model = build(EncoderForSequenceClassification)
+    ids = torch.randint(1, 50, (2, 7))
+    documents = torch.tensor([[5, 5, 5, 2, 2, 9, 9], [1, 1, 1, 1, 0, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1], [0, 1, 2, 3, 0, 1, 2]])
+    logits = model(ids, attention_mask=mask, position_ids=positions, document_ids=documents).logits
+    alone = [ids[:1, :3], ids[:1, 3:5], ids[:1, 5:], ids[1:, :4]]
+    torch.testing.assert_close(logits, torch.cat([model(part).logits for part in alone]), rtol=1e-4, atol=1e-6)
+
+
 def test_token_classification_is_one_layer_on_every_token():
     model = build(EncoderForTokenClassification)
     inputs = batch()

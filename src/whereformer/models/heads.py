@@ -46,7 +46,9 @@ class EncoderWithHead(EncoderPreTrainedModel):
         # Checkpoints of models with a decoder are what a classifier of sequences is fine-tuned from.
         self._keys_to_ignore_on_load_unexpected = self.encoder._keys_to_ignore_on_load_unexpected
 
-    def targets(self, hidden: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def targets(
+        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """The states of (batch, n, hidden_size) that are predicted from, and their labels: all that there are."""
         return hidden, labels
 
@@ -87,7 +89,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
             output_attentions=output_attentions,
             return_dict=True,
         )
-        hidden, labels = self.targets(encoded.last_hidden_state, labels)
+        hidden, labels = self.targets(encoded.last_hidden_state, labels, attention_mask, document_ids)
         logits = self.predict(hidden)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
         output = self.output(logits, loss=loss, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
@@ -146,7 +148,9 @@ class EncoderForMaskedLM(EncoderWithHead):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.head.decoder = new_embeddings
 
-    def targets(self, hidden: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def targets(
+        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         if labels is None or not self.config.sparse_prediction:
             return hidden, labels
         check_shape("labels", labels, hidden.shape[:-1])
@@ -172,7 +176,7 @@ def classifier_dropout(config: EncoderConfig) -> float:
 
 
 class SequenceHead(nn.Module):
-    """A dense layer with ``config.classifier_act`` on the first token's state, dropout, and a linear layer."""
+    """A dense layer with ``config.classifier_act`` on a sequence's first state, dropout, and a linear layer."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -182,8 +186,25 @@ class SequenceHead(nn.Module):
         self.out = Linear(config.hidden_size, config.num_labels)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (batch, num_labels) from hidden (batch, n, hidden_size)."""
-        return self.out(self.dropout(self.activation(self.dense(hidden[:, 0]))))
+        """Logits (sequences, num_labels) from hidden (sequences, hidden_size)."""
+        return self.out(self.dropout(self.activation(self.dense(hidden))))
+
+
+def first_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor:
+    """The state of every sequence's first token: of each row, or of each run of equal ``document_ids`` in packed rows.
+
+    Args:
+        hidden: (batch, n, hidden_size).
+        attention_mask: (batch, n); what it leaves out is padding and begins no document.
+        document_ids: (batch, n), or None where a row is one sequence.
+
+    Returns:
+        (batch, hidden_size), or (documents, hidden_size) in order of appearance.
+    """
+    if document_ids is None:
+        return hidden[:, 0]
+    first = functional.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
+    return hidden[first if attention_mask is None else first & attention_mask.bool()]
 
 
 class EncoderForSequenceClassification(EncoderWithHead):
@@ -202,7 +223,9 @@ class EncoderForSequenceClassification(EncoderWithHead):
     - "multi_label_classification" (anything else): 0 or 1 for every class, (batch, num_labels); mean binary
       cross-entropy in nats.
 
-    The last dimension may be left out, or added, where it is 1. ``logits`` are (batch, num_labels).
+    The last dimension may be left out, or added, where it is 1. ``logits`` are (batch, num_labels). With
+    ``document_ids`` every document of a packed row is classified: logits are (documents, num_labels) in order of
+    appearance, row by row, and so are the labels.
     """
 
     output_class = SequenceClassifierOutput
@@ -211,6 +234,11 @@ class EncoderForSequenceClassification(EncoderWithHead):
         super().__init__(config, per_token=False)
         self.classifier = SequenceHead(config)
         self.post_init()
+
+    def targets(
+        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return first_states(hidden, attention_mask, document_ids), labels
 
     def predict(self, hidden: Tensor) -> Tensor:
         return self.classifier(hidden)

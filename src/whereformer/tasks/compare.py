@@ -152,6 +152,28 @@ def refuse_other_settings(out: Path, old: dict[str, Any], new: dict[str, Any]) -
         )
 
 
+def read_results(path: Path, form: Any) -> dict[str, Any] | None:
+    """What an earlier run left in ``results.json``, with its ``settings`` and ``runs``; None if there is none.
+
+    Args:
+        path: the file.
+        form: what its ``format`` has to be.
+    Raises:
+        InputError: if it is something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] != form or not (isinstance(found["settings"], dict) and isinstance(found["runs"], dict)):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            f"--out: {path} is not a complete result of this command; move it away or choose another folder"
+        ) from None
+    return found
+
+
 class Results:
     """``results.json`` of an output folder: written after every finished run, and taken up again.
 
@@ -168,19 +190,10 @@ class Results:
         self.path = out / "results.json"
         settings = {**asdict(sizes), "text": text, "device": device}
         self.data: dict[str, Any] = {"format": FORMAT, "settings": settings, "runs": {}}
-        if not self.path.exists():
-            return
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            old, runs = found["settings"], found["runs"]
-            if found["format"] != FORMAT or not (isinstance(old, dict) and isinstance(runs, dict)):
-                raise ValueError
-        except (OSError, ValueError, KeyError, TypeError):
-            raise InputError(
-                f"--out: {self.path} is not a complete result of this command; move it away or choose another folder"
-            ) from None
-        refuse_other_settings(out, old, self.data["settings"])
-        self.data = found
+        found = read_results(self.path, FORMAT)
+        if found is not None:
+            refuse_other_settings(out, found["settings"], self.data["settings"])
+            self.data = found
 
     def get(self, position: str, seed: int) -> dict[str, Any] | None:
         """The finished run of a method and seed, if there is one."""

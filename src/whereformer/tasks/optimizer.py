@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from ..positions import Position
+from ..positions.tisa import Tisa
 
 
-def build_optimizer(model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """AdamW; only matrices of the backbone decay, since pulling position towards zero would favour some methods."""
+def build_optimizer(
+    model: nn.Module, learning_rate: float, kernel_learning_rate: float | None = None
+) -> torch.optim.Optimizer:
+    """AdamW; only matrices of the backbone decay, since pulling position towards zero would favour some methods.
+
+    Args:
+        model: whose parameters to train.
+        learning_rate: of them.
+        kernel_learning_rate: of TISA's kernels, if another.
+    """
     positional = {
         id(parameter) for module in model.modules() if isinstance(module, Position) for parameter in module.parameters()
     }
     decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1 and id(parameter) not in positional]
     chosen = {id(parameter) for parameter in decayed}
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.01}]
+    if kernel_learning_rate is not None:
+        tisa = (module for module in model.modules() if isinstance(module, Tisa))
+        kernels = [parameter for module in tisa for parameter in module.parameters()]
+        chosen |= {id(parameter) for parameter in kernels}
+        groups.append({"params": kernels, "weight_decay": 0.0, "lr": kernel_learning_rate})
     others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+    groups.append({"params": others, "weight_decay": 0.0})
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), fused=True)
 
 

@@ -598,7 +598,7 @@ def _stopped_by_signals(watch: Watch) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Without transformers' own bars and notes, which would run through ours."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
@@ -619,7 +619,7 @@ def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
         InputError: if the loss stops being a number.
         KeyboardInterrupt: if it was interrupted; a checkpoint is there then.
     """
-    with _quiet_transformers():
+    with quiet_transformers():
         return _run(job, folder, progress)
 
 

@@ -1,0 +1,186 @@
+"""How fast is fine-tuning, compared with transformers' own Trainer on the same checkpoint and task?
+
+Run: .venv/bin/python benchmarks/finetune_speed.py --model FOLDER --data GLUE_FOLDER [--task cola] [--position learned]
+
+Peers are AutoModelForSequenceClassification with attn_implementation="sdpa" and DataCollatorWithPadding, as in
+transformers' run_glue, with rows in any order (its default) and with rows of like length together. All are trained in
+turns, a few steps at a time, on one thread. What counts is process CPU time by tokens of text, without padding; ratios
+are within rounds, because the machine may be shared. Writes results.json.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from whereformer.cli import execute
+from whereformer.files import write_atomically
+from whereformer.tasks import finetune, glue, rows
+from whereformer.tasks.compare import machine
+from whereformer.tasks.finetune_settings import DataSettings
+from whereformer.tasks.optimizer import build_optimizer
+from whereformer.tasks.pretrain import quiet_transformers
+from whereformer.tasks.variants import Variant
+
+PEER = "transformers"
+
+
+class Clock(TrainerCallback):
+    """CPU seconds from the first step's begin to the last one's end; what a Trainer sets up is not counted."""
+
+    seconds = 0.0
+    started: float | None = None
+
+    def on_step_begin(self, *arguments: Any, **others: Any) -> None:
+        if self.started is None:
+            self.started = time.process_time()
+
+    def on_step_end(self, *arguments: Any, **others: Any) -> None:
+        assert self.started is not None
+        self.seconds = time.process_time() - self.started
+
+
+class Counting:
+    """A collator that counts each batch's tokens of text; a loader may ask for one more than is used."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], key: str) -> None:
+        self.collate, self.key = collate, key
+        self.tokens: list[int] = []
+
+    def __call__(self, batch: list[Any]) -> Any:
+        self.tokens.append(sum(len(row[self.key]) for row in batch))
+        return self.collate(batch)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Fine-tuning's time by token, ours and transformers'."""
+
+    model: str
+    """The checkpoint: a BERT of transformers."""
+    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """GLUE as Parquet. Default: from the Hub."""
+    task: str = "cola"
+    """One of GLUE's."""
+    position: str = "learned"
+    """Ours: the method; "learned" is the same model."""
+    kernels: int = 5
+    """Of TISA, where that is in it."""
+    batch_size: int = 32
+    """Rows of a step."""
+    steps: int = 8
+    """Of each in a round."""
+    rounds: int = 7
+    """How often; the first one does not count."""
+    out: Path = Path("runs/finetune_speed")
+    """Folder for results.json."""
+
+    def run(self, console: Console) -> None:
+        torch.set_num_threads(1)
+        (data,) = glue.load(DataSettings(task=self.task, data=self.data).checked())
+        tokenizer = finetune.load_tokenizer(self.model, None)
+        classes = None if data.task.classes is None else len(data.task.classes)
+        variant = Variant("", self.position, self.kernels if "tisa" in self.position.split("+") else None)
+        with quiet_transformers():
+            models = {name: finetune.load(self.model, variant, classes) for name in ("ours", "ours, packed")}
+            for name in (PEER, f"{PEER}, by length"):
+                models[name] = AutoModelForSequenceClassification.from_pretrained(
+                    self.model, num_labels=classes or 1, attn_implementation="sdpa"
+                )
+        encoded = rows.encode(data.train, tokenizer, 512, models["ours"].config, regression=classes is None)
+        batches = rows.batches(encoded.lengths, self.batch_size, self.steps * self.rounds, 0)
+        plain = [
+            {"input_ids": row["ids"], "labels": row["label"], "length": len(row["ids"])}
+            | ({"token_type_ids": row["types"]} if "types" in row else {})
+            for row in (encoded[number] for number in range(len(encoded)))
+        ]
+        optimizers = {name: build_optimizer(model, 3e-5) for name, model in models.items()}
+        costs: dict[str, list[float]] = {name: [] for name in models}
+        order = random.Random(0)
+        for turn in range(self.rounds):
+            for name in order.sample(list(models), len(models)):
+                mine = batches[turn * self.steps : (turn + 1) * self.steps]
+                costs[name].append(
+                    self._time(name, models[name], optimizers[name], mine, encoded, plain, tokenizer, turn)
+                )
+        ratios = {
+            name: [mine / theirs for mine, theirs in zip(costs[name], costs[PEER], strict=True)][1:] for name in costs
+        }
+        table = Table("", "ms by 1000 tokens", f"by {PEER}", "rounds", title=f"{self.task}, {self.position}")
+        for name, found in ratios.items():
+            middle = statistics.median(costs[name][1:])
+            table.add_row(
+                name, f"{1e6 * middle:.0f}", f"{statistics.median(found):.2f}", f"{min(found):.2f}-{max(found):.2f}"
+            )
+        console.print(table)
+        self.out.mkdir(parents=True, exist_ok=True)
+        settings = {"model": Path(self.model).name, "task": self.task, "position": self.position}
+        settings |= {"batch_size": self.batch_size, "steps": self.steps, "parameters": models["ours"].num_parameters()}
+        results = {"settings": settings, "machine": machine(torch.device("cpu")), "seconds_by_token": costs}
+        write_atomically(self.out / "results.json", json.dumps({**results, "ratios": ratios}, indent=1))
+        console.print(f"wrote {self.out / 'results.json'}", highlight=False)
+
+    def _time(
+        self,
+        name: str,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        mine: list[list[int]],
+        encoded: rows.Rows,
+        plain: list[dict[str, Any]],
+        tokenizer: Any,
+        turn: int,
+    ) -> float:
+        """CPU seconds by token of text, over some steps."""
+        arguments = TrainingArguments(
+            output_dir=str(self.out),
+            max_steps=self.steps,
+            per_device_train_batch_size=self.batch_size,
+            train_sampling_strategy="group_by_length" if "length" in name else "random",
+            length_column_name="length",
+            remove_unused_columns=name.startswith(PEER),
+            seed=turn,
+            use_cpu=True,
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            report_to="none",
+            log_level="error",
+        )
+        clock = Clock()
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        options: dict[str, Any] = {"model": model, "args": arguments, "callbacks": [clock]}
+        options["optimizers"] = (optimizer, schedule)
+        if name.startswith(PEER):
+            counting = Counting(DataCollatorWithPadding(tokenizer), "input_ids")
+            trainer = Trainer(train_dataset=plain, data_collator=counting, **options)
+        else:
+            counting = Counting(encoded.packed if "packed" in name else encoded.padded, "ids")
+            trainer = finetune.Finetuner(batches=mine, collate=counting, train_dataset=encoded, **options)
+        trainer.remove_callback(PrinterCallback)
+        with quiet_transformers():
+            trainer.train()
+        return clock.seconds / sum(counting.tokens[: self.steps])
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(Speed).run)

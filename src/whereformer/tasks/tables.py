@@ -1,0 +1,53 @@
+"""Tables of labelled text: CSV, JSON Lines and Parquet files as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv, parquet
+from pyarrow import json as json_lines
+
+from ..errors import InputError
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+Columns = dict[str, list[Any]]
+
+
+def read_table(option: str, file: Path, strings: Sequence[str] = ()) -> Columns:
+    """The columns of a file.
+
+    Args:
+        option: what an error names.
+        file: of one of the suffixes above.
+        strings: columns that are text whatever they look like.
+
+    Raises:
+        InputError: if it can't be read.
+    """
+    suffix = file.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(f"--{option}: expected a {', '.join(SUFFIXES)} file, got {str(file)!r}")
+    if not file.is_file():
+        raise InputError(f"--{option}: no such file: {str(file)!r}")
+    try:
+        if suffix == ".parquet":
+            table = parquet.read_table(file)
+        elif suffix in (".jsonl", ".ndjson"):
+            table = json_lines.read_json(file)
+        else:
+            table = csv.read_csv(
+                file,
+                parse_options=csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",", newlines_in_values=True),
+                convert_options=csv.ConvertOptions(column_types={name: pa.string() for name in strings}),
+            )
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"--{option}: cannot read {file} ({str(error).splitlines()[0]})") from None
+    return columns_of(table)
+
+
+def columns_of(table: pa.Table) -> Columns:
+    """A table as lists."""
+    return {name: table[name].to_pylist() for name in table.column_names}

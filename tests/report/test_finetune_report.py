@@ -1,0 +1,73 @@
+"""Fine-tuning's page and Markdown, from small results that are made up here."""
+
+import math
+import re
+
+import pytest
+
+from whereformer.report import finetune as report
+
+MINUS, TO = "\N{MINUS SIGN}", "\N{EN DASH}"
+ODD = 'mine<b>&"own"'
+
+
+def runs_of(*scores):
+    return {str(seed): {"scores": {"": {"accuracy": score}}} for seed, score in enumerate(scores)}
+
+
+@pytest.fixture
+def results():
+    bump = [round(math.exp(-((offset + 1) ** 2) / 4), 4) for offset in range(-32, 33)]
+    facts = {
+        "judged": [""],
+        "metrics": ["accuracy"],
+        "subsets": ["train"],
+        "rows": {"train": 1000, "validation": 277},
+        "cut_rows": 7,
+    }
+    return {
+        "model": "some/model",
+        "settings": {"batch_size": 8, "max_length": 64},
+        "tasks": {"rte": facts, ODD: {**facts, "subsets": [], "cut_rows": 0}},
+        "runs": {
+            "rte": {"learned": runs_of(0.6, 0.7, 0.5), "learned+tisa, S=3": runs_of(0.65, 0.7, 0.7)},
+            ODD: {"learned": runs_of(0.5), "learned+tisa, S=3": runs_of(0.4)},
+        },
+        "curves": {"rte": {"learned+tisa": {"variant": "learned+tisa, S=3", "seed": 2, "heads": [[bump] * 2] * 3}}},
+        "shown": {"positions": ["learned+tisa"], "kernels": [0, 3], "seeds": [0, 1, 2]},
+        "machine": {"cpu": "a CPU", "threads": 1},
+        "versions": {"torch": "2.13"},
+    }
+
+
+def test_markdown(results):
+    lines = report.build_markdown(results).splitlines()
+    assert "| task | metric | baseline | S = 3 | gain | error reduction |" in lines
+    assert f"| rte | accuracy | 60.0 (50.0{TO}70.0) | 70.0 (65.0{TO}70.0) | +10.0 | +25.0% |" in lines
+    assert f"| {ODD} | accuracy | 50.0 | 40.0 | {MINUS}10.0 | {MINUS}20.0% |" in lines
+    assert (
+        "- rte: only a part of the official data (train 1,000 rows); not to be compared with published scores" in lines
+    )
+    assert "- rte: 7 rows were cut to 64 tokens" in lines
+
+
+def test_the_page_says_what_the_numbers_say(results):
+    page = report.build_report(results)
+    assert "<h1>learned+tisa gains most on rte (accuracy): 10.0 points; 1 of 2 rows have a gain</h1>" in page
+    assert f"<td><strong>70.0</strong><small>65.0{TO}70.0</small></td>" in page
+    assert f"<td>{MINUS}20.0%</td>" in page
+    assert "mine<b>" not in page
+    assert "rte, learned+tisa, S=3, seed 2" in page
+    assert page.count("<svg") == 1
+    assert not re.search(r"(src|href)=\"(?!#|data:)", page)
+
+
+def test_results_without_curves_or_baseline(results):
+    results["curves"] = {}
+    results["shown"]["kernels"] = [3]
+    page = report.build_report(results)
+    assert "nothing to compare it with" in page
+    assert "What the heads learned" not in page
+    results["shown"]["kernels"] = [0, 3]
+    results["runs"]["rte"]["learned+tisa, S=3"] = runs_of(0.1)
+    assert "No position method gained" in report.build_report(results)
