@@ -16,6 +16,7 @@ from transformers import (  # noqa: E402
     AutoModelForTokenClassification,
 )
 
+from .attach import attach, detach, load_attached  # noqa: E402
 from .config import Block, EncoderConfig, parse_blocks  # noqa: E402
 from .electra import Electra  # noqa: E402
 from .encoder import Encoder  # noqa: E402
@@ -38,7 +39,10 @@ __all__ = [
     "EncoderForQuestionAnswering",
     "EncoderForSequenceClassification",
     "EncoderForTokenClassification",
+    "attach",
+    "detach",
     "from_authors_weights",
+    "load_attached",
     "load_pretrained",
     "parse_blocks",
     "to_transformers",

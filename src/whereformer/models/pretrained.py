@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 from transformers import FunnelConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.funnel import modeling_funnel
@@ -120,7 +120,7 @@ def load_pretrained(
     if not isinstance(model.base_model, Encoder):
         raise TypeError(f"model_class: expected Encoder or a model that has one, got {type(model).__name__}")
     before = source.fields.get("position", "learned")
-    checkpoint, fresh = _recomposed(source.translate(_read(path_or_id)), before, config.position)
+    checkpoint, fresh = _recomposed(source.translate(read_weights(path_or_id)), before, config.position)
     model.loading_report = fill(model, checkpoint, fresh=fresh, whole=type(model) is source.built_as)
     if model.loading_report.dropped or model.loading_report.initialised:
         _log.warning(f"{path_or_id} as {type(model).__name__}\n{model.loading_report}")
@@ -319,23 +319,35 @@ def _recomposed(checkpoint: Checkpoint, before: str, after: str) -> tuple[Checkp
     return Checkpoint(state, names, tuple(unused)), [place for part, place in new.items() if part not in old]
 
 
-def _read(path_or_id: str | Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint, from one file or several."""
-    whole = cached_file(path_or_id, "model.safetensors", _raise_exceptions_for_missing_entries=False)
-    if whole is not None:
-        return load_file(whole)
-    index = cached_file(path_or_id, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
-    if index is None:
-        message = f"path_or_id: {path_or_id} has no model.safetensors; weights are read from safetensors only"
-        if cached_file(path_or_id, "pytorch_model.bin", _raise_exceptions_for_missing_entries=False) is not None:
-            message += (
-                ", since its pytorch_model.bin is a pickle, which can run any code when it is opened; if you trust it, "
-                "load it in transformers with the class that its config.json names, and save_pretrained(a folder)"
-            )
-        raise OSError(message)
-    files = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
-    parts = [load_file(str(cached_file(path_or_id, file))) for file in files]
-    return {name: tensor for part in parts for name, tensor in part.items()}
+def read_weights(path_or_id: str | Path, part: str = "", **hub: Any) -> dict[str, Tensor]:
+    """The weights of a checkpoint whose names contain ``part``, from one file or several.
+
+    Raises:
+        OSError: if there is no such checkpoint, or none in safetensors.
+    """
+
+    def find(name: str) -> Any:
+        return cached_file(path_or_id, name, _raise_exceptions_for_missing_entries=False, **hub)
+
+    files = [find("model.safetensors")]
+    if files == [None]:
+        index = find("model.safetensors.index.json")
+        if index is None:
+            message = f"path_or_id: {path_or_id} has no model.safetensors; weights are read from safetensors only"
+            if find("pytorch_model.bin") is not None:
+                message += (
+                    ", since its pytorch_model.bin is a pickle, which can run any code when it is opened; if you trust "
+                    "it, load it in transformers with the class that its config.json names, and "
+                    "save_pretrained(a folder)"
+                )
+            raise OSError(message)
+        names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
+        files = [cached_file(path_or_id, name, **hub) for name in names]
+    weights = {}
+    for file in files:
+        with safe_open(str(file), "pt") as opened:
+            weights.update({name: opened.get_tensor(name) for name in opened.keys() if part in name})  # noqa: SIM118
+    return weights
 
 
 def _from_funnel_model(state: Mapping[str, Tensor], config: EncoderConfig, head: Mapping[str, str]) -> Checkpoint:
