@@ -301,14 +301,14 @@ class _Place:
 class _Start:
     """Before a stack runs: begin a :class:`_Forward`."""
 
-    def __init__(self, checkpointed: GradientCheckpointingLayer | None) -> None:
-        self.checkpointed = checkpointed
+    def __init__(self, layers: list[GradientCheckpointingLayer]) -> None:
+        self.layers = layers
 
     def __call__(
         self, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # A checkpointed layer must not find something that another made: run again alone, it could not make it.
-        share = self.checkpointed is None or not (self.checkpointed.gradient_checkpointing and stack.training)
+        share = not (stack.training and any(layer.gradient_checkpointing for layer in self.layers))
         return args, {**kwargs, "whereformer_forward": _Forward(getattr(stack, NAME), share)}
 
 
@@ -385,8 +385,7 @@ class _Stack:
         for layer, call in enumerate(self.calls):
             layers.setdefault(id(call.module), []).append(layer)
         counted = len(layers) < len(self.calls)
-        checkpointed = (part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer))
-        start = _Start(next(checkpointed, None))
+        start = _Start([part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
         undo.append(stack.register_forward_pre_hook(start, with_kwargs=True).remove)
         for call in self.calls:
             if (own := layers.pop(id(call.module), None)) is not None:

@@ -1,0 +1,143 @@
+"""What does a T5 gain when its biases are a table over offsets? A training step, against transformers' own attention.
+
+Run: .venv/bin/python benchmarks/t5.py [--lengths 128,512,1024] [--out FILE]
+
+The same weights run as transformers' "eager" and "sdpa" attention, which add a matrix of biases to the scores, and as
+``whereformer.attach(model, "none")``. Outputs are compared first. Then every round runs each once, in an order that
+changes; a ratio is a model's time by that of "sdpa" in the same round. CPU time of one thread; medians, lowest and
+highest. Memory is what a step allocates at its peak beside parameters and their gradients. In padded batches the rows'
+lengths fall evenly from n to half of it; the decoder reads as many tokens as the encoder.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import T5Config, T5EncoderModel, T5Model
+
+import whereformer
+from whereformer.cli import execute
+from whereformer.files import write_atomically
+from whereformer.tasks.compare import machine
+from whereformer.tasks.memory import peak_memory
+
+
+def _models(encoder_only: bool, layers: int) -> dict[str, nn.Module]:
+    """T5-small's sizes."""
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=1000, d_model=512, d_kv=64, d_ff=2048, num_heads=8, num_layers=layers, dropout_rate=0.0
+    )
+    sdpa = (T5EncoderModel if encoder_only else T5Model)(config)
+    sdpa.set_attn_implementation("sdpa")
+    eager = copy.deepcopy(sdpa)
+    eager.set_attn_implementation("eager")
+    return {"sdpa": sdpa, "eager": eager, "whereformer": whereformer.attach(copy.deepcopy(sdpa), "none")}
+
+
+def _inputs(length: int, batch: int, encoder_only: bool, padded: bool) -> dict[str, Tensor]:
+    inputs = {"input_ids": torch.randint(1000, (batch, length))}
+    if padded:
+        lengths = torch.linspace(length, length // 2, batch).long()
+        inputs["attention_mask"] = (torch.arange(length) < lengths[:, None]).long()
+    if not encoder_only:
+        inputs["decoder_input_ids"] = torch.randint(1000, (batch, length))
+        if padded:
+            inputs["decoder_attention_mask"] = inputs["attention_mask"]
+    return inputs
+
+
+@dataclass(frozen=True)
+class Biases:
+    """Time and memory of a T5's training step with its biases as a table, relative to transformers'."""
+
+    lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "128,512,1024"
+    """Tokens of a sequence."""
+    tokens: int = 2048
+    """Of a batch."""
+    layers: int = 6
+    """Of the encoder, and of the decoder."""
+    rounds: int = 5
+    """How often each model is timed."""
+    out: Path = Path("benchmarks/results/t5.json")
+    """File for the results."""
+
+    def run(self, console: Console) -> None:
+        torch.set_num_threads(1)
+        rows = []
+        for encoder_only in (True, False):
+            models = _models(encoder_only, self.layers)
+            for length in map(int, self.lengths.split(",")):
+                for padded in (False, True):
+                    inputs = _inputs(length, max(1, self.tokens // length), encoder_only, padded)
+                    _check(models, inputs)
+                    for row in self._time(models, inputs):
+                        shape = {"n": length, "batch": len(inputs["input_ids"]), "padded": padded}
+                        rows.append({"part": "encoder" if encoder_only else "whole", **shape, **row})
+                        console.print(
+                            f"{rows[-1]['part']} n={length} {'padded' if padded else 'full':7}{row['model']:12}"
+                            f"{row['ratio']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})  {row['seconds']:.2f} s  "
+                            f"{row['mib']} MiB",
+                            highlight=False,
+                        )
+        results = {"machine": machine(torch.device("cpu")), "method": " ".join(str(__doc__).split()), "rows": rows}
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.out, json.dumps(results, indent=1))
+        console.print(f"wrote {self.out}", highlight=False)
+
+    def _time(self, models: dict[str, nn.Module], inputs: dict[str, Tensor]) -> list[dict[str, object]]:
+        seconds: dict[str, list[float]] = {name: [] for name in models}
+        order = random.Random(0)
+        for warm in range(self.rounds + 1):
+            for name in order.sample(list(models), len(models)):
+                started = time.process_time()
+                _step(models[name], inputs)
+                if warm:
+                    seconds[name].append(time.process_time() - started)
+                models[name].zero_grad()
+        rows = []
+        for name, own in seconds.items():
+            ratios = sorted(mine / theirs for mine, theirs in zip(own, seconds["sdpa"], strict=True))
+            _step(models[name], inputs)  # leaves gradients, which the one that is measured then adds to
+            peak = peak_memory(lambda name=name: _step(models[name], inputs), torch.device("cpu"))
+            models[name].zero_grad()
+            rows.append(
+                {
+                    "model": name,
+                    "ratio": statistics.median(ratios),
+                    "lowest": ratios[0],
+                    "highest": ratios[-1],
+                    "seconds": statistics.median(own),
+                    "mib": peak // 2**20,
+                }
+            )
+        return rows
+
+
+def _step(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+    model(**inputs).last_hidden_state.sum().backward()
+
+
+def _check(models: dict[str, nn.Module], inputs: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        outputs = {name: model(**inputs).last_hidden_state for name, model in models.items()}
+    mask = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
+    for name, output in outputs.items():
+        found, expected = (x if mask is None else x[mask.bool()] for x in (output, outputs["eager"]))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(Biases, args=sys.argv[1:]).run)

@@ -1,0 +1,733 @@
+"""Position methods in transformers' own models: outputs, gradients, files, and the model afterwards as before."""
+
+import copy
+import logging
+import pickle
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from whereformer import Encoder, EncoderConfig, attach, detach, load_attached
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 40,
+}
+MODERN = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+
+
+def make_t5(model_class=transformers.T5Model, **changes):
+    sizes = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    return model_class(transformers.T5Config(**{**sizes, "decoder_start_token_id": 0, "dropout_rate": 0.0, **changes}))
+
+
+def make_modernbert(**changes):
+    layers = {"local_attention": 6, "global_attn_every_n_layers": 2}
+    return transformers.ModernBertModel(transformers.ModernBertConfig(**{**MODERN, **layers, **changes}))
+
+
+MODELS = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
+    "albert": lambda: transformers.AlbertModel(transformers.AlbertConfig(**SIZES, embedding_size=8)),
+    "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**SIZES)),
+    "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**SIZES, embedding_size=8)),
+    "distilbert": lambda: transformers.DistilBertModel(
+        transformers.DistilBertConfig(
+            vocab_size=50, dim=16, n_layers=3, n_heads=2, hidden_dim=32, max_position_embeddings=40
+        )
+    ),
+    "modernbert": make_modernbert,
+    "vit": lambda: transformers.ViTModel(
+        transformers.ViTConfig(
+            hidden_size=16,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=32,
+            image_size=16,
+            patch_size=4,
+        )
+    ),
+    "t5": make_t5,
+    "gpt2": lambda: transformers.GPT2Model(
+        transformers.GPT2Config(
+            vocab_size=50, n_embd=16, n_layer=3, n_head=2, n_positions=40, bos_token_id=1, eos_token_id=2
+        )
+    ),
+    "llama": lambda: transformers.LlamaModel(
+        transformers.LlamaConfig(**SIZES | {"num_attention_heads": 4}, num_key_value_heads=2)
+    ),
+    "bart": lambda: transformers.BartModel(
+        transformers.BartConfig(
+            vocab_size=50,
+            d_model=16,
+            encoder_layers=2,
+            decoder_layers=3,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=32,
+            decoder_ffn_dim=32,
+            max_position_embeddings=40,
+        )
+    ),
+}
+NAMED = [name for name in MODELS if name not in ("gpt2", "llama", "bart")]
+SWITCHABLE = [name for name in MODELS if name != "bart"]
+
+
+def make(name):
+    """A tiny model in evaluation mode, with weights that are large enough for every position to count."""
+    torch.manual_seed(0)
+    model = MODELS[name]() if isinstance(name, str) else name
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model.eval()
+
+
+def batch(model, length=12, padded=True):
+    torch.manual_seed(1)
+    if model.main_input_name == "pixel_values":
+        return {"pixel_values": torch.randn(3, 3, 16, 16)}
+    ids = torch.randint(3, 50, (3, length))
+    inputs = {"input_ids": ids}
+    if padded:
+        inputs["attention_mask"] = torch.ones_like(ids)
+        inputs["attention_mask"][0, 7:] = 0
+        inputs["attention_mask"][2, 10:] = 0
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(3, 50, (3, 9))
+    return inputs
+
+
+def states(model, inputs=None, **options):
+    """The last hidden states of the tokens that are real."""
+    inputs = batch(model) if inputs is None else inputs
+    hidden = model(**inputs, **options).last_hidden_state
+    if model.config.is_encoder_decoder or "attention_mask" not in inputs or inputs["attention_mask"].dim() != 2:
+        return hidden
+    return hidden[inputs["attention_mask"].bool()]
+
+
+def train_step(model, inputs=None):
+    """The loss and the gradients of a model, from weights that no dropout hides."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    model.train().zero_grad()
+    loss = states(model, inputs).pow(2).sum()
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def close(found, expected, factor=1.0):
+    torch.testing.assert_close(found, expected, rtol=1e-4 * factor, atol=2e-5 * factor)
+
+
+def positions_of(model):
+    """The attached methods, an encoder's first."""
+    return [
+        part.whereformer for part in model.modules() if hasattr(part, "whereformer") and isinstance(part, nn.Module)
+    ]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_without_a_method_the_model_is_the_same(name, padded):
+    model = make(name)
+    inputs = batch(model, padded=padded)
+    expected = states(model, inputs)
+    attach(model, "none")
+    assert model.config._attn_implementation == "whereformer"
+    close(states(model, inputs), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_method_of_zeros_adds_nothing(name):
+    model = make(name)
+    expected = states(model)
+    attach(model, "tisa")
+    assert (states(model) - expected).abs().max() > 1e-3
+    for position in positions_of(model):
+        nn.init.zeros_(position.amplitude)
+    close(states(model), expected)
+
+
+def by_hand(biases):
+    """An attention function that writes everything out and adds to each self-attention's scores what comes next."""
+
+    def attend(module, query, key, value, mask, scaling=None, dropout=0.0, is_causal=None, position_bias=None, **_):
+        n_q, n_k = query.shape[2], key.shape[2]
+        if key.shape[1] != query.shape[1]:
+            key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (key, value))
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if n_q == n_k:
+            scores = scores + next(biases)
+        if position_bias is not None:
+            scores = scores + position_bias
+        if mask is not None:
+            scores = scores + mask
+        return (scores.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+    return attend
+
+
+@pytest.mark.parametrize("position", ["tisa", "t5", "alibi", "tisa+fire"])
+@pytest.mark.parametrize("name", MODELS)
+def test_each_layer_and_pass_adds_its_own_curve(name, position):
+    if name == "t5" and position == "t5":
+        pytest.skip("T5 has T5's biases")
+    ours, theirs = make(name), make(name)
+    attach(ours, position, **({"share_layers": False} if "tisa" in position else {}))
+    with torch.no_grad():
+        for parameter in (p for method in positions_of(ours) for p in method.parameters()):
+            parameter.add_(torch.randn_like(parameter) * 0.5)
+    inputs = batch(ours)
+    biases = []
+    for method in positions_of(ours):
+        decodes = len(biases) > 0
+        n = inputs["decoder_input_ids"].shape[1] if decodes else 17 if name == "vit" else 12
+        offsets = torch.arange(n) - torch.arange(n)[:, None]
+        biases += [method.curve(offsets, layer=layer).unsqueeze(0) for layer in range(method.model.num_layers)]
+    queue = iter(biases)
+    AttentionInterface.register("by_hand", by_hand(queue))
+    AttentionMaskInterface.register("by_hand", eager_mask)
+    theirs.set_attn_implementation("by_hand")
+    close(states(ours, inputs), states(theirs, inputs))
+    assert next(queue, None) is None
+
+
+def as_encoder(bert, position):
+    """Our encoder with the weights of a BERT."""
+    encoder = Encoder(
+        EncoderConfig(
+            vocab_size=50,
+            hidden_size=16,
+            num_attention_heads=2,
+            blocks="3",
+            intermediate_size=32,
+            position=position,
+            max_position_embeddings=40,
+            separate_cls=False,
+        )
+    ).eval()
+    words = {"word": "word_embeddings", "token_type": "token_type_embeddings", "norm": "LayerNorm"}
+    for ours, theirs in words.items():
+        getattr(encoder.embeddings, ours).load_state_dict(getattr(bert.embeddings, theirs).state_dict())
+    for ours, theirs in zip(encoder.layers, bert.encoder.layer, strict=True):
+        for part in ("query", "key", "value"):
+            getattr(ours.attention, part).load_state_dict(getattr(theirs.attention.self, part).state_dict())
+        pairs = (
+            (ours.attention.out, theirs.attention.output.dense),
+            (ours.attention_norm, theirs.attention.output.LayerNorm),
+            (ours.up, theirs.intermediate.dense),
+            (ours.down, theirs.output.dense),
+            (ours.feed_forward_norm, theirs.output.LayerNorm),
+        )
+        for mine, their in pairs:
+            mine.load_state_dict(their.state_dict())
+    return encoder
+
+
+IN_ATTENTION = [
+    "shaw",
+    "t5",
+    "floater",
+    "tupe",
+    "rope",
+    "tisa",
+    "alibi",
+    "fire",
+    "transformer_xl",
+    "tupe+t5",
+    "rope+tisa",
+]
+
+
+@pytest.mark.parametrize("position", IN_ATTENTION)
+def test_bert_with_a_method_is_our_encoder(position):
+    bert = make("bert")
+    attach(bert, position, keep_absolute=False)
+    encoder = as_encoder(bert, position)
+    encoder.position.load_state_dict(bert.whereformer.state_dict())
+    inputs = batch(bert)
+    close(states(bert, inputs), states(encoder, inputs))
+
+
+@pytest.mark.parametrize("variant", ["random", "factorized_random", "dense", "factorized_dense"])
+def test_a_synthesizer_reads_the_layers_input(variant):
+    bert = attach(make("bert"), "synthesizer", keep_absolute=False, variant=variant, content="mix", max_length=20)
+    encoder = as_encoder(bert, "none")
+    encoder.position = copy.deepcopy(bert.whereformer)
+    inputs = batch(bert)
+    close(states(bert, inputs), states(encoder, inputs))
+
+
+def test_rope_is_modernberts_own_rotation():
+    model = make(make_modernbert(global_attn_every_n_layers=1))
+    expected = states(model)
+    base = model.config.rope_parameters["full_attention"]["rope_theta"]
+    attach(model, "none", keep_absolute=False)
+    assert (states(model) - expected).abs().max() > 1e-3
+    detach(model)
+    close(states(attach(model, "rope", keep_absolute=False, base=base)), expected)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_layer_and_pass_gets_a_gradient(name):
+    model = attach(make(name), "tisa")
+    gradients = train_step(model)[1]
+    ours = {key: gradient for key, gradient in gradients.items() if "whereformer." in key}
+    assert len(ours) == (6 if name == "t5" else 3)
+    for gradient in ours.values():
+        assert len(gradient) == (2 if name == "t5" else 3)
+        assert (gradient.flatten(1).abs().amax(1) > 0).all()
+
+
+@pytest.mark.parametrize("position", ["tisa", "none"])
+@pytest.mark.parametrize("name", SWITCHABLE)
+def test_nothing_is_left_without_a_gradient_when_positions_are_off(name, position):
+    """Data-parallel training stops at parameters that no gradient reaches."""
+    before = {key for key, gradient in train_step(make(name))[1].items() if gradient is None}
+    model = attach(make(name), position, keep_absolute=False)
+    after = {key for key, gradient in train_step(model)[1].items() if gradient is None}
+    assert after <= before
+
+
+@pytest.mark.parametrize("name", [name for name in SWITCHABLE if name not in ("gpt2", "llama")])
+def test_without_positions_a_model_reads_a_bag(name):
+    model = make(make_modernbert(global_attn_every_n_layers=1) if name == "modernbert" else name)
+    order = torch.randperm(12)
+    if name == "vit":
+        patches = torch.randn(1, 3, 16, 4, 4)
+        order = torch.randperm(16)
+
+        def run(which):
+            image = patches[:, :, which].unflatten(2, (4, 4)).permute(0, 1, 2, 4, 3, 5).reshape(1, 3, 16, 16)
+            return model(image).last_hidden_state[:, 1:]
+
+        before = run(torch.arange(16))[:, order], run(order)
+        attach(model, "none", keep_absolute=False)
+        after = run(torch.arange(16))[:, order], run(order)
+    else:
+        encoder = model.encoder if name == "t5" else model
+        ids = torch.randint(3, 50, (2, 12))
+
+        def run(ids):
+            return encoder(ids).last_hidden_state
+
+        before = run(ids)[:, order], run(ids[:, order])
+        attach(model, "none", keep_absolute=False)
+        after = run(ids)[:, order], run(ids[:, order])
+    assert (before[0] - before[1]).abs().max() > 1e-3
+    close(*after)
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "roberta", "electra", "distilbert", "modernbert"])
+def test_without_absolute_positions_no_length_is_too_long(name):
+    model = attach(make(name), "tisa", keep_absolute=False)
+    assert torch.isfinite(states(model, batch(model, length=60))).all()
+
+
+def test_parameters_follow_the_model():
+    model = make("bert").to(torch.bfloat16)
+    attach(model, "tisa")
+    assert model.whereformer.amplitude.dtype == torch.bfloat16
+    assert states(model).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        for name in ("bert", "t5", "modernbert"):
+            loss = states(attach(make(name), "tisa+shaw+floater")).float().pow(2).sum()
+            loss.backward()
+            assert torch.isfinite(loss)
+
+
+def test_dropout_drops_attention_weights():
+    bert = make("bert")
+    for module in bert.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    attach(bert, "tisa")
+    expected = states(bert)
+    bert.train()
+    close(states(bert), expected)
+    for layer in bert.encoder.layer:
+        layer.attention.self.dropout.p = 0.5
+    assert (states(bert) - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_attention_weights_are_real(name):
+    theirs = make(name)
+    theirs.set_attn_implementation("eager")
+    ours = attach(make(name), "none")
+    inputs = batch(ours)
+    options = {"output_attentions": True}
+    expected, found = (model(**inputs, **options) for model in (theirs, ours))
+    for kind in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
+        if hasattr(expected, kind) and getattr(expected, kind) is not None:
+            assert len(getattr(found, kind)) == len(getattr(expected, kind))
+            assert kind == "cross_attentions" or len(getattr(found, kind)) > 0
+            for mine, their in zip(getattr(found, kind), getattr(expected, kind), strict=True):
+                if name not in ("vit", "t5"):
+                    mine, their = (
+                        weights.transpose(1, 2)[inputs["attention_mask"].bool()] for weights in (mine, their)
+                    )
+                close(mine, their)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_masks_of_pairs(additive):
+    """Two texts in a row that may not see each other, as a bool mask or as one that is added."""
+    model = attach(make("bert"), "tisa")
+    ids = torch.randint(3, 50, (1, 12))
+    document = torch.arange(12) // 7
+    mask = (document[:, None] == document)[None, None]
+    if additive:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    packed = model(ids, attention_mask=mask, position_ids=torch.cat((torch.arange(7), torch.arange(5)))[None])
+    alone = [model(ids[:, :7]).last_hidden_state, model(ids[:, 7:]).last_hidden_state]
+    close(packed.last_hidden_state, torch.cat(alone, 1))
+
+
+def test_padding_is_not_looked_at():
+    """Without a mask function of its own an attention function never sees the padding."""
+    model = attach(make("bert"), "tisa")
+    inputs = batch(model)
+    before = states(model, inputs)
+    inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, 7)
+    torch.testing.assert_close(states(model, inputs), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_causal_models_with_padding_and_a_cache(name, side):
+    model = attach(make(name), "tisa")
+    ids = torch.randint(3, 50, (2, 10))
+    mask = torch.ones_like(ids)
+    mask[0, slice(0, 3) if side == "left" else slice(7, 10)] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    alone = model(ids[:1, 3:] if side == "left" else ids[:1, :7]).last_hidden_state
+    whole = model(ids, attention_mask=mask, position_ids=positions).last_hidden_state
+    close(whole[:1, 3:] if side == "left" else whole[:1, :7], alone)
+    start = model(ids[1:, :6], use_cache=True)
+    rest = model(ids[1:, 6:], past_key_values=start.past_key_values)
+    close(torch.cat((start.last_hidden_state, rest.last_hidden_state), 1), whole[1:])
+
+
+# T5
+
+
+def t5_batch():
+    torch.manual_seed(2)
+    ids, labels = torch.randint(3, 50, (3, 150)), torch.randint(3, 50, (3, 140))
+    mask = torch.ones_like(ids)
+    mask[0, 100:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_t5_with_its_own_biases_as_a_table_is_t5(implementation):
+    theirs = make(make_t5(transformers.T5ForConditionalGeneration))
+    theirs.set_attn_implementation(implementation)
+    ours = attach(copy.deepcopy(theirs), "none")
+    expected, found = (model.double().train()(**t5_batch()) for model in (theirs, ours))
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-9, atol=1e-9)
+    expected.loss.backward()
+    found.loss.backward()
+    for (name, mine), their in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(
+            mine.grad, their.grad, rtol=1e-7, atol=1e-9, msg=lambda text, name=name: f"{name} {text}"
+        )
+
+
+def test_t5_hands_on_a_table_and_no_matrix():
+    model = attach(make("t5"), "none")
+    seen = []
+    for module in model.modules():
+        if type(module).__name__ == "T5Attention":
+            module.register_forward_hook(lambda module, args, output: seen.append(tuple(output[1].shape)))
+    states(model)
+    assert set(seen) == {(1, 2, 1, 257), (1, 2, 1, 1)}
+
+
+@pytest.mark.parametrize("position", ["none", "tisa"])
+def test_t5_generates_the_same_with_and_without_a_cache(position):
+    model = make(make_t5(transformers.T5ForConditionalGeneration))
+    inputs = {"input_ids": torch.randint(3, 50, (2, 9)), "max_new_tokens": 8, "do_sample": False, "num_beams": 2}
+    before = model.generate(**inputs)
+    attach(model, position)
+    with_cache, without = model.generate(**inputs), model.generate(**inputs, use_cache=False)
+    assert torch.equal(with_cache, without)
+    if position == "none":
+        assert torch.equal(with_cache, before)
+    with pytest.raises(ValueError, match="static"):
+        model.generate(**inputs, cache_implementation="static")
+
+
+def test_t5_may_have_other_positions_instead():
+    model = make("t5")
+    attach(model, "t5", keep_absolute=False)
+    assert not any("relative_attention_bias" in name for name in model.state_dict())
+    with torch.no_grad():
+        for stack, table in ((model.encoder, 0), (model.decoder, 1)):
+            own = make("t5")
+            source = (own.encoder, own.decoder)[table].block[0].layer[0].SelfAttention.relative_attention_bias.weight
+            stack.whereformer.weight.copy_(source.mT)
+    close(states(model), states(make("t5")))
+
+
+# Training
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("position", ["tisa", "tupe+t5", "floater+shaw"])
+@pytest.mark.parametrize("name", ["bert", "t5", "vit"])
+def test_gradient_checkpointing(name, position, reentrant):
+    if name == "t5":
+        position = position.replace("tupe+t5", "tupe")
+    model = attach(make(name), position)
+    loss, gradients = train_step(model)
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": reentrant})
+    again, found = train_step(model)
+    close(again, loss)
+    assert gradients.keys() == found.keys()
+    for key, gradient in gradients.items():
+        if gradient is not None:
+            close(found[key], gradient, factor=10)
+
+
+@pytest.mark.parametrize(("name", "position"), [*((name, "tisa") for name in NAMED), ("bert", "rope+shaw")])
+def test_compiles_whole(name, position):
+    torch.compiler.reset()
+    model = attach(make(name), position)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+    for length in (12, 17) if name != "vit" else (12,):
+        inputs = batch(model, length=length)
+        close(states(compiled, inputs), states(model, inputs))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")
+def test_compiles_to_code_with_gradients():
+    torch.compiler.reset()
+    small = transformers.BertModel(transformers.BertConfig(**SIZES | {"num_hidden_layers": 1}), add_pooling_layer=False)
+    model = attach(make(small), "tisa")
+    loss, gradients = train_step(model)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    again, found = train_step(compiled)
+    close(again, loss)
+    for key, gradient in gradients.items():
+        if gradient is not None:
+            close(found[f"_orig_mod.{key}"], gradient, factor=10)
+
+
+def test_trains_with_the_trainer(tmp_path):
+    torch.manual_seed(0)
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES))
+    attach(model, "tisa", keep_absolute=False)
+    before = model.bert.whereformer.center.detach().clone()
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(3, 50, (8, 12))]
+    arguments = transformers.TrainingArguments(
+        tmp_path,
+        max_steps=2,
+        report_to=[],
+        use_cpu=True,
+        save_steps=1,
+        disable_tqdm=True,
+        activation_checkpointing=True,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    assert (model.bert.whereformer.center != before).flatten(1).any(1).all()
+    ids = torch.stack([row["input_ids"] for row in rows])
+    model.eval()
+    reloaded = load_attached(tmp_path / "checkpoint-2", transformers.AutoModelForMaskedLM)
+    torch.testing.assert_close(reloaded(ids).logits, model(ids).logits, rtol=0, atol=0)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    torch.testing.assert_close(model.eval()(ids).logits, reloaded(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+# Files and copies
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("name", NAMED)
+def test_saves_and_loads(name, keep, tmp_path):
+    model = attach(make(name), "tisa+rope", keep_absolute=keep, num_kernels=3)
+    model.save_pretrained(tmp_path)
+    loaded = load_attached(tmp_path, transformers.AutoModel)
+    assert type(loaded) is type(model)
+    assert loaded.config.whereformer == model.config.whereformer
+    assert not loaded.training
+    torch.testing.assert_close(states(loaded), states(model), rtol=0, atol=0)
+    assert list(loaded.state_dict()) == list(model.state_dict())
+
+
+def test_heads_change_and_files_are_split(tmp_path, caplog):
+    torch.manual_seed(0)
+    model = attach(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).eval(), "tisa")
+    model.save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    for model_class in (transformers.AutoModelForTokenClassification, transformers.BertModel):
+        with caplog.at_level(logging.WARNING):
+            loaded = load_attached(tmp_path, model_class, dtype=torch.float64)
+        own = loaded if model_class is transformers.BertModel else loaded.bert
+        torch.testing.assert_close(own.whereformer.center, model.bert.whereformer.center.double())
+        assert ("classifier.weight" in caplog.text) is not (model_class is transformers.BertModel)
+        caplog.clear()
+    own.save_pretrained(tmp_path / "base")
+    again = load_attached(tmp_path / "base", transformers.AutoModelForMaskedLM, dtype=torch.float32)
+    torch.testing.assert_close(again.bert.whereformer.center, model.bert.whereformer.center)
+
+
+def test_a_plain_load_says_what_it_leaves_out(tmp_path, monkeypatch):
+    attach(make("bert"), "tisa").save_pretrained(tmp_path)
+    _, found = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert {f"whereformer.{part}" for part in ("amplitude", "sharpness", "center")} <= set(found["unexpected_keys"])
+
+
+def test_loading_what_was_not_attached(tmp_path):
+    model = make("bert")
+    model.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match=r"^path_or_id: nothing was attached"):
+        load_attached(tmp_path / "plain", transformers.AutoModel)
+    model.config.whereformer = {"position": "tisa", "keep_absolute": True, "options": {}}
+    model.save_pretrained(tmp_path / "lost")
+    with pytest.raises(ValueError, match=r"^path_or_id: the checkpoint has no 'whereformer.amplitude'"):
+        load_attached(tmp_path / "lost", transformers.AutoModel)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("name", NAMED)
+def test_copies_are_whole_and_apart(name, duplicate):
+    plain = states(make(name))
+    model = attach(make(name), "tisa", keep_absolute=False)
+    expected = states(model)
+    other = duplicate(model)
+    with torch.no_grad():
+        for position in positions_of(model):
+            position.amplitude.fill_(9.0)
+    torch.testing.assert_close(states(other), expected, rtol=0, atol=0)
+    detach(model)
+    torch.testing.assert_close(states(other), expected, rtol=0, atol=0)
+    torch.testing.assert_close(states(detach(other)), plain, rtol=0, atol=0)
+
+
+# Detaching
+
+
+def structure(model):
+    """All that attaching may change."""
+    hooks = [len(module._forward_pre_hooks) for module in model.modules()]
+    attributes = [sorted(vars(module)) for module in model.modules()]
+    configs = [part.config.to_dict() for part in model.modules() if hasattr(part, "config")]
+    return list(map(type, model.modules())), hooks, attributes, list(model.state_dict()), configs
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("name", SWITCHABLE)
+def test_detaching_restores_the_model(name, keep, implementation):
+    model = make(name)
+    model.set_attn_implementation(implementation)
+    before, expected, parameters = structure(model), states(model), list(model.parameters())
+    attach(model, "tisa", keep_absolute=keep)
+    assert structure(model) != before
+    assert detach(model) is model
+    assert structure(model) == before
+    assert all(mine is their for mine, their in zip(model.parameters(), parameters, strict=True))
+    assert {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")} == {implementation}
+    torch.testing.assert_close(states(model), expected, rtol=0, atol=0)
+    attach(model, "shaw")
+
+
+def test_detached_parts_follow_where_the_model_went():
+    for name in ("bert", "vit", "modernbert", "t5"):
+        model = attach(make(name), "tisa", keep_absolute=False).double()
+        detach(model)
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+        inputs = batch(model)
+        if "pixel_values" in inputs:
+            inputs["pixel_values"] = inputs["pixel_values"].double()
+        close(states(model, inputs), states(make(name).double(), inputs))
+
+
+def test_a_failed_attach_leaves_the_model_alone(monkeypatch):
+    model = make("bert")
+    before, expected = structure(model), states(model)
+
+    def fail(*_):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("whereformer.positions.tisa.Tisa.train", fail)
+    with pytest.raises(RuntimeError, match="no"):
+        attach(model, "tisa", keep_absolute=False)
+    assert structure(model) == before
+    torch.testing.assert_close(states(model), expected, rtol=0, atol=0)
+
+
+# Errors
+
+FUNNEL = {"vocab_size": 50, "block_sizes": [1, 1], "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: transformers.FunnelModel(transformers.FunnelConfig(**FUNNEL)),
+        lambda: transformers.DebertaV2Model(transformers.DebertaV2Config(**SIZES)),
+        lambda: transformers.MPNetModel(transformers.MPNetConfig(**SIZES)),
+        lambda: Encoder(EncoderConfig(vocab_size=50, hidden_size=16, num_attention_heads=2, blocks="1")),
+    ],
+)
+def test_models_that_do_not_dispatch(model, caplog):
+    with pytest.raises(ValueError, match=r"^model: \w+ does not dispatch attention through AttentionInterface$"):
+        attach(model(), "tisa")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "position", "options"),
+    [
+        (ValueError, "unknown position method 'tsia'; did you mean 'tisa'", "tsia", {}),
+        (TypeError, "position: expected the name of a method, got NoneType", None, {}),
+        (TypeError, "position 'tisa' has no option 'kernels'", "tisa", {"kernels": 3}),
+        (ValueError, "position: Learned acts on the embeddings", "learned", {}),
+        (ValueError, "position: Sinusoidal acts on the embeddings", "tisa+sinusoidal", {}),
+        (ValueError, r"position: it replaces query \. key", "synthesizer", {}),
+    ],
+)
+def test_bad_methods(error, message, position, options):
+    model = make("bert")
+    before = structure(model)
+    with pytest.raises(error, match=rf"^{message}"):
+        attach(model, position, **options)
+    assert structure(model) == before
+
+
+def test_bad_models():
+    with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
+        attach(nn.Linear(2, 2), "tisa")
+    with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
+        detach(nn.Linear(2, 2))
+    model = make("bert")
+    with pytest.raises(ValueError, match=r"^model: no position method is attached to this BertModel$"):
+        detach(model)
+    attach(model, "tisa")
+    with pytest.raises(ValueError, match=r"^model: a position method is attached already; call whereformer.detach"):
+        attach(model, "none")
+    detach(model)
+    with pytest.raises(ValueError, match=r"^model: no position method"):
+        detach(model)
+    with pytest.raises(ValueError, match=r"^keep_absolute: BartModel has no positions of a kind"):
+        attach(make("bart"), "tisa", keep_absolute=False)
+    with pytest.raises(ValueError, match=r"^position: the model has T5's biases of its own; 'none' keeps them"):
+        attach(make("t5"), "t5")
