@@ -14,7 +14,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 def test_the_code_runs(capsys):
     namespace = {}
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(block, namespace)
     assert namespace["logits"].shape == (2, 50, 1000)

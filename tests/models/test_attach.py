@@ -107,10 +107,10 @@ def batch(model, length=12, padded=True):
     return inputs
 
 
-def states(model, inputs=None, **options):
-    """The last hidden states of the tokens that are real."""
+def states(model, inputs=None, run=None):
+    """The last hidden states of the tokens that are real; ``run`` is what runs the model, if not itself."""
     inputs = batch(model) if inputs is None else inputs
-    hidden = model(**inputs, **options).last_hidden_state
+    hidden = (run or model)(**inputs).last_hidden_state
     if model.config.is_encoder_decoder or "attention_mask" not in inputs or inputs["attention_mask"].dim() != 2:
         return hidden
     return hidden[inputs["attention_mask"].bool()]
@@ -343,11 +343,20 @@ def test_parameters_follow_the_model():
     attach(model, "tisa")
     assert model.whereformer.amplitude.dtype == torch.bfloat16
     assert states(model).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("length", [12, 130])
+@pytest.mark.parametrize("name", ["bert", "t5", "modernbert"])
+def test_half_precision(name, length):
+    model = attach(make(name), "tisa+shaw+floater", keep_absolute=name == "t5")
+    inputs = batch(model, length=length)
+    expected = states(model, inputs)
     with torch.autocast("cpu", torch.bfloat16):
-        for name in ("bert", "t5", "modernbert"):
-            loss = states(attach(make(name), "tisa+shaw+floater")).float().pow(2).sum()
-            loss.backward()
-            assert torch.isfinite(loss)
+        mixed = states(model, inputs)
+        mixed.float().pow(2).sum().backward()
+    half = states(model.to(torch.bfloat16), inputs)
+    for found in (mixed, half):
+        assert (found.float() - expected).abs().mean() < 0.1 * expected.abs().mean()
 
 
 def test_dropout_drops_attention_weights():
@@ -421,6 +430,17 @@ def test_causal_models_with_padding_and_a_cache(name, side):
     start = model(ids[1:, :6], use_cache=True)
     rest = model(ids[1:, 6:], past_key_values=start.past_key_values)
     close(torch.cat((start.last_hidden_state, rest.last_hidden_state), 1), whole[1:])
+
+
+def test_another_implementation_is_refused():
+    """It would leave positions out without a word."""
+    model = attach(make("bert"), "tisa")
+    expected = states(model)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError, match=r"^attn_implementation: .*must be 'whereformer', got 'sdpa'"):
+        states(model)
+    model.set_attn_implementation("whereformer")
+    torch.testing.assert_close(states(model), expected, rtol=0, atol=0)
 
 
 # T5
@@ -510,7 +530,7 @@ def test_compiles_whole(name, position):
     torch.compiler.reset()
     model = attach(make(name), position)
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
-    for length in (12, 17) if name != "vit" else (12,):
+    for length in (12, 17) if name in ("bert", "t5", "modernbert") else (12,):
         inputs = batch(model, length=length)
         close(states(compiled, inputs), states(model, inputs))
 
@@ -555,6 +575,25 @@ def test_trains_with_the_trainer(tmp_path):
     torch.testing.assert_close(model.eval()(ids).logits, reloaded(ids).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["distilbert", "modernbert", "t5"])
+def test_trains_data_parallel(name, tmp_path):
+    """A second step fails if the first left a parameter without a gradient."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = attach(make(name), "tisa", keep_absolute=False)
+        _, expected = train_step(model)
+        expected = {key: gradient.clone() for key, gradient in expected.items()}
+        parallel = nn.parallel.DistributedDataParallel(model)
+        for _ in range(2):
+            model.zero_grad()
+            states(model, run=parallel).pow(2).sum().backward()
+        for key, parameter in model.named_parameters():
+            close(parameter.grad, expected[key])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # Files and copies
 
 
@@ -588,7 +627,7 @@ def test_heads_change_and_files_are_split(tmp_path, caplog):
     torch.testing.assert_close(again.bert.whereformer.center, model.bert.whereformer.center)
 
 
-def test_a_plain_load_says_what_it_leaves_out(tmp_path, monkeypatch):
+def test_a_plain_load_says_what_it_leaves_out(tmp_path):
     attach(make("bert"), "tisa").save_pretrained(tmp_path)
     _, found = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert {f"whereformer.{part}" for part in ("amplitude", "sharpness", "center")} <= set(found["unexpected_keys"])
@@ -601,8 +640,13 @@ def test_loading_what_was_not_attached(tmp_path):
         load_attached(tmp_path / "plain", transformers.AutoModel)
     model.config.whereformer = {"position": "tisa", "keep_absolute": True, "options": {}}
     model.save_pretrained(tmp_path / "lost")
-    with pytest.raises(ValueError, match=r"^path_or_id: the checkpoint has no 'whereformer.amplitude'"):
+    with pytest.raises(ValueError, match=r"^path_or_id: the checkpoint has no 'whereformer.amplitude' of"):
         load_attached(tmp_path / "lost", transformers.AutoModel)
+    attach(model, "tisa", share_layers=True)
+    model.config.whereformer["options"] = {}
+    model.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"has no 'whereformer.amplitude' of shape \(3, 2, 5\)$"):
+        load_attached(tmp_path / "other", transformers.AutoModel)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -711,6 +755,23 @@ def test_bad_methods(error, message, position, options):
     with pytest.raises(error, match=rf"^{message}"):
         attach(model, position, **options)
     assert structure(model) == before
+
+
+def test_models_of_more_than_text():
+    tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = transformers.CLIPModel(
+        transformers.CLIPConfig(text_config={**tower, "vocab_size": 50}, vision_config={**tower, "image_size": 32})
+    )
+    before = structure(model)
+    with pytest.raises(ValueError, match=r"^model: CLIPModel did not run on input_ids: "):
+        attach(model, "tisa")
+    assert structure(model) == before
+
+
+def test_models_whose_scores_are_changed_otherwise():
+    sizes = {**SIZES, "num_key_value_heads": 1, "head_dim": 8}
+    with pytest.raises(ValueError, match=r"softcap: whereformer's attention has none, got 50.0$"):
+        attach(transformers.Gemma2Model(transformers.Gemma2Config(**sizes)), "tisa")
 
 
 def test_bad_models():

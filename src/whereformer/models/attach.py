@@ -47,7 +47,8 @@ def attach(
     Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say.
 
     T5's own relative biases are given as a table over offsets instead of a matrix, so ``attach(t5, "none")`` is the
-    same model with less memory.
+    same model with less memory. Masks that are no padding, as ModernBERT's windows, stay matrices. A query that may
+    attend to nothing gets zeros, where transformers averages all values.
 
     Args:
         model: any that dispatches its attention through transformers' ``AttentionInterface``, of text or of images.
@@ -75,7 +76,8 @@ def attach(
     calls = _record(model)
     if not calls:
         raise ValueError(f"model: {type(model).__name__} does not dispatch attention through AttentionInterface")
-    if keep_absolute and "t5" in position.split("+") and any(_own_table(call.module) for call in calls):
+    parts = [part.strip() for part in position.split("+")]
+    if keep_absolute and "t5" in parts and any(_own_table(call.module) for call in calls):
         raise ValueError(
             "position: the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
         )
@@ -164,9 +166,11 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     with torch.no_grad():
         for name, tensor in state.items():
             if f"{NAME}." in name:
-                if name.removeprefix(prefix) not in saved:
-                    raise ValueError(f"path_or_id: the checkpoint has no {name!r}")
-                tensor.copy_(saved[name.removeprefix(prefix)])
+                found_here = saved.get(name.removeprefix(prefix))
+                if found_here is None or found_here.shape != tensor.shape:
+                    shape = tuple(tensor.shape)
+                    raise ValueError(f"path_or_id: the checkpoint has no {name!r} of shape {shape}")
+                tensor.copy_(found_here)
     if fresh := sorted(name for name in found["missing_keys"] if name in state):
         logging.getLogger(__name__).warning("not in the checkpoint, so freshly drawn: %s", ", ".join(fresh))
     return model
@@ -191,8 +195,16 @@ _calls: ContextVar[list[_Call]] = ContextVar("calls")
 
 
 def _probe(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, whereformer: _Place | None = None, **__: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: Any,
+    whereformer: _Place | None = None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
+    """An attention function that notes who calls it; its output has the right shape."""
+    _check_options(options)
     batch, num_heads, n_q, head_dim = query.shape
     _calls.get().append(_Call(module, n_q, key.shape[2], num_heads, head_dim, whereformer))
     return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
@@ -208,7 +220,13 @@ def _record(model: PreTrainedModel) -> list[_Call]:
     calls = _calls.set([])
     model.eval()
     try:
-        model(**_example(model))
+        inputs = _example(model)
+        try:
+            model(**inputs)
+        except Exception as error:
+            raise ValueError(
+                f"model: {type(model).__name__} did not run on {', '.join(inputs)} alone: {error}"
+            ) from error
         return _calls.get()
     finally:
         for module in training:
@@ -228,7 +246,7 @@ def _example(model: PreTrainedModel) -> dict[str, Tensor]:
         return {"pixel_values": torch.zeros(shape, device=model.device, dtype=model.dtype)}
     if model.main_input_name != "input_ids":
         raise ValueError(f"model: expected one of text or images, got one of {model.main_input_name}")
-    token = 1 if config.pad_token_id == 0 else 0
+    token = 1 if getattr(config, "pad_token_id", None) == 0 else 0
     inputs = {"input_ids": torch.full((1, 5), token, device=model.device)}
     if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.full((1, 3), token, device=model.device)
@@ -320,11 +338,17 @@ class _Enter:
         self.counted = counted
 
     def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         forward = kwargs.get("whereformer_forward")
         if forward is None:
             raise RuntimeError(f"whereformer: {type(module).__name__} ran outside of the model it was attached to")
+        if module.config._attn_implementation not in (NAME, _PROBE):
+            # Another attention function would leave positions out without a word.
+            raise RuntimeError(
+                f"attn_implementation: a position method is attached, so it must be {NAME!r}, "
+                f"got {module.config._attn_implementation!r}; set it back or call whereformer.detach(model)"
+            )
         layer = self.layers[0]
         if self.counted:
             # Layers that run several times are told apart by how many ran before.
@@ -461,7 +485,7 @@ def _switches(model: PreTrainedModel) -> list[Callable[[Undo], None]]:
             if isinstance(own, nn.Embedding):
                 switches.append(partial(_replace, model, module, name, _NoEmbedding()))
                 if "token_type_ids" in module._buffers:
-                    # Types of a model's longest text; without it they are zeros of any length.
+                    # As long as the table of positions; without it types are zeros for any length.
                     switches.append(partial(_replace, model, module, "token_type_ids", None))
             elif isinstance(own, nn.Parameter):
                 switches.append(partial(_replace, model, module, name, torch.zeros_like(own)))
@@ -525,9 +549,7 @@ def _attend(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """An attention function of transformers, from (batch, heads, n_q, head_dim) to (batch, n_q, heads, head_dim)."""
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{name}: whereformer's attention has none; call whereformer.detach(model)")
+    _check_options(kwargs)
     num_heads, n_q, n_k = query.shape[1], query.shape[2], key.shape[2]
     if key.shape[1] != num_heads:
         groups = num_heads // key.shape[1]
@@ -561,6 +583,13 @@ def _attend(
         output_attentions = getattr(getattr(module, "config", None), "output_attentions", False)
     weights = attention_weights(query, key, value, terms, **options) if output_attentions else None
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Raise for what some models' attention does to the scores besides."""
+    for name in ("softcap", "s_aux"):
+        if options.get(name) is not None:
+            raise ValueError(f"{name}: whereformer's attention has none, got {options[name]!r}")
 
 
 def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
