@@ -224,9 +224,7 @@ def _record(model: PreTrainedModel) -> list[_Call]:
         try:
             model(**inputs)
         except Exception as error:
-            raise ValueError(
-                f"model: {type(model).__name__} did not run on {', '.join(inputs)} alone: {error}"
-            ) from error
+            raise ValueError(f"model: {type(model).__name__} did not run on {', '.join(inputs)}: {error}") from error
         return _calls.get()
     finally:
         for module in training:
