@@ -80,11 +80,12 @@ class Biases:
         for encoder_only in (True, False):
             models = _models(encoder_only, self.layers)
             for length in map(int, self.lengths.split(",")):
-                for padded in (False, True):
-                    inputs = _inputs(length, max(1, self.tokens // length), encoder_only, padded)
+                batch = max(1, self.tokens // length)
+                for padded in (False, True)[: 1 + (batch > 1)]:  # one row alone has no padding
+                    inputs = _inputs(length, batch, encoder_only, padded)
                     _check(models, inputs)
                     for row in self._time(models, inputs):
-                        shape = {"n": length, "batch": len(inputs["input_ids"]), "padded": padded}
+                        shape = {"n": length, "batch": batch, "layers": self.layers, "padded": padded}
                         rows.append({"part": "encoder" if encoder_only else "whole", **shape, **row})
                         console.print(
                             f"{rows[-1]['part']} n={length} {'padded' if padded else 'full':7}{row['model']:12}"
