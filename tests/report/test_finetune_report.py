@@ -53,7 +53,8 @@ def test_markdown(results):
 
 def test_the_page_says_what_the_numbers_say(results):
     page = report.build_report(results)
-    assert "<h1>learned+tisa gains most on rte (accuracy): 10.0 points; 1 of 2 rows have a gain</h1>" in page
+    assert "<h1>learned+tisa gains most on rte (accuracy): 10.0 points; " in page
+    assert "; 1 of 2 rows have a gain, 0 of them with every seed</h1>" in page
     assert f"<td><strong>70.0</strong><small>65.0{TO}70.0</small></td>" in page
     assert f"<td>{MINUS}20.0%</td>" in page
     assert "mine<b>" not in page
@@ -71,3 +72,17 @@ def test_results_without_curves_or_baseline(results):
     results["shown"]["kernels"] = [0, 3]
     results["runs"]["rte"]["learned+tisa, S=3"] = runs_of(0.1)
     assert "No position method gained" in report.build_report(results)
+
+
+def test_a_gain_of_every_seed_is_marked(results):
+    results["runs"]["rte"]["learned+tisa, S=3"] = runs_of(0.71, 0.75, 0.8)
+    assert f"| rte | accuracy | 60.0 (50.0{TO}70.0) | 75.0 (71.0{TO}80.0) | +15.0* | +37.5% |" in report.build_markdown(
+        results
+    )
+    assert "1 of 2 rows have a gain, 1 of them with every seed</h1>" in report.build_report(results)
+
+
+def test_facts_of_a_task_are_written_for_people(results):
+    page = report.build_report(results)
+    assert "<td>train 1,000, validation 277</td>" in page
+    assert "{&#39;" not in page

@@ -70,3 +70,14 @@ def test_settings_share_their_models():
     assert len(distinct(settings)) == 9
     assert settings[1].variants[1].options == {"num_kernels": 5}
     assert settings[-1].variants[0].position is None
+
+
+def test_a_gain_is_clear_if_every_seed_is_better():
+    def clear(baseline, other):
+        (table,) = tables(results_of({"learned": baseline, "learned+tisa, S=3": other}, seeds=[0, 1]))
+        return table.rows[0].clear
+
+    assert clear([0.5, 0.6], [0.61, 0.7])
+    assert not clear([0.5, 0.6], [0.6, 0.7])
+    assert not clear([0.5], [0.7])  # one seed says nothing of its spread
+    assert not clear([0.5, 0.6], [0.3, 0.4])

@@ -25,7 +25,7 @@ def build_markdown(results: dict[str, Any]) -> str:
         lines += [f"## {table.position}", "", _line(header), _line(["---"] * 2 + ["---:"] * (len(header) - 2))]
         for row in table.rows:
             cells = [_median(cell) + (f" ({_range(cell)})" if _range(cell) else "") for cell in row.cells]
-            lines.append(_line([row.task, row.metric, *cells, _signed(row.gain), _signed(row.error_reduction, "%")]))
+            lines.append(_line([row.task, row.metric, *cells, _gain(row), _signed(row.error_reduction, "%")]))
         lines.append("")
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in results["settings"].items())
     lines += [explanation(results), "", *_notes(results), "", f"Settings: {settings}.", ""]
@@ -40,7 +40,7 @@ def explanation(results: dict[str, Any]) -> str:
     what = "Scores in percent" + (f", medians over {len(seeds)} seeds with their range" if len(seeds) > 1 else "")
     return (
         f"{what}. Gain is the largest over the baseline, in points; error reduction is that gain by the baseline's "
-        "distance from 100."
+        "distance from 100. *: every seed of it is better than every seed of the baseline; other gains may be luck."
     )
 
 
@@ -76,6 +76,10 @@ def _signed(number: float | None, unit: str = "") -> str:
     return DASH if number is None else f"{number:+z.1f}{unit}".replace("-", MINUS)
 
 
+def _gain(row: Row) -> str:
+    return _signed(row.gain) + ("*" if row.clear else "")
+
+
 @dataclass(frozen=True)
 class Shown:
     """A row of a table: its name, each cell's median and range, and which is the best."""
@@ -94,24 +98,27 @@ def shown(row: Row) -> Shown:
         (_median(cell), _range(cell), cell is not None and best is not None and cell.median == best)
         for cell in row.cells
     ]
-    return Shown(row, cells, _signed(row.gain), _signed(row.error_reduction, "%"))
+    return Shown(row, cells, _gain(row), _signed(row.error_reduction, "%"))
 
 
 def verdict(found: Sequence[Table]) -> str:
     """The page in one sentence."""
     gains = [
-        (row.gain, table.position, f"{row.task} ({row.metric})")
+        (row.gain, table.position, f"{row.task} ({row.metric})", row.clear)
         for table in found
         for row in table.rows
         if row.gain is not None
     ]
     if not gains:
         return "Fine-tuned, and nothing to compare it with"
-    gain, position, task = max(gains)
+    gain, position, task, _ = max(gains)
     if gain <= 0:
         return "No position method gained over its baseline"
-    better = sum(other > 0 for other, _, _ in gains)
-    return f"{position} gains most on {task}: {gain:.1f} points; {better} of {len(gains)} rows have a gain"
+    better, clear = sum(each[0] > 0 for each in gains), sum(each[3] for each in gains)
+    return (
+        f"{position} gains most on {task}: {gain:.1f} points; {better} of {len(gains)} rows have a gain, {clear} of "
+        "them with every seed"
+    )
 
 
 @dataclass(frozen=True)
@@ -140,6 +147,18 @@ def drawings(results: dict[str, Any]) -> list[Heads]:
     return found
 
 
+def _facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """What is known about a task's rows, as a person would write it."""
+    found = {}
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {number:,}" for key, number in value.items())
+        elif isinstance(value, list):
+            value = ", ".join(map(str, filter(None, value)))
+        found[name] = DASH if value in (None, "") else value
+    return found
+
+
 def build_report(results: dict[str, Any]) -> str:
     """The page; equal results give equal pages."""
     found = tables(results)
@@ -155,6 +174,6 @@ def build_report(results: dict[str, Any]) -> str:
         heads=drawings(results),
         settings=results["settings"],
         seeds=results["shown"]["seeds"],
-        tasks=results["tasks"],
+        tasks={name: _facts(facts) for name, facts in results["tasks"].items()},
         machine={**results["machine"], **results["versions"]},
     )

@@ -19,6 +19,7 @@ class Row:
         cells: the scores in percent, one a column; None where nothing has been run.
         gain: the largest gain over the baseline, in points.
         error_reduction: that gain by the baseline's distance from 100, in percent.
+        clear: whether every seed of what gains is better than every seed of the baseline; never with one seed.
     """
 
     task: str
@@ -26,6 +27,7 @@ class Row:
     cells: list[Cell | None]
     gain: float | None
     error_reduction: float | None
+    clear: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,14 @@ def _cell(by_seed: Mapping[str, Any], judged: str, metric: str, seeds: list[int]
 
 
 def _row(task: str, metric: str, cells: list[Cell | None], first: str) -> Row:
-    medians = [None if cell is None else cell.median for cell in cells]
-    others = [median for median in medians[1:] if median is not None]
-    if first != BASELINE or medians[0] is None or not others:
+    baseline, *others = ((cell, cell.median) if cell is not None else (None, None) for cell in cells)
+    found = [(median, cell) for cell, median in others if cell is not None and median is not None]
+    if first != BASELINE or baseline[0] is None or baseline[1] is None or not found:
         return Row(task, metric, cells, None, None)
-    return Row(task, metric, cells, *gain_over(medians[0], others))
+    _, best = max(found, key=lambda each: each[0])
+    gain, reduction = gain_over(baseline[1], [median for median, _ in found])
+    low, (lowest, highest) = best.low, (baseline[0].low, baseline[0].high)
+    assert low is not None
+    assert lowest is not None
+    assert highest is not None
+    return Row(task, metric, cells, gain, reduction, clear=lowest < highest < low)
