@@ -57,6 +57,8 @@ class Pays:
     """Sentences to judge by."""
     test_rows: int = 2000
     """How many of them, drawn at random."""
+    judgements: int = 8
+    """How often, in fine-tuning."""
     column: str = "sentence"
     """The sentences' column."""
     models: str = "plain,plain + tisa,funnel,funnel + tisa"
@@ -198,7 +200,7 @@ class Pays:
             optimizer.zero_grad()
             spent += time.process_time() - started
             step += 1
-            if spent >= self.finetune_seconds * (judged + 1) / 8:
+            if spent >= self.finetune_seconds * (judged + 1) / self.judgements:
                 judged += 1
                 curve.append((spent, self._accuracy(model, test)))
         return step
