@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from whereformer import linear as module
-from whereformer.linear import Linear, linear
+from whereformer.linear import linear, project
 
 SHAPES = {
     "rows": ((7, 24), 40),
@@ -33,13 +33,13 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
 def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the products that oneDNN computes in a test."""
     found: list[tuple[int, ...]] = []
-    real = module.product
+    real = module.product_transposed
 
     def seen(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
         found.append((*left.shape, len(right)))
         return real(left, right, bias)
 
-    monkeypatch.setattr(module, "product", seen)
+    monkeypatch.setattr(module, "product_transposed", seen)
     return found
 
 
@@ -96,7 +96,7 @@ def test_the_right_factor_never_has_gaps(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.ops.mkldnn, "_linear_pointwise", lambda left, right, *_: found.append(right) or left @ right.mT
     )
     for right in (torch.randn(6, 5, 4)[:, 0], torch.randn(4, 9)[:, :6].mT, torch.randn(6, 4), torch.randn(4, 6).mT):
-        module.product(torch.randn(3, 4), right)
+        module.product_transposed(torch.randn(3, 4), right)
     assert [right.is_contiguous() for right in found] == [True, True, True, False]
     assert found[3].mT.is_contiguous()
 
@@ -132,22 +132,49 @@ def test_other_dtypes_are_left_to_torch(dtype: torch.dtype, products: list[tuple
     assert not products
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, in forward mode
 def test_what_is_left_to_torch(products: list[tuple[int, ...]]) -> None:
-    layer = Linear(6, 7)
+    layer = nn.Linear(6, 7)
     hidden = torch.randn(5, 6)
     with torch.autocast("cpu", torch.bfloat16):
-        assert layer(hidden).dtype == torch.bfloat16
+        assert project(layer, hidden).dtype == torch.bfloat16
     torch.backends.mkldnn.set_flags(False)
     try:
-        assert torch.equal(layer(hidden), functional.linear(hidden, layer.weight, layer.bias))
+        assert torch.equal(project(layer, hidden), layer(hidden))
     finally:
         torch.backends.mkldnn.set_flags(True)
-    assert layer(torch.randn(6)).shape == (7,)
-    assert layer(torch.randn(0, 6)).shape == (0, 7)
-    torch.compile(layer, fullgraph=True, backend="eager")(hidden)
+    assert project(layer, torch.randn(6)).shape == (7,)
+    assert project(layer, torch.randn(0, 6)).shape == project(layer, torch.randn(0, 6), nn.GELU()).shape == (0, 7)
+    torch.compile(lambda hidden: project(layer, hidden), fullgraph=True, backend="eager")(hidden)
+    torch.func.jacfwd(lambda hidden: project(layer, hidden))(hidden)
+    assert torch.equal(linear(hidden, layer.weight, torch.tensor(2.0)), hidden @ layer.weight.T + 2)
+    with pytest.raises(RuntimeError, match="5x6 and 5x7"):
+        linear(hidden, torch.randn(7, 5))
     assert not products
-    layer(hidden)
+    project(layer, hidden)
     assert products == [(5, 6, 7)]
+
+
+@pytest.mark.parametrize("size", range(1, 40))
+def test_sizes_are_cut_into_few(size: int, monkeypatch: pytest.MonkeyPatch, products: list[tuple[int, ...]]) -> None:
+    monkeypatch.setattr(module, "SMALL", 4)
+    inputs = tensors((size, 13), 7)
+    out, expected = linear(*inputs), functional.linear(*inputs)
+    torch.testing.assert_close(out, expected)
+    for mine, other in zip(
+        torch.autograd.grad(out.square().sum(), inputs),
+        torch.autograd.grad(expected.square().sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-4)
+    allowed = {1, 2, 3, 4, 6, 7, 8, 12, 16, 24, 32}  # 7 is the layer's own
+    assert {size for shape in products for size in shape} - {13} <= allowed
+
+
+def test_memory_does_not_grow_with_the_number_of_lengths() -> None:
+    """OneDNN keeps a program for every shape, so there must be few of them."""
+    shapes = {(rows, inner) for size in range(1, 5000) for rows in module._cut(size)[:2] for inner in (768,)}
+    assert len(shapes) < 64 + 2 * 13
 
 
 def test_small_products_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, products: list[tuple[int, ...]]) -> None:
@@ -169,37 +196,37 @@ def test_counts_the_same_flops() -> None:
     assert flops(linear) == flops(functional.linear) == 3 * 2 * 5 * 6 * 7
 
 
-def test_is_a_linear_layer() -> None:
-    layer = Linear(6, 7)
-    assert isinstance(layer, nn.Linear)
-    torch.manual_seed(0)
-    mine = Linear(6, 7).state_dict()
-    torch.manual_seed(0)
-    theirs = nn.Linear(6, 7).state_dict()
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+class Steps(nn.Module):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden * torch.sigmoid(hidden)
 
 
-ACTIVATIONS = {"gelu": functional.gelu, "several steps": lambda x: x * torch.sigmoid(x), "relu": torch.relu}
+ACTIVATIONS = {"gelu": nn.GELU(), "several steps": Steps(), "relu": nn.ReLU(), "with a parameter": nn.PReLU()}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+def copied(weight: Tensor, bias: Tensor) -> nn.Linear:
+    layer = nn.Linear(*weight.shape[::-1]).to(weight.dtype)
+    layer.weight.data, layer.bias.data = weight.detach(), bias.detach()
+    return layer
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "a vector"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_an_activation_before_it(activation: str, shape: str) -> None:
     apply = ACTIVATIONS[activation]
-    inputs = tensors(*SHAPES[shape])
-    hidden, weight, bias = inputs
-    layer = Linear(*weight.shape[::-1])
-    layer.weight.data, layer.bias.data = weight.data, bias.data
-    out, expected = layer(hidden, apply), functional.linear(apply(hidden), weight, bias)
+    hidden, weight, bias = tensors(*SHAPES.get(shape, ((24,), 40)))
+    layer = copied(weight, bias)
+    out, expected = project(layer, hidden, apply), layer(apply(hidden))
     torch.testing.assert_close(out, expected)
     gradient = torch.randn(expected.shape)
-    found = torch.autograd.grad(out, (hidden, layer.weight, layer.bias), gradient)
+    inputs = (hidden, *layer.parameters(), *apply.parameters())
+    found = torch.autograd.grad(out, inputs, gradient)
     for mine, reference in zip(found, torch.autograd.grad(expected, inputs, gradient), strict=True):
         torch.testing.assert_close(mine, reference, rtol=1e-5, atol=1e-5)
 
 
 def test_what_an_activation_makes_is_not_kept() -> None:
-    layer = Linear(24, 40)
+    layer = nn.Linear(24, 40)
     hidden = torch.randn(5, 24, requires_grad=True)
     kept: list[Tensor] = []
 
@@ -208,43 +235,75 @@ def test_what_an_activation_makes_is_not_kept() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        layer(hidden, functional.gelu)
+        project(layer, hidden, nn.GELU())
     assert {tensor.data_ptr() for tensor in kept} == {hidden.data_ptr(), layer.weight.data_ptr()}
 
 
 def test_second_derivatives_through_an_activation() -> None:
-    layer = Linear(6, 7).double()
+    layer = nn.Linear(6, 7).double()
     hidden = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
 
-    def call(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        given = {"weight": weight, "bias": bias}
-        out: Tensor = torch.func.functional_call(layer, given, (hidden, functional.gelu))
-        return out
+    def call(hidden: Tensor, *parameters: Tensor) -> Tensor:
+        return project(layer, hidden, nn.GELU())
 
-    inputs = (hidden, layer.weight, layer.bias)
+    inputs = (hidden, *layer.parameters())
     assert torch.autograd.gradcheck(call, inputs)
     assert torch.autograd.gradgradcheck(call, inputs)
 
 
-def test_an_activation_under_vmap_of_grad() -> None:
-    layer = Linear(6, 7)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, in forward mode
+def test_an_activation_under_transforms() -> None:
+    layer, gelu = nn.Linear(6, 7), nn.GELU()
     hidden = torch.randn(4, 3, 6)
 
     def loss(hidden: Tensor) -> Tensor:
-        return layer(hidden, functional.gelu).tanh().sum()
+        return project(layer, hidden, gelu).tanh().sum()
 
     def plain(hidden: Tensor) -> Tensor:
-        return functional.linear(functional.gelu(hidden), layer.weight, layer.bias).tanh().sum()
+        return layer(gelu(hidden)).tanh().sum()
 
-    mine, expected = (torch.func.vmap(torch.func.grad(function))(hidden) for function in (loss, plain))
-    torch.testing.assert_close(mine, expected)
+    for transform in (
+        lambda function: torch.func.vmap(torch.func.grad(function))(hidden),
+        lambda function: torch.func.hessian(function)(hidden[0]),
+        lambda function: torch.autograd.functional.jacobian(function, hidden, vectorize=True),
+    ):
+        torch.testing.assert_close(transform(loss), transform(plain))
+
+
+def test_gradients_in_batches() -> None:
+    layer, gelu = nn.Linear(6, 7), nn.GELU()
+    hidden = torch.randn(3, 6, requires_grad=True)
+    gradients = torch.randn(5, 3, 7)
+    for activation in (None, gelu):
+        expected = layer(hidden if activation is None else activation(hidden))
+        found, wanted = (
+            torch.autograd.grad(out, (hidden, layer.weight), gradients, is_grads_batched=True)
+            for out in (project(layer, hidden, activation), expected)
+        )
+        torch.testing.assert_close(found, wanted)
 
 
 def test_an_activation_under_autocast_and_compile() -> None:
-    layer = Linear(6, 7)
+    layer, gelu = nn.Linear(6, 7), nn.GELU()
     hidden = torch.randn(5, 6)
-    expected = layer(functional.gelu(hidden))
+    expected = layer(gelu(hidden))
     with torch.autocast("cpu", torch.bfloat16):
-        assert layer(hidden, functional.gelu).dtype == torch.bfloat16
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(hidden, functional.gelu), expected)
+        assert project(layer, hidden, gelu).dtype == torch.bfloat16
+    compiled = torch.compile(lambda hidden: project(layer, hidden, gelu), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(hidden), expected)
+
+
+def test_who_watches_a_layer_sees_what_it_always_saw() -> None:
+    layer, gelu = nn.Linear(6, 7), nn.GELU()
+    hidden = torch.randn(5, 6, requires_grad=True)
+    expected = layer(gelu(hidden))
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, args: seen.extend(args))
+    torch.testing.assert_close(project(layer, hidden, gelu), expected)
+    torch.testing.assert_close(seen, [gelu(hidden)])
+    handle.remove()
+    handle = gelu.register_forward_hook(lambda _, args, out: out * 2)
+    torch.testing.assert_close(project(layer, hidden, gelu), layer(2 * functional.gelu(hidden)))
+    handle.remove()
+    layer.forward = lambda hidden: hidden + 1  # type: ignore[method-assign]
+    assert torch.equal(project(layer, hidden), hidden + 1)

@@ -485,11 +485,11 @@ def test_vectors_of_transformer_xl_are_kept_only_while_the_kernel_is_the_same():
     with torch.no_grad():
         for _ in range(2):
             assert torch.equal(attend(position, words), expected)
-        kept = position._vectors_kept[0][1]
+        kept = position._vectors_kept[0][1].tensors
         assert list(kept) == [(-8, 8, 1)]
         vectors = kept[-8, 8, 1]
         attend(position, words)
-        assert position._vectors_kept[0][1][-8, 8, 1] is vectors
+        assert position._vectors_kept[0][1].tensors[-8, 8, 1] is vectors
         position.kernel.data.mul_(2.0)  # which no version counter sees
         changed = attend(position, words)
     assert torch.equal(changed, attend(position, words).detach())

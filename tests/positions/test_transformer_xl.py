@@ -1,11 +1,14 @@
 """Transformer-XL's relative attention against its formula, between any two evenly spaced sequences."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from whereformer import Positions
 from whereformer.attention import attention_weights
@@ -91,14 +94,25 @@ def test_sinusoids_are_made_once_for_each_window():
     assert position.float().shared(*places).waves.dtype == torch.float32
 
 
-def test_few_windows_and_no_large_ones_are_kept(monkeypatch):
-    monkeypatch.setattr(transformer_xl, "MOST_KEPT", 7 * WIDTH)
+def test_few_numbers_are_kept_and_none_in_copies(monkeypatch):
+    monkeypatch.setattr(transformer_xl, "MOST_KEPT", 3 * 7 * WIDTH)
     position = build("transformer_xl")
-    large = Positions(0, 1, 5), Positions(0, 1, 5)
+    large = Positions(0, 1, 15), Positions(0, 1, 15)
     assert position.shared(*large).waves is not position.shared(*large).waves
-    for start in range(transformer_xl.WINDOWS_KEPT + 3):
+    for start in range(5):
         position.shared(Positions(start, 1, 4), Positions(0, 1, 4))
-    assert len(position._waves_kept) == transformer_xl.WINDOWS_KEPT
+    assert len(position._waves_kept.tensors) == 3
+    assert not copy.deepcopy(position)._waves_kept.tensors
+    assert not pickle.loads(pickle.dumps(position))._waves_kept.tensors
+
+
+def test_what_transforms_and_tracing_make_is_not_kept():
+    position = build("transformer_xl")
+    places = Positions(0, 1, 5), Positions(0, 1, 5)
+    torch.func.vmap(lambda x: x * position.shared(*places).waves.sum())(torch.ones(2))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        position.shared(*places)
+    assert type(position.shared(*places).waves) is torch.Tensor
 
 
 def test_what_inference_kept_serves_training_and_follows_the_kernel():

@@ -27,7 +27,7 @@ from .precision import without_autocast
 from .problem import ARGUMENTS, GRADIENTS, LN2, LOG2E, Problem, register_gradients
 from .tables import Grid, GridBias, GridRows, Listed, Rows, Tables
 from .tiles import Scratch, Span, Tile
-from .workspace import Workspace, add_product, by_onednn
+from .workspace import Workspace, add_product, onednn_suits
 
 TILE = 2**18
 """Scores in a tile, per thread: few enough to stay in a core's cache, many enough to make each operation worth it."""
@@ -77,7 +77,7 @@ class Block(Groups):
         self.problem, self.piece, self.tables = problem, piece, tables
         self.turn = torch.arange(len(piece.queries) - 1, -1, -1, device=problem.value.device)
         dtype, self.narrow = problem.dtype, _product_dtype(problem)
-        self.onednn = _by_onednn(problem, piece)
+        self.onednn = _piece_by_onednn(problem, piece)
         self.value = self.key_rows("value", problem.value, dtype)
         # Content and factors side by side: one product makes both scores.
         query_features, key_features = [], []
@@ -230,7 +230,7 @@ def _blocks(problem: Problem, workspace: Workspace, *, forward: bool) -> Iterato
 def _tile_size(problem: Problem, piece: Piece, forward: bool) -> int:
     """Scores in a tile; oneDNN multiplies larger ones faster, and the forward has one where the backward has two."""
     size = TILE * torch.get_num_threads()
-    return 2 * size if forward and _by_onednn(problem, piece) else size
+    return 2 * size if forward and _piece_by_onednn(problem, piece) else size
 
 
 def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[Span]]]:
@@ -261,10 +261,10 @@ def _row_spans(block: Block, bands: list[range]) -> Iterator[tuple[range, list[S
         yield queries, spans
 
 
-def _by_onednn(problem: Problem, piece: Piece) -> bool:
+def _piece_by_onednn(problem: Problem, piece: Piece) -> bool:
     """Whether oneDNN computes all of a piece's products, except the smallest."""
     sizes = len(piece.queries), len(piece.keys), problem.value.shape[3]
-    return by_onednn(_product_dtype(problem), problem.value.device, *sizes)
+    return onednn_suits(_product_dtype(problem), problem.value.device, *sizes)
 
 
 def _product_dtype(problem: Problem) -> torch.dtype:
@@ -340,7 +340,7 @@ def _is_fused(problem: Problem, piece: Piece, tables: Tables) -> bool:
         and all(other is None for other in (problem.seed, piece.key_mask, piece.query_documents))
         # It would compute what causality forbids; and in bfloat16, or by oneDNN's products, we are faster.
         and not problem.causal
-        and not _by_onednn(problem, piece)
+        and not _piece_by_onednn(problem, piece)
         and value.device.type == "cpu"
         and value.dtype == problem.dtype
         and query.shape[3] == value.shape[3]

@@ -105,8 +105,7 @@ def _onednn_beats_torch(call: Call) -> bool:
     return (
         not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and not _forward_mode()
+        and not linear.transforming()
         and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
         and call.query is not None
         and call.query.shape[3] == call.value.shape[3]

@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 
 from .. import linear
+from ..linear import product_transposed, regular
 
 FEWEST = 2**21
 """Multiplications of two matrices below which a call of oneDNN's product costs more than it saves."""
 
 NARROWEST = 32
 """Rows, columns and what is summed over, at least, where oneDNN's product is to be faster."""
+
+FEW = 256
+"""Sizes up to which every one may come."""
+
+NEAR = 2
+"""How much smaller than a regular size others may be: n keys and n queries have 2 n - 1 offsets between them."""
 
 KEPT_BYTES = 2**23
 """Of memory that waits for a thread's next call, at most."""
@@ -61,15 +68,15 @@ class Workspace:
 def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace, scale: float = 1.0) -> None:
     """``total += scale * left @ right``, each (groups, rows, columns); narrower products are added in total's dtype."""
     if left.dtype != total.dtype:
-        product = workspace.get("product", tuple(total.shape), left.dtype)
+        found = workspace.get("product", tuple(total.shape), left.dtype)
         if len(total) == 1:
-            torch.mm(left[0], right[0], out=product[0])
+            torch.mm(left[0], right[0], out=found[0])
         else:
-            torch.bmm(left, right, out=product)
-        total.add_(product, alpha=scale)
-    elif _by_onednn(total, left):
-        for sums, product in _onednn_products(total, left, right):
-            sums.add_(product, alpha=scale)
+            torch.bmm(left, right, out=found)
+        total.add_(found, alpha=scale)
+    elif onednn_suits(total.dtype, total.device, *total.shape[1:], left.shape[2]):
+        for sums, found in _onednn_products(total, left, right):
+            sums.add_(found, alpha=scale)
     elif len(total) == 1:
         # For a single matrix with padded rows this is the faster call.
         total[0].addmm_(left[0], right[0], alpha=scale)
@@ -79,26 +86,22 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace
 
 def put_product(target: Tensor, left: Tensor, right: Tensor, scale: float = 1.0) -> None:
     """``target = scale * left @ right``, each (groups, rows, columns) and of one dtype."""
-    if _by_onednn(target, left):
-        for part, product in _onednn_products(target, left, right):
-            torch.mul(product, scale, out=part)
+    if onednn_suits(target.dtype, target.device, *target.shape[1:], left.shape[2]):
+        for part, found in _onednn_products(target, left, right):
+            torch.mul(found, scale, out=part)
     else:
         torch.baddbmm(target, left, right, beta=0, alpha=scale, out=target)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """``left @ right``, each (..., rows, columns); ``right`` may lack the first dimensions."""
-    if not by_onednn(left.dtype, left.device, *left.shape[-2:], right.shape[-1]):
+    if not onednn_suits(left.dtype, left.device, *left.shape[-2:], right.shape[-1]):
         return left @ right
     if left.dim() == 2:
-        return linear.product(left, right.mT)
+        return product_transposed(left, right.mT)
     pairs = zip(left, right.expand(*left.shape[:-2], -1, -1), strict=True)
     products = [product(*pair) for pair in pairs]
     return products[0].unsqueeze(0) if len(products) == 1 else torch.stack(products)
-
-
-def _by_onednn(total: Tensor, left: Tensor) -> bool:
-    return by_onednn(total.dtype, total.device, *total.shape[1:], left.shape[2])
 
 
 def _onednn_products(total: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -106,11 +109,19 @@ def _onednn_products(total: Tensor, left: Tensor, right: Tensor) -> Iterator[tup
     for target, rows, columns in zip(total, left, right, strict=True):
         if rows.stride(0) == 1 and rows.stride(1) != 1:
             # As a left factor a transposed tile would be copied, and slowly.
-            yield target.mT, linear.product(columns.mT, rows)
+            yield target.mT, product_transposed(columns.mT, rows)
         else:
-            yield target, linear.product(rows, columns.mT)
+            yield target, product_transposed(rows, columns.mT)
 
 
-def by_onednn(dtype: torch.dtype, device: torch.device, *sizes: int) -> bool:
-    """Whether oneDNN computes products of such rows, columns and inner dimension, see :mod:`whereformer.linear`."""
-    return math.prod(sizes) >= FEWEST and min(sizes) >= NARROWEST and linear.by_onednn(dtype, device)
+def onednn_suits(dtype: torch.dtype, device: torch.device, *sizes: int) -> bool:
+    """Whether oneDNN computes products of such rows, columns and inner size, see :mod:`whereformer.linear`.
+
+    Of large sizes only those that are next to a regular one, because every shape costs memory for good.
+    """
+    return (
+        math.prod(sizes) >= FEWEST
+        and min(sizes) >= NARROWEST
+        and all(size <= FEW or regular(size + NEAR) >= size for size in sizes)
+        and linear.by_onednn(dtype, device)
+    )

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..attention import FactorPair, Positions, PositionsLike, attention, attention_weights
-from ..linear import Linear
+from ..linear import is_watched, project
 from ..positions import Position, build_position
 from .config import EncoderConfig, parse_blocks
 from .loading import LoadingReport
@@ -68,7 +68,7 @@ class Embeddings(nn.Module):
         self.token_type = nn.Embedding(config.type_vocab_size, width) if typed else None
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.projection = Linear(width, config.hidden_size) if width != config.hidden_size else None
+        self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
 
     def forward(
         self, words: Tensor, token_type_ids: Tensor | None, position: Position, positions: PositionsLike
@@ -80,7 +80,7 @@ class Embeddings(nn.Module):
             types = self.token_type.weight[0] if token_type_ids is None else self.token_type(token_type_ids)
             hidden = hidden + types
         hidden = self.dropout(self.norm(position.embed(hidden, positions)))
-        return hidden if self.projection is None else self.projection(hidden)
+        return hidden if self.projection is None else project(self.projection, hidden)
 
 
 class SelfAttention(nn.Module):
@@ -93,10 +93,10 @@ class SelfAttention(nn.Module):
         self.dropout_p = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
         # A Synthesizer that replaces content scores has no use for query and key.
-        self.query = Linear(width, inner, bias=config.query_bias) if content else None
-        self.key = Linear(width, inner) if content else None
-        self.value = Linear(width, inner)
-        self.out = Linear(inner, width)
+        self.query = nn.Linear(width, inner, bias=config.query_bias) if content else None
+        self.key = nn.Linear(width, inner) if content else None
+        self.value = nn.Linear(width, inner)
+        self.out = nn.Linear(inner, width)
         attend_to_types = content and config.type_vocab_size and config.segments == "attention"
         self.segments = SegmentScores(config) if attend_to_types else None
 
@@ -117,10 +117,10 @@ class SelfAttention(nn.Module):
         positions = place.queries.positions, place.keys.positions
         hooks: dict[str, Any] = {"layer": layer, "shared": place.shared}
         terms = position.terms(queries, *positions, **hooks)
-        value = self._heads(self.value(keys))
+        value = self._heads(project(self.value, keys))
         query, key = None, None
         if self.query is not None and self.key is not None:
-            query, key = self._heads(self.query(queries)), self._heads(self.key(keys))
+            query, key = self._heads(project(self.query, queries)), self._heads(project(self.key, keys))
             terms += position.query_terms(query, *positions, **hooks)
             if self.segments is not None and place.queries.segments is not None:
                 terms += (self.segments(query, place.queries.segments, place.keys.segments),)
@@ -142,7 +142,7 @@ class SelfAttention(nn.Module):
             **options,
         )
         weights = attention_weights(query, key, value, terms, **options) if with_weights else None
-        return self.out(out.transpose(1, 2).flatten(-2)), weights
+        return project(self.out, out.transpose(1, 2).flatten(-2)), weights
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -209,10 +209,10 @@ class Layer(GradientCheckpointingLayer):
         self.pre = config.norm == "pre"
         self.attention = SelfAttention(config, content=content)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.up = Linear(config.hidden_size, config.intermediate_size)
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACT2FN[config.hidden_act]
         self.activation_dropout = nn.Dropout(config.activation_dropout_prob)
-        self.down = Linear(config.intermediate_size, config.hidden_size)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
         self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -239,11 +239,11 @@ class Layer(GradientCheckpointingLayer):
         return self.feed_forward_norm(hidden + self._feed_forward(hidden)), weights
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
-        drops = self.training and self.activation_dropout.p > 0
-        # Adapters and quantizers put modules of their own in a layer's place.
-        if torch.is_grad_enabled() and isinstance(self.down, Linear) and not drops:
-            return self.dropout(self.down(self.up(hidden), self.activation))
-        return self.dropout(self.down(self.activation_dropout(self.activation(self.up(hidden)))))
+        dropout = self.activation_dropout
+        drops = (self.training and dropout.p > 0) or is_watched(dropout)
+        if drops or not torch.is_grad_enabled():
+            return self.dropout(project(self.down, dropout(self.activation(project(self.up, hidden)))))
+        return self.dropout(project(self.down, project(self.up, hidden), self.activation))
 
 
 class EncoderPreTrainedModel(PreTrainedModel):

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
-from ..linear import Linear
+from ..linear import project
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel, check_shape
 
@@ -114,16 +114,16 @@ class MaskedLMHead(nn.Module):
                 f"lm_head: 'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
                 f"and embedding_size {config.embedding_size}; use lm_head='bert'"
             )
-        self.dense = Linear(config.hidden_size, config.embedding_size) if bert else None
+        self.dense = nn.Linear(config.hidden_size, config.embedding_size) if bert else None
         self.activation = ACT2FN[config.hidden_act]
         self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps) if bert else None
-        self.decoder: nn.Linear = Linear(config.embedding_size, config.vocab_size)
+        self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (..., vocab_size) from hidden (..., hidden_size)."""
         if self.dense is not None and self.norm is not None:
-            hidden = self.norm(self.activation(self.dense(hidden)))
-        return self.decoder(hidden)
+            hidden = self.norm(self.activation(project(self.dense, hidden)))
+        return project(self.decoder, hidden)
 
 
 class EncoderForMaskedLM(EncoderWithHead):
@@ -180,10 +180,10 @@ class SequenceHead(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.classifier_act]
         self.dropout = nn.Dropout(classifier_dropout(config))
-        self.out = Linear(config.hidden_size, config.num_labels)
+        self.out = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (sequences, num_labels) from hidden (sequences, hidden_size)."""
@@ -203,8 +203,12 @@ def first_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Te
     """
     if document_ids is None:
         return hidden[:, 0]
-    first = functional.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
-    return hidden[first if attention_mask is None else first & attention_mask.bool()]
+    if attention_mask is None:
+        attention_mask = torch.ones_like(document_ids)
+    real = attention_mask.bool()
+    rows, ids = real.nonzero()[:, 0], document_ids[real]
+    first = functional.pad((ids[1:] != ids[:-1]) | (rows[1:] != rows[:-1]), (1, 0), value=True)
+    return hidden[real][first]
 
 
 class EncoderForSequenceClassification(EncoderWithHead):
@@ -275,7 +279,7 @@ class EncoderForTokenClassification(EncoderWithHead):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         self.dropout = nn.Dropout(classifier_dropout(config))
-        self.token_classifier = Linear(config.hidden_size, config.num_labels)
+        self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
     def predict(self, hidden: Tensor) -> Tensor:
@@ -294,7 +298,7 @@ class EncoderForQuestionAnswering(EncoderWithHead):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.span = Linear(config.hidden_size, 2)
+        self.span = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
     def predict(self, hidden: Tensor) -> Tensor:
@@ -365,9 +369,9 @@ class DiscriminatorHead(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.hidden_act]
-        self.out = Linear(config.hidden_size, 1)
+        self.out = nn.Linear(config.hidden_size, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits (batch, n) from hidden (batch, n, hidden_size)."""

@@ -20,28 +20,39 @@ from ..attention.terms import (
     offset_step,
     position_values,
 )
-from ..linear import linear
+from ..linear import linear, transforming
 from .base import ModelShape, Position
 
 FORMS = ("shifted", "factorized")
 
-WINDOWS_KEPT = 16
-"""Windows of offsets whose sinusoids and vectors stay for the next forward: a few lengths in a few blocks."""
-
 MOST_KEPT = 2**22
-"""Numbers of a window that may stay; where it has more, attention takes so long that making it is nothing."""
+"""Numbers that stay for the next forward, in sinusoids and in each layer's vectors: a few lengths in a few blocks. Of
+longer sequences none do, as their attention takes so long that this is nothing."""
 
 
-def _remembered(kept: dict[tuple[Any, ...], Tensor], key: tuple[Any, ...], make: Callable[[], Tensor]) -> Tensor:
-    """What was made for this key before, if it is still there; else it is made now."""
-    if key in kept:
-        return kept[key]
-    made = make()
-    if made.numel() <= MOST_KEPT:
-        if len(kept) == WINDOWS_KEPT:
-            del kept[next(iter(kept))]
-        kept[key] = made
-    return made
+class Kept:
+    """Tensors that are made once and used again: the last ones that together have at most ``MOST_KEPT`` numbers.
+
+    Copies of it and what is unpickled are empty.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[Any, Tensor] = {}
+
+    def get(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """What was made for this key before, if it is still there; else it is made now."""
+        found = self.tensors.pop(key, None)
+        if found is None:
+            found = make()
+        # Others (of tracing, of transforms) are of no use outside of what made them.
+        if type(found) is Tensor and not transforming():
+            self.tensors[key] = found
+            while sum(tensor.numel() for tensor in list(self.tensors.values())) > MOST_KEPT:
+                self.tensors.pop(next(iter(self.tensors)), None)
+        return found
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
 
 
 @dataclass
@@ -97,8 +108,8 @@ class TransformerXL(Position):
         self.form = form
         self.reset_cls = model.separate_cls if reset_cls is None else reset_cls
         self.dropout = nn.Dropout(dropout)
-        self._waves_kept: dict[tuple[Any, ...], Tensor] = {}
-        self._vectors_kept: dict[int, tuple[Tensor, dict[tuple[Any, ...], Tensor]]] = {}
+        self._waves_kept = Kept()
+        self._vectors_kept: dict[int, tuple[Tensor, Kept]] = {}
         layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
         self.content_bias = nn.Parameter(torch.empty(layers, *heads))
         self.position_bias = nn.Parameter(torch.empty(layers, *heads))
@@ -175,7 +186,7 @@ class TransformerXL(Position):
             return make()
         # What was made in inference mode would be of no use to training.
         with torch.inference_mode(False):
-            return _remembered(self._waves_kept, (first, last, step, self.kernel.device, self.kernel.dtype), make)
+            return self._waves_kept.get((first, last, step, self.kernel.device, self.kernel.dtype), make)
 
     def _vectors(self, window: Window, layer: int) -> Tensor:
         """What a layer makes of the window's sinusoids, (heads, T, head_dim); once where layers are shared.
@@ -188,23 +199,24 @@ class TransformerXL(Position):
             return self._project(window, kernel)
         if distinct not in window.vectors:
             # Looking at the kernel is cheap on the CPU only, and compiled code can't.
-            may_keep = kernel.device.type == "cpu" and not torch.compiler.is_compiling()
+            may_keep = kernel.device.type == "cpu" and not (torch.compiler.is_compiling() or transforming())
             dropped = self.training and self.dropout.p > 0
-            kept = self._kept(window, distinct, kernel) if may_keep and not dropped else self._project(window, kernel)
-            window.vectors[distinct] = kept
+            if may_keep and not dropped:
+                window.vectors[distinct] = self._vectors_again(window, distinct, kernel)
+            else:
+                window.vectors[distinct] = self._project(window, kernel)
         return window.vectors[distinct]
 
     def _project(self, window: Window, kernel: Tensor) -> Tensor:
         return linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
 
-    def _kept(self, window: Window, distinct: int, kernel: Tensor) -> Tensor:
+    def _vectors_again(self, window: Window, distinct: int, kernel: Tensor) -> Tensor:
         """The vectors of an earlier forward if the kernel is still the same, number for number."""
-        used, vectors = self._vectors_kept.get(distinct, (None, {}))
+        used, vectors = self._vectors_kept.get(distinct, (None, Kept()))
         if used is None or used.dtype != kernel.dtype or not torch.equal(used, kernel):
-            used, vectors = kernel.clone(), {}
+            used, vectors = kernel.clone(), Kept()
         self._vectors_kept[distinct] = used, vectors
-        span = (window.first, window.last, window.step)
-        return _remembered(vectors, span, lambda: self._project(window, kernel))
+        return vectors.get((window.first, window.last, window.step), lambda: self._project(window, kernel))
 
     def _without_cls(
         self,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.terms import FactorPair, PositionsLike, Term
-from ..linear import Linear
+from ..linear import project
 from .base import ModelShape, Position, table_rows
 
 
@@ -40,8 +40,8 @@ class Tupe(Position):
         super().__init__(model)
         self.table = nn.Parameter(torch.empty(model.max_length + 1, model.hidden_size))
         self.norm = nn.LayerNorm(model.hidden_size, eps=1e-5)
-        self.query = Linear(model.hidden_size, model.num_heads * model.head_dim)
-        self.key = Linear(model.hidden_size, model.num_heads * model.head_dim)
+        self.query = nn.Linear(model.hidden_size, model.num_heads * model.head_dim)
+        self.key = nn.Linear(model.hidden_size, model.num_heads * model.head_dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -59,8 +59,8 @@ class Tupe(Position):
         query_rows = table_rows(query_positions, len(table) - 1, "tupe", table.device)
         key_rows = table_rows(key_positions, len(table) - 1, "tupe", table.device)
         # Projected once per position, then one row per token; (..., n, heads, head_dim)
-        queries = self.query(table).unflatten(-1, heads) * scale
-        keys = self.key(table).unflatten(-1, heads)
+        queries = project(self.query, table).unflatten(-1, heads) * scale
+        keys = project(self.key, table).unflatten(-1, heads)
         from_cls, to_cls = (queries[:2] * keys[:2]).sum(-1)  # (heads,) each: theta 1 and theta 2
         query_is_cls = (query_rows == 0).to(table.dtype)[..., None, None]
         key_is_cls = (key_rows == 0).to(table.dtype)[..., None, None]
