@@ -4,8 +4,8 @@ PyTorch leaves them to Intel's MKL, which uses 512-bit instructions on Intel's p
 oneDNN, which PyTorch also carries, is up to twice as fast. ``torch.backends.mkldnn.set_flags(False)`` leaves all of it
 to MKL again.
 
-OneDNN makes and keeps a program for every shape that it multiplies, which over many shapes adds up to gigabytes. So it
-is given few: sizes that follow the data are cut into :func:`regular` ones, and what is left over is MKL's.
+Over many shapes it makes the process grow by gigabytes. So it is given few: sizes that follow the data have to be
+regular (:func:`is_regular`), as those of batches of full length mostly are. Batches of any length are MKL's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ FEWEST = 2**22
 
 
 SMALL = 64
-"""Sizes up to which all are few enough."""
+"""Sizes up to which all are regular."""
+
+NEAR = 2
+"""How much smaller than a regular size others may be: n queries and n keys have 2 n - 1 offsets between them."""
 
 
 def product_transposed(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -58,39 +61,10 @@ if hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.ops.mkldnn._linear_p
     register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_flops)
 
 
-def regular(size: int) -> int:
-    """The largest power of two, or three times one, that is at most ``size`` (1 or more)."""
-    power = 1 << (size.bit_length() - 1)
-    return power + power // 2 if size >= power + power // 2 else power
-
-
-def _cut(size: int) -> list[int]:
-    """A size as at most two regular ones, and what is left over."""
-    if size <= SMALL:
-        return [size, 0, 0]
-    first = regular(size)
-    second = regular(size - first) if size - first >= SMALL else 0
-    return [first, second, size - first - second]
-
-
-def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """``left @ right.T + bias`` from products of few shapes, whatever the number of rows and the inner size."""
-    rows, inner = _cut(left.shape[0]), _cut(left.shape[1])
-    if not any(rows[1:] + inner[1:]):
-        return product_transposed(left, right, bias)
-    out = left.new_empty(left.shape[0], right.shape[0])
-    for row, (part, target) in enumerate(zip(left.split(rows), out.split(rows), strict=True)):
-        for place, (mine, other) in enumerate(zip(part.split(inner, 1), right.split(inner, 1), strict=True)):
-            if not mine.numel():
-                continue
-            if row < 2 and place < 2:
-                found = product_transposed(mine, other, bias if place == 0 else None)
-                target.copy_(found) if place == 0 else target.add_(found)
-            elif place == 0:
-                torch.mm(mine, other.mT, out=target) if bias is None else torch.addmm(bias, mine, other.mT, out=target)
-            else:
-                target.addmm_(mine, other.mT)
-    return out
+def is_regular(size: int) -> bool:
+    """Whether a size is small, or a power of two or three times one, or next to that."""
+    power = 1 << ((size + NEAR).bit_length() - 1)
+    return size <= SMALL or size + NEAR - power <= NEAR or 0 <= size + NEAR - 3 * power // 2 <= NEAR
 
 
 @lru_cache(maxsize=1)
@@ -129,7 +103,14 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         (..., out_features).
     """
     # Compiled and exported programs are left what their backends know.
-    if torch.compiler.is_compiling() or not _suits(hidden, weight, bias):
+    if torch.compiler.is_compiling() or not is_regular(math.prod(hidden.shape[:-1])):
+        return functional.linear(hidden, weight, bias)
+    return _linear(hidden, weight, bias)
+
+
+def _linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same, for a number of rows that may be any."""
+    if not _suits(hidden, weight, bias):
         return functional.linear(hidden, weight, bias)
     rows = hidden.reshape(-1, hidden.shape[-1])
     out: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
@@ -165,7 +146,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        return _product(rows, weight, bias)
+        return product_transposed(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -173,7 +154,7 @@ class _Linear(torch.autograd.Function):
         needs_rows, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             linear(gradient, weight.mT) if needs_rows else None,
-            linear(gradient.mT, rows.mT) if needs_weight else None,
+            _linear(gradient.mT, rows.mT) if needs_weight else None,
             gradient.sum(0) if needs_bias else None,
         )
 
@@ -192,9 +173,10 @@ class _Activated(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         needs_rows, needs_weight, needs_bias, _ = ctx.needs_input_grad
         activated, to_rows, *_ = torch.func.vjp(ctx.activation, rows)
+        product = _linear if is_regular(len(rows)) else functional.linear
         return (
             to_rows(linear(gradient, weight.mT))[0] if needs_rows else None,
-            linear(gradient.mT, activated.mT) if needs_weight else None,
+            product(gradient.mT, activated.mT) if needs_weight else None,
             gradient.sum(0) if needs_bias else None,
             None,
         )

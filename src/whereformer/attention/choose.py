@@ -18,8 +18,8 @@ FEW_SCORES = 2**13
 """Scores a head up to which, on the CPU, writing them all out is faster than going tile by tile."""
 
 LONG = 2**18
-"""Scores a head from which oneDNN's products make us faster than torch's attention: by a fifth at least, where there
-are ``FEWEST_ROWS`` queries and keys of ``NARROWEST_HEAD``; in narrower heads products matter less."""
+"""Scores a head from which oneDNN's products make us faster than torch's attention, mostly by a fifth or more, where
+there are ``FEWEST_ROWS`` queries and keys of ``NARROWEST_HEAD``; in narrower heads products matter less."""
 
 FEWEST_ROWS = 256
 NARROWEST_HEAD = 64
@@ -111,6 +111,8 @@ def _onednn_beats_torch(call: Call) -> bool:
         and call.query.shape[3] == call.value.shape[3]
         and call.n_q * call.n_k >= LONG
         and min(call.n_q, call.n_k) >= FEWEST_ROWS
+        and linear.is_regular(call.n_q)
+        and linear.is_regular(call.n_k)
         and call.value.shape[3] >= NARROWEST_HEAD
         # Who switches its kernel off wants another one.
         and torch.backends.cuda.flash_sdp_enabled()

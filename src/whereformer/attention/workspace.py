@@ -10,19 +10,13 @@ import torch
 from torch import Tensor
 
 from .. import linear
-from ..linear import product_transposed, regular
+from ..linear import is_regular, product_transposed
 
 FEWEST = 2**21
 """Multiplications of two matrices below which a call of oneDNN's product costs more than it saves."""
 
 NARROWEST = 32
 """Rows, columns and what is summed over, at least, where oneDNN's product is to be faster."""
-
-FEW = 256
-"""Sizes up to which every one may come."""
-
-NEAR = 2
-"""How much smaller than a regular size others may be: n keys and n queries have 2 n - 1 offsets between them."""
 
 KEPT_BYTES = 2**23
 """Of memory that waits for a thread's next call, at most."""
@@ -117,11 +111,11 @@ def _onednn_products(total: Tensor, left: Tensor, right: Tensor) -> Iterator[tup
 def onednn_suits(dtype: torch.dtype, device: torch.device, *sizes: int) -> bool:
     """Whether oneDNN computes products of such rows, columns and inner size, see :mod:`whereformer.linear`.
 
-    Of large sizes only those that are next to a regular one, because every shape costs memory for good.
+    Only regular ones, because every shape costs memory for good.
     """
     return (
         math.prod(sizes) >= FEWEST
         and min(sizes) >= NARROWEST
-        and all(size <= FEW or regular(size + NEAR) >= size for size in sizes)
+        and all(map(is_regular, sizes))
         and linear.by_onednn(dtype, device)
     )
