@@ -8,6 +8,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import whereformer
+from whereformer import linear
 from whereformer.analysis import cost, count_flops, count_parameters, funnel_config, linear_flops, paper_table
 from whereformer.analysis.cost import Pass, layer_passes
 from whereformer.attention import Positions
@@ -281,8 +282,10 @@ def test_what_grows_with_the_batch_and_what_does_not():
     ],
     ids=str,
 )
-def test_memory_is_about_what_is_measured(length, changes):
-    """A forward's peak is at most a seventh above what is kept, for what lives for a moment, and never below."""
+def test_memory_is_about_what_is_measured(length, changes, monkeypatch):
+    """A forward's peak is at most an eighth above what is kept, for what lives for a moment, and never below."""
+    # Attention's tiles are larger where oneDNN multiplies them; here every processor is the same.
+    monkeypatch.setattr(linear, "onednn_is_faster", lambda: False)
     sizes = {"hidden_size": 128, "blocks": "4", "max_position_embeddings": 512}
     config = small_config(**{**sizes, **changes})
     model = whereformer.Encoder(config)
@@ -297,7 +300,7 @@ def test_memory_is_about_what_is_measured(length, changes):
     kept = peak_memory(lambda: outputs.append(forward()), CPU)
     estimate = cost(config, length, 4).memory
     # An activation of several steps needs more for a moment.
-    assert 1.0 <= kept / estimate.training <= (1.25 if config.hidden_act == "gelu_new" else 1.15)
+    assert 1.0 <= kept / estimate.training <= (1.25 if config.hidden_act == "gelu_new" else 1.125)
     model.eval()
     with torch.no_grad():
         forward()
@@ -306,7 +309,7 @@ def test_memory_is_about_what_is_measured(length, changes):
     rough = changes["position"] in ("tupe", "fire", "floater", "synthesizer", "transformer_xl")
     rough |= bool({"hidden_act", "attention_backend"} & changes.keys())
     most = 1.0 if changes["position"] == "transformer_xl" else 0.5
-    assert inference / estimate.inference == pytest.approx(1.0, abs=most if rough else 0.2)
+    assert inference / estimate.inference == pytest.approx(1.0, abs=most if rough else 0.05)
 
 
 def test_memory_of_attention_is_linear_where_sequences_are_long():

@@ -116,13 +116,13 @@ class Memory:
 
     Training keeps for the backward: inputs of products, norms and activations, dropout masks (which the CPU keeps
     as numbers, a GPU as bytes) and what attention and the position method keep. What lives for a moment and
-    gradients are not counted: in float32 the peak of a training step was 2 to 13% above the estimate (19% for fire,
+    gradients are not counted: in float32 the peak of a training step was 2 to 12% above the estimate (19% for fire,
     24% for an activation of several steps, and more where tables of numbers per pair are trained, as in a random
     Synthesizer). Below about 90 tokens, where all scores are written out, shaw and transformer_xl keep up to 31%
-    more. Inference was within 2% for most methods, and up to 17% above on AMD's processors with 512-bit
-    instructions, where products of unusual sizes are made in pieces; for those that need much for a moment (tupe,
-    fire, floater, synthesizer) it may be half too low or too high. transformer_xl needed 6 to 25% more at 512
-    tokens, and in small models at shorter ones up to 2.3 times the estimate. A batch without padding is assumed.
+    more. Inference was within 2% for most methods; for those that need much for a moment (tupe, fire, floater,
+    synthesizer) it may be half too low or too high. transformer_xl needed 6 to 25% more at 512 tokens, and in small
+    models at shorter ones up to 2.3 times the estimate. Where oneDNN multiplies (see :mod:`whereformer.linear`),
+    attention's tiles take some MiB more. A batch without padding is assumed.
 
     Args:
         weights: the parameters; training needs them four times with their gradients and Adam's two moments.
