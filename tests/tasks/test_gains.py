@@ -80,4 +80,6 @@ def test_a_gain_is_clear_if_every_seed_is_better():
     assert clear([0.5, 0.6], [0.61, 0.7])
     assert not clear([0.5, 0.6], [0.6, 0.7])
     assert not clear([0.5], [0.7])  # one seed says nothing of its spread
+    assert not clear([0.5, 0.6], [0.7])
+    assert clear([0.0, 0.0], [0.1, 0.1])  # seeds may agree
     assert not clear([0.5, 0.6], [0.3, 0.4])

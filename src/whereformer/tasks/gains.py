@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from .ranking import Cell
@@ -63,30 +64,29 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
             runs = results["runs"].get(task, {})
             for judged in facts["judged"]:
                 for metric in facts["metrics"]:
-                    cells = [
-                        _cell(runs.get(variant.name, {}), judged, metric, shown["seeds"])
+                    scores = [
+                        _scores(runs.get(variant.name, {}), judged, metric, shown["seeds"])
                         for variant in setting.variants
                     ]
-                    rows.append(_row(f"{task} {judged}".strip(), metric, cells, setting.variants[0].label))
+                    has_baseline = setting.variants[0].label == BASELINE
+                    rows.append(_row(f"{task} {judged}".strip(), metric, scores, has_baseline=has_baseline))
         rows = [row for row in rows if any(row.cells)]
         found.append(Table(setting.position, [variant.label for variant in setting.variants], rows))
     return [table for table in found if table.rows]
 
 
-def _cell(by_seed: Mapping[str, Any], judged: str, metric: str, seeds: list[int]) -> Cell | None:
-    scores = [100 * by_seed[str(seed)]["scores"][judged][metric] for seed in seeds if str(seed) in by_seed]
-    return Cell.of(scores) if scores else None
+def _scores(by_seed: Mapping[str, Any], judged: str, metric: str, seeds: list[int]) -> list[float]:
+    """In percent, of the seeds that have been run."""
+    return [100 * by_seed[str(seed)]["scores"][judged][metric] for seed in seeds if str(seed) in by_seed]
 
 
-def _row(task: str, metric: str, cells: list[Cell | None], first: str) -> Row:
-    baseline, *others = ((cell, cell.median) if cell is not None else (None, None) for cell in cells)
-    found = [(median, cell) for cell, median in others if cell is not None and median is not None]
-    if first != BASELINE or baseline[0] is None or baseline[1] is None or not found:
+def _row(task: str, metric: str, scores: list[list[float]], *, has_baseline: bool) -> Row:
+    """From the scores of every column, the baseline's first if there is one."""
+    cells = [Cell.of(column) if column else None for column in scores]
+    baseline, others = scores[0], [column for column in scores[1:] if column]
+    if not (has_baseline and baseline and others):
         return Row(task, metric, cells, None, None)
-    _, best = max(found, key=lambda each: each[0])
-    gain, reduction = gain_over(baseline[1], [median for median, _ in found])
-    low, (lowest, highest) = best.low, (baseline[0].low, baseline[0].high)
-    assert low is not None
-    assert lowest is not None
-    assert highest is not None
-    return Row(task, metric, cells, gain, reduction, clear=lowest < highest < low)
+    gain, reduction = gain_over(median(baseline), [median(column) for column in others])
+    best = max(others, key=median)
+    clear = min(len(baseline), len(best)) > 1 and min(best) > max(baseline)
+    return Row(task, metric, cells, gain, reduction, clear)
