@@ -8,7 +8,7 @@ from pyarrow import parquet
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
 from whereformer.tasks.glue import GLUE
-from whereformer.tasks.pretrain import quiet_transformers
+from whereformer.tasks.trainer import quiet_transformers
 from whereformer.tasks.windows import fit_tokenizer
 
 NOUNS = ["cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse"]

@@ -30,8 +30,8 @@ from .corpus import fingerprint
 from .finetune_settings import TuningSettings
 from .glue import Data
 from .optimizer import build_optimizer, linear_schedule
-from .pretrain import quiet_transformers
 from .rows import Rows
+from .trainer import quiet_transformers, training_arguments
 from .variants import Setting, Variant, distinct
 
 if TYPE_CHECKING:
@@ -357,26 +357,7 @@ def train(
     tuning, steps = job.tuning, job.steps(encoded)
     watch = Watch(steps, progress, tuning.learning_rate)
     optimizer = build_optimizer(model, tuning.learning_rate, tuning.kernel_learning_rate)
-    arguments = TrainingArguments(
-        output_dir=str(out),
-        max_steps=steps,
-        per_device_train_batch_size=tuning.batch_size,
-        max_grad_norm=1.0,
-        bf16=tuning.dtype == "bfloat16",
-        use_cpu=job.device.type == "cpu",
-        seed=seed,
-        eval_strategy="no",
-        save_strategy="no",
-        # Watch decides when, and what isn't a number has to be seen.
-        logging_strategy="no",
-        logging_nan_inf_filter=False,
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        report_to="none",
-        log_level="error",
-    )
-    # More GPUs would each get a batch of their own, and another result.
-    arguments._n_gpu = min(1, arguments.n_gpu)
+    arguments = training_arguments(out, tuning, steps, job.device, seed)
     trainer = Finetuner(
         batches=rows.batches(encoded.train.lengths, tuning.batch_size, steps, seed),
         collate=encoded.train.packed if tuning.packed else encoded.train.padded,

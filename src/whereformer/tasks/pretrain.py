@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers import logging as transformers_logging
 from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -39,6 +38,7 @@ from . import compare, corpus, masked_lm
 from .compare import Progress
 from .optimizer import build_optimizer, linear_schedule
 from .pretrain_settings import ModelSettings, TrainingSettings
+from .trainer import quiet_transformers, training_arguments
 from .windows import Windows, body_length, collate, fit_tokenizer, load_tokenizer, vocabulary_of
 
 if TYPE_CHECKING:
@@ -597,21 +597,6 @@ def _stopped_by_signals(watch: Watch) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Without transformers' own bars and notes, which would run through ours."""
-    verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
-
-
 def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
     """Train from the newest checkpoint or the start, save the model and return the results.
 
@@ -637,28 +622,15 @@ def _run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
     facts = {"text": job.text.facts, "machine": compare.machine(job.device), **job.facts()}
     watch = Watch(job, folder, facts, progress)
     optimizer = build_optimizer(model, training.learning_rate)
-    arguments = TrainingArguments(
-        output_dir=str(folder.checkpoints),
-        max_steps=training.steps,
-        per_device_train_batch_size=training.batch_size,
+    arguments = training_arguments(
+        folder.checkpoints,
+        training,
+        training.steps,
+        job.device,
+        training.seed,
         gradient_accumulation_steps=training.accumulate,
-        max_grad_norm=1.0,
-        bf16=training.dtype == "bfloat16",
-        use_cpu=job.device.type == "cpu",
-        seed=training.seed,
-        # Watch decides when, and what isn't a number has to be seen.
-        eval_strategy="no",
-        save_strategy="no",
-        logging_strategy="no",
-        logging_nan_inf_filter=False,
         save_total_limit=KEPT_CHECKPOINTS,
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        report_to="none",
-        log_level="error",
     )
-    # More GPUs would each get a batch of their own, and another result.
-    arguments._n_gpu = min(1, arguments.n_gpu)
     trainer = Pretrainer(
         job=job,
         judge=judge_masked_lm if objective == "mlm" else judge_electra,

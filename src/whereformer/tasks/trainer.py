@@ -1,0 +1,73 @@
+"""What every training by transformers' Trainer has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import TrainingArguments
+from transformers import logging as transformers_logging
+
+
+class Settings(Protocol):
+    """What a command's settings of training say."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+def training_arguments(
+    folder: Path, settings: Settings, steps: int, device: torch.device, seed: int, **others: Any
+) -> TrainingArguments:
+    """The Trainer's arguments where a callback of ours decides when to log, judge and save.
+
+    Args:
+        folder: for its checkpoints.
+        settings: of the command.
+        steps: of the training.
+        device: one; more GPUs would each get a batch of their own, and another result.
+        seed: of the Trainer.
+        others: further arguments.
+    """
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=settings.batch_size,
+        max_grad_norm=1.0,
+        bf16=settings.dtype == "bfloat16",
+        use_cpu=device.type == "cpu",
+        seed=seed,
+        eval_strategy="no",
+        save_strategy="no",
+        logging_strategy="no",
+        # What isn't a number has to be seen.
+        logging_nan_inf_filter=False,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        report_to="none",
+        log_level="error",
+        **others,
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    return arguments
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' own bars and notes, which would run through ours."""
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
