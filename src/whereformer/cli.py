@@ -95,7 +95,7 @@ class Compare:
         from .positions import position_names
         from .report import write_report
         from .tasks import compare, corpus, ranking
-        from .terminal import Bar, print_ranking
+        from .terminal import Bar, print_ranking, say
 
         self._check()
         names: Sequence[str] = compare.QUICK_POSITIONS if self.quick else compare.DEFAULT_POSITIONS
@@ -132,7 +132,7 @@ class Compare:
             write_report(results.data, report)
             print_ranking(console, rows, self.length)
             console.print(ranking.verdict(rows, results.data), style="bold", highlight=False)
-            console.print(f"wrote {report} (open it in a browser) and {results.path}", highlight=False, soft_wrap=True)
+            say(console, f"wrote {report} (open it in a browser) and {results.path}")
 
     def _decoder_layers(self) -> str:
         if self.decoder_layers is not None:
@@ -231,7 +231,7 @@ class Bench:
         """Do it with more ways to compare with, and another default folder."""
         from .report import write_plot
         from .tasks import bench, cases, compare
-        from .terminal import Bar, print_bench
+        from .terminal import Bar, print_bench, say
 
         settings = self._settings()
         names = self._backends(settings)
@@ -256,7 +256,7 @@ class Bench:
                 written = [results.path, results.csv]
                 if write_plot(list(results.rows.values()), names[0], out / "plot.svg"):
                     written.append(out / "plot.svg")
-                console.print(f"wrote {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+                say(console, f"wrote {', '.join(map(str, written))}")
             if interrupted:
                 raise SystemExit(_fail("interrupted; what is measured is kept", 130))
 
@@ -385,7 +385,7 @@ class Pretrain:
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError(f"--vocab-size: only without --tokenizer, whose size it is, got {self.vocab_size}")
         from .tasks import compare, corpus, pretrain
-        from .terminal import Bar, print_plan
+        from .terminal import Bar, print_plan, say
 
         device = _device(self.device)
         vocab_size = self.vocab_size or 4096
@@ -402,7 +402,7 @@ class Pretrain:
                 folder = pretrain.Folder(self.out, settings)
                 results = folder.finished()
                 if results is not None:
-                    console.print(f"{self.out} is finished already; nothing to do", highlight=False, soft_wrap=True)
+                    say(console, f"{self.out} is finished already; nothing to do")
                     self._tell(console, results)
                     return
             with console.status("encoding the text" if self.tokenizer else "training a tokenizer, encoding the text"):
@@ -416,7 +416,7 @@ class Pretrain:
             if self.dry_run:
                 for part, batch in pretrain.batch_costs(job).items():
                     steps = f" ({training.accumulate} batches a step)" if training.accumulate > 1 else ""
-                    console.print(f"\n{part}, a batch{steps}:\n{batch}", highlight=False, soft_wrap=True)
+                    say(console, f"\n{part}, a batch{steps}:\n{batch}")
                 return
             with Bar(console) as progress:
                 results = pretrain.run(job, folder, progress)
@@ -425,23 +425,19 @@ class Pretrain:
     def _tell(self, console: Console, results: dict[str, Any]) -> None:
         """Where everything is, how good it is, and how to use it."""
         from .tasks.pretrain import score_text
+        from .terminal import say
 
         scores = ", ".join(score_text(name, value) for name, value in results["held_out"][-1].items() if name != "step")
-        lines = (
+        say(
+            console,
             f"{results['step']:,} steps, {results['tokens_seen']:,} tokens in {results['seconds']:.0f} s; "
             f"held-out {scores}",
             f"wrote {self.out / 'model'} (model and tokenizer), {self.out / 'results.json'} and "
             f"{self.out / 'checkpoints'}",
-        )
-        for line in lines:
-            console.print(line, highlight=False, soft_wrap=True)
-        console.print(
             "\nfrom transformers import AutoTokenizer; from whereformer import Encoder\n"
             f"tokenizer = AutoTokenizer.from_pretrained({str(self.out / 'model')!r})\n"
             f"hidden = Encoder.from_pretrained({str(self.out / 'model')!r})"
             '(**tokenizer("some text", return_tensors="pt")).last_hidden_state',
-            highlight=False,
-            soft_wrap=True,
         )
 
 
@@ -528,14 +524,13 @@ class Finetune:
         """The table as text and as a page."""
         from .files import write_atomically
         from .report import finetune as report
+        from .terminal import say
 
         files = {"results.md": report.build_markdown(results), "report.html": report.build_report(results)}
         for name, text in files.items():
             write_atomically(self.out / name, text)
         written = " and ".join(str(self.out / name) for name in ("results.json", "results.md"))
-        console.print(
-            f"wrote {self.out / 'report.html'} (open it in a browser), {written}", highlight=False, soft_wrap=True
-        )
+        say(console, f"wrote {self.out / 'report.html'} (open it in a browser), {written}")
 
 
 @dataclass(frozen=True)
@@ -619,7 +614,7 @@ class Cost:
         """Do it."""
         from .analysis import paper_table
         from .files import write_atomically
-        from .terminal import print_paper_flops
+        from .terminal import print_paper_flops, say
 
         if self.out is not None and self.out.is_dir():
             raise InputError(f"--out: expected a file, got the folder {str(self.out)!r}")
@@ -631,10 +626,10 @@ class Cost:
         else:
             found = self._count()
             data = found.to_dict()
-            console.print(str(found), highlight=False, soft_wrap=True)
+            say(console, str(found))
         if self.out is not None:
             write_atomically(self.out, json.dumps(data, indent=2, allow_nan=False) + "\n")
-            console.print(f"wrote {self.out}", highlight=False, soft_wrap=True)
+            say(console, f"wrote {self.out}")
 
     def _count(self) -> analysis.Cost:
         import torch

@@ -29,7 +29,6 @@ Activation = Callable[[Tensor], Tensor]
 FEWEST = 2**22
 """Multiplications below which a call's own cost outweighs what is saved."""
 
-
 SMALL = 64
 """Sizes up to which all are regular."""
 
@@ -87,9 +86,14 @@ def by_onednn(dtype: torch.dtype, device: torch.device) -> bool:
     )
 
 
+def forward_mode() -> bool:
+    """Whether a forward-mode derivative is being taken, which our operators would silently leave out."""
+    return forward_ad._current_level >= 0
+
+
 def transforming() -> bool:
     """Whether a transform of functions or a forward-mode derivative is under way; what is our own knows neither."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_mode()
 
 
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -106,15 +110,15 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     # Compiled and exported programs are left what their backends know.
     if torch.compiler.is_compiling() or not is_regular(math.prod(hidden.shape[:-1])):
         return functional.linear(hidden, weight, bias)
-    return _linear(hidden, weight, bias)
+    return _of_any_size(hidden, weight, bias)
 
 
-def _linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _of_any_size(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same, for a number of rows that may be any."""
     if not _suits(hidden, weight, bias):
         return functional.linear(hidden, weight, bias)
     rows = hidden.reshape(-1, hidden.shape[-1])
-    out: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+    out: Tensor = _Product.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     return out.reshape(*hidden.shape[:-1], weight.shape[0])
 
 
@@ -141,7 +145,7 @@ def _suits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-class _Linear(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     """The product of rows (n, in_features); its gradients are such products again, so they have gradients too."""
 
     @staticmethod
@@ -155,7 +159,7 @@ class _Linear(torch.autograd.Function):
         needs_rows, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             linear(gradient, weight.mT) if needs_rows else None,
-            _linear(gradient.mT, rows.mT) if needs_weight else None,
+            _of_any_size(gradient.mT, rows.mT) if needs_weight else None,
             gradient.sum(0) if needs_bias else None,
         )
 
@@ -174,7 +178,7 @@ class _Activated(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         needs_rows, needs_weight, needs_bias, _ = ctx.needs_input_grad
         activated, to_rows, *_ = torch.func.vjp(ctx.activation, rows)
-        product = _linear if is_regular(len(rows)) else functional.linear
+        product = _of_any_size if is_regular(len(rows)) else functional.linear
         return (
             to_rows(linear(gradient, weight.mT))[0] if needs_rows else None,
             product(gradient.mT, activated.mT) if needs_weight else None,

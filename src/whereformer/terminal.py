@@ -156,6 +156,12 @@ def _time(row: BenchRow | None, notes: dict[str, int]) -> str:
     return f"{row.ratio:.2f} ({row.lowest:.2f}-{row.highest:.2f})"
 
 
+def say(console: Console, *lines: str) -> None:
+    """Lines as they are: the terminal breaks them where they end, so that paths and code can be copied."""
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
 def print_plan(console: Console, text: dict[str, Any], blocks: str, steps: int, plan: dict[str, Any]) -> None:
     """What a pretraining run is about to do: the text, the model and how often it reads the text."""
     lengths = ", ".join(f"{length:,}" for length in plan["block_lengths"])
@@ -168,8 +174,7 @@ def print_plan(console: Console, text: dict[str, Any], blocks: str, steps: int, 
         f"training: {steps:,} steps of {plan['tokens_per_step']:,} tokens; the text is {plan['steps_per_epoch']:,.1f} "
         f"steps long and read {plan['epochs']:,.1f} times",
     )
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+    say(console, *lines)
 
 
 def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:
@@ -205,17 +210,16 @@ def print_finetuning(console: Console, job: Job, tasks: Sequence[Encoded], facts
             lines.append(f"  only a part of {', '.join(found['subsets'])}: not to be compared with published scores")
         if found["cut_rows"]:
             lines.append(f"  {found['cut_rows']:,} rows cut to {job.tuning.max_length} tokens")
-        for line in lines:
-            console.print(line, highlight=False, soft_wrap=True)
+        say(console, *lines)
     models = [
         f"{name} ({count['all']:,} parameters, {count['position']:,} of position)"
         for name, count in facts["parameters"].items()
     ]
     total = len(tasks) * len(models) * len(job.seeds)
-    console.print(
-        f"models: {'; '.join(models)}\n{total} runs: {len(tasks)} tasks, {len(models)} models, {len(job.seeds)} seeds",
-        highlight=False,
-        soft_wrap=True,
+    say(
+        console,
+        f"models: {'; '.join(models)}",
+        f"{total} runs: {len(tasks)} tasks, {len(models)} models, {len(job.seeds)} seeds",
     )
 
 

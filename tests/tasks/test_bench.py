@@ -13,6 +13,8 @@ from whereformer.report import write_plot
 from whereformer.tasks import bench, cases
 from whereformer.tasks.compare import Progress
 
+from ..failing import fails
+
 CPU = torch.device("cpu")
 CASE = cases.Case("bias", 8, 2, 2, 4, "float32", True)
 ROW = bench.Row("bias", 8, 2, 2, 4, "float32", "training", "cpu", 1, "sdpa", measured="2000-01-01")
@@ -34,16 +36,6 @@ def measure(*ways, **changed):
 def changed(name, change):
     """The blockwise way, on a problem that ``change`` makes another."""
     return cases.Way(name, lambda problem: cases.backend("blockwise").prepare(change(problem)))
-
-
-def fails(capsys, *arguments):
-    """The one line that the command prints before it exits with 2."""
-    with pytest.raises(SystemExit) as stop:
-        main(["bench", *arguments])
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
 
 
 @pytest.mark.parametrize(("kind", "training"), ALL)
@@ -185,10 +177,10 @@ def test_results_of_another_machine_are_left_alone(tmp_path, capsys):
     path = tmp_path / "results.json"
     path.write_text(path.read_text().replace(torch.__version__, "1.0"))
     before = path.read_bytes()
-    assert "has results with torch 1.0" in fails(capsys, "--quick", "--out", str(tmp_path))
+    assert "has results with torch 1.0" in fails(capsys, "bench", "--quick", "--out", str(tmp_path))
     assert path.read_bytes() == before
     path.write_text("{")
-    assert "is not a complete result" in fails(capsys, "--quick", "--out", str(tmp_path))
+    assert "is not a complete result" in fails(capsys, "bench", "--quick", "--out", str(tmp_path))
     assert path.read_text() == "{"
 
 
@@ -264,7 +256,7 @@ def test_an_interrupted_command_keeps_the_rounds_it_finished(tmp_path, capsys, m
     ],
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
-    assert expected in fails(capsys, "--out", str(tmp_path / "out"), *arguments)
+    assert expected in fails(capsys, "bench", "--out", str(tmp_path / "out"), *arguments)
     assert not (tmp_path / "out").exists()
 
 
@@ -273,5 +265,5 @@ def test_a_backend_that_cannot_run_here_says_why(tmp_path, capsys, monkeypatch):
         raise ValueError(f"backend {backend!r} needs a GPU")
 
     monkeypatch.setattr(cases, "attention", attention)
-    message = fails(capsys, "--quick", "--backends", "blockwise", "--out", str(tmp_path / "out"))
+    message = fails(capsys, "bench", "--quick", "--backends", "blockwise", "--out", str(tmp_path / "out"))
     assert "--backends: blockwise can't run here: ValueError: backend 'blockwise' needs a GPU" in message

@@ -8,8 +8,8 @@ import torch
 from whereformer.cli import main
 from whereformer.tasks import compare
 
-SENTENCES = ["the {a} saw the {b} near the old house.", "a {b} and a {a} went to the market.", "where is the {a}?"]
-NOUNS = ["cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse"]
+from ..failing import fails
+
 TINY = [
     "--length=16",
     "--hidden-size=16",
@@ -21,28 +21,9 @@ TINY = [
 ]
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "story.txt"
-    lines = [s.format(a=a, b=b) for a in NOUNS for b in NOUNS for s in SENTENCES]
-    path.write_text("\n".join(lines * 3))
-    return str(path)
-
-
 def run(text, out, *more, positions="none,learned,tisa"):
     main(["compare", "--data", text, "--out", str(out), "--positions", positions, *TINY, *more])
     return json.loads((out / "results.json").read_text())
-
-
-def fails(capsys, *arguments):
-    """The one line that a command prints before it exits with 2."""
-    with pytest.raises(SystemExit) as stop:
-        main([*arguments])
-    assert stop.value.code == 2
-    captured = capsys.readouterr()
-    lines = captured.err.strip().splitlines()
-    assert len(lines) == 1, captured.err
-    return lines[0]
 
 
 def test_it_writes_results_and_report_and_prints_a_ranking(text, tmp_path, capsys):

@@ -14,8 +14,8 @@ from whereformer.tasks.finetune_settings import DataSettings, TuningSettings
 from whereformer.tasks.optimizer import build_optimizer
 from whereformer.tasks.variants import Variant, settings_of
 
+from ..failing import fails
 from .finetuning import columns, save_glue, save_model
-from .test_compare import fails
 
 TINY = ["--seeds=1", "--epochs=1", "--batch-size=8", "--kernels=0,2", "--device=cpu"]
 

@@ -16,7 +16,7 @@ from whereformer.analysis import cost
 from whereformer.cli import main
 from whereformer.tasks import compare, masked_lm, pretrain
 
-from .test_compare import NOUNS, SENTENCES, fails
+from ..failing import fails
 
 TINY = [
     "--length=16",
@@ -29,14 +29,6 @@ TINY = [
     "--every=2",
     "--learning-rate=0.01",
 ]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "story.txt"
-    lines = [s.format(a=a, b=b) for a in NOUNS for b in NOUNS for s in SENTENCES]
-    path.write_text("\n".join(lines * 3))
-    return str(path)
 
 
 def run(text, out, *more):

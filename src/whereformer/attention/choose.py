@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from .. import linear
 from . import fused, triton
@@ -53,14 +52,9 @@ def choose(call: Call, backend: str) -> str:
         return _automatic(call)[0]
     if backend == "triton" and (reason := triton.unavailable(call)):
         raise ValueError(f"backend: {reason}")
-    if backend != "reference" and _forward_mode():
+    if backend != "reference" and linear.forward_mode():
         raise ValueError(f"backend: {backend!r} has no forward-mode derivative; use backend='reference'")
     return backend
-
-
-def _forward_mode() -> bool:
-    """Whether a forward-mode derivative is being taken, which our operators would silently leave out."""
-    return forward_ad._current_level >= 0
 
 
 def explain_choice(call: Call, backend: str) -> Choice:
@@ -86,7 +80,7 @@ def _automatic(call: Call) -> tuple[str, str]:
         if _onednn_beats_torch(call):
             return "blockwise", "no terms, but on this processor our products are faster than torch's own attention's"
         return "fused", "no terms, so torch's own attention computes it"
-    if _forward_mode():
+    if linear.forward_mode():
         return "reference", "only the reference has forward-mode derivatives"
     if not on_cpu and triton.unavailable(call) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"

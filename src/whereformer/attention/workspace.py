@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .. import linear
-from ..linear import is_regular, product_transposed
+from ..linear import by_onednn, is_regular, product_transposed
 
 FEWEST = 2**21
 """Multiplications of two matrices below which a call of oneDNN's product costs more than it saves."""
@@ -117,5 +116,5 @@ def onednn_suits(dtype: torch.dtype, device: torch.device, *sizes: int) -> bool:
         math.prod(sizes) >= FEWEST
         and min(sizes) >= NARROWEST
         and all(map(is_regular, sizes))
-        and linear.by_onednn(dtype, device)
+        and by_onednn(dtype, device)
     )

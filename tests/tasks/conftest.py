@@ -1,0 +1,13 @@
+import pytest
+
+NOUNS = ["cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse"]
+SENTENCES = ["the {a} saw the {b} near the old house.", "a {b} and a {a} went to the market.", "where is the {a}?"]
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """The path of a story that a tiny model learns in seconds."""
+    path = tmp_path_factory.mktemp("text") / "story.txt"
+    lines = [s.format(a=a, b=b) for a in NOUNS for b in NOUNS for s in SENTENCES]
+    path.write_text("\n".join(lines * 3))
+    return str(path)
