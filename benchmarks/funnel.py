@@ -11,19 +11,18 @@ are those of ``whereformer cost``.
 from __future__ import annotations
 
 import json
-import random
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import tyro
 from rich.console import Console
+from side_by_side import time_by_turns
 from torch import Tensor, nn
 from transformers import FunnelBaseModel, FunnelConfig, FunnelModel
 from transformers.utils.logging import disable_progress_bar
@@ -124,15 +123,8 @@ class Funnel:
                 with torch.no_grad():
                     calls[name]()
 
-        seconds: dict[str, list[float]] = {name: [] for name in calls}
-        order = random.Random(0)
-        for warm in range(self.rounds + 1):
-            for name in order.sample(list(calls), len(calls)):
-                started = time.process_time()
-                step(name)
-                if warm:
-                    seconds[name].append(time.process_time() - started)
-                models[name].zero_grad()
+        steps = {name: partial(step, name) for name in calls}
+        times = time_by_turns(steps, models, self.rounds, "transformers")
         flops = {
             name: cost(model.config, length, batch, predictions=0).flops.layers
             for name, model in models.items()
@@ -140,10 +132,8 @@ class Funnel:
         }
         flops["transformers"] = flops["whereformer"]
         rows = []
-        for name in calls:
+        for name, measured in times.items():
             step(name)  # leaves gradients, which the one that is measured then adds to
-        for name, own in seconds.items():
-            ratios = sorted(mine / theirs for mine, theirs in zip(own, seconds["transformers"], strict=True))
             rows.append(
                 {
                     "n": length,
@@ -151,14 +141,12 @@ class Funnel:
                     "decoder": decoder,
                     "direction": "training" if training else "forward",
                     "model": name,
-                    "ratio": statistics.median(ratios),
-                    "lowest": ratios[0],
-                    "highest": ratios[-1],
-                    "seconds": statistics.median(own),
+                    **asdict(measured),
                     "flops_ratio": flops[name] / flops["whereformer"],
-                    "mib": memory_of(lambda name=name: step(name), torch.device("cpu")) // 2**20,
+                    "mib": memory_of(steps[name], torch.device("cpu")) // 2**20,
                 }
             )
+            models[name].zero_grad()
         return rows
 
 

@@ -13,25 +13,24 @@ from __future__ import annotations
 
 import copy
 import json
-import random
-import statistics
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import tyro
 from rich.console import Console
+from side_by_side import time_by_turns
 from torch import Tensor, nn
 from transformers import T5Config, T5EncoderModel, T5Model
 
 import whereformer
 from whereformer.cli import execute
 from whereformer.files import write_atomically
+from whereformer.tasks.bench import memory_of
 from whereformer.tasks.compare import machine
-from whereformer.tasks.memory import peak_memory
 
 
 def _models(encoder_only: bool, layers: int) -> dict[str, nn.Module]:
@@ -99,31 +98,13 @@ class Biases:
         console.print(f"wrote {self.out}", highlight=False)
 
     def _time(self, models: dict[str, nn.Module], inputs: dict[str, Tensor]) -> list[dict[str, object]]:
-        seconds: dict[str, list[float]] = {name: [] for name in models}
-        order = random.Random(0)
-        for warm in range(self.rounds + 1):
-            for name in order.sample(list(models), len(models)):
-                started = time.process_time()
-                _step(models[name], inputs)
-                if warm:
-                    seconds[name].append(time.process_time() - started)
-                models[name].zero_grad()
+        steps = {name: partial(_step, model, inputs) for name, model in models.items()}
         rows = []
-        for name, own in seconds.items():
-            ratios = sorted(mine / theirs for mine, theirs in zip(own, seconds["sdpa"], strict=True))
-            _step(models[name], inputs)  # leaves gradients, which the one that is measured then adds to
-            peak = peak_memory(lambda name=name: _step(models[name], inputs), torch.device("cpu"))
+        for name, times in time_by_turns(steps, models, self.rounds, "sdpa").items():
+            steps[name]()  # leaves gradients, which the one that is measured then adds to
+            peak = memory_of(steps[name], torch.device("cpu"))
             models[name].zero_grad()
-            rows.append(
-                {
-                    "model": name,
-                    "ratio": statistics.median(ratios),
-                    "lowest": ratios[0],
-                    "highest": ratios[-1],
-                    "seconds": statistics.median(own),
-                    "mib": peak // 2**20,
-                }
-            )
+            rows.append({"model": name, **asdict(times), "mib": peak // 2**20})
         return rows
 
 
