@@ -78,7 +78,8 @@ def load_pretrained(
             :class:`EncoderForSequenceClassification`.
         dtype: of the weights, whatever the checkpoint's is.
         options: fields of :class:`EncoderConfig` to change, as ``mask_pooling="all"`` for the masks of transformers'
-            Funnel; what is no such field is an option of the position method.
+            Funnel; what is no such field is an option of the position method. With another ``num_labels`` the
+            classifier's last layer is fresh.
 
     Where transformers goes by other conventions:
 
@@ -121,7 +122,9 @@ def load_pretrained(
         raise TypeError(f"model_class: expected Encoder or a model that has one, got {type(model).__name__}")
     before = source.fields.get("position", "learned")
     checkpoint, fresh = _recomposed(source.translate(read_weights(path_or_id)), before, config.position)
-    model.loading_report = fill(model, checkpoint, fresh=fresh, whole=type(model) is source.built_as)
+    relabelled = config.num_labels != EncoderConfig.from_dict(dict(source.fields)).num_labels
+    whole = type(model) is source.built_as
+    model.loading_report = fill(model, checkpoint, fresh=fresh, whole=whole, relabelled=relabelled)
     if model.loading_report.dropped or model.loading_report.initialised:
         _log.warning(f"{path_or_id} as {type(model).__name__}\n{model.loading_report}")
     return model.eval()
