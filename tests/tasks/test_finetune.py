@@ -229,6 +229,23 @@ def test_a_classifier_may_be_tuned_for_other_classes(model, data, tmp_path):
     assert set(results["runs"]) == {"cola", "mnli", "stsb"}
 
 
+def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
+    arguments = ["finetune", "--data", data, "--task=cola", "--out", str(tmp_path / "out"), "--dry-run", *TINY]
+    trained = save_model(tmp_path / "tisa", position="tisa")
+    line = fails(capsys, *arguments, "--model", trained)
+    assert (
+        "--kernels: the model was pretrained with TISA, whose kernels stay as many as they are; --position own" in line
+    )
+    main([*arguments, "--model", trained, "--position=own"])
+    assert "own (" in capsys.readouterr().out
+    main([*arguments, "--model", save_model(tmp_path / "learned")])
+    out = capsys.readouterr().out
+    assert "640 of position); learned+tisa, S=2" in out
+    assert "664 of position, 24 of them fresh)" in out
+    main([*arguments, "--model", save_model(tmp_path / "t5", position="t5")])
+    assert "640 of position, 640 of them fresh); learned+tisa, S=2" in capsys.readouterr().out
+
+
 def test_without_a_baseline_none_is_shown(model, data, tmp_path):
     results = run(model, data, tmp_path, "--position=rope,learned+tisa", "--kernels=2")
     assert results["shown"]["kernels"] == [2]

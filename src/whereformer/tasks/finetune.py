@@ -153,7 +153,12 @@ def load(
         if variant.position is None:
             raise InputError(f"--model: {error}") from None
         # What is wrong with the model is wrong without the method as well.
-        load(model, Variant(OWN, None), classes)
+        own = load(model, Variant(OWN, None), classes)
+        if variant.kernels is not None and "tisa" in own.config.position.split("+"):
+            raise InputError(
+                "--kernels: the model was pretrained with TISA, whose kernels stay as many as they are; --position own "
+                "takes it as it is"
+            ) from None
         raise InputError(f"--position: {error}") from None
     assert isinstance(found, EncoderForSequenceClassification)
     return found if device is None else found.to(device)
@@ -213,9 +218,16 @@ def prepare(job: Job) -> tuple[list[Encoded], dict[str, Any]]:
                     f"tokens that the model covers, the longest has {max(lengths)}; say --max-length {limit} to cut "
                     f"them ({error})"
                 ) from None
+            positional = {
+                name: parameter.numel()
+                for name, parameter in model.named_parameters()
+                if name.startswith("encoder.position.")
+            }
+            assert model.loading_report is not None
             facts["parameters"][variant.name] = {
                 "all": sum(parameter.numel() for parameter in model.parameters()),
-                "position": sum(parameter.numel() for parameter in model.encoder.position.parameters()),
+                "position": sum(positional.values()),
+                "fresh": sum(positional.get(name, 0) for name in model.loading_report.initialised),
             }
     return tasks, facts
 
