@@ -89,10 +89,10 @@ class Finetune:
                 tasks = glue.load(data)
                 job = finetune.Job(self.model, tokenizer, tasks, settings, seeds, tuning, find_device(self.device))
                 encoded, facts = finetune.prepare(job)
+            results = finetune.Results(self.out, job, encoded, facts)
             print_finetuning(console, job, encoded, facts)
             if self.dry_run:
                 return
-            results = finetune.Results(self.out, job, encoded, facts)
             with Bar(console) as progress:
                 finetune.run(job, encoded, results, self.out, progress)
             print_gains(console, gains.tables(results.data))
