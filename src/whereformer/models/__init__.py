@@ -1,4 +1,4 @@
-"""The encoder, as a Hugging Face model: BERT, ALBERT and what lies between, with any position method."""
+"""Hugging Face models with any position method: BERT, ALBERT and what lies between, and the translation Transformer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from transformers import (  # noqa: E402
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
@@ -28,6 +29,8 @@ from .heads import (  # noqa: E402
     EncoderForTokenClassification,
 )
 from .pretrained import from_authors_weights, load_pretrained, to_transformers  # noqa: E402
+from .seq2seq import Seq2SeqForConditionalGeneration  # noqa: E402
+from .seq2seq_config import Seq2SeqConfig  # noqa: E402
 
 __all__ = [
     "Block",
@@ -39,6 +42,8 @@ __all__ = [
     "EncoderForQuestionAnswering",
     "EncoderForSequenceClassification",
     "EncoderForTokenClassification",
+    "Seq2SeqConfig",
+    "Seq2SeqForConditionalGeneration",
     "attach",
     "detach",
     "from_authors_weights",
@@ -55,3 +60,5 @@ AutoModelForPreTraining.register(EncoderConfig, EncoderForPreTraining)
 AutoModelForQuestionAnswering.register(EncoderConfig, EncoderForQuestionAnswering)
 AutoModelForSequenceClassification.register(EncoderConfig, EncoderForSequenceClassification)
 AutoModelForTokenClassification.register(EncoderConfig, EncoderForTokenClassification)
+AutoConfig.register(Seq2SeqConfig.model_type, Seq2SeqConfig)
+AutoModelForSeq2SeqLM.register(Seq2SeqConfig, Seq2SeqForConditionalGeneration)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
@@ -20,6 +20,7 @@ from ..positions import Position, build_position
 from .config import EncoderConfig, parse_blocks
 from .loading import LoadingReport
 from .pooling import Sequence, unpool
+from .seq2seq_config import Seq2SeqConfig
 
 
 def position_of(config: EncoderConfig) -> Position:
@@ -49,11 +50,35 @@ def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
 class Place:
     """What an attention layer looks from and to: all that attention needs besides the hidden states.
 
-    Queries and keys are told apart because pooling between blocks makes them differ.
+    Queries and keys are told apart because pooling between blocks makes them differ, and so does generation.
+
+    Args:
+        queries: the tokens that look.
+        keys: those that are looked at, all of them.
+        shared: what the position method worked out about them for all layers.
+        causal: whether keys at later positions than the query's are masked.
+        earlier: keys and values of earlier calls; the hidden states are then only those of tokens that are new.
     """
 
     queries: Sequence
     keys: Sequence
+    shared: Any
+    causal: bool = False
+    earlier: Earlier | None = None
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Keys and values of earlier calls, as they are after ``Position.rotate``.
+
+    Args:
+        cache: one for each layer; those of the new tokens are added.
+        positions: of the new tokens.
+        shared: what the position method worked out about the queries and the new tokens.
+    """
+
+    cache: Cache
+    positions: PositionsLike
     shared: Any
 
 
@@ -83,10 +108,10 @@ class Embeddings(nn.Module):
         return hidden if self.projection is None else project(self.projection, hidden)
 
 
-class SelfAttention(nn.Module):
+class Attention(nn.Module):
     """Projections around :func:`whereformer.attention`; position comes in through the method's hooks."""
 
-    def __init__(self, config: EncoderConfig, *, content: bool) -> None:
+    def __init__(self, config: EncoderConfig | Seq2SeqConfig, *, content: bool) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.num_attention_heads * config.head_dim
         self.num_heads = config.num_attention_heads
@@ -124,13 +149,18 @@ class SelfAttention(nn.Module):
             terms += position.query_terms(query, *positions, **hooks)
             if self.segments is not None and place.queries.segments is not None:
                 terms += (self.segments(query, place.queries.segments, place.keys.segments),)
-            query, key, value = position.rotate(query, key, value, *positions, **hooks)
+            query, key, value = self._rotate(position, query, key, value, layer, place)
+        if place.earlier is not None:
+            # A cache is of pairs; what has no key has nothing to add to its value.
+            key, value = place.earlier.cache.update(value if key is None else key, value, layer)
+            key = None if query is None else key
         options: dict[str, Any] = {
             "key_mask": place.keys.key_mask,
             "query_positions": positions[0],
             "key_positions": positions[1],
             "query_documents": place.queries.documents,
             "key_documents": place.keys.documents,
+            "causal": place.causal,
         }
         out = attention(
             query,
@@ -143,6 +173,15 @@ class SelfAttention(nn.Module):
         )
         weights = attention_weights(query, key, value, terms, **options) if with_weights else None
         return project(self.out, out.transpose(1, 2).flatten(-2)), weights
+
+    @staticmethod
+    def _rotate(
+        position: Position, query: Tensor, key: Tensor, value: Tensor, layer: int, place: Place
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        new, shared = place.keys.positions, place.shared
+        if place.earlier is not None:
+            new, shared = place.earlier.positions, place.earlier.shared
+        return position.rotate(query, key, value, place.queries.positions, new, layer=layer, shared=shared)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -204,10 +243,10 @@ class SegmentScores(nn.Module):
 class Layer(GradientCheckpointingLayer):
     """Self-attention and a feed-forward network, each with a residual and a norm before or after it."""
 
-    def __init__(self, config: EncoderConfig, *, content: bool) -> None:
+    def __init__(self, config: EncoderConfig | Seq2SeqConfig, *, content: bool) -> None:
         super().__init__()
         self.pre = config.norm == "pre"
-        self.attention = SelfAttention(config, content=content)
+        self.attention = Attention(config, content=content)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.up = nn.Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACT2FN[config.hidden_act]
@@ -229,14 +268,30 @@ class Layer(GradientCheckpointingLayer):
 
         ``memory`` (batch, n_k, hidden_size) is what is attended to, if not ``hidden`` itself.
         """
+        hidden, weights = self._attend(hidden, position, layer, place, with_weights, memory)
+        return self._feed(hidden), weights
+
+    def _attend(
+        self,
+        hidden: Tensor,
+        position: Position,
+        layer: int,
+        place: Place,
+        with_weights: bool,
+        memory: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The first half of a layer, with its residual and norm."""
         before = self.attention_norm(hidden) if self.pre else hidden
         keys = before if memory is None else self.attention_norm(memory) if self.pre else memory
         out, weights = self.attention(before, keys, position, layer, place, with_weights)
         hidden = hidden + self.dropout(out)
+        return hidden if self.pre else self.attention_norm(hidden), weights
+
+    def _feed(self, hidden: Tensor) -> Tensor:
+        """The second half."""
         if self.pre:
-            return hidden + self._feed_forward(self.feed_forward_norm(hidden)), weights
-        hidden = self.attention_norm(hidden)
-        return self.feed_forward_norm(hidden + self._feed_forward(hidden)), weights
+            return hidden + self._feed_forward(self.feed_forward_norm(hidden))
+        return self.feed_forward_norm(hidden + self._feed_forward(hidden))
 
     def _feed_forward(self, hidden: Tensor) -> Tensor:
         dropout = self.activation_dropout

@@ -1,0 +1,140 @@
+"""The configuration of the translation Transformer."""
+
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from .config import CHOICES
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "big": {
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "hidden_dropout_prob": 0.3,
+    },
+    "small": {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+    },
+}
+"""Sizes by name: "base" and "big" are Vaswani et al.'s (2017, Table 3), "small" learns on two cores."""
+
+LEAST = {
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 1,
+    "head_dim": 1,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "max_position_embeddings": 1,
+}
+
+
+class Seq2SeqConfig(PreTrainedConfig):
+    """Sizes and options of a :class:`~whereformer.Seq2SeqForConditionalGeneration`; the defaults are the base model's.
+
+    Args:
+        vocab_size: tokens of the vocabulary that source, target and output share.
+        hidden_size: width of the hidden states and embeddings.
+        num_attention_heads: heads; they must divide hidden_size.
+        intermediate_size: hidden width of the feed-forward layers.
+        head_dim: width of one head; hidden_size / num_attention_heads if None.
+        encoder_layers, decoder_layers: layers.
+        position: the position method of the encoder's self-attention and, with parameters of its own, the decoder's.
+        position_options: the method's options.
+        cross_position: the method of the attention from target to source; none in all the papers.
+        cross_position_options: its options.
+        max_position_embeddings: positions that methods with a fixed number of them cover.
+        norm: "post" (Vaswani et al.: normalise after adding) or "pre" (normalise a layer's input, and once at the end).
+        hidden_act: activation of the feed-forward layers.
+        hidden_dropout_prob, attention_probs_dropout_prob, activation_dropout_prob: dropout on embeddings and what
+            layers add, on attention weights, and between the feed-forward layers.
+        label_smoothing: the share of the target that is spread over all tokens, in training.
+        initializer_range: standard deviation that position methods draw tables of embeddings with; None:
+            hidden_size ** -0.5, that of the token embeddings, which are multiplied by hidden_size ** 0.5.
+        layer_norm_eps: epsilon of the layer norms.
+        attention_backend: backend of :func:`whereformer.attention`.
+
+    Raises:
+        ValueError: for what fits no model; the message names the field.
+    """
+
+    model_type = "whereformer_seq2seq"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    # What a cache has to hold.
+    attribute_map: ClassVar[dict[str, str]] = {"num_hidden_layers": "decoder_layers"}
+
+    # What layers ask for and translation has one answer to: no token types, and a bias in the queries' projection.
+    type_vocab_size = 0
+    segments = "embedding"
+    query_bias = True
+
+    vocab_size: int = 32000
+    hidden_size: int = 512
+    num_attention_heads: int = 8
+    intermediate_size: int = 2048
+    head_dim: int = None  # type: ignore[assignment]  # filled in below
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    position: str = "sinusoidal"
+    position_options: dict[str, Any] | None = None
+    cross_position: str = "none"
+    cross_position_options: dict[str, Any] | None = None
+    max_position_embeddings: int = 512
+    norm: str = "post"
+    hidden_act: str = "relu"
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.0
+    activation_dropout_prob: float = 0.0
+    label_smoothing: float = 0.1
+    initializer_range: float = None  # type: ignore[assignment]
+    layer_norm_eps: float = 1e-6
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | None = 2
+    decoder_start_token_id: int | None = 1
+    attention_backend: str = "auto"
+    is_encoder_decoder: bool = True
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ValueError(f"{name}: expected at least {least}, got {value}")
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                heads = self.num_attention_heads
+                raise ValueError(f"num_attention_heads: {heads} heads do not divide hidden_size {self.hidden_size}")
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.norm not in CHOICES["norm"]:
+            raise ValueError(f"norm: expected 'post' or 'pre', got {self.norm!r}")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act: expected one of {', '.join(ACT2FN)}, got {self.hidden_act!r}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing: expected a number in [0, 1), got {self.label_smoothing}")
+        if self.initializer_range is None:
+            self.initializer_range = self.hidden_size**-0.5
+        for name in ("position_options", "cross_position_options"):
+            if getattr(self, name) is None:
+                setattr(self, name, {})
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> "Seq2SeqConfig":
+        """A configuration of the papers' sizes ("base", "big"), or "small"; ``changes`` are fields.
+
+        Raises:
+            ValueError: for another name.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+        return cls(**{**PRESETS[name], **changes})
