@@ -34,11 +34,11 @@ from transformers import (
 
 from whereformer.cli import execute
 from whereformer.files import write_atomically
-from whereformer.tasks import finetune, glue, rows
+from whereformer.tasks import batches, finetune, glue, rows
 from whereformer.tasks.compare import machine
 from whereformer.tasks.finetune_settings import DataSettings
 from whereformer.tasks.optimizer import build_optimizer
-from whereformer.tasks.pretrain import quiet_transformers
+from whereformer.tasks.trainer import quiet_transformers
 from whereformer.tasks.variants import Variant
 
 PEER = "transformers"
@@ -107,7 +107,7 @@ class Speed:
                     self.model, num_labels=classes or 1, attn_implementation="sdpa"
                 )
         encoded = rows.encode(data.train, tokenizer, 512, models["ours"].config, regression=classes is None)
-        batches = rows.batches(encoded.lengths, self.batch_size, self.steps * self.rounds, 0)
+        drawn = batches.shuffled(encoded.lengths, self.batch_size, self.steps * self.rounds, 0)
         plain = [
             {"input_ids": row["ids"], "labels": row["label"], "length": len(row["ids"])}
             | ({"token_type_ids": row["types"]} if "types" in row else {})
@@ -118,7 +118,7 @@ class Speed:
         order = random.Random(0)
         for turn in range(self.rounds):
             for name in order.sample(list(models), len(models)):
-                mine = batches[turn * self.steps : (turn + 1) * self.steps]
+                mine = drawn[turn * self.steps : (turn + 1) * self.steps]
                 costs[name].append(
                     self._time(name, models[name], optimizers[name], mine, encoded, plain, tokenizer, turn)
                 )

@@ -65,7 +65,7 @@ class Pretrain:
         check_range(self, vocab_size=(64, float("inf")), every=(1, float("inf")))
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError(f"--vocab-size: only without --tokenizer, whose size it is, got {self.vocab_size}")
-        from ..tasks import compare, corpus, pretrain
+        from ..tasks import compare, corpus, pretrain, run_folder
         from ..terminal import Bar, print_plan, say
 
         device = find_device(self.device)
@@ -80,7 +80,7 @@ class Pretrain:
                 documents = corpus.load_documents(self.data, self.column) if self.data else corpus.default_documents()
             if not self.dry_run:
                 settings = pretrain.settings_of(model, training, documents, tokenizer, device)
-                folder = pretrain.Folder(self.out, settings)
+                folder = run_folder.Folder(self.out, settings)
                 results = folder.finished()
                 if results is not None:
                     say(console, f"{self.out} is finished already; nothing to do")
@@ -105,7 +105,7 @@ class Pretrain:
 
     def _tell(self, console: Console, results: dict[str, Any]) -> None:
         """Where everything is, how good it is, and how to use it."""
-        from ..tasks.pretrain import score_text
+        from ..tasks.judged import score_text
         from ..terminal import say
 
         scores = ", ".join(score_text(name, value) for name, value in results["held_out"][-1].items() if name != "step")

@@ -24,7 +24,7 @@ from ..errors import InputError
 from ..files import write_atomically
 from ..models import EncoderConfig, EncoderForSequenceClassification, load_pretrained
 from ..positions import PositionRangeError
-from . import metrics, rows
+from . import batches, metrics, rows
 from .compare import Progress, machine, read_results, refuse_other_settings
 from .corpus import fingerprint
 from .finetune_settings import TuningSettings
@@ -384,7 +384,7 @@ def train(
     optimizer = build_optimizer(model, tuning.learning_rate, tuning.kernel_learning_rate)
     arguments = training_arguments(out, tuning, steps, job.device, seed)
     trainer = Finetuner(
-        batches=rows.batches(encoded.train.lengths, tuning.batch_size, steps, seed),
+        batches=batches.shuffled(encoded.train.lengths, tuning.batch_size, steps, seed),
         collate=encoded.train.packed if tuning.packed else encoded.train.padded,
         model=model,
         args=arguments,
@@ -404,7 +404,7 @@ def predict(
     """Logits (rows, classes) in the order of the rows, whatever the batches."""
     model.eval()
     collate = split.packed if tuning.packed else split.padded
-    order = rows.by_length(split.lengths, tuning.batch_size)
+    order = batches.by_length(split.lengths, tuning.batch_size)
     found = []
     for batch in order:
         inputs = collate([split[row] for row in batch])

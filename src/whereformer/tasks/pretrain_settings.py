@@ -25,6 +25,26 @@ def check_range(settings: Any, **bounds: tuple[float, float]) -> None:
             raise InputError(f"--{name.replace('_', '-')}: expected {expected}, got {value}")
 
 
+def parsed_options(text: str | None, option: str = "position-options") -> dict[str, Any]:
+    """A position method's options, a JSON object.
+
+    Raises:
+        InputError: naming the option of the command, if it is none.
+    """
+    try:
+        options = json.loads(text or "{}")
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise InputError(f"--{option}: expected a JSON object as '{{\"num_kernels\": 3}}', got {text!r}")
+    return options
+
+
+def canonical_options(text: str | None) -> str | None:
+    """Options written in one way, because a folder is held against them."""
+    return None if text is None else json.dumps(parsed_options(text), sort_keys=True)
+
+
 @dataclass(frozen=True)
 class ModelSettings:
     """The encoder, and what it learns from."""
@@ -76,8 +96,7 @@ class ModelSettings:
         """
         most = float("inf")
         check_range(self, hidden_size=(1, most), embedding_size=(1, most), num_heads=(1, most), dropout=(0, 0.9))
-        # Written in one way, because a folder is held against it.
-        options = json.dumps(self.parsed_options(), sort_keys=True) if self.position_options is not None else None
+        options = canonical_options(self.position_options)
         decoder = self.decoder_layers
         funnel = "-" in self.blocks
         if decoder is None:
@@ -103,22 +122,6 @@ class ModelSettings:
             if getattr(self, name) is not None:
                 raise InputError(f"--{name.replace('_', '-')}: only for --objective electra, got {self.objective}")
         return dataclasses.replace(self, position_options=options, decoder_layers=decoder)
-
-    def parsed_options(self) -> dict[str, Any]:
-        """``position_options`` as an object.
-
-        Raises:
-            InputError: if it is none.
-        """
-        try:
-            options = json.loads(self.position_options or "{}")
-        except ValueError:
-            options = None
-        if not isinstance(options, dict):
-            raise InputError(
-                f"--position-options: expected a JSON object as '{{\"num_kernels\": 3}}', got {self.position_options!r}"
-            )
-        return options
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Labelled rows as batches: their tokens, rows of a like length together, padded or packed."""
+"""Labelled rows as batches: their tokens, padded or packed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..models import EncoderConfig
-
-BUCKET = 32
-"""Batches that are sorted by length together: padding is little, and which rows meet stays mostly chance."""
 
 
 @dataclass(frozen=True)
@@ -124,27 +121,3 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None
         raise InputError("--tokenizer: it has no padding token ([PAD] in BERT)")
     if tokenizer("text")["input_ids"][0] not in (tokenizer.cls_token_id, tokenizer.bos_token_id):
         raise InputError("--tokenizer: it puts no special token before text ([CLS] in BERT), which is what is read")
-
-
-def batches(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[list[int]]:
-    """Which rows each step reads: every row once before any is read again.
-
-    Shuffled rows are cut into buckets of :data:`BUCKET` batches, each bucket sorted by length, and all its batches come
-    in any order.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.as_tensor(lengths)
-    found: list[list[int]] = []
-    while len(found) < steps:
-        epoch: list[list[int]] = []
-        for bucket in torch.randperm(len(order), generator=generator).split(BUCKET * batch_size):
-            by_length = bucket[order[bucket].argsort(stable=True)]
-            epoch += [batch.tolist() for batch in by_length.split(batch_size)]
-        found += [epoch[place] for place in torch.randperm(len(epoch), generator=generator).tolist()]
-    return found[:steps]
-
-
-def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """All rows once, the shortest first."""
-    order = torch.as_tensor(lengths).argsort(stable=True)
-    return [batch.tolist() for batch in order.split(batch_size)]
