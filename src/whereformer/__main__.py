@@ -13,7 +13,7 @@ def main() -> None:
         require(
             "train",
             *("tyro", "rich", "tokenizers", "pyarrow", "matplotlib", "jinja2", "psutil", "transformers", "accelerate"),
-            *("datasets", "sklearn", "scipy"),
+            *("datasets", "sklearn", "scipy", "sacrebleu"),
         )
     except ImportError as error:
         print(f"whereformer: {error}", file=sys.stderr)

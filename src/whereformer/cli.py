@@ -16,6 +16,7 @@ from .commands.cost import Cost
 from .commands.finetune import Finetune
 from .commands.positions import ListPositions
 from .commands.pretrain import Pretrain
+from .commands.translate import Translate
 from .errors import InputError, fail
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -23,6 +24,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "bench": Bench,
     "pretrain": Pretrain,
     "finetune": Finetune,
+    "translate": Translate,
     "cost": Cost,
     "positions": ListPositions,
 }

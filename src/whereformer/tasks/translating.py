@@ -1,0 +1,177 @@
+"""Translating with a trained model: lines in, as many lines out, in their order, whatever meets in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ..errors import InputError
+from ..models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
+from ..positions import PositionRangeError
+from . import batches, subwords
+from .parallel import split_lines
+from .trainer import quiet_transformers
+from .translation import generation_config
+from .translation_settings import Decoding
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+WINDOW = 1024
+"""Lines that are read before any is translated, so that those of like length meet in batches."""
+LONGER = 50
+"""Tokens that a translation may have more than the longest source of its batch, as in Vaswani et al."""
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A model that translates lines.
+
+    Args:
+        model: on its device.
+        tokenizer: of both languages.
+        decoding: how, checked.
+    """
+
+    model: Seq2SeqForConditionalGeneration
+    tokenizer: PreTrainedTokenizerFast
+    decoding: Decoding
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of a line, its end included."""
+        return self.decoding.max_length or self.model.config.max_position_embeddings
+
+    def stream(
+        self, lines: Iterable[str], window: int = WINDOW, advance: Callable[[int], None] = lambda count: None
+    ) -> Iterator[str]:
+        """The translation of each line, in their order, as soon as those of a window are there.
+
+        Args:
+            lines: to translate; empty ones stay empty.
+            window: lines that are read at a time.
+            advance: is told how many more lines are done.
+
+        Raises:
+            InputError: if a line has too many tokens and is not to be cut; those before it are translated first, and
+                so they are if ``lines`` raise it.
+        """
+        lines, before = iter(lines), 0
+        while True:
+            texts, error = _read(lines, window)
+            encoded = subwords.encode(self.tokenizer, texts)
+            if not self.decoding.truncate:
+                long = (encoded.lengths > self.limit).nonzero().flatten().tolist()
+                if long:
+                    first, more = long[0], f" (and {len(long) - 1} of the next {window})" if len(long) > 1 else ""
+                    tokens = int(encoded.lengths[first])
+                    encoded = encoded.chosen(torch.arange(first))
+                    error = InputError(
+                        f"line {before + first + 1} has {tokens} tokens, the model takes {self.limit}{more}; "
+                        "--truncate cuts such lines, --max-length takes longer ones where the position method does"
+                    )
+            yield from self._translate([encoded[line] for line in range(len(encoded))], advance)
+            if error is not None:
+                raise error
+            if len(texts) < window:
+                return
+            before += len(texts)
+
+    def translate(self, lines: Iterable[str], advance: Callable[[int], None] = lambda count: None) -> list[str]:
+        """The translation of each line; see :meth:`stream`."""
+        return list(self.stream(lines, advance=advance))
+
+    def _translate(self, lines: Sequence[Tensor], advance: Callable[[int], None]) -> list[str]:
+        found = [""] * len(lines)
+        full = [place for place, ids in enumerate(lines) if len(ids) > 1]
+        advance(len(lines) - len(full))
+        if full:
+            lengths = torch.tensor([[min(len(lines[place]), self.limit)] for place in full])
+            for batch in batches.by_length_and_tokens(lengths, self.decoding.batch_tokens):
+                places = [full[row] for row in batch]
+                for place, text in zip(places, self._batch([lines[place] for place in places]), strict=True):
+                    found[place] = text
+                advance(len(places))
+        return found
+
+    @torch.no_grad()
+    def _batch(self, lines: Sequence[Tensor]) -> list[str]:
+        end = torch.tensor([subwords.END])
+        cut = [
+            ids.long() if len(ids) <= self.limit else torch.cat((ids[: self.limit - 1].long(), end)) for ids in lines
+        ]
+        sources = pad_sequence(cut, batch_first=True, padding_value=subwords.PAD).to(self.model.device)
+        lengths = torch.tensor([len(ids) for ids in cut], device=self.model.device)
+        mask = torch.arange(sources.shape[1], device=self.model.device) < lengths.unsqueeze(1)
+        new_tokens = min(sources.shape[1] + LONGER, self.limit)
+        try:
+            with quiet_transformers():
+                written = self.model.generate(
+                    sources,
+                    attention_mask=mask.long(),
+                    generation_config=generation_config(self.model.config, self.decoding, new_tokens),
+                )
+        except PositionRangeError as error:
+            raise InputError(f"--max-length: {error}") from None
+        texts: list[str] = self.tokenizer.batch_decode(written, skip_special_tokens=True)
+        # A line stays a line, whatever bytes the model has written.
+        return [" ".join(text.split()) for text in texts]
+
+
+def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
+    """The model of a folder, or of an id on the Hub.
+
+    Raises:
+        InputError: if there is none, or another kind of model.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    if Path(model).is_dir() and not (Path(model) / "config.json").exists() and (Path(model) / "model").is_dir():
+        # The folder of a training is as good a name for what it made.
+        model = str(Path(model) / "model")
+    try:
+        config = AutoConfig.from_pretrained(model)
+        if not isinstance(config, Seq2SeqConfig):
+            raise InputError(f"MODEL: expected one that `whereformer translate train` made, got a {config.model_type}")
+        with quiet_transformers():
+            found, report = Seq2SeqForConditionalGeneration.from_pretrained(
+                model, config=config, use_safetensors=True, output_loading_info=True
+            )
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except InputError:
+        raise
+    except Exception as error:
+        # The libraries raise what they like for a broken file, Exception itself included.
+        raise InputError(f"MODEL: cannot read {model}: {error}") from None
+    if report["missing_keys"]:
+        raise InputError(f"MODEL: {model} lacks {min(report['missing_keys'])}")
+    return Translator(found.to(device).eval(), tokenizer, decoding)
+
+
+def lines_of(option: str, name: str, stream: BinaryIO) -> Iterator[str]:
+    """The lines of a stream of UTF-8, without what ends them.
+
+    Raises:
+        InputError: naming the line that is not UTF-8.
+    """
+    for number, line in enumerate(stream):
+        # An empty last line is one where a line feed ends it.
+        yield from split_lines(option, name, line, number)
+
+
+def _read(lines: Iterator[str], count: int) -> tuple[list[str], InputError | None]:
+    """Some lines, and what kept them from being more."""
+    texts: list[str] = []
+    try:
+        for line in islice(lines, count):
+            texts.append(line)  # noqa: PERF402  # what was read before an error is wanted
+    except InputError as error:
+        return texts, error
+    return texts, None
