@@ -94,3 +94,15 @@ def test_what_is_chosen_runs():
     mask = torch.arange(100).unsqueeze(0) < 60
     expected = attention(query, key, value, key_mask=mask, backend="reference")
     torch.testing.assert_close(attention(query, key, value, key_mask=mask), expected)
+
+
+def test_few_scores_in_half_precision_are_written_out_where_there_is_a_backward():
+    half = inputs(90, dtype=torch.bfloat16)
+    assert explain(*half).backend == "fused"
+    trained = [half[0].clone().requires_grad_(), *half[1:]]
+    choice = explain(*trained)
+    assert (choice.backend, "half precision" in choice.reason) == ("reference", True)
+    with torch.no_grad():
+        assert explain(*trained).backend == "fused"
+    assert explain(*[tensor.float() for tensor in trained]).backend == "fused"
+    assert explain(*inputs(91, dtype=torch.bfloat16, requires_grad=True)).backend == "fused"
