@@ -280,7 +280,7 @@ def print_scores(console: Console, found: dict[str, Any]) -> None:
     for title in ("lines", "BLEU"):
         table.add_column(title, justify="right")
     for part in found["bleu_by_words"]:
-        words = f"{part['from']} and more" if part["to"] is None else f"{part['from']} to {part['to']}"
+        words = f"{part['from']} and more" if part["to"] is None else f"{part['from'] or 'up'} to {part['to']}"
         table.add_row(words, f"{part['lines']:,}", f"{part['bleu']:.1f}")
     console.print(table)
     say(

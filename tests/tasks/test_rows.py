@@ -1,6 +1,4 @@
-"""Batches of labelled rows: each row once an epoch, alike in length, and the same padded or packed."""
-
-from itertools import chain
+"""Batches of labelled rows: the same padded or packed."""
 
 import pytest
 import torch
@@ -9,7 +7,7 @@ from transformers import AutoTokenizer
 
 from whereformer import EncoderConfig, EncoderForSequenceClassification
 from whereformer.errors import InputError
-from whereformer.tasks import batches, rows
+from whereformer.tasks import rows
 from whereformer.tasks.glue import Split
 
 from .finetuning import save_model
@@ -24,30 +22,6 @@ def encoded(tokenizer, max_length=None, regression=False, **config):
     texts = ["the cat saw the dog", "the dog", "the king met the queen again again", "a horse"]
     split = Split([(text,) for text in texts], [0, 1, 1, 0])
     return rows.encode(split, tokenizer, max_length, EncoderConfig(blocks="2", **config), regression=regression)
-
-
-def test_every_row_is_read_once_an_epoch():
-    lengths = torch.randint(3, 30, (100,), generator=torch.Generator().manual_seed(0)).tolist()
-    found = batches.shuffled(lengths, 8, 30, seed=1)
-    assert len(found) == 30
-    assert sorted(chain(*found[:13])) == sorted(chain(*found[13:26])) == list(range(100))
-    assert found[:13] != found[13:26]
-    assert found == batches.shuffled(lengths, 8, 30, seed=1)
-    assert found != batches.shuffled(lengths, 8, 30, seed=2)
-    assert found[:5] == batches.shuffled(lengths, 8, 5, seed=1)
-
-
-def test_rows_of_a_batch_are_alike_in_length():
-    lengths = torch.randint(3, 60, (2000,), generator=torch.Generator().manual_seed(0)).tolist()
-    padding = sum(max(lengths[row] for row in batch) * len(batch) for batch in batches.shuffled(lengths, 16, 125, 0))
-    assert padding < 1.05 * sum(lengths)
-    # Neither the shortest nor the longest come first.
-    means = [sum(lengths[row] for row in batch) for batch in batches.shuffled(lengths, 16, 125, 0)]
-    assert means != sorted(means)
-
-
-def test_judging_reads_every_row_once():
-    assert sorted(chain(*batches.by_length([3, 1, 2, 5, 4], 2))) == [0, 1, 2, 3, 4]
 
 
 def test_padded_and_packed_batches(tokenizer):

@@ -78,7 +78,10 @@ def _automatic(call: Call) -> tuple[str, str]:
                 "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
             )
         if on_cpu and few and _trains_in_half_precision(call):
-            return "reference", "no terms, but torch's own backward of few scores in half precision takes twice the time"
+            return (
+                "reference",
+                "no terms, but torch's own backward of few scores in half precision takes twice the time",
+            )
         if _onednn_beats_torch(call):
             return "blockwise", "no terms, but on this processor our products are faster than torch's own attention's"
         return "fused", "no terms, so torch's own attention computes it"

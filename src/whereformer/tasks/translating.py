@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import LogitsProcessor
 
 from ..errors import InputError
 from ..models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 WINDOW = 1024
 """Lines that are read before any is translated, so that those of like length meet in batches."""
 LONGER = 50
-"""Tokens that a translation may have more than the longest source of its batch, as in Vaswani et al."""
+"""Tokens that a translation may have more than its source, as in Vaswani et al."""
 
 
 @dataclass(frozen=True)
@@ -110,19 +111,40 @@ class Translator:
         sources = pad_sequence(cut, batch_first=True, padding_value=subwords.PAD).to(self.model.device)
         lengths = torch.tensor([len(ids) for ids in cut], device=self.model.device)
         mask = torch.arange(sources.shape[1], device=self.model.device) < lengths.unsqueeze(1)
-        new_tokens = min(sources.shape[1] + LONGER, self.limit)
+        # Of its own source, so that what else is in the batch changes nothing.
+        most = (lengths + LONGER).clamp(max=max(self.limit, self.model.config.max_position_embeddings))
         try:
             with quiet_transformers():
                 written = self.model.generate(
                     sources,
                     attention_mask=mask.long(),
-                    generation_config=generation_config(self.model.config, self.decoding, new_tokens),
+                    generation_config=generation_config(
+                        self.model.config, self.decoding, max_new_tokens=int(most.max())
+                    ),
+                    logits_processor=[_End(most.repeat_interleave(self.decoding.beams))],
                 )
         except PositionRangeError as error:
-            raise InputError(f"--max-length: {error}") from None
+            trained = self.model.config.max_position_embeddings
+            raise InputError(
+                f"--max-length: expected at most {trained}, what the model was trained with, got {self.limit}: {error}"
+            ) from None
         texts: list[str] = self.tokenizer.batch_decode(written, skip_special_tokens=True)
         # A line stays a line, whatever bytes the model has written.
         return [" ".join(text.split()) for text in texts]
+
+
+class _End(LogitsProcessor):
+    """Ends each translation where it has ``most`` (batch * beams,) tokens."""
+
+    def __init__(self, most: Tensor) -> None:
+        self.most = most
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        # The start token is no part of it, and this one will be.
+        over = input_ids.shape[1] >= self.most
+        ended = torch.full_like(scores[:1], -torch.inf)
+        ended[:, subwords.END] = 0
+        return torch.where(over.unsqueeze(1), ended, scores)
 
 
 def load(model: str, decoding: Decoding, device: torch.device) -> Translator:

@@ -379,7 +379,7 @@ def _run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
             **{name: round(value, 4) for name, value in scores.items()},
         }
     model.config.use_cache = True  # the Trainer turns it off
-    model.generation_config = generation_config(job.config, Decoding(), training.max_length)
+    model.generation_config = generation_config(job.config, Decoding(), max_length=training.max_length)
     save_model(model, job.text.tokenizer, folder.model)
     folder.write(results)
     return results
@@ -393,12 +393,12 @@ class _Arguments:
     batch_size: int = 1
 
 
-def generation_config(config: Seq2SeqConfig, decoding: Decoding, new_tokens: int) -> GenerationConfig:
-    """How transformers' ``generate`` searches."""
+def generation_config(config: Seq2SeqConfig, decoding: Decoding, **limit: int) -> GenerationConfig:
+    """How transformers' ``generate`` searches, with a ``max_length`` or ``max_new_tokens``."""
     return GenerationConfig(
         num_beams=decoding.beams,
         length_penalty=decoding.length_penalty if decoding.beams > 1 else None,
-        max_new_tokens=new_tokens,
+        **limit,
         do_sample=False,
         pad_token_id=config.pad_token_id,
         bos_token_id=config.bos_token_id,
