@@ -14,6 +14,7 @@ import tyro
 from rich.console import Console
 
 from . import __version__
+from .commands.analyze import Analyze
 from .errors import InputError
 from .tasks.finetune_settings import DataSettings, TuningSettings, listed
 from .tasks.pretrain_settings import ModelSettings, TrainingSettings, check_range
@@ -701,6 +702,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "bench": Bench,
     "pretrain": Pretrain,
     "finetune": Finetune,
+    "analyze": Analyze,
     "cost": Cost,
     "positions": ListPositions,
 }

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .fit import TisaFit
+
+LARGEST = 32
+"""Rows of a matrix in :meth:`ModelFindings.to_dict`; of larger ones there are means over squares."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,9 @@ class HeadFindings:
         spread: the standard deviation over them; zeros for a method whose effect is a curve.
         toeplitzness: the share of the variance over pairs that the curve explains.
         scores: (n, n), row i the query; None for a method whose effect is a curve.
-        fits: TISA kernels fitted to the curve, for S = 1, 2, ...
-        name: "previous token", "next token", "local window", "global", "position-blind"..., by stated rules.
+        fits: TISA kernels fitted to the curve, with a constant, for S = 1, 2, ...
+        name: "previous token", "next token", "local window", "global", "position-blind"..., by the rules of
+            :mod:`whereformer.analysis.naming`.
         reason: the numbers that decided the name, as a person reads them.
     """
 
@@ -62,8 +70,10 @@ class AttentionFindings:
         source: of the text.
         tokens: that were read.
         offsets: (m,), ascending.
-        shares: (layers, heads, m), the mean weight that a head gives to a key at each offset.
-        explained: (layers, heads), the share of the variance of log weights that the offset alone explains.
+        shares: (layers, heads, m), the mean weight that a head gives to a key at each offset; NaN in layers between
+            pooled sequences, whose offsets are not those of tokens.
+        explained: (layers, heads), the share of the variance of log weights that the offset alone explains, as
+            :mod:`whereformer.analysis.measured` says; NaN in the same layers.
     """
 
     source: str
@@ -108,3 +118,69 @@ class ModelFindings:
     heads: tuple[HeadFindings, ...]
     no_heads: str
     attention: AttentionFindings | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON has it: numbers to six digits, None where there is none, large matrices made smaller."""
+        table, attention = self.table, self.attention
+        return {
+            "name": self.name,
+            "source": self.source,
+            "kind": self.kind,
+            "position": self.position,
+            "sizes": self.sizes,
+            "length": self.length,
+            "how": list(self.how),
+            "score": self.score,
+            "step": self.step,
+            "no_table": self.no_table,
+            "table": table
+            and {
+                "toeplitzness": _numbers(table.toeplitzness),
+                "width": table.width,
+                "gram": _numbers(_smaller(table.gram)),
+                "part": _numbers(_smaller(table.part)),
+            },
+            "no_heads": self.no_heads,
+            "heads": [
+                {
+                    "layer": head.layer,
+                    "head": head.head,
+                    "name": head.name,
+                    "reason": head.reason,
+                    "toeplitzness": _numbers(head.toeplitzness),
+                    "offsets": head.offsets.tolist(),
+                    "curve": _numbers(head.curve),
+                    "spread": _numbers(head.spread),
+                    "scores": None if head.scores is None else _numbers(_smaller(head.scores)),
+                    "fits": [
+                        {name: _numbers(part) for name, part in vars(fit).items()} | {"num_kernels": fit.num_kernels}
+                        for fit in head.fits
+                    ],
+                }
+                for head in self.heads
+            ],
+            "attention": attention
+            and {
+                "source": attention.source,
+                "tokens": attention.tokens,
+                "offsets": attention.offsets.tolist(),
+                "shares": _numbers(attention.shares),
+                "explained": _numbers(attention.explained),
+            },
+        }
+
+
+def _numbers(values: Any) -> Any:
+    """Numbers for JSON, nested as a tensor's dimensions."""
+    if isinstance(values, Tensor):
+        return _numbers(values.tolist())
+    if isinstance(values, list):
+        return [_numbers(value) for value in values]
+    return float(f"{values:.6g}") if math.isfinite(values) else None
+
+
+def _smaller(matrix: Tensor) -> Tensor:
+    """The means of at most ``LARGEST`` x ``LARGEST`` parts of a matrix (n, n)."""
+    if len(matrix) <= LARGEST:
+        return matrix
+    return functional.adaptive_avg_pool2d(matrix[None].to(torch.float64), LARGEST)[0]
