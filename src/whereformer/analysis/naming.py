@@ -1,8 +1,8 @@
 """What a head looks for by position alone, in a word, by stated rules.
 
-The rules are about *weights*: the softmax of what position adds to the scores, which is where the head would look if all
-words were alike. Compared with looking everywhere alike, position moves some of that weight; the rules ask where to.
-That is the same question whatever the length, while the share of all weight that one offset gets falls with it.
+The rules are about *weights*: the softmax of what position adds to the scores, which is where the head would look if
+all words were alike. Compared with looking everywhere alike, position moves some of that weight; the rules ask where
+to. That is the same question whatever the length, while the share of all weight that one offset gets falls with it.
 """
 
 from __future__ import annotations

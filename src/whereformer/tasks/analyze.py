@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.nn import functional
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from ..analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
@@ -37,6 +38,8 @@ MOST_POSITIONS = 512
 """Positions that are looked at by default, at most."""
 TOKENS = 8192
 """Tokens of text over which attention is measured by default."""
+TOKENS_OF_A_BATCH = 512
+"""And of so many at a time, since the weights of all layers are there at once."""
 EVEN = 1e-4
 """A head whose scores differ from their curve by no more of its range is a curve; float32 rounds by so much."""
 SAME_IN_A_RUN = ("layers", "heads", "hidden_size", "head_dim", "positions")
@@ -387,13 +390,16 @@ def _measure(
     body = min(body, len(ids))
     windows = ids[: len(ids) // body * body].view(-1, body)
     statistics = OffsetStatistics(encoder.config.num_hidden_layers, encoder.config.num_attention_heads, body)
-    for index, window in enumerate(windows):
-        tokens = torch.cat((torch.tensor(special[:1]), window, torch.tensor(special[1:]))) if ends else window
-        attentions = encoder(tokens[None].to(encoder.device), output_attentions=True).attentions
+    batches = windows.split(max(1, TOKENS_OF_A_BATCH // body))
+    for index, batch in enumerate(batches):
+        rows = functional.pad(batch, (ends, ends))
+        if ends:
+            rows[:, 0], rows[:, -1] = special
+        attentions = encoder(rows.to(encoder.device), output_attentions=True).attentions
         for layer, weights in enumerate(attentions):
-            if weights.shape[-2:] == (len(tokens), len(tokens)):
+            if weights.shape[-2:] == (rows.shape[1], rows.shape[1]):
                 statistics.add(layer, weights[..., ends : ends + body, ends : ends + body])
-        on_part((index + 1) / len(windows))
+        on_part((index + 1) / len(batches))
     reach = min(OFFSETS_SHOWN, body - 1)
     return AttentionFindings(
         source=options.text_source,

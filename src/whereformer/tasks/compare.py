@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor, nn
 
+from ..analysis.toeplitz import diagonal_means
 from ..errors import InputError
 from ..files import write_atomically
 from ..models import EncoderConfig, EncoderForMaskedLM
@@ -327,9 +328,7 @@ def attention_by_offset(
     attentions = model.encoder(inputs.to(model.device), output_attentions=True).attentions
     reach = min(OFFSETS_SHOWN, length - 1)
     return [
-        torch.stack(
-            [weights.diagonal(offset, -2, -1).mean((0, -1)) for offset in range(-reach, reach + 1)], -1
-        ).tolist()
+        diagonal_means(weights).mean(0)[:, length - 1 - reach : length + reach].tolist()
         if weights.shape[-2:] == (length, length)
         else None
         for weights in attentions
