@@ -42,8 +42,8 @@ TOKENS_OF_A_BATCH = 512
 """And of so many at a time, since the weights of all layers are there at once."""
 EVEN = 1e-4
 """A head whose scores differ from their curve by no more of its range is a curve; float32 rounds by so much."""
-SAME_IN_A_RUN = ("layers", "heads", "hidden_size", "head_dim", "positions")
-"""Sizes that checkpoints of one run have in common."""
+MAY_DIFFER = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
+"""Entries of a configuration that say nothing about the model itself."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ def load(path: str) -> tuple[Encoder, str]:
     """
     try:
         with quiet_transformers():
-            kind = PreTrainedConfig.get_config_dict(path)[0].get("model_type")
             encoder = load_pretrained(path, model_class=Encoder)
+            kind = PreTrainedConfig.get_config_dict(path)[0].get("model_type")
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split()).removeprefix("path_or_id: ")
         where = "" if path in reason else f"{path}: "
@@ -170,6 +170,7 @@ def analyze(sources: Sequence[Source], options: Options, progress: Progress) -> 
     Raises:
         InputError: for a model that can't be read, or checkpoints of one run that are of different models.
     """
+    _check_one_model([source for source in sources if source.step is not None])
     progress.start(100 * len(sources))
     found: list[ModelFindings] = []
     notes: list[str] = []
@@ -179,24 +180,25 @@ def analyze(sources: Sequence[Source], options: Options, progress: Progress) -> 
         if note:
             notes.append(note)
             progress.line(note)
-        first = next((other for other in found if other.step is not None and model.step is not None), None)
-        if first is not None:
-            _check_same_model(first, model)
         found.append(model)
     return found, notes
 
 
-def _check_same_model(first: ModelFindings, other: ModelFindings) -> None:
-    facts = [
-        {"kind": model.kind, "position": model.position} | {name: model.sizes[name] for name in SAME_IN_A_RUN}
-        for model in (first, other)
-    ]
-    for name, value in facts[0].items():
-        if facts[1][name] != value:
-            raise InputError(
-                f"MODEL: checkpoints of a run are of one model, but {first.source} has {name} {value!r} and "
-                f"{other.source} {facts[1][name]!r}"
-            )
+def _check_one_model(sources: Sequence[Source]) -> None:
+    """Raise unless checkpoints of a run have the same configuration; before any of them is read."""
+    configs: list[dict[str, Any]] = []
+    for source in sources:
+        try:
+            configs.append(PreTrainedConfig.get_config_dict(source.path)[0])
+        except OSError:
+            return  # told when it is loaded
+        for name in sorted((configs[0].keys() | configs[-1].keys()) - MAY_DIFFER):
+            first, other = (config.get(name) for config in (configs[0], configs[-1]))
+            if first != other:
+                raise InputError(
+                    f"MODEL: checkpoints of a run are of one model, but {sources[0].path} has {name} {first!r} and "
+                    f"{source.path} {other!r}"
+                )
 
 
 @torch.no_grad()
@@ -216,8 +218,10 @@ def analyze_model(source: Source, options: Options, progress: Progress) -> tuple
         for index, read in enumerate(position_scores(encoder, length)):
             heads += _heads(read, options.max_kernels)
             report.upto(10 + 60 * (index + 1) / layers)
-    except PositionRangeError as error:
-        raise InputError(f"--length: {source.name}: {error}") from None
+    except PositionRangeError:
+        raise InputError(
+            f"--length: expected at most {positions}, which are the positions of {source.path}, got {length}"
+        ) from None
     report.upto(70)
     attention, note = None, ""
     if options.pages is not None:
@@ -412,10 +416,10 @@ def _measure(
 
 def _text_ids(pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, count: int) -> Tensor:
     """About ``count`` tokens of pages spread evenly over the text; fewer if there are no more."""
-    # A page has about a thousand tokens; so many more than are needed that it need not be known.
-    every = max(1, len(pages) * 250 // max(count, 1))
+    # A page has about a thousand tokens; where it has fewer, pages in between follow.
+    every = max(1, len(pages) * 500 // max(count, 1))
     ids: list[int] = []
-    for page in pages[::every]:
+    for page in (page for start in range(every) for page in pages[start::every]):
         if len(ids) >= count:
             break
         ids += tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]
