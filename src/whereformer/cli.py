@@ -703,6 +703,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "pretrain": Pretrain,
     "finetune": Finetune,
     "analyze": Analyze,
+    "distill-positions": DistillPositions,
     "cost": Cost,
     "positions": ListPositions,
 }

@@ -56,15 +56,22 @@ class OffsetStatistics:
 
         1 where weights do not differ within their rows.
         """
+        counts = torch.tensor(self.count)[:, None]
+        found = (self.curves() * self.logs).sum(-1)
+        still = self.squares <= 1e-9 * counts * self.n**2
+        share = (found / torch.where(still, 1.0, self.squares)).clamp(0, 1)
+        return torch.where(still & (counts > 0), 1.0, share)
+
+    def curves(self) -> Tensor:
+        """f of the model that is fitted: what the offset alone adds to log weights, (layers, heads, 2 n - 1).
+
+        Up to a constant, which is such that their mean is 0; NaN for a layer without any.
+        """
         normal = _normal_matrix(self.n)
         # A constant is in its null space and in nothing that is asked of it.
         normal += 1 / len(normal)
         solved = torch.linalg.solve(normal, self.logs.flatten(0, 1).T).T.view_as(self.logs)
-        counts = torch.tensor(self.count)[:, None]
-        found = (solved * self.logs).sum(-1) / counts
-        still = self.squares <= 1e-9 * counts * self.n**2
-        share = (found / torch.where(still, 1.0, self.squares)).clamp(0, 1)
-        return torch.where(still & (counts > 0), 1.0, share)
+        return solved / torch.tensor(self.count)[:, None, None]
 
 
 def _normal_matrix(n: int) -> Tensor:

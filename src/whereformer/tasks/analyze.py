@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -225,7 +225,7 @@ def analyze_model(source: Source, options: Options, progress: Progress) -> tuple
     report.upto(70)
     attention, note = None, ""
     if options.pages is not None:
-        tokenizer, note = _tokenizer(source.path, options.text_needed)
+        tokenizer, note = tokenizer_of(source.path, options.text_needed)
         if tokenizer is not None:
             attention = _measure(
                 encoder, tokenizer, source, options, min(length, positions), lambda part: report.upto(70 + 30 * part)
@@ -345,7 +345,7 @@ def _no_table(encoder: Encoder) -> str:
     return f"position method {method!r} has no vector for each position; it acts on queries, keys or scores"
 
 
-def _tokenizer(path: str, needed: bool) -> tuple[PreTrainedTokenizerBase | None, str]:
+def tokenizer_of(path: str, needed: bool) -> tuple[PreTrainedTokenizerBase | None, str]:
     """The model's tokenizer; for a checkpoint of ``whereformer pretrain`` that of its run. Or None and why."""
     folder = Path(path)
     places = [path]
@@ -377,41 +377,66 @@ def _measure(
     on_part: Callable[[float], None],
 ) -> AttentionFindings:
     """Attention over windows ``[CLS] text [SEP]`` of so many tokens, without its first and last."""
+    windows = text_windows(options.pages or (), tokenizer, encoder, length, options.tokens, source.path)
+    body = windows.rows.shape[1] - 2 * windows.ends
+    statistics = OffsetStatistics(encoder.config.num_hidden_layers, encoder.config.num_attention_heads, body)
+    part = slice(windows.ends, windows.ends + body)
+    batches = windows.rows.split(max(1, TOKENS_OF_A_BATCH // body))
+    for index, rows in enumerate(batches):
+        attentions = encoder(rows.to(encoder.device), output_attentions=True).attentions
+        for layer, weights in enumerate(attentions):
+            if weights.shape[-2:] == (rows.shape[1], rows.shape[1]):
+                statistics.add(layer, weights[..., part, part])
+        on_part((index + 1) / len(batches))
+    reach = min(OFFSETS_SHOWN, body - 1)
+    return AttentionFindings(
+        source=options.text_source,
+        tokens=len(windows.rows) * body,
+        offsets=torch.arange(-reach, reach + 1),
+        shares=statistics.shares(reach).float(),
+        explained=statistics.explained().float(),
+    )
+
+
+class Windows(NamedTuple):
+    """Text as rows of tokens that are all real.
+
+    Args:
+        rows: (count, n) token ids.
+        ends: 1 if [CLS] and [SEP] stand at the ends of a row, else 0.
+    """
+
+    rows: Tensor
+    ends: int
+
+
+def text_windows(
+    pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, encoder: Encoder, length: int, tokens: int, path: str
+) -> Windows:
+    """About so many tokens of text in windows ``[CLS] text [SEP]`` of ``length``, or shorter if there is less text.
+
+    Raises:
+        InputError: if there are no tokens, or some that the model of this path does not know.
+    """
     special = tokenizer.cls_token_id, tokenizer.sep_token_id
     ends = 1 if None not in special else 0
     body = length - 2 * ends
     if body < 1:
         ends, body = 0, length
-    ids = _text_ids(options.pages or (), tokenizer, max(body, options.tokens))
+    ids = _text_ids(pages, tokenizer, max(body, tokens))
     if not len(ids):
-        raise InputError(f"--data: the tokenizer of {source.path} finds no tokens in the text")
+        raise InputError(f"--data: the tokenizer of {path} finds no tokens in the text")
     words = len(encoder.embeddings.word.weight)
     if int(ids.max()) >= words:
         raise InputError(
-            f"MODEL: the tokenizer of {source.path} is another model's: it has a token {int(ids.max())}, the model "
+            f"MODEL: the tokenizer of {path} is another model's: it has a token {int(ids.max())}, the model "
             f"{words} tokens"
         )
     body = min(body, len(ids))
-    windows = ids[: len(ids) // body * body].view(-1, body)
-    statistics = OffsetStatistics(encoder.config.num_hidden_layers, encoder.config.num_attention_heads, body)
-    batches = windows.split(max(1, TOKENS_OF_A_BATCH // body))
-    for index, batch in enumerate(batches):
-        rows = functional.pad(batch, (ends, ends))
-        if ends:
-            rows[:, 0], rows[:, -1] = special
-        attentions = encoder(rows.to(encoder.device), output_attentions=True).attentions
-        for layer, weights in enumerate(attentions):
-            if weights.shape[-2:] == (rows.shape[1], rows.shape[1]):
-                statistics.add(layer, weights[..., ends : ends + body, ends : ends + body])
-        on_part((index + 1) / len(batches))
-    reach = min(OFFSETS_SHOWN, body - 1)
-    return AttentionFindings(
-        source=options.text_source,
-        tokens=windows.numel(),
-        offsets=torch.arange(-reach, reach + 1),
-        shares=statistics.shares(reach).float(),
-        explained=statistics.explained().float(),
-    )
+    rows = functional.pad(ids[: len(ids) // body * body].view(-1, body), (ends, ends))
+    if ends:
+        rows[:, 0], rows[:, -1] = special
+    return Windows(rows, ends)
 
 
 def _text_ids(pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, count: int) -> Tensor:
