@@ -19,7 +19,7 @@ from ..analysis.fit import TisaFit
 from ..files import write_atomically
 from . import figures, heads, page, panels, pictures
 from .heatmaps import Heatmap, gradients, heatmap, limits
-from .numbers import decimals, percent, plain, signed
+from .numbers import DASH, decimals, percent, plain, signed
 from .page import Column
 from .panels import Panel, Range, Row
 
@@ -65,7 +65,7 @@ def build_report(models: Sequence[ModelFindings], facts: dict[str, Any]) -> str:
     groups = {name: value for name, value in facts.items() if isinstance(value, dict)}
     return page.render(
         "analyze.html.j2",
-        title="What did it learn about position?",
+        title=f"What did {models[0].name if len(models) == 1 else 'they'} learn about position?",
         version=__version__,
         verdict=verdict(models),
         gradients=gradients(),
@@ -92,6 +92,8 @@ def shown(value: Any) -> Any:
     """A fact as a person would write it."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {shown(part)}" for name, part in value.items())
+    if value is None or value == []:
+        return DASH
     if isinstance(value, list | tuple):
         return ", ".join(str(shown(part)) for part in value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
@@ -116,7 +118,8 @@ def verdict(models: Sequence[ModelFindings]) -> str:
     """The page in one sentence."""
     tables = [(model, model.table) for model in models if model.table is not None]
     if len(models) == 1:
-        return f"{models[0].name}: {'; '.join(_findings_of(models[0]))}"
+        sentence = "; ".join(_findings_of(models[0]))
+        return sentence[0].upper() + sentence[1:]
     by_step = sorted((model.step, table.toeplitzness) for model, table in tables if model.step is not None)
     if len(by_step) > 1:
         (first, before), (last, after) = by_step[0], by_step[-1]
@@ -134,10 +137,10 @@ def verdict(models: Sequence[ModelFindings]) -> str:
 def _findings_of(model: ModelFindings) -> list[str]:
     parts = []
     if model.table is not None:
-        parts.append(f"position embeddings are {percent(model.table.toeplitzness)} Toeplitz")
+        parts.append(f"position embeddings of Toeplitzness {decimals(model.table.toeplitzness, 2)}")
     if model.heads:
         count = len(model.heads)
-        parts.append(f"of {count} heads, {counted(model.heads)}" if count > 1 else f"its head is {model.heads[0].name}")
+        parts.append(f"{count} heads: {counted(model.heads)}" if count > 1 else f"its head is {model.heads[0].name}")
     return parts or ["nothing to see, position acts nowhere by itself"]
 
 
@@ -310,7 +313,7 @@ def _panel(
         f"head {head.head}",
         look,
         head.name,
-        decimals(head.toeplitzness, 2),
+        (decimals(head.toeplitzness, 2),),
         drawn,
         "mean score" if head.scores is not None else "added to scores",
         maps_of(head, pixels, detailed=detailed),
@@ -375,7 +378,6 @@ class Comparison:
     rows: list[tuple[str, str, list[Cell]]]
     steps: Markup | None
     scatter: Markup | None
-    measure: str
     correlation: str
 
 
@@ -403,17 +405,16 @@ def comparison(models: Sequence[ModelFindings], score: str) -> Comparison:
         rows,
         pictures.steps_drawing(models),
         pictures.scatter_drawing(points, measure, score),
-        measure,
         correlation(points),
     )
 
 
 def correlation(points: Sequence[tuple[str, float, float]]) -> str:
-    """Pearson's correlation of at least three points, or ""."""
+    """Pearson's correlation of at least three points and how many they are, or ""."""
     _, first, second = zip(*points, strict=True) if points else ((), (), ())
     if len(points) < 3 or len(set(first)) == 1 or len(set(second)) == 1:
         return ""
-    return decimals(float(np.corrcoef(first, second)[0, 1]), 2)
+    return f"{decimals(float(np.corrcoef(first, second)[0, 1]), 2)} over {len(points)} models"
 
 
 def _cell(number: float | None, digits: int = 3) -> Cell:

@@ -54,11 +54,11 @@ def attention_shares(
 
     reach = min(panels.SMALL, max(len(heads[0]) // 2 for heads in shown.values()))
     note = f"small: offsets {signed(-reach)} to {signed(reach)}, heights 0 to {highest:.0%}"
-    details = [[_peak(head) for head in heads] for heads in shown.values()]
+    details: list[list[tuple[str, ...]]] = [[(_peak(head),) for head in heads] for heads in shown.values()]
     if explained is not None:
-        shares = [shares for shares, heads in zip(explained, layers, strict=True) if heads is not None]
+        shares = [layer for layer, heads in zip(explained, layers, strict=True) if heads is not None]
         details = [
-            [f"{peak} \N{MIDDLE DOT} {percent(share)}" for peak, share in zip(*pair, strict=True)]
+            [(*peak, f"{percent(share)} by offset") for peak, share in zip(*pair, strict=True)]
             for pair in zip(details, shares, strict=True)
         ]
     return _grid(shown, look, name, label, draw, note, "mean share of attention", details)
@@ -101,15 +101,15 @@ def _grid(
     draw: Callable[[Sequence[float], str], Curve],
     note: str,
     unit: str,
-    details: Sequence[Sequence[str]] | None = None,
+    details: Sequence[Sequence[tuple[str, ...]]] | None = None,
 ) -> Markup:
     """Layers downwards, heads to the right; the note stands once, at the first layer."""
     rows: list[Row] = []
     for place, heads in layers.items():
-        said = details[len(rows)] if details else [""] * len(heads)
+        texts = details[len(rows)] if details else [()] * len(heads)
         drawn = [
-            Panel(place, f"head {index}", look, "", detail, draw(head, f"{label}: {place}, head {index}"), unit)
-            for index, (head, detail) in enumerate(zip(heads, said, strict=True))
+            Panel(place, f"head {index}", look, "", said, draw(head, f"{label}: {place}, head {index}"), unit)
+            for index, (head, said) in enumerate(zip(heads, texts, strict=True))
         ]
         rows.append(Row(place, "" if rows else note, tuple(drawn)))
     return panels.grid(rows, name, label)

@@ -104,7 +104,7 @@ class Panel:
         head: as in "head 3".
         look: its colour; a legend with it hides and shows the head.
         name: what the head is, or "".
-        detail: a number about it.
+        details: numbers about it.
         curve: over offsets.
         unit: of the curve.
         maps: heatmaps with their captions; the first is also in the panel.
@@ -115,7 +115,7 @@ class Panel:
     head: str
     look: Series
     name: str
-    detail: str
+    details: tuple[str, ...]
     curve: Curve
     unit: str
     maps: tuple[tuple[str, Heatmap], ...] = ()

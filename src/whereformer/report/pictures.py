@@ -38,7 +38,7 @@ def write(models: Sequence[ModelFindings], score: str, folder: Path) -> list[Pat
     written = []
     for model, name in zip(models, _file_names(models), strict=True):
         if model.table is not None:
-            written += figures.save(folder / f"{name}-embeddings", 720, 260, embeddings(model.table))
+            written += figures.save(folder / f"{name}-embeddings", 720, 290, embeddings(model.table))
         if model.heads:
             width, height, paint = head_panels(model.heads)
             written += figures.save(folder / f"{name}-heads", width, height, paint)
@@ -61,14 +61,11 @@ def embeddings(table: TableFindings) -> Paint:
     gram, part = averaged(table.gram, PIXELS), averaged(table.part, PIXELS)
     rest, ends, length = gram - part, limits(gram), len(table.gram)
 
+    titles = ("$P = E E^T$", f"its best Toeplitz part: {decimals(table.toeplitzness)}", "what is left")
+
     def paint(figure: Figure) -> None:
-        for axes, title, values, centre in zip(
-            figure.subplots(1, 3),
-            ("$P = E E^T$", f"best Toeplitz part: {decimals(table.toeplitzness)}", "what is left"),
-            (gram, part, rest),
-            (None, None, 0.0),
-            strict=True,
-        ):
+        panels = figure.subplots(1, 3)
+        for axes, title, values, centre in zip(panels, titles, (gram, part, rest), (None, None, 0.0), strict=True):
             low, high = ends if centre is None else limits(values, centre)
             image = axes.imshow(
                 values,
@@ -78,10 +75,11 @@ def embeddings(table: TableFindings) -> Paint:
                 interpolation="nearest",
                 extent=(-0.5, length - 0.5, length - 0.5, -0.5),
             )
-            axes.set(title=title, xlabel="position", xticks=_ends(length), yticks=_ends(length))
-            axes.title.set_size(10)
+            axes.set_title(title, size=10)
+            axes.set(xticks=_ends(length), yticks=_ends(length))
+            axes.spines[:].set_visible(False)
             axes.grid(visible=False)
-            bar = figure.colorbar(image, ax=axes, shrink=0.8)
+            bar = figure.colorbar(image, ax=axes, location="bottom", aspect=30)
             bar.outline.set_visible(False)
 
     return paint
