@@ -1,6 +1,5 @@
 """Pages as people meet them: opened in Chromium, clicked, sorted, read on a phone, dark and light."""
 
-import os
 import shutil
 
 import pytest
@@ -32,7 +31,6 @@ NARROW, WIDE = 360, 1280
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    os.environ.update(SE_OFFLINE="true", SE_AVOID_STATS="true")  # nothing is asked for or told
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 
@@ -42,7 +40,11 @@ def browser(tmp_path_factory):
         options.add_argument(flag)
     options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = Chrome(options=options, service=Service(executable_path=DRIVER))
+    with pytest.MonkeyPatch.context() as patch:
+        # Selenium shall neither look for drivers nor tell anyone.
+        patch.setenv("SE_OFFLINE", "true")
+        patch.setenv("SE_AVOID_STATS", "true")
+        browser = Chrome(options=options, service=Service(executable_path=DRIVER))
     yield browser
     browser.quit()
 

@@ -21,7 +21,7 @@ from . import figures, heads, page, panels, pictures
 from .heatmaps import Heatmap, gradients, heatmap, limits
 from .numbers import DASH, decimals, percent, plain, signed
 from .page import Column
-from .panels import Panel, Range, Row
+from .panels import Panel, Row
 
 NAMES = ("previous token", "next token", "local window", "global", "position-blind")
 """In this order in legends; other names follow."""
@@ -265,31 +265,29 @@ def explained_by_offset(attention: AttentionFindings, head: HeadFindings) -> flo
 def head_grid(
     model: ModelFindings, name: str, looks: dict[str, figures.Series], pixels: int, *, detailed: bool
 ) -> Markup:
-    """All heads of a model, the small curves of a layer on one scale."""
-    rows = []
+    """All heads of a model."""
+    rows: list[Row] = []
     for layer, found in by_layer(model.heads).items():
-        curves = [pictures.curve_of(head) for head in found]
-        shared = Range.of(*curves)
-        note = heads.scale(len(curves[0]), shared)
-        drawn = [
-            _panel(head, curve, shared, looks[head.name], pixels, model.attention, detailed=detailed)
-            for head, curve in zip(found, curves, strict=True)
-        ]
-        rows.append(Row(f"layer {layer}", note, tuple(drawn)))
+        drawn = [_panel(head, looks[head.name], pixels, model.attention, detailed=detailed) for head in found]
+        rows.append(Row(f"layer {layer}", "" if rows else _small(model.heads[0]), tuple(drawn)))
     return panels.grid(rows, name, f"Heads of {model.name}")
+
+
+def _small(head: HeadFindings) -> str:
+    """What the small panels show."""
+    offsets = heads.near(len(head.curve))
+    return f"small: {offsets}; heights: each head's own range, but at least {pictures.LEAST:g}"
 
 
 def _panel(
     head: HeadFindings,
-    curve: Floats,
-    shared: Range,
     look: figures.Series,
     pixels: int,
     attention: AttentionFindings | None,
     *,
     detailed: bool,
 ) -> Panel:
-    offsets = _numbers(head.offsets)
+    offsets, curve = _numbers(head.offsets), pictures.curve_of(head)
     shift = float((_numbers(head.curve) - curve)[0])
     fits = head.fits if detailed else head.fits[-1:]
     fitted = [fitted_curve(fit, offsets) - shift for fit in fits]
@@ -297,7 +295,7 @@ def _panel(
     label = f"Curve of {place}, head {head.head}"
     spread = _numbers(head.spread)
     drawn = panels.draw(
-        offsets, curve, shared, label=label, spread=spread if spread.any() else None, others=fitted
+        offsets, curve, pictures.height_of(curve), label=label, spread=spread if spread.any() else None, others=fitted
     )  # fmt: skip
     measured = None if attention is None else percent(explained_by_offset(attention, head))
     more = page.render(
@@ -332,9 +330,8 @@ def maps_of(head: HeadFindings, pixels: int, *, detailed: bool) -> tuple[tuple[s
     if length > pixels and detailed:
         first = (length - CORNER) // 2
         middle = head.scores[first : first + CORNER, first : first + CORNER]
-        found.append(
-            (f"positions {first} to {first + CORNER - 1}", heatmap(middle, pixels=CORNER, centre=centre, first=first))
-        )
+        caption = f"positions {first} to {first + CORNER - 1}, around their median"
+        found.append((caption, heatmap(middle, pixels=CORNER, centre=float(middle.double().median()), first=first)))
     return tuple(found)
 
 

@@ -27,7 +27,9 @@ def offset_curves(heads: Heads, look: figures.Series, name: str, label: str) -> 
     def draw(head: Sequence[float], label: str) -> Curve:
         return panels.draw(_offsets(head), head, shared, label=label)
 
-    return _grid(shown, look, name, label, draw, scale(len(heads[0][0]), shared), "added to scores")
+    low, high = (plain(float(f"{end:.2g}")) for end in (shared.low, shared.high))
+    note = f"small: {near(len(heads[0][0]))}; heights {low} to {high}"
+    return _grid(shown, look, name, label, draw, note, "added to scores")
 
 
 def attention_shares(
@@ -52,8 +54,8 @@ def attention_shares(
     def draw(head: Sequence[float], label: str) -> Curve:
         return panels.draw(_offsets(head), np.sqrt(head), shared, label=label, ticks=_shares(max(head)))
 
-    reach = min(panels.SMALL, max(len(heads[0]) // 2 for heads in shown.values()))
-    note = f"small: offsets {signed(-reach)} to {signed(reach)}, heights 0 to {highest:.0%}"
+    offsets = near(max(len(heads[0]) for heads in shown.values()))
+    note = f"small: {offsets}; heights 0 to {highest:.0%}"
     details: list[list[tuple[str, ...]]] = [[(_peak(head),) for head in heads] for heads in shown.values()]
     if explained is not None:
         shares = [layer for layer, heads in zip(explained, layers, strict=True) if heads is not None]
@@ -64,11 +66,10 @@ def attention_shares(
     return _grid(shown, look, name, label, draw, note, "mean share of attention", details)
 
 
-def scale(offsets: int, shared: Range) -> str:
-    """What the small panels show, for curves of so many offsets."""
+def near(offsets: int) -> str:
+    """What the small panels show of curves over so many offsets."""
     reach = min(panels.SMALL, offsets // 2)
-    low, high = (plain(float(f"{end:.2g}")) for end in (shared.low, shared.high))
-    return f"small: offsets {signed(-reach)} to {signed(reach)}, heights {low} to {high}"
+    return f"offsets {signed(-reach)} to {signed(reach)}"
 
 
 def _offsets(head: Sequence[float]) -> range:

@@ -20,6 +20,8 @@ from .numbers import plain
 
 COLOURS = 128
 """Of a picture; more could not be told apart, and would make it larger."""
+FINE = 80
+"""Pixels of a side from which on browsers may smooth what they scale; sharp ones would make patterns of their own."""
 OUTLIERS = 0.5
 """Percent of the pixels, at either end of the scale, that have the end's colour rather than stretch the scale."""
 
@@ -37,13 +39,15 @@ class Heatmap:
 
     Args:
         image: a data URI.
+        fine: whether it has so many pixels that single ones are not to be seen.
         palette: a key of :data:`PALETTES`, in a page also a class.
         ticks: of the colour bar: percent from its left end, and text.
         low, high: what the ends of the colour bar mean.
-        rows, columns: ticks of the axes, in percent from the top left.
+        axis: ticks of rows and of columns, in percent from the top left.
     """
 
     image: str
+    fine: bool
     palette: str
     ticks: tuple[tuple[float, str], ...]
     low: float
@@ -95,6 +99,7 @@ def heatmap(
     marks = MaxNLocator(4, integer=True, steps=[1, 2, 2.5, 5, 10]).tick_values(first, first + length - 1)
     return Heatmap(
         _png(shades, palette),
+        len(shades) >= FINE,
         palette,
         tuple((_percent(tick, low, high), plain(tick)) for tick in _ticks(low, high)),
         low,

@@ -44,6 +44,10 @@ class Range:
         every = [0.0, *(float(end) for part in values for end in (np.min(part), np.max(part)))]
         return cls(min(every), max(every))
 
+    def at_least(self, span: float) -> Range:
+        """The same, or with a higher top."""
+        return Range(self.low, max(self.high, self.low + span))
+
     @property
     def span(self) -> float:
         """From bottom to top; 1 if all is 0."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..analysis.findings import HeadFindings, ModelFindings, TableFindings
 from . import figures
 from .heatmaps import PALETTES, averaged, limits
-from .numbers import decimals
+from .numbers import decimals, signed
 from .panels import SMALL, Range
 
 Floats = NDArray[np.float64]
@@ -28,6 +28,8 @@ Point = tuple[str, float, float]
 SIZE = 420, 300
 PIXELS = 256
 """Of a matrix in a file."""
+LEAST = 1.0
+"""The least range of scores that a small panel has."""
 PANEL, GAP, LEFT, HEAD = 92, 12, 24, 30
 """Width of a head's panel, what is between two, room for the layers' names, and for what is above a panel."""
 
@@ -97,13 +99,17 @@ def curve_of(head: HeadFindings) -> Floats:
     return np.asarray(curve - float(head.scores.double().mean()))
 
 
+def height_of(curve: Floats) -> Range:
+    """The range of a head's small panel: less than one unit of scores hardly moves attention, and shall look flat."""
+    return Range.of(curve).at_least(LEAST)
+
+
 def head_panels(found: Sequence[HeadFindings]) -> tuple[int, int, Paint]:
     """All heads, layers downwards: scores where there are any, and the curve near 0. Width, height and how to draw."""
     layers = sorted({head.layer for head in found})
     mapped = any(head.scores is not None for head in found)
     tall = HEAD + (PANEL if mapped else 0) + PANEL // 2 + GAP
     columns = 1 + max(head.head for head in found)
-    curves = {(head.layer, head.head): curve_of(head) for head in found}
 
     def paint(figure: Figure) -> None:
         axes = figures.canvas(figure)
@@ -124,15 +130,15 @@ def head_panels(found: Sequence[HeadFindings]) -> tuple[int, int, Paint]:
                     interpolation="nearest",
                     extent=(left, left + PANEL, top + PANEL, top),
                 )
+            heights = height_of(curve_of(head))
             ground = top + (PANEL if mapped else 0) + PANEL // 2
-            shared = Range.of(*(curve for (layer, _), curve in curves.items() if layer == head.layer))
-            curve, middle = curves[head.layer, head.head], int(np.abs(head.offsets.cpu().numpy()).argmin())
+            curve, middle = curve_of(head), int(np.abs(head.offsets.cpu().numpy()).argmin())
             reach = min(SMALL, middle, len(curve) - 1 - middle)
             near = curve[middle - reach : middle + reach + 1]
             across = np.linspace(left, left + PANEL, len(near)) if reach else np.array([left + PANEL / 2])
 
-            def down(value: Floats | float, ground: int = ground, shared: Range = shared) -> Floats:
-                return np.asarray(ground - (PANEL / 2 - 6) * (value - shared.low) / shared.span)
+            def down(value: Floats | float, ground: int = ground, heights: Range = heights) -> Floats:
+                return np.asarray(ground - (PANEL / 2 - 6) * (value - heights.low) / heights.span)
 
             axes.plot([left, left + PANEL], [down(0.0)] * 2, color=line, linewidth=0.6)
             axes.plot([left + PANEL / 2] * 2, [ground, ground - PANEL / 2 + 6], color=line, linewidth=0.6)
@@ -140,10 +146,13 @@ def head_panels(found: Sequence[HeadFindings]) -> tuple[int, int, Paint]:
         for row, layer in enumerate(layers):
             axes.text(10, row * tall + HEAD + (tall - HEAD) / 2, f"layer {layer}", rotation=90, va="center", size=8)
         width, height = figure.get_size_inches() * 72
+        reach = min(SMALL, len(found[0].offsets) // 2)
+        note = f"curves: offsets {signed(-reach)} to {signed(reach)}, heights each head's own"
+        axes.text(LEFT, height - 6, note, size=7, color=muted)
         # Pictures move the limits.
         axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")
 
-    return LEFT + columns * (PANEL + GAP), len(layers) * tall + GAP, paint
+    return LEFT + columns * (PANEL + GAP), len(layers) * tall + 2 * GAP, paint
 
 
 def mean_of_heads(model: ModelFindings) -> float | None:
