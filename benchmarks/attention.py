@@ -25,7 +25,8 @@ import torch
 import tyro
 from torch import Tensor
 
-from whereformer.cli import Bench, execute
+from whereformer.cli import execute
+from whereformer.commands.bench import Bench
 from whereformer.tasks.bench import describe_machine
 from whereformer.tasks.cases import SHAW_CLIP, Problem, Way, gather, tisa_curve
 

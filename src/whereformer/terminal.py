@@ -214,10 +214,11 @@ def print_finetuning(console: Console, job: Job, tasks: Sequence[Encoded], facts
         if found["cut_rows"]:
             lines.append(f"  {found['cut_rows']:,} rows cut to {job.tuning.max_length} tokens")
         say(console, *lines)
-    models = [
-        f"{name} ({count['all']:,} parameters, {count['position']:,} of position)"
-        for name, count in facts["parameters"].items()
-    ]
+    models = []
+    for name, count in facts["parameters"].items():
+        # Trained positions that another method replaces are not to go without a word.
+        fresh = f", {count['fresh']:,} of them fresh" if count["fresh"] else ""
+        models.append(f"{name} ({count['all']:,} parameters, {count['position']:,} of position{fresh})")
     total = len(tasks) * len(models) * len(job.seeds)
     say(
         console,

@@ -1,10 +1,11 @@
 """Funnel-Transformers of transformers as ours and back: the same numbers both ways, from files."""
 
+import json
 import re
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import FunnelConfig
 from transformers.models.funnel import modeling_funnel
 
@@ -13,6 +14,7 @@ from whereformer import (
     Electra,
     Encoder,
     EncoderConfig,
+    EncoderForMaskedLM,
     EncoderForSequenceClassification,
     from_authors_weights,
     load_pretrained,
@@ -167,6 +169,11 @@ def test_what_transformers_cannot_be():
         to_transformers(model(position_options={"reset_cls": False}))
     with pytest.raises(ValueError, match="blocks: transformers' decoder is wrong where the first block repeats"):
         to_transformers(model(blocks="1x2-1", decoder_layers="1"))
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "blocks": "2", "position": "transformer_xl"}
+    plain = EncoderConfig(**sizes, segments="attention", query_bias=False, lm_head="tied")
+    with pytest.raises(ValueError, match="blocks: transformers' FunnelForMaskedLM has a decoder, for which a single"):
+        to_transformers(EncoderForMaskedLM(plain))
+    to_transformers(EncoderForSequenceClassification(plain))
     with pytest.raises(TypeError, match=r"model: expected one of Encoder, EncoderForMaskedLM, .*, got Linear"):
         to_transformers(torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match="token_type_ids: expected types from 0 to 2, got 5"):
@@ -181,6 +188,111 @@ def test_a_joint_electra_checkpoint_is_its_discriminator(tmp_path):
     ids = torch.arange(8)[None]
     with torch.no_grad():
         torch.testing.assert_close(found(ids).logits, joint.discriminator(ids).logits)
+
+
+@pytest.mark.parametrize("attention_type", ["relative_shift", "factorized"])
+def test_the_same_gradients(attention_type, tmp_path):
+    original = theirs("ForTokenClassification", attention_type=attention_type)
+    with torch.no_grad():
+        for parameter in original.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    original.save_pretrained(tmp_path / "theirs")
+    ours = load_pretrained(tmp_path / "theirs", mask_pooling="all")
+    weights = torch.randn(outputs(original, batch())[0].shape)
+    for model in (original, ours):
+        (model(**batch()).logits * weights).sum().backward()
+    # A checkpoint that has gradients for weights is read with the same names.
+    with torch.no_grad():
+        for parameter in original.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    original.save_pretrained(tmp_path / "gradients")
+    gradients = load_pretrained(tmp_path / "gradients")
+    largest = max(float(golden.detach().abs().max()) for golden in gradients.parameters())
+    for (name, parameter), golden in zip(ours.named_parameters(), gradients.parameters(), strict=True):
+        assert golden.any(), name
+        # Not by each one's own size: what a key's bias gets is rounding, since softmax leaves it out.
+        torch.testing.assert_close(parameter.grad, golden, rtol=2e-4, atol=2e-6 * largest, msg=name)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"block_sizes": [2], "block_repeats": None},
+        {"block_sizes": [1, 1], "block_repeats": [2, 1]},
+        {"block_sizes": [1, 1], "block_repeats": None, "num_decoder_layers": 0},
+    ],
+)
+def test_a_decoder_that_is_not_as_ours_is_refused(layout, tmp_path):
+    sizes = {"vocab_size": 40, "d_model": 16, "n_head": 2, "d_head": 6, "d_inner": 24}
+    for name in ("Model", "BaseModel"):
+        original = getattr(modeling_funnel, f"Funnel{name}")(FunnelConfig(**sizes, **layout)).eval()
+        original.save_pretrained(tmp_path)
+        if name == "Model":
+            with pytest.raises(ValueError, match=r"^block_sizes: expected a decoder to have layers, and before it .*$"):
+                load_pretrained(tmp_path)
+    found = outputs(load_pretrained(tmp_path, mask_pooling="all"), batch())
+    torch.testing.assert_close(found, outputs(original, batch()), rtol=2e-5, atol=2e-5)
+
+
+def test_a_funnels_configuration_may_leave_out_defaults(tmp_path):
+    theirs("BaseModel", hidden_act="gelu_new").save_pretrained(tmp_path)
+    expected = load_pretrained(tmp_path).config.to_dict()
+    fields = json.loads((tmp_path / "config.json").read_text())
+    del fields["hidden_act"], fields["attention_type"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert load_pretrained(tmp_path).config.to_dict() == expected
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "funnel", "architectures": ["FunnelBaseModel"]}))
+    with pytest.raises(ValueError, match=r"has shape \(40, 16\), this model \(30522, 768\)|it has no 'encoder"):
+        load_pretrained(tmp_path)
+
+
+def change_tensors(folder, change):
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_a_funnels_tensors_that_do_not_fit_are_named(tmp_path):
+    kernel = "encoder.blocks.1.1.attention.r_kernel"
+
+    def narrow(state):
+        state[kernel] = state[kernel][:8].contiguous()
+
+    for change, message in (
+        (
+            lambda state: state.update({"adapter.weight": torch.ones(2)}),
+            "it has 'adapter.weight', for which there is no",
+        ),
+        (narrow, f"'{kernel}' has shape (8, 2, 6), 'encoder.blocks.0.0.attention.r_kernel' (16, 2, 6)"),
+    ):
+        theirs("Model").save_pretrained(tmp_path)
+        change_tensors(tmp_path, change)
+        with pytest.raises(ValueError, match=f"^checkpoint: {re.escape(message)}"):
+            load_pretrained(tmp_path)
+    # Fewer layers than there are have to be asked for.
+    theirs("Model").save_pretrained(tmp_path)
+    found = load_pretrained(tmp_path, blocks="1-2", decoder_layers="2").loading_report.dropped
+    assert found
+    assert all(name.startswith("encoder.blocks.2.0.") for name in found)
+    fields = json.loads((tmp_path / "config.json").read_text()) | {"block_sizes": [1, 2], "block_repeats": [1, 1]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=r"^checkpoint: it has 'encoder.blocks.2.0.attention.k_head.bias', for which"):
+        load_pretrained(tmp_path)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    theirs("BaseModel").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    for content in (whole[:-100], b"version https://git-lfs.github.com/spec/v1\nsize 1000\n"):
+        file.write_bytes(content)
+        message = r"^path_or_id: .*model.safetensors is not safetensors, or not all of it was downloaded \(.*\)$"
+        with pytest.raises(OSError, match=message):
+            load_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text()) | {"d_model": "wide"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=r"^path_or_id: in its config.json: .*'d_model' expected int, got str"):
+        load_pretrained(tmp_path)
 
 
 def test_bad_checkpoints(tmp_path):

@@ -398,6 +398,28 @@ def test_an_encoder_is_loaded_without_the_head_that_has_no_counterpart(tmp_path)
     assert "cls.predictions.decoder.weight" in model.loading_report.dropped
 
 
+@pytest.mark.parametrize(
+    ("family", "head"), [("bert", "ForSequenceClassification"), ("roberta", "ForTokenClassification")]
+)
+def test_another_number_of_labels_makes_what_depends_on_it_fresh(family, head, tmp_path):
+    theirs(family, head).save_pretrained(tmp_path)
+    same, other = (load_pretrained(tmp_path, num_labels=labels) for labels in (3, 5))
+    assert not same.loading_report.initialised
+    out = "classifier.out" if head == "ForSequenceClassification" else "token_classifier"
+    assert other.loading_report.initialised == (f"{out}.weight", f"{out}.bias")
+    assert {name for name in other.loading_report.dropped if "classifier" in name} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+    assert other.get_parameter(f"{out}.weight").shape == (5, 16)
+    kept = dict(other.named_parameters())
+    assert all(torch.equal(kept[name], tensor) for name, tensor in same.named_parameters() if out not in name)
+    # What its configuration says has to be true.
+    rewrite(tmp_path, put("classifier.bias", torch.ones(4)))
+    with pytest.raises(ValueError, match=r"^checkpoint: 'classifier.bias' has shape \(4,\), this model \(3,\)"):
+        load_pretrained(tmp_path)
+
+
 def drop(name):
     return lambda state: state.pop(name)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
-from whereformer import Encoder, load_pretrained
+from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
 from whereformer.cli import main
 from whereformer.positions.tisa import Tisa
 from whereformer.tasks import finetune, glue
@@ -207,6 +207,53 @@ def test_own_task(model, tmp_path):
     assert set(results["runs"]["mine"]["none"]["0"]["scores"][""]) == {"accuracy", "matthews"}
 
 
+def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsys):
+    rows = [json.dumps({"text": "the cat saw the dog", "label": number % 3}) for number in range(9)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(rows))
+    files = [f"--{name}={tmp_path / 'mine.jsonl'}" for name in ("train", "validation")]
+    arguments = ["finetune", "--model", model, *files, "--text=text", "--label=label", f"--out={tmp_path}", *TINY]
+    main(arguments)
+    before = (tmp_path / "results.json").read_text()
+    capsys.readouterr()
+    line = fails(capsys, *arguments, "--regression")
+    assert "holds results of mine with classes ['0', '1', '2'], not None; choose another folder" in line
+    assert (tmp_path / "results.json").read_text() == before
+
+
+def test_a_classifier_may_be_tuned_for_other_classes(model, data, tmp_path):
+    with finetune.quiet_transformers():
+        tuned = load_pretrained(model, model_class=EncoderForSequenceClassification, num_labels=3)
+    tuned.save_pretrained(tmp_path / "tuned")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "tuned")
+    results = run(str(tmp_path / "tuned"), data, tmp_path / "out", "--kernels=2", task="cola,mnli,stsb")
+    assert set(results["runs"]) == {"cola", "mnli", "stsb"}
+
+
+def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
+    arguments = ["finetune", "--data", data, "--task=cola", "--out", str(tmp_path / "out"), "--dry-run", *TINY]
+    trained = save_model(tmp_path / "tisa", position="tisa")
+    line = fails(capsys, *arguments, "--model", trained)
+    assert (
+        "--kernels: the model was pretrained with TISA, whose kernels stay as many as they are; --position own" in line
+    )
+    main([*arguments, "--model", trained, "--position=own"])
+    assert "own (" in capsys.readouterr().out
+    main([*arguments, "--model", save_model(tmp_path / "learned")])
+    out = capsys.readouterr().out
+    assert "640 of position); learned+tisa, S=2" in out
+    assert "664 of position, 24 of them fresh)" in out
+    main([*arguments, "--model", save_model(tmp_path / "t5", position="t5")])
+    assert "640 of position, 640 of them fresh); learned+tisa, S=2" in capsys.readouterr().out
+
+
+def test_without_a_baseline_none_is_shown(model, data, tmp_path):
+    results = run(model, data, tmp_path, "--position=rope,learned+tisa", "--kernels=2")
+    assert results["shown"]["kernels"] == [2]
+    table = (tmp_path / "results.md").read_text()
+    assert "| task | metric | rope | gain | error reduction |" in table
+    assert "baseline |" not in table
+
+
 def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(finetune, "finetune", None)
     out = tmp_path / "out"
@@ -230,6 +277,8 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
     AutoTokenizer.from_pretrained(model).save_pretrained(bare)
     (bare / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert "--model: path_or_id: expected" in says(model=str(bare))
+    (bare / "config.json").write_text(json.dumps({"model_type": "bert", "position_embedding_type": "relative_key"}))
+    assert "--model: position_embedding_type: expected 'absolute'" in says(model=str(bare))
     assert not (out / "results.json").exists()
 
 
@@ -266,6 +315,7 @@ def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):
     assert "holds results of other rows of cola" in fails(capsys, *arguments, "--train-rows=8")
     other = save_model(tmp_path / "other", hidden_size=32)
     assert "holds results with weights" in fails(capsys, *arguments, "--model", other)
+    assert "holds results with batch_size 8, not 4" in fails(capsys, *arguments, "--batch-size=4", "--dry-run")
     (tmp_path / "results.json").write_text('{"format": 1}')
     assert "is not a complete result of this command" in fails(capsys, *arguments)
 

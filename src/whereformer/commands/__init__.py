@@ -1,1 +1,1 @@
-"""Commands, a module each; :mod:`whereformer.cli` lists them."""
+"""One module a command: its options, and what it calls; heavy imports wait until it runs."""

@@ -136,7 +136,8 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     """A model that was saved with a position method attached.
 
     transformers' own ``from_pretrained`` does not know the method: it reports its parameters as unexpected and loads
-    the model without.
+    the model without. Positions of the model's own that were off are not in the checkpoint: detached, it has untrained
+    ones.
 
     Args:
         path_or_id: a folder that ``save_pretrained`` wrote, or an id on the Hugging Face Hub.

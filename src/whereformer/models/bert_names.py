@@ -23,7 +23,7 @@ from .heads import (
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
-from .loading import BODY, Checkpoint
+from .loading import BODY, Checkpoint, no_place
 
 _WORDS = "embeddings.word_embeddings.weight"
 _EMBEDDINGS = {
@@ -284,9 +284,7 @@ def from_bert(
     known = {theirs for _, other in family.models.values() for theirs in other.values()}
     for name in sorted(state.keys() - names.values()):
         if name not in known and name not in _BUFFERS and not name.startswith(family.unused):
-            raise ValueError(
-                f"checkpoint: it has {name!r}, for which there is no place in a model of its configuration"
-            )
+            raise no_place(name)
     unused += [name for name in state if name not in names.values()]
     return Checkpoint(translated, names, tuple(unused))
 

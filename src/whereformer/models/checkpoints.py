@@ -42,6 +42,14 @@ def funnel_config(config: Mapping[str, Any], *, decoder: bool = True) -> dict[st
     """
     sizes = config["block_sizes"]
     repeats = config.get("block_repeats") or [1] * len(sizes)
+    decoder_layers = config.get("num_decoder_layers", 2) if decoder else 0
+    if decoder and not (len(sizes) > 1 and repeats[0] == 1 and decoder_layers):
+        # transformers then adds the states of an earlier pass, or the last ones to themselves, or runs no layer after.
+        raise ValueError(
+            "block_sizes: expected a decoder to have layers, and before it several blocks of which the first does not "
+            f"repeat, got block_sizes {sizes}, block_repeats {repeats} and num_decoder_layers {decoder_layers} in the "
+            "checkpoint's configuration"
+        )
     blocks = "-".join(f"{size}x{times}" if times > 1 else str(size) for size, times in zip(sizes, repeats, strict=True))
     pooling = config.get("pooling_type", "mean")
     if pooling not in ("mean", "max"):
@@ -54,7 +62,7 @@ def funnel_config(config: Mapping[str, Any], *, decoder: bool = True) -> dict[st
         "head_dim": config["d_head"],
         "intermediate_size": config["d_inner"],
         "blocks": blocks,
-        "decoder_layers": str(config.get("num_decoder_layers", 2)) if decoder and len(sizes) > 1 else "0",
+        "decoder_layers": str(decoder_layers),
         "pooling": pooling,
         "pool_query_only": config.get("pool_q_only", True),
         "separate_cls": config.get("separate_cls", True),
@@ -80,11 +88,16 @@ def from_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str,
     """An :class:`Encoder`'s state dict from that of transformers' ``FunnelModel``, or ``FunnelBaseModel``.
 
     Raises:
-        ValueError: if a weight is missing; the message names it.
+        ValueError: if a weight is missing, or has another shape than that of another layer; the message names it.
     """
     found = {ours: _get(state, theirs) for ours, theirs in funnel_names(config).items()}
     for ours, theirs in funnel_positions(config).items():
-        stacked = torch.stack([_get(state, name) for name in theirs])
+        parts = [_get(state, name) for name in theirs]
+        for name, part in zip(theirs, parts, strict=True):
+            if part.shape != parts[0].shape:
+                shapes = f"{tuple(part.shape)}, {theirs[0]!r} {tuple(parts[0].shape)}"
+                raise ValueError(f"checkpoint: {name!r} has shape {shapes}")
+        stacked = torch.stack(parts)
         found[ours] = stacked.flatten(2) if ours == "position.kernel" else stacked
     return found
 

@@ -48,7 +48,14 @@ class Checkpoint:
     unused: tuple[str, ...] = ()
 
 
-def fill(model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[str], whole: bool) -> LoadingReport:
+def no_place(name: str) -> ValueError:
+    """What to raise for a checkpoint's tensor that no model of its kind has."""
+    return ValueError(f"checkpoint: it has {name!r}, for which there is no place in a model of its configuration")
+
+
+def fill(
+    model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[str], whole: bool, relabelled: bool = False
+) -> LoadingReport:
     """Put a checkpoint into an encoder, or a model that has one; what is missing stays as it is.
 
     Args:
@@ -56,6 +63,8 @@ def fill(model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[st
         checkpoint: what goes in.
         fresh: beginnings of the encoder's names that the checkpoint need not have.
         whole: whether it has to have the head as well.
+        relabelled: whether the model has another number of labels, so that the head's tensors with a row for each are
+            fresh.
 
     Raises:
         ValueError: if a tensor is missing or has another shape; the message names it.
@@ -63,17 +72,22 @@ def fill(model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[st
     start = BODY if model.base_model is model else ""
     own = {start + name: tensor for name, tensor in model.state_dict(keep_vars=True).items()}
     state = {name: tensor for name, tensor in checkpoint.state.items() if name in own}
+    of_labels = set()
     for name, tensor in state.items():
         if own[name].shape != tensor.shape:
+            if relabelled and not name.startswith(BODY) and own[name].shape[1:] == tensor.shape[1:]:
+                of_labels.add(name)
+                continue
             shapes = f"{tuple(tensor.shape)}, this model {tuple(own[name].shape)}"
             known = checkpoint.names.get(name, name)
             raise ValueError(f"checkpoint: {known!r} has shape {shapes}; options may have changed a size")
+    state = {name: tensor for name, tensor in state.items() if name not in of_labels}
     # A tensor with two names, as tied embeddings have, need be there under one of them.
     given = {id(own[name]) for name in state}
     kept = [name for name in own if id(own[name]) in given]
     missing = [name for name in own if id(own[name]) not in given]
     for name in missing:
-        needed = not name.startswith(tuple(fresh)) if name.startswith(BODY) else whole
+        needed = not name.startswith(tuple(fresh)) if name.startswith(BODY) else whole and name not in of_labels
         if needed:
             part = "" if name.startswith(BODY) else "; model_class=Encoder loads the encoder alone"
             raise ValueError(
@@ -81,7 +95,7 @@ def fill(model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[st
             )
     model.load_state_dict({name.removeprefix(start): tensor for name, tensor in state.items()}, strict=False)
     model.tie_weights()
-    dropped = [checkpoint.names.get(name, name) for name in checkpoint.state if name not in own]
+    dropped = [checkpoint.names.get(name, name) for name in checkpoint.state if name not in state]
     return LoadingReport(
         tuple(name.removeprefix(start) for name in kept),
         (*dropped, *checkpoint.unused),

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import FunnelConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, FunnelConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.funnel import modeling_funnel
 from transformers.utils import cached_file, logging
 
@@ -27,7 +28,7 @@ from .heads import (
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
-from .loading import BODY, Checkpoint, fill
+from .loading import BODY, Checkpoint, fill, no_place
 
 # Transformers' model, ours, and the names of the head's parts: ours first.
 _FUNNELS: dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]] = {
@@ -78,7 +79,8 @@ def load_pretrained(
             :class:`EncoderForSequenceClassification`.
         dtype: of the weights, whatever the checkpoint's is.
         options: fields of :class:`EncoderConfig` to change, as ``mask_pooling="all"`` for the masks of transformers'
-            Funnel; what is no such field is an option of the position method.
+            Funnel; what is no such field is an option of the position method. With another ``num_labels`` the
+            classifier's last layer is fresh.
 
     Where transformers goes by other conventions:
 
@@ -95,7 +97,7 @@ def load_pretrained(
         ValueError: for a checkpoint of another kind, or one without a tensor that is needed, with one that has no
             place, or of another size.
         TypeError: for an option that neither the configuration nor the position method has.
-        OSError: if there is no such checkpoint, or none in safetensors.
+        OSError: if there is no such checkpoint, or none in safetensors that can be read.
     """
     try:
         found, _ = PreTrainedConfig.get_config_dict(path_or_id)
@@ -105,23 +107,19 @@ def load_pretrained(
             "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
             f"got {str(path_or_id)!r}"
         ) from error
-    kind = found.get("model_type")
-    if kind in FAMILIES:
-        source = _of_family(found, FAMILIES[kind], model_class)
-    elif kind == "funnel":
-        source = _of_funnel(found, options)
-    elif kind == EncoderConfig.model_type:
-        source = _of_ours(found)
-    else:
-        kinds = ", ".join((EncoderConfig.model_type, "funnel", *FAMILIES))
-        raise ValueError(f"path_or_id: expected a checkpoint of model_type {kinds}; got {kind!r}")
+    try:
+        source = _source(found, model_class, options)
+    except StrictDataclassError as error:
+        raise ValueError(f"path_or_id: in its config.json: {' '.join(str(error).split())}") from None
     config = EncoderConfig.from_dict(_changed(source.fields, position, options))
     model = (model_class or source.built_as)(config).to(dtype)
     if not isinstance(model.base_model, Encoder):
         raise TypeError(f"model_class: expected Encoder or a model that has one, got {type(model).__name__}")
     before = source.fields.get("position", "learned")
     checkpoint, fresh = _recomposed(source.translate(read_weights(path_or_id)), before, config.position)
-    model.loading_report = fill(model, checkpoint, fresh=fresh, whole=type(model) is source.built_as)
+    relabelled = config.num_labels != EncoderConfig.from_dict(dict(source.fields)).num_labels
+    whole = type(model) is source.built_as
+    model.loading_report = fill(model, checkpoint, fresh=fresh, whole=whole, relabelled=relabelled)
     if model.loading_report.dropped or model.loading_report.initialised:
         _log.warning(f"{path_or_id} as {type(model).__name__}\n{model.loading_report}")
     return model.eval()
@@ -178,6 +176,9 @@ def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
         encoder, name = model.encoder, known[found]
     config = model.config
     _check_is_funnel(config, encoder)
+    if name not in _WITHOUT_DECODER and not encoder.has_decoder:
+        # It would add the last states to themselves.
+        raise ValueError(f"blocks: transformers' {name} has a decoder, for which a single block is too few")
     blocks = parse_blocks(config.blocks)
     theirs = FunnelConfig(
         vocab_size=config.vocab_size,
@@ -219,6 +220,7 @@ def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
 
 _FORMS = {"shifted": "relative_shift", "factorized": "factorized"}
 _WITHOUT_DECODER = ("FunnelBaseModel", "FunnelForSequenceClassification")
+_TIED = "lm_head.weight"  # a copy of the embeddings
 
 
 class _Source(NamedTuple):
@@ -227,6 +229,21 @@ class _Source(NamedTuple):
     built_as: type[EncoderPreTrainedModel]
     fields: Mapping[str, Any]
     translate: Callable[[Mapping[str, Tensor]], Checkpoint]
+
+
+def _source(
+    found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
+) -> _Source:
+    """How to read the checkpoint of a configuration as found in its file."""
+    kind = found.get("model_type")
+    if kind in FAMILIES:
+        return _of_family(found, FAMILIES[kind], model_class)
+    if kind == "funnel":
+        return _of_funnel(found, options)
+    if kind == EncoderConfig.model_type:
+        return _of_ours(found)
+    kinds = ", ".join((EncoderConfig.model_type, "funnel", *FAMILIES))
+    raise ValueError(f"path_or_id: expected a checkpoint of model_type {kinds}; got {kind!r}")
 
 
 def _of_family(found: Mapping[str, Any], family: Family, model_class: type[EncoderPreTrainedModel] | None) -> _Source:
@@ -243,10 +260,12 @@ def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> _Source:
     if built_as is EncoderForMaskedLM and not found.get("tie_word_embeddings", True):
         raise ValueError("path_or_id: expected a masked-LM head tied to the embeddings, got tie_word_embeddings False")
     saved_as = (found.get("architectures") or [""])[0]
-    fields = funnel_config(found, decoder=saved_as not in _WITHOUT_DECODER)
+    # The file may leave out what is transformers' default.
+    fields = funnel_config(AutoConfig.for_model(**found).to_dict(), decoder=saved_as not in _WITHOUT_DECODER)
+    own = EncoderConfig.from_dict(dict(fields))
     # The layers that are wanted, since the position method's tensors are stacked over them.
     config = EncoderConfig.from_dict({**fields, **_config_options(options)})
-    return _Source(built_as, fields, partial(_from_funnel_model, config=config, head=head))
+    return _Source(built_as, fields, partial(_from_funnel_model, own=own, config=config, head=head))
 
 
 def _of_ours(found: Mapping[str, Any]) -> _Source:
@@ -345,21 +364,43 @@ def read_weights(path_or_id: str | Path, part: str = "", **hub: Any) -> dict[str
         files = [cached_file(path_or_id, name, **hub) for name in names]
     weights = {}
     for file in files:
-        with safe_open(str(file), "pt") as opened:
-            weights.update({name: opened.get_tensor(name) for name in opened.keys() if part in name})  # noqa: SIM118
+        try:
+            with safe_open(str(file), "pt") as opened:
+                weights.update({name: opened.get_tensor(name) for name in opened.keys() if part in name})  # noqa: SIM118
+        except SafetensorError as error:
+            raise OSError(f"path_or_id: {file} is not safetensors, or not all of it was downloaded ({error})") from None
     return weights
 
 
-def _from_funnel_model(state: Mapping[str, Tensor], config: EncoderConfig, head: Mapping[str, str]) -> Checkpoint:
-    """A checkpoint of transformers' Funnel by our names; the head's parts are named in ``head``."""
+def _from_funnel_model(
+    state: Mapping[str, Tensor], own: EncoderConfig, config: EncoderConfig, head: Mapping[str, str]
+) -> Checkpoint:
+    """A checkpoint of transformers' Funnel by our names.
+
+    Args:
+        state: its tensors.
+        own: its configuration.
+        config: that of the model that is wanted.
+        head: names of the parts of its head.
+
+    Raises:
+        ValueError: for a tensor that is missing, or that no such model has; the message names it.
+    """
     state = {name.removeprefix("funnel."): tensor for name, tensor in state.items()}
+    heads = {theirs for _, names in _FUNNELS.values() for theirs in names.values()}
+    for name in sorted(state.keys() - _funnel_tensors(own) - heads - {_TIED}):
+        raise no_place(name)
     found = {BODY + ours: tensor for ours, tensor in from_funnel(state, config).items()}
     found |= {ours: state[theirs] for ours, theirs in head.items() if theirs in state}
     names = {BODY + ours: theirs for ours, theirs in funnel_names(config).items()} | dict(head)
-    read = {*names.values(), *(name for stack in funnel_positions(config).values() for name in stack)}
-    # A tied copy of the embeddings.
-    read.add("lm_head.weight")
+    read = _funnel_tensors(config) | set(head.values()) | {_TIED}
     return Checkpoint(found, names, tuple(name for name in state if name not in read))
+
+
+def _funnel_tensors(config: EncoderConfig) -> set[str]:
+    """What transformers calls the tensors of a Funnel without its head."""
+    stacked = (name for stack in funnel_positions(config).values() for name in stack)
+    return {*funnel_names(config).values(), *stacked}
 
 
 def _from_own(state: Mapping[str, Tensor]) -> Checkpoint:

@@ -32,7 +32,7 @@ from .glue import Data
 from .optimizer import build_optimizer, linear_schedule
 from .rows import Rows
 from .trainer import quiet_transformers, training_arguments
-from .variants import Setting, Variant, distinct
+from .variants import BASELINE, OWN, Setting, Variant, distinct
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -150,9 +150,16 @@ def load(
     except OSError as error:
         raise InputError(f"--model: {error}") from None
     except (ValueError, TypeError) as error:
-        what = str(error)
-        path = what.startswith(("path_or_id", "checkpoint"))
-        raise InputError(f"--model: {what}" if path else f"--position: {what}") from None
+        if variant.position is None:
+            raise InputError(f"--model: {error}") from None
+        # What is wrong with the model is wrong without the method as well.
+        own = load(model, Variant(OWN, None), classes)
+        if variant.kernels is not None and "tisa" in own.config.position.split("+"):
+            raise InputError(
+                "--kernels: the model was pretrained with TISA, whose kernels stay as many as they are; --position own "
+                "takes it as it is"
+            ) from None
+        raise InputError(f"--position: {error}") from None
     assert isinstance(found, EncoderForSequenceClassification)
     return found if device is None else found.to(device)
 
@@ -211,9 +218,16 @@ def prepare(job: Job) -> tuple[list[Encoded], dict[str, Any]]:
                     f"tokens that the model covers, the longest has {max(lengths)}; say --max-length {limit} to cut "
                     f"them ({error})"
                 ) from None
+            positional = {
+                name: parameter.numel()
+                for name, parameter in model.named_parameters()
+                if name.startswith("encoder.position.")
+            }
+            assert model.loading_report is not None
             facts["parameters"][variant.name] = {
                 "all": sum(parameter.numel() for parameter in model.parameters()),
-                "position": sum(parameter.numel() for parameter in model.encoder.position.parameters()),
+                "position": sum(positional.values()),
+                "fresh": sum(positional.get(name, 0) for name in model.loading_report.initialised),
             }
     return tasks, facts
 
@@ -238,7 +252,8 @@ class Results:
         tasks: its tasks.
         facts: from :func:`prepare`.
     Raises:
-        InputError: if the folder holds results of other settings, of other rows of a task, or something else.
+        InputError: if the folder holds results of other settings, of other rows or classes of a task, or something
+            else.
     """
 
     def __init__(self, out: Path, job: Job, tasks: list[Encoded], facts: dict[str, Any]) -> None:
@@ -253,9 +268,16 @@ class Results:
             refuse_other_settings(out, found["settings"], settings)
             for task in tasks:
                 name = task.data.task.name
-                old = found["tasks"].get(name, task.facts())
-                if old["fingerprint"] != task.data.facts["fingerprint"]:
+                new = task.facts()
+                old = found["tasks"].get(name, new)
+                if old["fingerprint"] != new["fingerprint"]:
                     raise InputError(f"--out: {out} holds results of other rows of {name}; choose another folder")
+                for fact in ("classes", "metrics"):
+                    if old[fact] != new[fact]:
+                        raise InputError(
+                            f"--out: {out} holds results of {name} with {fact} {old[fact]}, not {new[fact]}; choose "
+                            "another folder"
+                        )
             self.data = found
         self.data["model"] = job.model
         self.data["tasks"] |= {task.data.task.name: task.facts() for task in tasks}
@@ -265,9 +287,12 @@ class Results:
             "whereformer": __version__,
             **{name: version(name) for name in ("torch", "transformers", "tokenizers", "scikit-learn", "scipy")},
         }
+        variants = [variant for setting in job.settings for variant in setting.variants]
         self.data["shown"] = {
             "positions": [setting.position for setting in job.settings],
-            "kernels": sorted({v.kernels or 0 for s in job.settings for v in s.variants}),
+            "kernels": sorted(
+                {0 for variant in variants if variant.label == BASELINE} | {v.kernels for v in variants if v.kernels}
+            ),
             "seeds": job.seeds,
         }
 

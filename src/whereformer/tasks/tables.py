@@ -45,6 +45,9 @@ def read_table(option: str, file: Path, strings: Sequence[str] = ()) -> Columns:
             )
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"--{option}: cannot read {file} ({str(error).splitlines()[0]})") from None
+    for name in table.column_names:
+        if table.column_names.count(name) > 1:
+            raise InputError(f"--{option}: {file} has more than one column {name!r}")
     return columns_of(table)
 
 

@@ -1,0 +1,31 @@
+"""``whereformer positions``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class ListPositions:
+    """List the position methods, and the options that each takes, with their defaults as in JSON."""
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        from rich.table import Table
+
+        from ..positions import describe, position_names
+
+        table = Table("name", "what it is", "options", show_edge=False)
+        for name in position_names():
+            summary, options = describe(name)
+            shown = (f"{option}={json.dumps(default)}" for option, default in options.items())
+            table.add_row(name, summary, ", ".join(shown))
+        console.print(table)
+        console.print("Join several by '+': learned+tisa, tupe+t5.")
