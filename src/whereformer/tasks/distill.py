@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from ..analysis.distilling import distill_positions
 from ..analysis.fit import TisaFit
@@ -118,7 +119,7 @@ class Judge:
     pairs: tuple[list[list[int]], list[list[int]], list[float]] | None
 
     @torch.no_grad()
-    def __call__(self, model: nn.Module, encoder: Encoder) -> dict[str, float]:
+    def __call__(self, model: PreTrainedModel, encoder: Encoder) -> dict[str, float]:
         """Scores by name."""
         scores = {
             "similarity": float(functional.cosine_similarity(_states(encoder, self.windows), self.states, -1).mean())
@@ -206,7 +207,7 @@ def score_text(scores: dict[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in scores.items())
 
 
-def _load(path: str, position: str | None, options: dict[str, Any]) -> tuple[nn.Module, Encoder]:
+def _load(path: str, position: str | None, options: dict[str, Any]) -> tuple[PreTrainedModel, Encoder]:
     """A model, with its masked-LM head where it has one, and the encoder in it."""
     with quiet_transformers():
         model = load_pretrained(path, position, **options)
