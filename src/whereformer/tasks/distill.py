@@ -149,9 +149,7 @@ def distill(options: Options, out: Path, progress: Progress) -> dict[str, Any]:
     teacher, kind = load(options.path)
     config = teacher.config
     if "-" in config.blocks:
-        raise InputError(
-            "MODEL: a funnel's attention is between pooled tokens, which this does not fit; expected others"
-        )
+        raise InputError("MODEL: expected a model that doesn't pool, got a funnel, whose queries and keys differ")
     if config.position == "none":
         raise InputError("MODEL: it knows no positions, so there is nothing to turn into kernels")
     tokenizer, note = tokenizer_of(options.path, needed=True)
