@@ -225,7 +225,20 @@ def test_one_position(save):
 def test_a_run_of_pretraining(tmp_path, text):
     run = tmp_path / "run"
     arguments = ["--data", text, "--out", str(run), "--hidden-size", "16", "--num-heads", "2", "--blocks", "1"]
-    arguments += ["--steps", "4", "--every", "1", "--keep", "3", "--length", "16", "--vocab-size", "64", "--position", "learned"]
+    arguments += [
+        "--steps",
+        "4",
+        "--every",
+        "1",
+        "--keep",
+        "3",
+        "--length",
+        "16",
+        "--vocab-size",
+        "64",
+        "--position",
+        "learned",
+    ]
     main(["pretrain", *arguments])
     sources = sources_of([str(run)], None)
     assert [source.step for source in sources] == [2, 3, 4]
@@ -412,6 +425,10 @@ def test_bad_models(save, refused, tmp_path, tokenizer):
     assert (
         "expected a checkpoint of model_type whereformer, funnel, bert, albert, roberta, electra; got 'distilb" in line
     )
+
+    # Found before the first model is read.
+    both = refused(save(ours(), "good"), str(tmp_path / "distil"), "--no-text")
+    assert both == line
 
     config = Path(save(ours(), "no json")) / "config.json"
     config.write_text("{")
