@@ -426,6 +426,10 @@ def test_bad_models(save, refused, tmp_path, tokenizer):
         "expected a checkpoint of model_type whereformer, funnel, bert, albert, roberta, electra; got 'distilb" in line
     )
 
+    # Found before the first model is read.
+    both = refused(save(ours(), "good"), str(tmp_path / "distil"), "--no-text")
+    assert both == line
+
     config = Path(save(ours(), "no json")) / "config.json"
     config.write_text("{")
     assert "MODEL: " in refused(str(config.parent), "--no-text")

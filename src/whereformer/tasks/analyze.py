@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoTokenizer, PreTrainedConfig
+from transformers import AutoTokenizer
 
 from ..analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from ..analysis.fit import fit_tisa_up_to
@@ -25,6 +26,7 @@ from ..analysis.toeplitz import diagonals, pairs, toeplitz_part, toeplitzness
 from ..errors import InputError
 from ..files import write_atomically
 from ..models import Encoder, load_pretrained
+from ..models.pretrained import read_config
 from ..positions import PositionRangeError
 from . import corpus
 from .compare import OFFSETS_SHOWN, Progress
@@ -149,19 +151,25 @@ def load(path: str) -> tuple[Encoder, str]:
     Raises:
         InputError: if it can't be read, or has weights that are no numbers.
     """
-    try:
-        with quiet_transformers():
-            encoder = load_pretrained(path, model_class=Encoder)
-            kind = PreTrainedConfig.get_config_dict(path)[0].get("model_type")
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split()).removeprefix("path_or_id: ")
-        where = "" if path in reason else f"{path}: "
-        raise InputError(f"MODEL: {where}{reason}") from None
+    with _told(path), quiet_transformers():
+        kind = read_config(path, Encoder)["model_type"]
+        encoder = load_pretrained(path, model_class=Encoder)
     assert isinstance(encoder, Encoder)
     for name, parameter in encoder.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise InputError(f"MODEL: {path}: {name} has numbers that are not finite; this checkpoint is broken")
-    return encoder, str(kind)
+    return encoder, kind
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """What is wrong with a checkpoint in one line that names it."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split()).removeprefix("path_or_id: ")
+        where = "" if path in reason else f"{path}: "
+        raise InputError(f"MODEL: {where}{reason}") from None
 
 
 def analyze(sources: Sequence[Source], options: Options, progress: Progress) -> tuple[list[ModelFindings], list[str]]:
@@ -170,7 +178,7 @@ def analyze(sources: Sequence[Source], options: Options, progress: Progress) -> 
     Raises:
         InputError: for a model that can't be read, or checkpoints of one run that are of different models.
     """
-    _check_one_model([source for source in sources if source.step is not None])
+    _check(sources)
     progress.start(100 * len(sources))
     found: list[ModelFindings] = []
     notes: list[str] = []
@@ -184,20 +192,20 @@ def analyze(sources: Sequence[Source], options: Options, progress: Progress) -> 
     return found, notes
 
 
-def _check_one_model(sources: Sequence[Source]) -> None:
-    """Raise unless checkpoints of a run have the same configuration; before any of them is read."""
-    configs: list[dict[str, Any]] = []
+def _check(sources: Sequence[Source]) -> None:
+    """Raise for what can be known to be wrong before the first model is read, which may take long."""
+    configs = []
     for source in sources:
-        try:
-            configs.append(PreTrainedConfig.get_config_dict(source.path)[0])
-        except OSError:
-            return  # told when it is loaded
-        for name in sorted((configs[0].keys() | configs[-1].keys()) - MAY_DIFFER):
-            first, other = (config.get(name) for config in (configs[0], configs[-1]))
-            if first != other:
+        with _told(source.path):
+            configs.append(read_config(source.path, Encoder))
+    run = [(source.path, config) for source, config in zip(sources, configs, strict=True) if source.step is not None]
+    for path, config in run:
+        first_path, first = run[0]
+        for name in sorted((first.keys() | config.keys()) - MAY_DIFFER):
+            if first.get(name) != config.get(name):
                 raise InputError(
-                    f"MODEL: checkpoints of a run are of one model, but {sources[0].path} has {name} {first!r} and "
-                    f"{source.path} {other!r}"
+                    f"MODEL: checkpoints of a run are of one model, but {first_path} has {name} {first.get(name)!r} "
+                    f"and {path} {config.get(name)!r}"
                 )
 
 
