@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .analysis import PaperRow
     from .tasks.finetune import Encoded, Job
     from .tasks.gains import Table as GainsTable
+    from .tasks.ticks import Row as TicksRow
 
 
 class Bar(Listener):
@@ -248,3 +249,29 @@ def _score(cell: Cell | None) -> str:
     if cell is None or cell.median is None or cell.low is None or cell.high is None:
         return "-"
     return f"{cell.median:.1f}" + (f"\n{cell.low:.1f} to {cell.high:.1f}" if cell.low != cell.high else "")
+
+
+def print_properties(console: Console, rows: Sequence[TicksRow]) -> None:
+    """What each method can do, at most 100 columns wide, and where that is not what the paper says."""
+    from .tasks import ticks
+
+    table = Table(title="What each position method can do, measured", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("position", no_wrap=True)
+    for heading in ("inductive", "data-\ndriven", "parameter\nefficient", "translation\ninvariant"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("paralleliz-\nable", "interpret-\nable"):
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        marks = (f"{tick.word}{'*' if tick.differs else ''}\n{tick.number}" for tick in row.ticks.values())
+        table.add_row(row.position, *marks)
+    console.print(table)
+    for name, meaning in ticks.MEANINGS.items():
+        console.print(f"{ticks.title(name)}: {meaning}", style="dim", highlight=False)
+    for heading, lines in (
+        ("Not decided, or not possible:", ticks.open_ticks(list(rows))),
+        ("* Where Table 1 of the TISA paper says otherwise:", ticks.disagreements(list(rows))),
+    ):
+        if lines:
+            console.print(f"\n{heading}", style="bold", highlight=False)
+        for line in lines:
+            console.print(f"- {line}", highlight=False)

@@ -1,0 +1,1 @@
+"""Commands, a module each; :mod:`whereformer.cli` lists them."""
