@@ -36,8 +36,8 @@ def config_of(position, **more):
     return EncoderConfig(vocab_size=30, position=position, max_position_embeddings=2 * LENGTH, **sizes, **more)
 
 
-def encoder_of(position):
-    return Encoder(config_of(position)).eval()
+def encoder_of(position, **more):
+    return Encoder(config_of(position, **more)).eval()
 
 
 def tokens(length=LENGTH, batch=3):
@@ -114,8 +114,11 @@ def test_no_effect_has_no_share():
     assert curve_share(encoder, tokens()).share is None
 
 
-def test_embeddings_act_on_the_first_layer():
-    first, second = curve_share(encoder_of("learned"), tokens()).layers
+def test_embeddings_act_on_every_layer_whose_input_they_are_a_summand_of():
+    first, second = curve_share(encoder_of("learned", norm="pre"), tokens()).layers
+    assert 0 < first < 1
+    assert 0 < second < 1
+    first, second = curve_share(encoder_of("learned", norm="post"), tokens()).layers
     assert 0 < first < 1
     assert second is None
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..attention import Positions, attention
-from ..models.encoder import Encoder, SelfAttention
+from ..models.encoder import Encoder, Layer, Place
 from ..models.heads import EncoderForMaskedLM
 from ..positions import Position, PositionRangeError, build_position
 from ..positions.none import NoPosition
@@ -206,8 +206,9 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
     """The share of a method's effect on scores that one number per layer, head and offset explains, in float64.
 
     The effect is what scores are when tokens stand where they stand, minus what they are when all stand in one place
-    (position 1, as 0 is [CLS]'s with some methods). A layer's input is the same for both, except the first's, whose
-    embeddings hold what ``embed`` adds. What all scores of a row have in common counts for nothing, because a softmax
+    (position 1, as 0 is [CLS]'s with some methods). It is the direct one: a layer's input is the same for both, but for
+    the embeddings in it, which hold what ``embed`` adds; where layers normalise their input they are a summand of every
+    layer's, else only the first's. What all scores of a row have in common counts for nothing, because a softmax
     ignores it. Effects on values are no effects on scores.
 
     Args:
@@ -217,17 +218,16 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
     encoder = in_float64(encoder)
     length = input_ids.shape[1]
     here, together = (
-        _attention_calls(encoder, input_ids, positions)
+        _layer_calls(encoder, input_ids, positions)
         for positions in (torch.arange(length), torch.ones(length, dtype=torch.long))
     )
+    embeddings = together[0].hidden - here[0].hidden
     basis = _curve_basis(length)
     explained, whole = [], []
     for layer, (real, same) in enumerate(zip(here, together, strict=True)):
-        queries, keys, place = same.queries, same.keys, same.place
-        if layer:
-            queries, keys = real.queries, real.keys
-        scores = _scores(real.module(real.queries, real.keys, encoder.position, layer, real.place, True)[1])
-        without = _scores(real.module(queries, keys, encoder.position, layer, place, True)[1])
+        others = real.hidden + embeddings if real.module.pre or layer == 0 else real.hidden
+        scores = _scores_of(real.module, real.hidden, encoder.position, layer, real.place)
+        without = _scores_of(real.module, others, encoder.position, layer, same.place)
         effect = scores - without
         total = float(effect.square().sum())
         if total <= 1e-20 * max(float(scores.square().sum()), 1e-20):
@@ -242,33 +242,36 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
 
 
 @dataclass(frozen=True)
-class _Attention:
-    """A call of an encoder's attention layer."""
+class _LayerCall:
+    """A call of an encoder's layer."""
 
-    module: SelfAttention
-    queries: Tensor
-    keys: Tensor
-    place: Any
+    module: Layer
+    hidden: Tensor
+    place: Place
 
 
-def _attention_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list[_Attention]:
-    """What every attention layer is called with, in the order in which they run."""
-    calls: list[_Attention] = []
+def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list[_LayerCall]:
+    """What every layer is called with, in the order in which they run."""
+    calls: list[_LayerCall] = []
 
     def note(module: nn.Module, given: tuple[Any, ...]) -> None:
-        assert isinstance(module, SelfAttention)
-        queries, keys, _, _, place, _ = given
-        calls.append(_Attention(module, queries, keys, place))
+        assert isinstance(module, Layer)
+        hidden, _, _, place, *_ = given
+        calls.append(_LayerCall(module, hidden, place))
 
-    hooks = [
-        module.register_forward_pre_hook(note) for module in encoder.modules() if isinstance(module, SelfAttention)
-    ]
+    hooks = [layer.register_forward_pre_hook(note) for layer in encoder.layers]
     try:
         encoder(input_ids, position_ids=positions)
     finally:
         for hook in hooks:
             hook.remove()
     return calls
+
+
+def _scores_of(module: Layer, hidden: Tensor, position: Position, layer: int, place: Place) -> Tensor:
+    """A layer's scores for this input, (batch, heads, n, n)."""
+    weights = module(hidden, position, layer, place, True)[1]
+    return _scores(weights)
 
 
 def _curve_basis(length: int) -> Tensor:
