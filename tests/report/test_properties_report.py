@@ -17,7 +17,7 @@ def results_of(position="tisa", *arguments, **changed):
     steps.update(seconds=[2e-4, 9e-4], plain_seconds=[1e-4, 3e-4])
     data["text"] = {"source": "<i>news</i>"}
     data["machine"] = {"cpu": "Some CPU", "torch": "2.13.0"}
-    return data, ticks.rows(data)
+    return data, ticks.rows(data, [position])
 
 
 class Cells(HTMLParser):

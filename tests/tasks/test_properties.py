@@ -79,6 +79,9 @@ def test_some_methods_of_a_comparison(comparison, tmp_path):
     assert set(judge(tmp_path, "--results", str(comparison), "--positions", "rope")["table"]) == {"rope"}
     both = judge(tmp_path, "--results", str(comparison), "--positions", "tisa,rope")
     assert list(both["table"]) == ["tisa", "rope"]
+    again = judge(tmp_path, "--results", str(comparison), "--positions", "tisa")
+    assert list(again["table"]) == ["tisa"]
+    assert again["runs"] == both["runs"]
 
 
 def test_a_comparison_keeps_its_models_for_use(comparison):

@@ -27,9 +27,9 @@ class Properties:
     what it does to scores a curve over offsets (interpretable)? A tick follows from a stated threshold and stands above
     its number; where it is not the paper's, the output says why.
 
-    Trains a small encoder per method, as `whereformer compare` does (about ten minutes on two cores, half of them for
-    floater), or takes the models of a finished comparison. Writes results.json, results.md and report.html; if it is
-    interrupted, the same command continues with what is missing.
+    Trains a small encoder per method, as `whereformer compare` does (about seven minutes on two cores, almost half
+    of them for floater), or takes the models of a finished comparison. Writes results.json, results.md and report.html;
+    if it is interrupted, the same command continues with what is missing.
     """
 
     positions: Annotated[str | None, tyro.conf.arg(metavar="A,B,C+D")] = None
@@ -55,7 +55,7 @@ class Properties:
     """Tokens of a training window; longer text has 4 times as many. Default: 64."""
 
     steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
-    """Training steps of each method. Default: 1200, with --quick 200."""
+    """Training steps of each method. Default: 800, with --quick 200."""
 
     seeds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Train with so many seeds; medians decide "inductive", all else is measured on the first. Default: 1."""
@@ -106,10 +106,10 @@ class Properties:
         from ..tasks import compare, corpus, masked_lm, properties
         from ..terminal import Bar
 
-        steps = self.steps if self.steps is not None else None
         given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "seeds", "seed")}
+        default = properties.QUICK_STEPS if self.quick else properties.DEFAULT_STEPS
         job = Compare(
-            steps=(properties.QUICK_STEPS if self.quick else properties.DEFAULT_STEPS) if steps is None else steps,
+            steps=default if self.steps is None else self.steps,
             **{name: value for name, value in given.items() if value is not None},
         )
         sizes = job.sizes()

@@ -15,6 +15,8 @@ MARKS = {"yes": "\N{CHECK MARK}", "no": "\N{BALLOT X}", "open": "?"}
 STAR = "\\*"
 """As Markdown shows it."""
 
+TIME = "Time of one attention layer, relative to the same without positions"
+
 
 def build_markdown(data: dict[str, Any], rows: Sequence[ticks.Row]) -> str:
     """The table as Markdown, with what its numbers mean and where it is not the paper's."""
@@ -22,6 +24,8 @@ def build_markdown(data: dict[str, Any], rows: Sequence[ticks.Row]) -> str:
     lines += [f"- {ticks.title(name)}: {meaning}" for name, meaning in ticks.MEANINGS.items()]
     for heading, sentences in _notes(rows):
         lines += ["", f"## {heading}", "", *(f"- {sentence}" for sentence in sentences)]
+    lines += ["", f"## {TIME}", "", f"| | {' | '.join(f'{length} tokens' for length in LENGTHS)} |", "|---|---|---|"]
+    lines += [f"| {position} | {' | '.join(cells)} |" for position, cells in times(data, rows)]
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in data["settings"].items())
     machine = data["machine"]
     return "\n".join([*lines, "", f"Settings: {settings}.", f"Run on {machine['cpu']}, torch {machine['torch']}.", ""])
@@ -69,21 +73,22 @@ def build_report(data: dict[str, Any], rows: Sequence[ticks.Row]) -> str:
         meanings={ticks.title(name): meaning for name, meaning in ticks.MEANINGS.items()},
         notes=_notes(rows),
         lengths=LENGTHS,
-        times=times(data),
+        time=TIME,
+        times=times(data, rows),
         settings=data["settings"],
         text=data["text"],
         machine=data["machine"],
     )
 
 
-def times(data: dict[str, Any]) -> list[tuple[str, list[str]]]:
+def times(data: dict[str, Any], rows: Sequence[ticks.Row]) -> list[tuple[str, list[str]]]:
     """Each method's time, relative to attention without positions, at the two lengths."""
     found = []
-    for name, run in data["runs"].items():
-        steps = run["steps"]
+    for row in rows:
+        steps = data["runs"][row.position]["steps"]
         cells = [
             f"{seconds / plain:.1f}" if plain else "\N{EN DASH}"
             for seconds, plain in zip(steps["seconds"], steps["plain_seconds"], strict=True)
         ]
-        found.append((name, cells))
+        found.append((row.position, cells))
     return found

@@ -22,7 +22,7 @@ from . import compare, corpus, masked_lm, ticks
 from .trainer import quiet_transformers
 
 FORMAT = "properties 1"
-DEFAULT_STEPS = 1200
+DEFAULT_STEPS = 800
 QUICK_STEPS = 200
 WINDOWS = 16
 """Windows of held-out text that a trained model is looked at with."""
@@ -170,14 +170,13 @@ class Results:
         self.save()
 
     def finish(self, positions: Sequence[str]) -> list[ticks.Row]:
-        """Put losses, ticks and reasons beside what is measured; the table's rows."""
+        """Put losses, ticks and reasons of these methods beside what is measured; the table's rows."""
         self.data["losses"] = {
             name: {seed: run["scores"] for seed, run in by_seed.items()}
             for name, by_seed in self.comparison.data["runs"].items()
             if name == compare.BASELINE or name in positions
         }
-        self.data["runs"] = {name: self.data["runs"][name] for name in positions}
-        rows = ticks.rows(self.data)
+        rows = ticks.rows(self.data, positions)
         self.data["table"] = {row.position: {name: asdict(tick) for name, tick in row.ticks.items()} for row in rows}
         self.save()
         return rows

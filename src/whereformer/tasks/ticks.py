@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,9 +144,9 @@ class Row:
         return sum(tick.holds is True for tick in self.ticks.values())
 
 
-def rows(data: dict[str, Any]) -> list[Row]:
-    """The table of ``results.json`` with its losses, in the order in which methods were given."""
-    return [Row(name, _ticks(name, run, data)) for name, run in data["runs"].items()]
+def rows(data: dict[str, Any], positions: Sequence[str]) -> list[Row]:
+    """The table of ``results.json``, which has the losses and measurements of these methods."""
+    return [Row(name, _ticks(name, data["runs"][name], data)) for name in positions]
 
 
 def _ticks(position: str, run: dict[str, Any], data: dict[str, Any]) -> dict[str, Tick]:
