@@ -81,7 +81,7 @@ REASONS = {
     ("sinusoidal", "inductive"): "there are vectors for any position, but the layers above have not learned to read "
     "those beyond the trained length",
     ("learned", "interpretable"): "text is cut anywhere, so that training makes the products of its vectors a curve, "
-    "as the paper's Section 3 found in BERT; the curve has to be measured, the method does not promise it",
+    "as the paper's Section 3 saw in pretrained models; the curve has to be measured, the method does not promise it",
     ("rope", "inductive"): "any angle can be computed, but beyond the trained length layers meet angles that they were "
     "not trained on",
     ("floater", "inductive"): "the equation can be integrated further, but the layers have not learned to read where "
