@@ -96,6 +96,11 @@ REASONS = {
     "grow, nor with the depth",
     ("synthesizer", "parameter_efficient"): 'the default variant "random" has a number for every pair of positions, '
     'layer and head; "factorized_random" has fewer, which grow with the length too',
+    (
+        "floater",
+        "interpretable",
+    ): "its vectors move along a smooth path, and training on text that is cut anywhere makes "
+    "their products a curve; it has to be measured, the method does not promise it",
     ("shaw", "parallelizable"): "as a table over offsets it is one product per layer; slow where vectors are gathered "
     "for every pair, which is cost and no chain",
 }
