@@ -18,6 +18,7 @@ from .commands.distill_positions import DistillPositions
 from .commands.finetune import Finetune
 from .commands.positions import ListPositions
 from .commands.pretrain import Pretrain
+from .commands.properties import Properties
 from .errors import InputError, fail
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "finetune": Finetune,
     "analyze": Analyze,
     "distill-positions": DistillPositions,
+    "properties": Properties,
     "cost": Cost,
     "positions": ListPositions,
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .analysis.findings import HeadFindings, ModelFindings
     from .tasks.finetune import Encoded, Job
     from .tasks.gains import Table as GainsTable
+    from .tasks.ticks import Row as TicksRow
 
 
 class Bar(Listener):
@@ -381,3 +382,29 @@ def print_distilling(console: Console, results: dict[str, Any]) -> None:
             f"{statistics.mean(explained):.0%}" if explained else "-",
         )
     console.print(table)
+
+
+def print_properties(console: Console, rows: Sequence[TicksRow]) -> None:
+    """What each method can do, at most 100 columns wide, and where that is not what the paper says."""
+    from .tasks import ticks
+
+    table = Table(title="What each position method can do, measured", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("position", no_wrap=True)
+    for heading in ("inductive", "data-\ndriven", "parameter\nefficient", "translation\ninvariant"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("paralleliz-\nable", "interpret-\nable"):
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        marks = (f"{tick.word}{'*' if tick.differs else ''}\n{tick.number}" for tick in row.ticks.values())
+        table.add_row(row.position, *marks)
+    console.print(table)
+    for name, meaning in ticks.MEANINGS.items():
+        console.print(f"{ticks.title(name)}: {meaning}", style="dim", highlight=False)
+    for heading, lines in (
+        ("Not decided, or not possible:", ticks.open_ticks(list(rows))),
+        ("* Where Table 1 of the TISA paper says otherwise:", ticks.disagreements(list(rows))),
+    ):
+        if lines:
+            console.print(f"\n{heading}", style="bold", highlight=False)
+        for line in lines:
+            console.print(f"- {line}", highlight=False)
