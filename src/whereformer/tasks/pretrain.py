@@ -48,7 +48,7 @@ FORMAT = 1
 HELD_OUT_WINDOWS = 1024
 """Held-out windows that are scored, at most; more would only take time."""
 KEPT_CHECKPOINTS = 2
-"""Two, because the newest may be half written when the power fails."""
+"""By default two, because the newest may be half written when the power fails."""
 OPTIONS = {"num_attention_heads": "num-heads", "hidden_dropout_prob": "dropout"}
 """What fields of the configuration are called on the command line, where that differs."""
 
@@ -213,6 +213,7 @@ class Job:
         config: the model's configuration.
         device: where.
         every: steps between checkpoints, each with a held-out score.
+        keep: the newest of them that are kept.
     Raises:
         InputError: if the text or a window is too short.
     """
@@ -223,6 +224,7 @@ class Job:
     config: EncoderConfig
     device: torch.device
     every: int
+    keep: int = KEPT_CHECKPOINTS
 
     def __post_init__(self) -> None:
         length, padding = self.training.length, end_padding(self.config)
@@ -629,7 +631,7 @@ def _run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
         job.device,
         training.seed,
         gradient_accumulation_steps=training.accumulate,
-        save_total_limit=KEPT_CHECKPOINTS,
+        save_total_limit=job.keep,
     )
     trainer = Pretrainer(
         job=job,
