@@ -10,12 +10,15 @@ import tyro
 from rich.console import Console
 
 from . import __version__
+from .commands.analyze import Analyze
 from .commands.bench import Bench
 from .commands.compare import Compare
 from .commands.cost import Cost
+from .commands.distill_positions import DistillPositions
 from .commands.finetune import Finetune
 from .commands.positions import ListPositions
 from .commands.pretrain import Pretrain
+from .commands.properties import Properties
 from .commands.translate import Translate
 from .errors import InputError, fail
 
@@ -25,6 +28,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "pretrain": Pretrain,
     "finetune": Finetune,
     "translate": Translate,
+    "analyze": Analyze,
+    "distill-positions": DistillPositions,
+    "properties": Properties,
     "cost": Cost,
     "positions": ListPositions,
 }

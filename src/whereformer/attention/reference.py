@@ -37,6 +37,15 @@ def attention_weights(call: Call) -> Tensor:
 
     A pair that may not attend has weight 0, also in a row where no pair may: that row is all zeros.
     """
+    scores, allowed = attention_scores(call)
+    if allowed is None:
+        return scores.softmax(-1)
+    # A row that may attend nothing has no softmax; what stands there instead, and its gradient, is masked again.
+    return scores.masked_fill(~allowed, -torch.inf).softmax(-1).masked_fill(~allowed, 0.0)
+
+
+def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
+    """What the softmax is of, (batch, heads, n_q, n_k), at least float32; and which pairs may attend, None if all."""
     batch, heads, n_k, _ = call.value.shape
     dtype = torch.promote_types(call.value.dtype, torch.float32)
     scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, heads, call.n_q, n_k)
@@ -58,10 +67,7 @@ def attention_weights(call: Call) -> Tensor:
                 scores = scores + term.scores.to(dtype)
                 finite = ~term.scores.isneginf()
                 allowed = finite if allowed is None else allowed & finite
-    if allowed is None:
-        return scores.softmax(-1)
-    # A row that may attend nothing has no softmax; what stands there instead, and its gradient, is masked again.
-    return scores.masked_fill(~allowed, -torch.inf).softmax(-1).masked_fill(~allowed, 0.0)
+    return scores, allowed
 
 
 def _columns(call: Call, term: OffsetBias | OffsetKeys | OffsetValues) -> Tensor:

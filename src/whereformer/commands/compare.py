@@ -14,7 +14,7 @@ from ..errors import InputError
 from .arguments import find_device
 
 if TYPE_CHECKING:
-    pass
+    from ..tasks.compare import Sizes
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Compare:
 
     By default the text is the documentation inside the running Python: about 2 MB, nothing is downloaded. All methods
     start from the same weights and see the same batches and masks, so that only position differs. Writes report.html
-    (open it in a browser) and results.json. If it is interrupted, the same command continues with what is missing.
+    (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
+    EncoderForMaskedLM.from_pretrained). If it is interrupted, the same command continues with what is missing.
     """
 
     positions: Annotated[str | None, tyro.conf.arg(metavar="A,B,C+D")] = None
@@ -88,22 +89,10 @@ class Compare:
         from ..tasks import compare, corpus, ranking
         from ..terminal import Bar, print_ranking, say
 
-        self._check()
         names: Sequence[str] = compare.QUICK_POSITIONS if self.quick else compare.DEFAULT_POSITIONS
         if self.positions is not None:
             names = position_names() if self.positions == "all" else self.positions.split(",")
-        sizes = compare.Sizes(
-            blocks=self.blocks,
-            decoder_layers=self._decoder_layers(),
-            length=self.length,
-            steps=self.steps or (compare.QUICK_STEPS if self.quick else compare.DEFAULT_STEPS),
-            batch_size=self.batch_size,
-            hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            vocab_size=self.vocab_size,
-            mask_rate=self.mask_rate,
-            learning_rate=self.learning_rate,
-        )
+        sizes = self.sizes()
         names = compare.check_positions(names, sizes)
         device = find_device(self.device)
         with compare.open_folder(self.out):
@@ -124,6 +113,28 @@ class Compare:
             print_ranking(console, rows, self.length)
             console.print(ranking.verdict(rows, results.data), style="bold", highlight=False)
             say(console, f"wrote {report} (open it in a browser) and {results.path}")
+
+    def sizes(self) -> Sizes:
+        """All that decides a result besides text, method and seed.
+
+        Raises:
+            InputError: for an option out of range.
+        """
+        from ..tasks import compare
+
+        self._check()
+        return compare.Sizes(
+            blocks=self.blocks,
+            decoder_layers=self._decoder_layers(),
+            length=self.length,
+            steps=self.steps or (compare.QUICK_STEPS if self.quick else compare.DEFAULT_STEPS),
+            batch_size=self.batch_size,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            vocab_size=self.vocab_size,
+            mask_rate=self.mask_rate,
+            learning_rate=self.learning_rate,
+        )
 
     def _decoder_layers(self) -> str:
         if self.decoder_layers is not None:

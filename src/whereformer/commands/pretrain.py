@@ -49,6 +49,9 @@ class Pretrain:
     every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
 
+    keep: int = 2
+    """The newest checkpoints that are kept; with more, `whereformer analyze` shows how positions were learned."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; "auto" takes a GPU if there is one."""
 
@@ -62,7 +65,7 @@ class Pretrain:
         """Do it."""
         model = self.model.resolved()
         training = self.training.resolved(model.objective)
-        check_range(self, vocab_size=(64, float("inf")), every=(1, float("inf")))
+        check_range(self, vocab_size=(64, float("inf")), every=(1, float("inf")), keep=(1, float("inf")))
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError(f"--vocab-size: only without --tokenizer, whose size it is, got {self.vocab_size}")
         from ..tasks import compare, corpus, pretrain, run_folder
@@ -91,7 +94,7 @@ class Pretrain:
                 text = pretrain.prepare_text(documents, source, self.tokenizer, vocab_size)
                 config = pretrain.build_config(model, training.length, text.vocabulary)
                 every = self.every or max(1, training.steps // 10)
-                job = pretrain.Job(model, training, text, config, device, every)
+                job = pretrain.Job(model, training, text, config, device, every, self.keep)
                 plan = job.facts()
             print_plan(console, text.facts, model.blocks, training.steps, plan)
             if self.dry_run:

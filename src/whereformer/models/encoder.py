@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..attention import FactorPair, Positions, PositionsLike, attention, attention_weights
+from ..attention import FactorPair, Positions, PositionsLike, Term, attention, attention_weights
 from ..linear import is_watched, project
 from ..positions import Position, build_position
 from .config import EncoderConfig, parse_blocks
@@ -139,6 +139,16 @@ class Attention(nn.Module):
         Returns:
             (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if asked for.
         """
+        arguments, options = self.call(queries, keys, position, layer, place)
+        dropout_p = self.dropout_p if self.training else 0.0
+        out = attention(*arguments, dropout_p=dropout_p, backend=self.backend, **options)
+        weights = attention_weights(*arguments, **options) if with_weights else None
+        return project(self.out, out.transpose(1, 2).flatten(-2)), weights
+
+    def call(
+        self, queries: Tensor, keys: Tensor, position: Position, layer: int, place: Place
+    ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
+        """What :func:`whereformer.attention` is called with: query, key, value and terms, and its options."""
         positions = place.queries.positions, place.keys.positions
         hooks: dict[str, Any] = {"layer": layer, "shared": place.shared}
         terms = position.terms(queries, *positions, **hooks)
@@ -154,7 +164,7 @@ class Attention(nn.Module):
             # A cache is of pairs; what has no key has nothing to add to its value.
             key, value = place.earlier.cache.update(value if key is None else key, value, layer)
             key = None if query is None else key
-        options: dict[str, Any] = {
+        return (query, key, value, terms), {
             "key_mask": place.keys.key_mask,
             "query_positions": positions[0],
             "key_positions": positions[1],
@@ -162,17 +172,6 @@ class Attention(nn.Module):
             "key_documents": place.keys.documents,
             "causal": place.causal,
         }
-        out = attention(
-            query,
-            key,
-            value,
-            terms,
-            dropout_p=self.dropout_p if self.training else 0.0,
-            backend=self.backend,
-            **options,
-        )
-        weights = attention_weights(query, key, value, terms, **options) if with_weights else None
-        return project(self.out, out.transpose(1, 2).flatten(-2)), weights
 
     @staticmethod
     def _rotate(

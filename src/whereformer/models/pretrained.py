@@ -99,18 +99,7 @@ def load_pretrained(
         TypeError: for an option that neither the configuration nor the position method has.
         OSError: if there is no such checkpoint, or none in safetensors that can be read.
     """
-    try:
-        found, _ = PreTrainedConfig.get_config_dict(path_or_id)
-    except OSError as error:
-        # What it says is about the rules for names on the Hub, also where a folder was meant.
-        raise OSError(
-            "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
-            f"got {str(path_or_id)!r}"
-        ) from error
-    try:
-        source = _source(found, model_class, options)
-    except StrictDataclassError as error:
-        raise ValueError(f"path_or_id: in its config.json: {' '.join(str(error).split())}") from None
+    source = _source(_found(path_or_id), model_class, options)
     config = EncoderConfig.from_dict(_changed(source.fields, position, options))
     model = (model_class or source.built_as)(config).to(dtype)
     if not isinstance(model.base_model, Encoder):
@@ -123,6 +112,29 @@ def load_pretrained(
     if model.loading_report.dropped or model.loading_report.initialised:
         _log.warning(f"{path_or_id} as {type(model).__name__}\n{model.loading_report}")
     return model.eval()
+
+
+def read_config(path_or_id: str | Path, model_class: type[EncoderPreTrainedModel] | None = None) -> dict[str, Any]:
+    """What the config.json of a checkpoint says that :func:`load_pretrained` takes, as far as that needs no weights.
+
+    Raises:
+        OSError, ValueError: as there.
+    """
+    found = _found(path_or_id)
+    _source(found, model_class, {})
+    return found
+
+
+def _found(path_or_id: str | Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = PreTrainedConfig.get_config_dict(path_or_id)[0]
+    except OSError as error:
+        # What it says is about the rules for names on the Hub, also where a folder was meant.
+        raise OSError(
+            "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
+            f"got {str(path_or_id)!r}"
+        ) from error
+    return found
 
 
 def from_authors_weights(state: Mapping[str, Tensor], blocks: str, **options: Any) -> Encoder:
@@ -235,6 +247,15 @@ def _source(
     found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
 ) -> _Source:
     """How to read the checkpoint of a configuration as found in its file."""
+    try:
+        return _source_of_kind(found, model_class, options)
+    except StrictDataclassError as error:
+        raise ValueError(f"path_or_id: in its config.json: {' '.join(str(error).split())}") from None
+
+
+def _source_of_kind(
+    found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
+) -> _Source:
     kind = found.get("model_type")
     if kind in FAMILIES:
         return _of_family(found, FAMILIES[kind], model_class)

@@ -327,17 +327,19 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
             output_attentions = self.config.output_attentions
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        read: BaseModelOutput
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
+            read = self.encoder(
                 input_ids,
                 attention_mask,
                 inputs_embeds,
                 output_hidden_states=output_hidden_states,
                 output_attentions=output_attentions,
             )
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
-        source = encoder_outputs[0]
+        else:
+            whole = isinstance(encoder_outputs, BaseModelOutput)
+            read = encoder_outputs if whole else BaseModelOutput(*encoder_outputs)
+        source = read.last_hidden_state
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(source.shape[:2]))
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -360,8 +362,8 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
             decoder_attentions=tuple(own for own, _ in attentions) if output_attentions else None,
             cross_attentions=tuple(cross for _, cross in attentions) if output_attentions else None,
             encoder_last_hidden_state=source,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_hidden_states=read.hidden_states,
+            encoder_attentions=read.attentions,
         )
         wants_dict = self.config.return_dict if return_dict is None else return_dict
         return output if wants_dict else output.to_tuple()

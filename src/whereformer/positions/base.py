@@ -88,6 +88,13 @@ class Position(nn.Module):
         """Add position to the embeddings (batch, n, embedding_size), once, below layer 0."""
         return hidden
 
+    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
+        """The vector that stands for each position, (n, width) or (batch, n, width); None if the method has none.
+
+        As it is stored or computed, before any norm or projection; the same for all layers.
+        """
+        return None
+
     def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Any:
         """What all layers of a forward have in common and is worth computing once; handed to the hooks below."""
         return None
@@ -266,6 +273,9 @@ class Sum(Position):
         for part in self:
             hidden = part.embed(hidden, positions)
         return hidden
+
+    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
+        return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
 
     def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[Any, ...]:
         return tuple(part.shared(query_positions, key_positions) for part in self)

@@ -28,6 +28,8 @@ class Learned(Position):
         std = self.model.initializer_range
         nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
 
+    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
+        return self.weight[table_rows(positions, len(self.weight), "learned", self.weight.device)].to(device)
+
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
-        rows = table_rows(positions, len(self.weight), "learned", hidden.device)
-        return hidden + self.weight[rows].to(hidden.dtype)
+        return hidden + self.vectors(positions, hidden.device).to(hidden.dtype)

@@ -59,7 +59,7 @@ class Sinusoidal(Position):
         self.embedding_scale = math.sqrt(model.embedding_size)
 
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
-        """The vectors alone, float64 of shape (n, width) or (batch, n, width)."""
+        """As the base says, in float64."""
         width, half = self.model.embedding_size, self.model.embedding_size // 2
         ratio = math.log(self.max_timescale / self.min_timescale)
         # Angles in float64: in float32 their error grows with the position.

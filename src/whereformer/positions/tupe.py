@@ -51,6 +51,9 @@ class Tupe(Position):
             nn.init.zeros_(bias)
         nn.init.ones_(self.norm.weight)
 
+    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
+        return self.table[1:][table_rows(positions, len(self.table) - 1, "tupe", self.table.device)].to(device)
+
     def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> FactorPair:
         """The one term of all layers."""
         scale = (2 * self.model.head_dim) ** -0.5

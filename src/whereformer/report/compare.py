@@ -16,6 +16,7 @@ from ..files import write_atomically
 from ..positions import describe
 from ..tasks.ranking import SEED_NOISE, Cell, Row, rank, verdict
 from . import figures, heads, losses, page
+from .page import Column
 
 BASELINE = "none"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -73,15 +74,6 @@ def build_report(results: dict[str, Any]) -> str:
         even_share=1 / settings["length"],
         command=command(order, settings, seeds, text.get("data", []), text.get("column")),
     )
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the ranked table: its header with a line below it, and the direction in which it is sorted first."""
-
-    name: str
-    detail: str = ""
-    first: str = "ascending"
 
 
 def columns(lengths: Sequence[int]) -> list[Column]:

@@ -6,13 +6,17 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from cycler import cycler
 from markupsafe import Markup
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from ..files import write_atomically
 
 # Matplotlib needs a colour where the page needs a CSS variable, which depends on dark or light. So drawings use
 # colours that nothing else has, and they are replaced in the SVG.
@@ -30,6 +34,7 @@ _STYLE = {
     "axes.grid": True,
     "axes.labelcolor": MUTED,
     "axes.labelsize": 10,
+    "axes.prop_cycle": cycler(color=HUES),
     "axes.spines.right": False,
     "axes.spines.top": False,
     "figure.constrained_layout.use": True,
@@ -47,6 +52,22 @@ _STYLE = {
     "xtick.labelcolor": MUTED,
     "ytick.color": GRID,
     "ytick.labelcolor": MUTED,
+}
+_PRINTED = {
+    INK: "#1f2328",
+    MUTED: "#59636e",
+    GRID: "#d8dee4",
+    **dict(zip(HUES, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"), strict=True)),
+}
+"""The page's light colours, for pictures of their own."""
+_PRINT = {name: _PRINTED.get(value, value) if isinstance(value, str) else value for name, value in _STYLE.items()} | {
+    "axes.prop_cycle": cycler(color=[_PRINTED[hue] for hue in HUES]),
+    "figure.facecolor": "white",
+    # Composing hundreds of images into one takes ten times as long.
+    "image.composite_image": False,
+    "savefig.facecolor": "white",
+    "savefig.dpi": 144,
+    "svg.fonttype": "path",
 }
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
@@ -111,6 +132,26 @@ def draw(name: str, label: str, width: int, height: int, paint: Callable[[Figure
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     return _inline(file.getvalue(), name, label)
+
+
+def save(stem: Path, width: int, height: int, paint: Callable[[Figure], None]) -> list[Path]:
+    """Write what ``paint`` makes as PNG and SVG, dark on white; ``paint`` has colours from the style alone.
+
+    Args:
+        stem: the files' path without ending.
+        width, height: in points; a PNG has twice as many pixels.
+        paint: gets the empty figure. The hues are C0 to C5, the colours of text and lines those of the style.
+    """
+    written = []
+    with style.context(["default", _PRINT]):
+        figure = Figure(figsize=(width / 72, height / 72))
+        paint(figure)
+        for ending, metadata in (("png", {}), ("svg", {"Date": None})):
+            file = io.BytesIO()
+            figure.savefig(file, format=ending, metadata=metadata)
+            written.append(stem.with_name(f"{stem.name}.{ending}"))
+            write_atomically(written[-1], file.getvalue())
+    return written
 
 
 def canvas(figure: Figure) -> Axes:

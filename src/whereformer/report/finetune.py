@@ -12,9 +12,7 @@ from .. import __version__
 from ..tasks.gains import Row, Table, tables
 from ..tasks.ranking import Cell
 from . import figures, heads, page
-
-DASH = "\N{EN DASH}"
-MINUS = "\N{MINUS SIGN}"
+from .numbers import DASH, MINUS
 
 
 def build_markdown(results: dict[str, Any]) -> str:
@@ -72,6 +70,11 @@ def _range(cell: Cell | None) -> str:
     return f"{cell.low:.1f}{DASH}{cell.high:.1f}"
 
 
+def _order(number: float | None) -> float | str:
+    """What a table is sorted by; what has no number stays last."""
+    return "" if number is None else number
+
+
 def _signed(number: float | None, unit: str = "") -> str:
     return DASH if number is None else f"{number:+z.1f}{unit}".replace("-", MINUS)
 
@@ -82,10 +85,10 @@ def _gain(row: Row) -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """A row of a table: its name, each cell's median and range, and which is the best."""
+    """A row of a table: its name, each cell's median (as text and to sort by) and range, and which is the best."""
 
     row: Row
-    cells: list[tuple[str, str, bool]]
+    cells: list[tuple[str, float | str, str, bool]]
     gain: str
     error_reduction: str
 
@@ -94,11 +97,18 @@ def shown(row: Row) -> Shown:
     """What the page says of a row."""
     medians = [cell.median for cell in row.cells if cell is not None and cell.median is not None]
     best = max(medians) if len(medians) > 1 else None
-    cells = [
-        (_median(cell), _range(cell), cell is not None and best is not None and cell.median == best)
-        for cell in row.cells
-    ]
+
+    def is_best(cell: Cell | None) -> bool:
+        return cell is not None and best is not None and cell.median == best
+
+    cells = [(_median(cell), _order(cell.median if cell else None), _range(cell), is_best(cell)) for cell in row.cells]
     return Shown(row, cells, _gain(row), _signed(row.error_reduction, "%"))
+
+
+def columns(table: Table) -> list[page.Column]:
+    """What a table's columns are called, and how they are sorted."""
+    scores = [*table.columns, "gain", "error reduction"]
+    return [page.Column("task"), page.Column("metric"), *(page.Column(name, first="descending") for name in scores)]
 
 
 def verdict(found: Sequence[Table]) -> str:
@@ -168,7 +178,7 @@ def build_report(results: dict[str, Any]) -> str:
         version=__version__,
         verdict=verdict(found),
         model=results["model"],
-        tables=[(table, [shown(row) for row in table.rows]) for table in found],
+        tables=[(table, columns(table), [shown(row) for row in table.rows]) for table in found],
         explanation=explanation(results),
         notes=[note.removeprefix("- ") for note in _notes(results)],
         heads=drawings(results),

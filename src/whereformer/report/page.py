@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,22 @@ from markupsafe import Markup, escape
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
+@dataclass(frozen=True)
+class Column:
+    """A column of a sortable table: its header with a line below it, and the direction in which it is sorted first."""
+
+    name: str
+    detail: str = ""
+    first: str = "ascending"
+
+
 def render(template: str, **content: Any) -> str:
-    """A page from a template that extends ``page.html.j2``; everything that is not Markup is escaped."""
+    """A page from a template that extends ``page.html.j2``, or a part of one; all that is not Markup is escaped."""
+    return _environment().get_template(template).render(**content) + "\n"
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -21,7 +37,7 @@ def render(template: str, **content: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(code=code, count=count, listed=listed)
-    return environment.get_template(template).render(**content) + "\n"
+    return environment
 
 
 def count(number: int) -> str:

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor, nn
 
+from ..analysis.toeplitz import diagonal_means
 from ..errors import InputError
 from ..files import write_atomically
 from ..models import EncoderConfig, EncoderForMaskedLM
@@ -200,6 +201,10 @@ class Results:
         run: dict[str, Any] | None = self.data["runs"].get(position, {}).get(str(seed))
         return run
 
+    def model_folder(self, position: str, seed: int) -> Path:
+        """Where the trained model of a run is kept."""
+        return model_folder(self.path.parent, position, seed)
+
     def add(self, position: str, seed: int, run: dict[str, Any]) -> None:
         """Keep a finished run."""
         self.data["runs"].setdefault(position, {})[str(seed)] = run
@@ -207,6 +212,11 @@ class Results:
 
     def save(self) -> None:
         write_atomically(self.path, json.dumps(self.data, allow_nan=False))
+
+
+def model_folder(out: Path, position: str, seed: int) -> Path:
+    """Where a comparison in ``out`` keeps the trained model of a method and seed."""
+    return out / "models" / f"{position}-{seed}"
 
 
 def build_model(sizes: Sizes, position: str, vocab_size: int, seed: int) -> EncoderForMaskedLM:
@@ -238,8 +248,9 @@ def train_and_judge(
     held_out: masked_lm.HeldOut,
     device: torch.device,
     on_step: Callable[[float], None],
+    folder: Path,
 ) -> dict[str, Any]:
-    """One run: train, score held-out text at every length, and read off what the heads learned.
+    """One run: train, keep the model in ``folder``, score held-out text at every length, see what the heads learned.
 
     Raises:
         InputError: if the loss stops being a number.
@@ -270,6 +281,7 @@ def train_and_judge(
             scores[str(length)] = {"loss": score.loss, "accuracy": score.accuracy}
             if factor == 1:
                 token_losses = score.losses
+    keep_model(model, folder)
     return {
         "seconds": seconds,
         "train_loss": _rounded(losses),
@@ -281,6 +293,16 @@ def train_and_judge(
         "curves": head_curves(model, sizes.length - 1),
         "attention": attention_by_offset(model, held_out, sizes.length),
     }
+
+
+def keep_model(model: EncoderForMaskedLM, folder: Path) -> None:
+    """Write a trained model for ``from_pretrained``; for use, logits are wanted at every token."""
+    # Here, because it brings transformers' Trainer, which takes a second to import.
+    from .trainer import quiet_transformers
+
+    model.config.sparse_prediction = False
+    with quiet_transformers():
+        model.save_pretrained(folder)
 
 
 def check_finite(loss: float, sizes: Sizes, position: str, step: int) -> None:
@@ -327,9 +349,7 @@ def attention_by_offset(
     attentions = model.encoder(inputs.to(model.device), output_attentions=True).attentions
     reach = min(OFFSETS_SHOWN, length - 1)
     return [
-        torch.stack(
-            [weights.diagonal(offset, -2, -1).mean((0, -1)) for offset in range(-reach, reach + 1)], -1
-        ).tolist()
+        diagonal_means(weights).mean(0)[:, length - 1 - reach : length + reach].tolist()
         if weights.shape[-2:] == (length, length)
         else None
         for weights in attentions
@@ -480,6 +500,8 @@ def run(
     text: Text,
     device: torch.device,
     progress: Progress,
+    *,
+    speed: bool = True,
 ) -> None:
     """Train and judge every method with every seed that ``results`` lacks, then measure speed; all goes there."""
     held_out = masked_lm.HeldOut(text.held_out, HELD_OUT_RATE, text.vocab_size)
@@ -489,7 +511,7 @@ def run(
     results.data["predicted_tokens"] = int((held_out.labels != masked_lm.IGNORED).sum())
     # A run's judging takes about as long as a tenth of its training, the speed rounds a step each.
     judging = max(1, sizes.steps // 10)
-    timed = {*results.data.get("speed", {})} >= set(positions)
+    timed = not speed or {*results.data.get("speed", {})} >= set(positions)
     rounds = 0 if timed else SPEED_ROUNDS + len({BASELINE, *positions})
     progress.start(len(missing) * (sizes.steps + judging) + rounds * len(positions))
     done = len(positions) * len(seeds) - len(missing)
@@ -498,7 +520,14 @@ def run(
     for number, (name, seed) in enumerate(missing, 1):
         progress.begin(f"{name} ({number}/{len(missing)})")
         finished = train_and_judge(
-            sizes, name, seed, text, held_out, device, lambda loss: progress.step(1, f"loss {loss:.2f}")
+            sizes,
+            name,
+            seed,
+            text,
+            held_out,
+            device,
+            lambda loss: progress.step(1, f"loss {loss:.2f}"),
+            results.model_folder(name, seed),
         )
         results.add(name, seed, finished)
         progress.step(judging)
@@ -509,6 +538,6 @@ def run(
         )
     if not timed:
         progress.begin("speed and memory")
-        speed = measure_speed(sizes, positions, text, device, lambda: progress.step(len(positions)))
-        results.data["speed"] = {**results.data.get("speed", {}), **speed}
+        measured = measure_speed(sizes, positions, text, device, lambda: progress.step(len(positions)))
+        results.data["speed"] = {**results.data.get("speed", {}), **measured}
     results.save()

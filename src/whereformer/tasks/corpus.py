@@ -178,7 +178,7 @@ def split_documents(documents: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         InputError: if there are too few pages to hold one out.
     """
-    pieces = [piece for document in documents for piece in _pieces(document)]
+    pieces = [piece for document in documents for piece in pieces_of(document)]
     held_out = pieces[HELD_OUT // 2 :: HELD_OUT]
     training = [piece for index, piece in enumerate(pieces) if index % HELD_OUT != HELD_OUT // 2]
     if not held_out or not training:
@@ -190,7 +190,7 @@ def split_documents(documents: Sequence[str]) -> tuple[list[str], list[str]]:
     return training, held_out
 
 
-def _pieces(document: str) -> Iterator[str]:
+def pieces_of(document: str) -> Iterator[str]:
     """Pages of about PIECE characters, cut at the last blank line, line end or blank that fits."""
     start = 0
     while len(document) - start > PIECE:

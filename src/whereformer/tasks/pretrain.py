@@ -159,6 +159,7 @@ class Job:
         config: the model's configuration.
         device: where.
         every: steps between checkpoints, each with a held-out score.
+        keep: the newest of them that are kept.
     Raises:
         InputError: if the text or a window is too short.
     """
@@ -169,6 +170,7 @@ class Job:
     config: EncoderConfig
     device: torch.device
     every: int
+    keep: int = KEPT_CHECKPOINTS
 
     def __post_init__(self) -> None:
         length, padding = self.training.length, end_padding(self.config)
@@ -355,7 +357,7 @@ def _run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
                 job.device,
                 training.seed,
                 gradient_accumulation_steps=training.accumulate,
-                save_total_limit=KEPT_CHECKPOINTS,
+                save_total_limit=job.keep,
             ),
             callbacks=callbacks,
             optimizers=(optimizer, linear_schedule(optimizer, training.warmup or 1, training.steps)),

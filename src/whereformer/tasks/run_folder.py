@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 KEPT_CHECKPOINTS = 2
-"""Two, because the newest may be half written when the power fails."""
+"""By default two, because the newest may be half written when the power fails."""
 
 
 class Folder:

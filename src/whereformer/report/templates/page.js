@@ -21,7 +21,7 @@ for (const button of document.querySelectorAll("thead button")) {
 }
 
 // Legends: a click hides a series in the figures of the same section, another one brings it back.
-for (const button of document.querySelectorAll(".legend button")) {
+for (const button of document.querySelectorAll("[data-group]")) {
   button.addEventListener("click", () => {
     const on = button.getAttribute("aria-pressed") !== "true";
     button.setAttribute("aria-pressed", on);
@@ -40,3 +40,36 @@ for (const button of document.querySelectorAll("[data-open-all]")) {
     button.textContent = open ? "close all" : "open all";
   });
 }
+
+// Heads: a link to a large picture opens it, and the arrow keys go on to the next. Closing gives the focus back.
+const open = (dialog) => {
+  for (let part = dialog; (part = part.parentElement?.closest("details")); ) part.open = true;
+  dialog.showModal();
+};
+const step = (dialog, by) => {
+  const heads = [...dialog.closest(".heads").querySelectorAll(".head:not(.off)")];
+  const next = heads[heads.indexOf(dialog.parentElement) + by];
+  if (!next) return;
+  dialog.close();
+  next.querySelector("a").focus();
+  open(next.querySelector("dialog"));
+};
+document.addEventListener("click", (event) => {
+  const dialog = event.target.closest("dialog");
+  const link = event.target.closest('a[href^="#"]');
+  if (link?.dataset.step) step(dialog, Number(link.dataset.step));
+  else if (link ? "close" in link.dataset : event.target === dialog) dialog.close();
+  else if (link && document.getElementById(link.hash.slice(1))?.matches("dialog")) open(document.getElementById(link.hash.slice(1)));
+  else return;
+  event.preventDefault();
+});
+document.addEventListener("keydown", (event) => {
+  const dialog = document.querySelector("dialog[open]");
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (dialog && by && !event.altKey && !event.ctrlKey && !event.metaKey) {
+    event.preventDefault();
+    step(dialog, by);
+  }
+});
+const linked = document.getElementById(location.hash.slice(1));
+if (linked?.matches("dialog")) open(linked);

@@ -1,0 +1,186 @@
+"""What an analysis finds about a model's positions: filled by :mod:`whereformer.tasks.analyze`, drawn by its report."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .fit import TisaFit
+
+LARGEST = 32
+"""Rows of a matrix in :meth:`ModelFindings.to_dict`; of larger ones there are means over squares."""
+
+
+@dataclass(frozen=True)
+class TableFindings:
+    """The table of position embeddings E (n, width), through its Gram matrix P = E E^T.
+
+    Args:
+        gram: P, (n, n) float64.
+        part: the nearest Toeplitz matrix, (n, n).
+        toeplitzness: the share of P's variance that is in it.
+        width: of an embedding.
+    """
+
+    gram: Tensor
+    part: Tensor
+    toeplitzness: float
+    width: int
+
+
+@dataclass(frozen=True)
+class HeadFindings:
+    """What position alone adds to the scores of one head.
+
+    Args:
+        layer, head: which; both count from 0.
+        offsets: (2 n - 1), ascending, those of ``curve``.
+        curve: the mean over all pairs of that offset, in units of scores.
+        spread: the standard deviation over them; zeros for a method whose effect is a curve.
+        toeplitzness: the share of the variance over pairs that the curve explains.
+        scores: (n, n), row i the query; None for a method whose effect is a curve.
+        fits: TISA kernels fitted to the curve, with a constant, for S = 1, 2, ...
+        name: "previous token", "next token", "local window", "global", "position-blind"..., by the rules of
+            :mod:`whereformer.analysis.naming`.
+        reason: the numbers that decided the name, as a person reads them.
+    """
+
+    layer: int
+    head: int
+    offsets: Tensor
+    curve: Tensor
+    spread: Tensor
+    toeplitzness: float
+    scores: Tensor | None
+    fits: tuple[TisaFit, ...]
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AttentionFindings:
+    """Attention measured over text.
+
+    Args:
+        source: of the text.
+        tokens: that were read.
+        offsets: (m,), ascending.
+        shares: (layers, heads, m), the mean weight that a head gives to a key at each offset; NaN in layers between
+            pooled sequences, whose offsets are not those of tokens.
+        explained: (layers, heads), the share of the variance of log weights that the offset alone explains, as
+            :mod:`whereformer.analysis.measured` says; NaN in the same layers.
+    """
+
+    source: str
+    tokens: int
+    offsets: Tensor
+    shares: Tensor
+    explained: Tensor
+
+
+@dataclass(frozen=True)
+class ModelFindings:
+    """All about one model, or one checkpoint of a run.
+
+    Args:
+        name: short, unique among the models of a report.
+        source: where it was loaded from.
+        kind: transformers' model_type.
+        position: the method's name.
+        sizes: "layers", "heads", "head_dim", "hidden_size", "positions"...
+        length: positions that were looked at.
+        how: sentences on how scores were taken (which parts of the embeddings, biases, scaling).
+        score: that the user gave, for the scatter.
+        step: of training, for checkpoints of one run.
+        table: None if the model has no position embeddings; then ``no_table`` says why.
+        no_table: why not.
+        heads: of every layer where position acts by itself; empty if nowhere, then ``no_heads`` says why.
+        no_heads: why not.
+        attention: None if no text was read.
+    """
+
+    name: str
+    source: str
+    kind: str
+    position: str
+    sizes: dict[str, int]
+    length: int
+    how: tuple[str, ...]
+    score: float | None
+    step: int | None
+    table: TableFindings | None
+    no_table: str
+    heads: tuple[HeadFindings, ...]
+    no_heads: str
+    attention: AttentionFindings | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON has it: numbers to six digits, None where there is none, large matrices made smaller."""
+        table, attention = self.table, self.attention
+        return {
+            "name": self.name,
+            "source": self.source,
+            "kind": self.kind,
+            "position": self.position,
+            "sizes": self.sizes,
+            "length": self.length,
+            "how": list(self.how),
+            "score": self.score,
+            "step": self.step,
+            "no_table": self.no_table,
+            "table": table
+            and {
+                "toeplitzness": _numbers(table.toeplitzness),
+                "width": table.width,
+                "gram": _numbers(_smaller(table.gram)),
+                "part": _numbers(_smaller(table.part)),
+            },
+            "no_heads": self.no_heads,
+            "heads": [
+                {
+                    "layer": head.layer,
+                    "head": head.head,
+                    "name": head.name,
+                    "reason": head.reason,
+                    "toeplitzness": _numbers(head.toeplitzness),
+                    "offsets": head.offsets.tolist(),
+                    "curve": _numbers(head.curve),
+                    "spread": _numbers(head.spread),
+                    "scores": None if head.scores is None else _numbers(_smaller(head.scores)),
+                    "fits": [
+                        {name: _numbers(part) for name, part in vars(fit).items()} | {"num_kernels": fit.num_kernels}
+                        for fit in head.fits
+                    ],
+                }
+                for head in self.heads
+            ],
+            "attention": attention
+            and {
+                "source": attention.source,
+                "tokens": attention.tokens,
+                "offsets": attention.offsets.tolist(),
+                "shares": _numbers(attention.shares),
+                "explained": _numbers(attention.explained),
+            },
+        }
+
+
+def _numbers(values: Any) -> Any:
+    """Numbers for JSON, nested as a tensor's dimensions."""
+    if isinstance(values, Tensor):
+        return _numbers(values.tolist())
+    if isinstance(values, list):
+        return [_numbers(value) for value in values]
+    return float(f"{values:.6g}") if math.isfinite(values) else None
+
+
+def _smaller(matrix: Tensor) -> Tensor:
+    """The means of at most ``LARGEST`` x ``LARGEST`` parts of a matrix (n, n)."""
+    if len(matrix) <= LARGEST:
+        return matrix
+    return functional.adaptive_avg_pool2d(matrix[None].to(torch.float64), LARGEST)[0]

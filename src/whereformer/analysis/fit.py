@@ -1,0 +1,411 @@
+"""TISA's kernels that come nearest to a curve over offsets.
+
+The fit is not convex in sharpness and center; for given ones the amplitudes are linear least squares (variable
+projection). Kernels are added one at a time. Each time a grid of kernels is tried beside those that are there, the best
+few of different widths are starts, and all kernels of every start are refined together by Levenberg-Marquardt. All
+curves and starts go through the same steps at once, so nothing is random and 144 heads are as quick as a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .toeplitz import pairs
+
+STARTS = 5
+"""Kernels of the grid that are refined, each of another width."""
+SCREENING_STEPS = 15
+"""Steps of the refinement after which only the best start of a curve goes on."""
+STEPS = 100
+"""Steps of the refinement at most."""
+RIDGE = 1e-6
+"""What a kernel with an amplitude as large as the curve's range costs, relative to the curve's variance. So a pair of
+kernels that nearly cancel, with amplitudes thirty times that, has to explain a share of 0.002 more."""
+SHARPEST = 12.0
+"""A kernel this sharp, in tokens ** -2, is nothing one token away."""
+FLATTEST = 0.1
+"""And one of this sharpness divided by the square of the largest offset is nearly constant on all of them."""
+OUTSIDE = 1.5
+"""Centers go so many times as far as the offsets: beyond their end a kernel leaves a tail."""
+ITEMS = 48
+"""Curves and starts that are refined at a time, so that what they need stays in the cache."""
+
+
+@dataclass(frozen=True)
+class TisaFit:
+    """Kernels ``sum_s amplitude_s * exp(-|sharpness_s| * (offset - center_s) ** 2)`` near a curve.
+
+    Args:
+        amplitude, sharpness, center: (..., num_kernels), as :class:`whereformer.positions.tisa.Tisa` has them; the
+            one that explains most first.
+        constant: (...), what is added to all offsets; the softmax does not see it.
+        explained: (...), the share of the curve's variance, each offset counted as often as it occurs.
+    """
+
+    amplitude: Tensor
+    sharpness: Tensor
+    center: Tensor
+    constant: Tensor
+    explained: Tensor
+
+    @property
+    def num_kernels(self) -> int:
+        return self.amplitude.shape[-1]
+
+    def curve(self, offsets: Tensor | Sequence[float]) -> Tensor:
+        """What the kernels and the constant add at offsets (m,), (..., m)."""
+        values = torch.as_tensor(offsets, device=self.amplitude.device).to(self.amplitude.dtype)
+        return _sum(values, self.amplitude, self.sharpness, self.center) + self.constant.unsqueeze(-1)
+
+    def __getitem__(self, index: Any) -> TisaFit:
+        """The fit of some of the curves."""
+        return TisaFit(*(tensor[index] for tensor in vars(self).values()))
+
+
+def fit_tisa(
+    curve: Any,
+    num_kernels: int,
+    *,
+    offsets: Any = None,
+    weights: Any = None,
+    constant: bool = False,
+) -> TisaFit:
+    """Fit TISA's kernels to curves over offsets, each with its own, by weighted least squares.
+
+    More kernels never explain less. Sharpnesses are positive; amplitudes of kernels that nearly cancel are kept from
+    growing without bounds by a slight penalty (:data:`RIDGE`).
+
+    Args:
+        curve: (..., m) real numbers; a tensor, or what :func:`torch.as_tensor` takes.
+        num_kernels: S.
+        offsets: (m,), where the curve is known; by default -(n - 1) .. n - 1, for which m has to be odd.
+        weights: (m,), what each offset counts for; by default how many pairs of n positions have it, ``n - |offset|``,
+            so that the nearest curve gives the nearest matrix; with ``offsets`` all the same.
+        constant: whether a constant is fitted too, which a softmax over all keys does not see.
+
+    Returns:
+        The fit, in float64.
+
+    Raises:
+        TypeError: for complex numbers, or if ``num_kernels`` is no whole number.
+        ValueError: for sizes that do not fit, numbers that are not finite, or a negative number of kernels.
+    """
+    return fit_tisa_up_to(curve, num_kernels, offsets=offsets, weights=weights, constant=constant)[num_kernels]
+
+
+@torch.no_grad()
+def fit_tisa_up_to(
+    curve: Any, num_kernels: int, *, offsets: Any = None, weights: Any = None, constant: bool = False
+) -> tuple[TisaFit, ...]:
+    """The fits of :func:`fit_tisa` with 0, 1, ... ``num_kernels`` kernels, for about the price of the last."""
+    if isinstance(num_kernels, bool) or not isinstance(num_kernels, int):
+        raise TypeError(f"num_kernels: expected a whole number, got {num_kernels!r}")
+    if num_kernels < 0:
+        raise ValueError(f"num_kernels: expected at least 0, got {num_kernels}")
+    values, points, weight = _checked(curve, offsets, weights)
+    problem = _Problem.of(values.flatten(0, -2) if values.dim() > 1 else values.unsqueeze(0), points, weight, constant)
+    batch = values.shape[:-1]
+    found = _Kernels(*(points.new_zeros(len(problem.target), 0) for _ in range(2)))
+    fits = [problem.fit(found)]
+    for _ in range(num_kernels):
+        found = _one_more(problem, found)
+        fit = problem.fit(found)
+        # The penalty on amplitudes may have preferred kernels that explain a trifle less.
+        worse = fit.explained < fits[-1].explained
+        if bool(worse.any()):
+            before = _with_idle_kernel(fits[-1])
+            fit = TisaFit(
+                *(_where(worse, b, a) for a, b in zip(vars(fit).values(), vars(before).values(), strict=True))
+            )
+            found = _Kernels(fit.sharpness.log(), fit.center)
+        fits.append(fit)
+    return tuple(
+        TisaFit(*(tensor.unflatten(0, batch) if batch else tensor.squeeze(0) for tensor in vars(fit).values()))
+        for fit in fits
+    )
+
+
+def fit_loss(
+    curve: Any, amplitude: Tensor, sharpness: Tensor, center: Tensor, *, offsets: Any = None, weights: Any = None
+) -> Tensor:
+    """What :func:`fit_tisa` makes small, without its penalty: ``sum_k weight_k (f(offset_k) - curve_k) ** 2``.
+
+    Args:
+        curve, offsets, weights: as for :func:`fit_tisa`.
+        amplitude, sharpness, center: (..., num_kernels).
+
+    Returns:
+        (...), differentiable.
+    """
+    values, points, weight = _checked(curve, offsets, weights)
+    return (weight * (_sum(points, amplitude, sharpness, center) - values).square()).sum(-1)
+
+
+def kernels(offsets: Tensor, sharpness: Tensor, center: Tensor) -> Tensor:
+    """``exp(-|sharpness| (offset - center) ** 2)``, (..., offsets, num_kernels)."""
+    return torch.exp(-sharpness.abs().unsqueeze(-2) * (offsets.unsqueeze(-1) - center.unsqueeze(-2)) ** 2)
+
+
+def _sum(offsets: Tensor, amplitude: Tensor, sharpness: Tensor, center: Tensor) -> Tensor:
+    return (kernels(offsets, sharpness, center) * amplitude.unsqueeze(-2)).sum(-1)
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """The parameters that are searched for, (items, num_kernels) each."""
+
+    log_sharpness: Tensor
+    center: Tensor
+
+    def __getitem__(self, index: Any) -> _Kernels:
+        return _Kernels(self.log_sharpness[index], self.center[index])
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Curves in units in which their range is 1 and offsets in tokens; weights sum to 1.
+
+    Args:
+        target: (items, m).
+        offsets, weights: (m,).
+        constant: whether there is one.
+        scale: (items,), the unit.
+        ridge: (items,), what a squared amplitude costs.
+    """
+
+    target: Tensor
+    offsets: Tensor
+    weights: Tensor
+    constant: bool
+    scale: Tensor
+    ridge: Tensor
+
+    @classmethod
+    def of(cls, curve: Tensor, offsets: Tensor, weights: Tensor, constant: bool) -> _Problem:
+        span = curve.amax(-1) - curve.amin(-1)
+        size = curve.abs().amax(-1)
+        # Without a constant even a curve that never changes has to be made of kernels.
+        scale = torch.where(span > 0, span, torch.where(size > 0, size, 1.0))
+        target = curve / scale.unsqueeze(-1)
+        weights = weights / weights.sum()
+        variance = (weights * (target - (weights * target).sum(-1, keepdim=True)).square()).sum(-1)
+        return cls(target, offsets, weights, constant, scale, RIDGE * variance.clamp(min=1e-6))
+
+    def __getitem__(self, index: Any) -> _Problem:
+        return _Problem(
+            self.target[index], self.offsets, self.weights, self.constant, self.scale[index], self.ridge[index]
+        )
+
+    def basis(self, found: _Kernels) -> Tensor:
+        """(items, m, num_kernels + 1), the constant last."""
+        values = kernels(self.offsets, found.log_sharpness.exp(), found.center)
+        last = torch.full_like(self.target, float(self.constant)).unsqueeze(-1)
+        return torch.cat((values, last), -1)
+
+    def solve(self, basis: Tensor) -> tuple[Tensor, Tensor]:
+        """The best amplitudes (items, num_kernels + 1) and what is then left to make smaller, (items,)."""
+        weighted = basis * self.weights.unsqueeze(-1)
+        gram = weighted.mT @ basis + torch.diag_embed(self.penalty(basis.shape[-1]))
+        amplitude = torch.linalg.solve(gram, (weighted.mT @ self.target.unsqueeze(-1)).squeeze(-1))
+        rest = self.target - (basis @ amplitude.unsqueeze(-1)).squeeze(-1)
+        penalties = (self.penalty(basis.shape[-1]) * amplitude.square()).sum(-1)
+        return amplitude, (self.weights * rest.square()).sum(-1) + penalties
+
+    def penalty(self, count: int) -> Tensor:
+        """What a squared amplitude costs, (items, count); the constant, which is free, only what rounding needs."""
+        penalty = self.ridge.unsqueeze(-1).repeat(1, count)
+        penalty[:, -1] = 1e-14 if self.constant else 1.0
+        return penalty
+
+    def fit(self, found: _Kernels) -> TisaFit:
+        """Kernels with their best amplitudes, and what they explain, in the curves' own units."""
+        basis = self.basis(found)
+        amplitude, _ = self.solve(basis)
+        rest = self.target - (basis @ amplitude.unsqueeze(-1)).squeeze(-1)
+        variance = self.target - (self.weights * self.target).sum(-1, keepdim=True)
+        left, all_of_it = ((self.weights * part.square()).sum(-1) for part in (rest, variance))
+        tiny = all_of_it <= 1e-30
+        explained = torch.where(tiny, 1.0, 1 - left / torch.where(tiny, 1.0, all_of_it))
+        own = amplitude * self.scale.unsqueeze(-1)
+        order = (own[:, :-1].abs() * basis[..., :-1].mul(self.weights.unsqueeze(-1)).sum(1)).argsort(
+            -1, descending=True
+        )
+        amplitude, sharpness, center = (
+            part.gather(-1, order) for part in (own[:, :-1], found.log_sharpness.exp(), found.center)
+        )
+        return TisaFit(amplitude, sharpness, center, own[:, -1], explained)
+
+
+def _one_more(problem: _Problem, found: _Kernels) -> _Kernels:
+    """The best kernels, one more than ``found``."""
+    starts = _starts(problem, found)
+    items = len(problem.target)
+    chosen = []
+    for part in torch.arange(items).split(max(1, ITEMS // STARTS)):
+        several = part.repeat_interleave(STARTS)
+        own = _Kernels(starts.log_sharpness[part].flatten(0, 1), starts.center[part].flatten(0, 1))
+        refined, loss = _refine(problem[several], own, SCREENING_STEPS)
+        best = loss.view(len(part), STARTS).argmin(-1) + torch.arange(len(part)) * STARTS
+        chosen.append(refined[best])
+    screened = _Kernels(*(torch.cat([getattr(part, name) for part in chosen]) for name in vars(chosen[0])))
+    chosen = [_refine(problem[part], screened[part], STEPS)[0] for part in torch.arange(items).split(ITEMS)]
+    return _Kernels(*(torch.cat([getattr(part, name) for part in chosen]) for name in vars(chosen[0])))
+
+
+def _starts(problem: _Problem, found: _Kernels) -> _Kernels:
+    """``found`` with each of the most promising kernels of a grid, (items, STARTS, num_kernels + 1).
+
+    A kernel's promise is how much the loss falls if it joins and all amplitudes are best again.
+    """
+    log_sharpness, center = _grid(problem)
+    widths = len(log_sharpness)
+    grid = _Kernels(*(part.flatten()[None] for part in torch.broadcast_tensors(log_sharpness[:, None], center[None])))
+    weighted = kernels(problem.offsets, grid.log_sharpness.exp(), grid.center)[0] * problem.weights.unsqueeze(-1)
+    norms = (weighted.square() / problem.weights.clamp(min=1e-300).unsqueeze(-1)).sum(0)
+    basis = problem.basis(found)
+    amplitude, _ = problem.solve(basis)
+    rest = problem.target - (basis @ amplitude.unsqueeze(-1)).squeeze(-1)
+    gram = (basis * problem.weights.unsqueeze(-1)).mT @ basis + torch.diag_embed(problem.penalty(basis.shape[-1]))
+    inverse = torch.linalg.inv(gram)
+    shared = weighted.T @ basis  # (items, grid, num_kernels + 1)
+    alone = norms + problem.ridge.unsqueeze(-1) - ((shared @ inverse) * shared).sum(-1)
+    promise = (rest @ weighted).square() / alone.clamp(min=problem.ridge.unsqueeze(-1))
+    value, place = promise.unflatten(-1, (widths, -1)).max(-1)  # the best center of every width
+    best = value.topk(min(STARTS, widths), -1).indices
+    if best.shape[-1] < STARTS:
+        best = best[:, torch.arange(STARTS) % best.shape[-1]]
+    index = best * len(center) + place.gather(-1, best)
+    joined = (
+        torch.cat((old.unsqueeze(1).expand(-1, STARTS, -1), new[0][index].unsqueeze(-1)), -1)
+        for old, new in ((found.log_sharpness, grid.log_sharpness), (found.center, grid.center))
+    )
+    return _Kernels(*joined)
+
+
+def _grid(problem: _Problem) -> tuple[Tensor, Tensor]:
+    """Log sharpnesses and centers of the kernels that are tried: dense where offsets are small."""
+    low, high = _limits(problem)
+    widths = max(3, 1 + round((high - low) / 0.9))
+    furthest = max(1.0, float(problem.offsets.abs().max()))
+    centers = [0.0]
+    step = 1.0
+    while centers[-1] + step <= furthest:
+        centers.append(centers[-1] + step)
+        step = max(1.0, centers[-1] * 0.15)
+    positive = problem.offsets.new_tensor(centers[1:])
+    return (
+        torch.linspace(low, high, widths, dtype=problem.offsets.dtype, device=problem.offsets.device),
+        torch.cat((-positive.flip(0), problem.offsets.new_tensor([0.0]), positive)),
+    )
+
+
+def _limits(problem: _Problem) -> tuple[float, float]:
+    """The smallest and the largest log sharpness."""
+    furthest = problem.offsets.abs().max().clamp(min=1.0)
+    return float((FLATTEST / furthest**2).log()), float(problem.offsets.new_tensor(SHARPEST).log())
+
+
+def _refine(problem: _Problem, found: _Kernels, steps: int) -> tuple[_Kernels, Tensor]:
+    """Levenberg-Marquardt on sharpness and center, amplitudes always the best; and the loss, (items,)."""
+    low, high = _limits(problem)
+    reach = OUTSIDE * max(1.0, float(problem.offsets.abs().max()))
+    count = found.center.shape[-1]
+    parameters = torch.cat((found.log_sharpness, found.center), -1)
+    basis = problem.basis(found)
+    amplitude, loss = problem.solve(basis)
+    damping = torch.full_like(loss, 1e-2)
+    active = torch.arange(len(loss), device=loss.device)
+    idle = torch.zeros_like(active)
+    for _ in range(steps):
+        own = problem[active]
+        step = _step(own, parameters[active], basis[active], amplitude[active], damping[active])
+        tried = parameters[active] + step
+        tried = torch.cat((tried[:, :count].clamp(low, high), tried[:, count:].clamp(-reach, reach)), -1)
+        tried_basis = own.basis(_Kernels(tried[:, :count], tried[:, count:]))
+        tried_amplitude, tried_loss = own.solve(tried_basis)
+        gain = loss[active] - tried_loss
+        better = gain > 0
+        kept = active[better]
+        parameters[kept], basis[kept] = tried[better], tried_basis[better]
+        amplitude[kept], loss[kept] = tried_amplitude[better], tried_loss[better]
+        damping[active] = torch.where(better, damping[active] * 0.2, damping[active] * 4).clamp(1e-9, 1e6)
+        # A few steps that gain next to nothing, or none, end it.
+        idle[active] = torch.where(gain > 1e-6 * tried_loss, 0, idle[active] + 1)
+        active = active[idle[active] < 6]
+        if not len(active):
+            break
+    return _Kernels(parameters[:, :count], parameters[:, count:]), loss
+
+
+def _step(problem: _Problem, parameters: Tensor, basis: Tensor, amplitude: Tensor, damping: Tensor) -> Tensor:
+    """A damped Gauss-Newton step of the nonlinear parameters, the amplitudes moving along (Kaufman's projection)."""
+    count = parameters.shape[-1] // 2
+    sharpness, center = parameters[:, :count].exp().unsqueeze(1), parameters[:, count:].unsqueeze(1)
+    distance = problem.offsets[:, None] - center
+    slope = basis[..., :-1] * (amplitude[:, :-1].unsqueeze(1) * sharpness * distance)
+    jacobian = torch.cat((basis, -slope * distance, 2 * slope), -1)
+    weighted = jacobian * problem.weights.unsqueeze(-1)
+    linear = basis.shape[-1]
+    normal = weighted.mT @ jacobian
+    normal[:, :linear, :linear] += torch.diag_embed(problem.penalty(linear))
+    rest = problem.target - (basis @ amplitude.unsqueeze(-1)).squeeze(-1)
+    gradient = (weighted.mT @ rest.unsqueeze(-1)).squeeze(-1)
+    gradient[:, :linear] -= problem.penalty(linear) * amplitude
+    # Relative to each parameter's own curvature, and a little for those without any.
+    diagonal = normal.diagonal(0, -2, -1)[:, linear:]
+    floor = 1e-6 * diagonal.amax(-1, keepdim=True) + 1e-14
+    normal[:, linear:, linear:] += torch.diag_embed(damping.unsqueeze(-1) * diagonal + floor * damping.unsqueeze(-1))
+    normal.diagonal(0, -2, -1).add_(1e-15)
+    return torch.linalg.solve(normal, gradient)[:, linear:].clamp(-100, 100)
+
+
+def _with_idle_kernel(fit: TisaFit) -> TisaFit:
+    """The same with one more kernel, of amplitude 0."""
+
+    def longer(part: Tensor, value: float) -> Tensor:
+        return functional.pad(part, (0, 1), value=value)
+
+    return TisaFit(
+        longer(fit.amplitude, 0.0), longer(fit.sharpness, 1.0), longer(fit.center, 0.0), fit.constant, fit.explained
+    )
+
+
+def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(condition.view(-1, *[1] * (yes.dim() - 1)), yes, no)
+
+
+def _checked(curve: Any, offsets: Any, weights: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Curve, offsets and weights in float64."""
+    values = torch.as_tensor(curve)
+    if values.dim() < 1 or values.shape[-1] == 0:
+        raise ValueError(f"curve: expected shape (..., offsets) with at least one offset, got {tuple(values.shape)}")
+    size = values.shape[-1]
+    if offsets is None:
+        if size % 2 == 0:
+            raise ValueError(
+                f"curve: expected an odd number of offsets, -(n - 1) .. n - 1, got {size}; name others with offsets="
+            )
+        n = (size + 1) // 2
+        offsets = torch.arange(1 - n, n)
+        weights = pairs(n) if weights is None else weights
+    weights = torch.ones(size) if weights is None else weights
+    found = {"curve": values, "offsets": torch.as_tensor(offsets), "weights": torch.as_tensor(weights)}
+    for name, given in found.items():
+        if given.is_complex():
+            raise TypeError(f"{name}: expected real numbers, got {given.dtype}")
+        if name != "curve" and given.shape != (size,):
+            raise ValueError(
+                f"{name}: expected shape ({size},), as many as the curve's offsets, got {tuple(given.shape)}"
+            )
+        if not bool(given.isfinite().all()):
+            raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
+    if bool((found["weights"] < 0).any()) or not bool((found["weights"] > 0).any()):
+        raise ValueError("weights: expected numbers of at least 0, and one above, got others")
+    values, points, weight = (given.to(values.device, torch.float64) for given in found.values())
+    return values, points, weight

@@ -1,0 +1,169 @@
+"""What position adds to the scores of a model, whatever its method: the mean over words.
+
+The score of a word at i with another at j depends on both words and on both positions. Averaged over words drawn at
+random, independently at i and j, only the positions are left; and since a score is a product of what is made of the one
+and of the other, that mean is the score of the two mean states. For embeddings without a norm this is what the TISA
+paper calls average content (its figure 8); here the mean is taken after the norm, whose scale words decide. It covers
+every method: embeddings that are added to words, rotations, terms of the scores. Deeper in the model position
+embeddings are mixed with all else, but a method that acts in every layer can be read there in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import Positions
+from ..attention.call import make_call
+from ..attention.reference import attention_scores
+from ..models import Encoder
+from ..models.encoder import Layer, Place
+from ..models.pooling import Sequence
+from ..positions import Position, Sum
+from .cost import layer_passes
+
+WORDS = 512
+"""So many words, spread evenly over the vocabulary, stand for it in the embeddings."""
+WORDS_AT_A_TIME = 16
+SEQUENCES = 4
+"""Sequences of words drawn at random from which deeper layers' mean states are taken."""
+
+
+class LayerScores(NamedTuple):
+    """What position alone adds to the scores of a layer.
+
+    Args:
+        layer: counted from 0 as the model runs, a shared layer once per pass.
+        stride: tokens from one position to the next; more than 1 after pooling.
+        scores: (heads, n, n), row i the query.
+    """
+
+    layer: int
+    stride: int
+    scores: Tensor
+
+
+def plain_scores(rows: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The TISA paper's reading: ``E W_Q W_K^T E^T`` for each head, without norms, biases or a scale.
+
+    Args:
+        rows: (n, width), the position embeddings E; for the paper's variant with average content, plus the mean word.
+        query, key: (heads, width, head_dim), the projections of the first layer.
+
+    Returns:
+        (heads, n, n).
+
+    Source: Wennberg & Henter (2021), arXiv 2106.01950, Section 3.
+    """
+    return (rows @ query) @ (rows @ key).mT
+
+
+def position_vectors(encoder: Encoder, length: int) -> Tensor | None:
+    """The table of position embeddings E, (length, width) float64, as stored; None for a method without one.
+
+    Raises:
+        PositionRangeError: for more positions than the table has.
+    """
+    with torch.no_grad():
+        found = encoder.position.vectors(Positions(0, 1, length))
+    return None if found is None else found.double()
+
+
+def acts_on_input(position: Position) -> bool:
+    """Whether a method changes what the first layer reads."""
+    return _has(position, "embed")
+
+
+def acts_in_layers(position: Position) -> bool:
+    """Whether a method changes the scores within every layer."""
+    return _has(position, "rotate", "terms", "query_terms")
+
+
+def _has(position: Position, *hooks: str) -> bool:
+    parts = position if isinstance(position, Sum) else [position]
+    return any(getattr(type(part), hook) is not getattr(Position, hook) for part in parts for hook in hooks)
+
+
+@torch.no_grad()
+def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
+    """The scores of the layers in which position acts by itself: the first, and for methods that act in all, all.
+
+    The mean is over words, of type 0, and goes through everything between there and the scores: position embeddings,
+    norm, ALBERT's projection, query and key with their biases, the scale. In deeper layers every token is the mean
+    state that this layer reads from words at random, so that only what the method does *in* the layer remains.
+
+    The score that two such tokens have without position is taken off, one constant per head; where positions are in the
+    embeddings there is no such score, and the mean over all pairs is taken off. A softmax sees neither.
+
+    Pooled layers are read between their queries, at the positions where these stand.
+
+    Raises:
+        PositionRangeError: for more positions than the method covers.
+    """
+    embedded = acts_on_input(encoder.position)
+    everywhere = acts_in_layers(encoder.position)
+    if not (embedded or everywhere):
+        return
+    states = {0: _mean_input(encoder, length)} | (_mean_states(encoder, length) if everywhere else {})
+    passes = layer_passes(encoder.config, length)
+    for layer in range(len(encoder.passes) if everywhere else 1):
+        attention = _layer(encoder, encoder.passes[layer]).attention
+        positions = passes[layer].queries
+        place = Place(Sequence(positions), Sequence(positions), encoder.position.shared(positions, positions))
+        hidden = states[layer]
+        in_input = embedded and layer == 0
+        if not in_input:
+            hidden = hidden.mean(1, keepdim=True).expand(-1, positions.length, -1)
+        arguments, options = attention.call(hidden, hidden, encoder.position, layer, place)
+        scores, _ = attention_scores(make_call(*arguments, **options))
+        scores = scores[0].clone()
+        if in_input:
+            scores -= scores.mean((-2, -1), keepdim=True)
+        elif attention.query is not None and attention.key is not None:
+            query, key = (
+                part(hidden[0, 0]).unflatten(-1, (attention.num_heads, -1)) for part in (attention.query, attention.key)
+            )
+            scores -= (torch.linalg.vecdot(query, key) * query.shape[-1] ** -0.5)[:, None, None]
+        yield LayerScores(layer, positions.stride if positions.length > 1 else 1, scores)
+
+
+def _layer(encoder: Encoder, index: int) -> Layer:
+    layer = encoder.layers[index]
+    assert isinstance(layer, Layer)
+    return layer
+
+
+def _mean_input(encoder: Encoder, length: int) -> Tensor:
+    """What the first layer's attention reads at each position, the mean over words, (1, n, hidden_size)."""
+    words = encoder.embeddings.word.weight
+    chosen = torch.linspace(0, len(words) - 1, min(len(words), WORDS), device=words.device).long()
+    first = _layer(encoder, 0)
+    total = torch.zeros((), device=words.device)
+    for some in chosen.split(WORDS_AT_A_TIME):
+        given = words[some].unsqueeze(1).expand(-1, length, -1)
+        hidden = encoder.embeddings(given, None, encoder.position, Positions(0, 1, length))
+        total = total + (first.attention_norm(hidden) if first.pre else hidden).sum(0, keepdim=True)
+    return total / len(chosen)
+
+
+def _mean_states(encoder: Encoder, length: int) -> dict[int, Tensor]:
+    """What the attention of each deeper layer reads, the mean over words and positions, (1, 1, hidden_size)."""
+    states: dict[int, Tensor] = {}
+
+    def keep(module: nn.Module, given: tuple[Any, ...]) -> None:
+        queries, layer = given[0], given[3]
+        if layer:
+            states[layer] = queries.mean((0, 1), keepdim=True)
+
+    hooks = [_layer(encoder, index).attention.register_forward_pre_hook(keep) for index in range(len(encoder.layers))]
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(len(encoder.embeddings.word.weight), (SEQUENCES, length), generator=generator)
+    try:
+        encoder(words.to(encoder.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return states

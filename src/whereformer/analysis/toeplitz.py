@@ -1,0 +1,144 @@
+"""How far a matrix over pairs of positions depends on their offset alone: its Toeplitz part, and the share in it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+ROWS = 256
+"""Rows whose diagonals are summed at a time; what is needed for a moment are as many rows of the matrix, twice."""
+
+
+class Diagonals(NamedTuple):
+    """What is left of a matrix (..., n, n) when only the offset is known.
+
+    Args:
+        mean: (..., 2 n - 1), of the diagonals with offset -(n - 1) .. n - 1.
+        spread: (..., 2 n - 1), the standard deviation of a diagonal's entries.
+        explained: (...), as :func:`toeplitzness`.
+    """
+
+    mean: Tensor
+    spread: Tensor
+    explained: Tensor
+
+
+def toeplitzness(matrix: Any) -> Tensor:
+    """The share of a matrix's variance over all its entries that its Toeplitz part holds, from 0 to 1.
+
+    ``1 - sum (M - T)^2 / sum (M - mean(M))^2`` with :func:`toeplitz_part` T, every entry counted once; 1 for a matrix
+    of equal entries, up to rounding. A matrix of independent entries has about 2 / (n + 1).
+
+    Args:
+        matrix: (..., n, n) real numbers; a tensor, or what :func:`torch.as_tensor` takes.
+
+    Returns:
+        (...) in the matrix's dtype, at least float32. Differentiable.
+
+    Raises:
+        TypeError: for complex numbers.
+        ValueError: for a matrix that is not square, has no entries, or has some that are not finite.
+
+    Source: our definition of the "degree of Toeplitzness" of Wennberg & Henter (2021), arXiv 2106.01950, Section 3.
+    """
+    values, dtype = _checked(matrix)
+    return _explained(values, _means(values)).to(dtype)
+
+
+def toeplitz_part(matrix: Any) -> Tensor:
+    """The nearest Toeplitz matrix: every entry is the mean of its diagonal.
+
+    Nearest by the sum of squared differences. Arguments and errors are those of :func:`toeplitzness`.
+
+    Returns:
+        (..., n, n) in the matrix's dtype, at least float32. Differentiable.
+    """
+    values, dtype = _checked(matrix)
+    return from_diagonals(_means(values).to(dtype))
+
+
+def diagonal_means(matrix: Any) -> Tensor:
+    """The mean of every diagonal: entry ``offset + n - 1`` is that of the pairs (i, j) with ``j - i = offset``.
+
+    Arguments and errors are those of :func:`toeplitzness`.
+
+    Returns:
+        (..., 2 n - 1) in the matrix's dtype, at least float32. Differentiable.
+    """
+    values, dtype = _checked(matrix)
+    return _means(values).to(dtype)
+
+
+def diagonals(matrix: Any) -> Diagonals:
+    """Mean and spread of every diagonal, and the Toeplitzness; arguments and errors as for :func:`toeplitzness`."""
+    values, dtype = _checked(matrix)
+    means = _means(values)
+    count = pairs(values.shape[-1], values.device).to(values.dtype)
+    # Of differences, since those of large squares would be lost in rounding.
+    spread = (diagonal_sums((values - from_diagonals(means)).square()) / count).sqrt()
+    return Diagonals(means.to(dtype), spread.to(dtype), _explained(values, means).to(dtype))
+
+
+def pairs(n: int, device: torch.device | str | None = None) -> Tensor:
+    """How many pairs of n positions have each offset: ``n - |offset|``, (2 n - 1,) int64."""
+    return n - torch.arange(1 - n, n, device=device).abs()
+
+
+def from_diagonals(values: Tensor) -> Tensor:
+    """The Toeplitz matrix (..., n, n) with these values (..., 2 n - 1) on its diagonals."""
+    n = (values.shape[-1] + 1) // 2
+    return values.unfold(-1, n, 1).flip(-2)
+
+
+def diagonal_sums(values: Tensor) -> Tensor:
+    """The sum of every diagonal, (..., 2 n - 1), of a tensor (..., n, n).
+
+    Read with a row pitch longer by one, the diagonals of some rows in reverse order are columns.
+    """
+    n = values.shape[-1]
+    sums = values.new_zeros(*values.shape[:-2], 2 * n - 1)
+    for start in range(0, n, ROWS):
+        rows = values[..., start : start + ROWS, :].flip(-2)
+        count = rows.shape[-2]
+        padded = functional.pad(rows, (0, count)).flatten(-2)
+        skewed = padded[..., : count * (n + count - 1)].unflatten(-1, (count, n + count - 1))
+        sums[..., n - start - count : 2 * n - 1 - start] += skewed.sum(-2)
+    return sums
+
+
+def _means(values: Tensor) -> Tensor:
+    return diagonal_sums(values) / pairs(values.shape[-1], values.device)
+
+
+def _explained(values: Tensor, means: Tensor) -> Tensor:
+    """Between the diagonals' means there is so much of the variance between the entries."""
+    n = values.shape[-1]
+    least, most = torch.aminmax(values.detach().flatten(-2), dim=-1)
+    # Differences in units in which no square overflows or vanishes.
+    scale = most - least
+    equal = scale <= 4 * torch.finfo(values.dtype).eps * torch.maximum(most.abs(), least.abs())
+    scale = torch.where(equal, 1.0, scale)
+    count = pairs(n, values.device)
+    center = (means * count).sum(-1) / n**2
+    between = ((means - center.unsqueeze(-1)) / scale.unsqueeze(-1)).square() @ count.to(values.dtype)
+    entries = ((values - center[..., None, None]) / scale[..., None, None]).flatten(-2)
+    return torch.where(equal, 1.0, between / torch.where(equal, 1.0, torch.linalg.vecdot(entries, entries))).clamp(0, 1)
+
+
+def _checked(matrix: Any) -> tuple[Tensor, torch.dtype]:
+    """The matrix in float64, and the dtype of what is computed from it."""
+    values = torch.as_tensor(matrix)
+    if values.is_complex():
+        raise TypeError(f"matrix: expected real numbers, got {values.dtype}")
+    if values.dim() < 2 or values.shape[-1] != values.shape[-2]:
+        raise ValueError(f"matrix: expected shape (..., n, n), got {tuple(values.shape)}")
+    if values.shape[-1] == 0:
+        raise ValueError(f"matrix: expected at least one position, got shape {tuple(values.shape)}")
+    dtype = torch.promote_types(values.dtype, torch.float32) if values.is_floating_point() else torch.float64
+    # Whether anything is not finite shows in the sum, faster than in a look at each; but so does a sum that overflows.
+    if not bool(values.sum(dtype=torch.float64).isfinite()) and not bool(values.isfinite().all()):
+        raise ValueError("matrix: expected finite numbers, got NaN or infinity")
+    return values.to(torch.float64), dtype

@@ -1,0 +1,140 @@
+"""Matrices as small pictures in a page: averaged to few pixels, as paletted PNGs, with the ticks of a colour bar."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import Colormap, LinearSegmentedColormap, to_hex
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from .numbers import plain
+
+COLOURS = 128
+"""Of a picture; more could not be told apart, and would make it larger."""
+FINE = 80
+"""Pixels of a side from which on browsers may smooth what they scale; sharp ones would make patterns of their own."""
+OUTLIERS = 0.5
+"""Percent of the pixels, at either end of the scale, that have the end's colour rather than stretch the scale."""
+
+_BLUE_TO_ORANGE = ("#00294a", "#0072b2", "#7fbfe3", "#f7f7f7", "#f2b077", "#d55e00", "#5c2400")
+PALETTES: dict[str, Colormap] = {
+    "diverging": LinearSegmentedColormap.from_list("blue to orange", _BLUE_TO_ORANGE),
+    "sequential": colormaps["cividis"],
+}
+"""Both can be told apart by colour-blind people: one for values to both sides of a middle, one for small to large."""
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """A matrix as a page shows it.
+
+    Args:
+        image: a data URI.
+        fine: whether it has so many pixels that single ones are not to be seen.
+        palette: a key of :data:`PALETTES`, in a page also a class.
+        ticks: of the colour bar: percent from its left end, and text.
+        low, high: what the ends of the colour bar mean.
+        axis: ticks of rows and of columns, in percent from the top left.
+    """
+
+    image: str
+    fine: bool
+    palette: str
+    ticks: tuple[tuple[float, str], ...]
+    low: float
+    high: float
+    axis: tuple[tuple[float, str], ...]
+
+
+def averaged(matrix: Tensor, pixels: int) -> NDArray[np.float64]:
+    """A square matrix of at most so many rows: means of blocks, all of one size but those at the end."""
+    block = -(-len(matrix) // pixels)
+    grid = matrix.detach().double().cpu()[None, None]
+    return np.asarray(avg_pool2d(grid, block, ceil_mode=True, count_include_pad=False)[0, 0].numpy())
+
+
+def limits(values: NDArray[np.float64], centre: float | None = None) -> tuple[float, float]:
+    """The ends of a scale without a few outliers; as far to both sides of the centre if there is one."""
+    low, high = (float(end) for end in np.percentile(values, (OUTLIERS, 100 - OUTLIERS)))
+    if centre is not None:
+        reach = max(high - centre, centre - low)
+        low, high = centre - reach, centre + reach
+    # All alike, up to rounding.
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        low, high = low - 0.5, high + 0.5
+    return low, high
+
+
+def heatmap(
+    matrix: Tensor,
+    *,
+    pixels: int,
+    centre: float | None = None,
+    ends: tuple[float, float] | None = None,
+    first: int = 0,
+) -> Heatmap:
+    """Draw a square matrix.
+
+    Args:
+        matrix: (n, n), finite.
+        pixels: the most that a side may have.
+        centre: the value in the middle of the diverging palette; None takes the sequential one.
+        ends: of the scale, where several share it; by default those of the values.
+        first: the position of row and column 0.
+    """
+    values = averaged(matrix, pixels)
+    low, high = ends or limits(values, centre)
+    palette = "sequential" if centre is None else "diverging"
+    shades = np.clip((values - low) / (high - low) * COLOURS, 0, COLOURS - 1).astype(np.uint8)
+    length = len(matrix)
+    marks = MaxNLocator(4, integer=True, steps=[1, 2, 2.5, 5, 10]).tick_values(first, first + length - 1)
+    return Heatmap(
+        _png(shades, palette),
+        len(shades) >= FINE,
+        palette,
+        tuple((_percent(tick, low, high), plain(tick)) for tick in _ticks(low, high)),
+        low,
+        high,
+        tuple(
+            (_percent(mark + 0.5, first, first + length), plain(mark))
+            for mark in marks
+            if first <= mark < first + length
+        ),
+    )
+
+
+def gradients() -> dict[str, str]:
+    """The palettes as CSS gradients, from left to right."""
+    stops = np.linspace(0, 1, 17)
+    return {
+        name: f"linear-gradient(to right, {', '.join(to_hex(palette(stop)) for stop in stops)})"
+        for name, palette in PALETTES.items()
+    }
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    ticks: Any = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(tick) for tick in ticks if low <= tick <= high]
+
+
+def _percent(value: float, low: float, high: float) -> float:
+    return round(100 * (value - low) / (high - low), 1)
+
+
+def _png(shades: NDArray[np.uint8], palette: str) -> str:
+    height, width = shades.shape
+    image = Image.frombytes("P", (width, height), shades.tobytes())
+    colours = PALETTES[palette](np.linspace(0, 1, COLOURS), bytes=True)[:, :3]
+    image.putpalette(np.ascontiguousarray(colours).tobytes())
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

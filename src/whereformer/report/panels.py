@@ -1,0 +1,261 @@
+"""Heads as a grid of small panels, each of which opens large: curves over offsets as paths that are drawn once.
+
+A curve's path is in units of its own (halves of a token, thousandths of its range). Every place that shows it, small,
+large, near or whole, is a view onto that path, so that a page with hundreds of heads stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from . import page
+from .figures import Series
+from .heatmaps import Heatmap
+from .numbers import plain, signed
+
+Floats = NDArray[np.float64]
+
+SMALL, NEAR = 32, 16
+"""Offsets to either side that a small panel shows, and a large picture's closer look."""
+BINS = 64
+"""Places to either side beyond ``SMALL``, each the mean of some offsets."""
+ACROSS, DOWN = 2, 1000
+"""Units of an offset, and of a curve's whole range."""
+TOLERANCE = 2
+"""Units by which a path may miss a point."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values at the bottom and the top of a plot."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, *values: ArrayLike) -> Range:
+        """Of all these values and 0."""
+        every = [0.0, *(float(end) for part in values for end in (np.min(part), np.max(part)))]
+        return cls(min(every), max(every))
+
+    def at_least(self, span: float) -> Range:
+        """The same, or with a higher top."""
+        return Range(self.low, max(self.high, self.low + span))
+
+    @property
+    def span(self) -> float:
+        """From bottom to top; 1 if all is 0."""
+        return (self.high - self.low) or 1.0
+
+    def ticks(self, count: int = 4) -> dict[float, str]:
+        """Round values to mark, and how they are written."""
+        found = MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
+        return {float(tick): plain(tick) for tick in found if self.low <= tick <= self.high}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A view onto a curve's paths.
+
+    Args:
+        view: an SVG viewBox.
+        grid, zero: path data of the lines at ticks, and of those at 0.
+        across, up: ticks: percent from the left or the top, and text.
+        label: what it shows, for those who can't see it.
+    """
+
+    view: str
+    grid: str
+    zero: str
+    across: tuple[tuple[float, str], ...]
+    up: tuple[tuple[float, str], ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Path data of one head's curve, and views onto it.
+
+    Args:
+        line: the curve.
+        area: its spread, or what is between it and 0.
+        dots: where offsets are, near 0.
+        others: path data of lines to compare it with.
+        small: the view of the panel.
+        large: views of the large picture.
+    """
+
+    line: str
+    area: str
+    dots: str
+    others: tuple[str, ...]
+    small: Plot
+    large: tuple[Plot, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One head.
+
+    Args:
+        place: as in "layer 0".
+        head: as in "head 3".
+        look: its colour; a legend with it hides and shows the head.
+        name: what the head is, or "".
+        details: numbers about it.
+        curve: over offsets.
+        unit: of the curve.
+        maps: heatmaps with their captions; the first is also in the panel.
+        more: what else the large picture has.
+    """
+
+    place: str
+    head: str
+    look: Series
+    name: str
+    details: tuple[str, ...]
+    curve: Curve
+    unit: str
+    maps: tuple[tuple[str, Heatmap], ...] = ()
+    more: Markup = field(default_factory=Markup)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The heads of a layer, and what their panels have in common."""
+
+    label: str
+    note: str
+    panels: tuple[Panel, ...]
+
+
+def grid(rows: Sequence[Row], name: str, label: str) -> Markup:
+    """The heads as an element of a page; ids begin with ``name``, which is unique on the page."""
+    return Markup(page.render("heads.html.j2", rows=rows, name=name, label=label))
+
+
+def draw(
+    offsets: ArrayLike,
+    values: ArrayLike,
+    shared: Range,
+    *,
+    label: str,
+    spread: ArrayLike | None = None,
+    others: Sequence[ArrayLike] = (),
+    ticks: dict[float, str] | None = None,
+) -> Curve:
+    """A curve over offsets.
+
+    Args:
+        offsets: (m,), ascending, without gaps.
+        values: (m,), finite.
+        shared: the range of the small panel.
+        label: what it shows.
+        spread: (m,), drawn to either side.
+        others: (m,) each, lines beside it.
+        ticks: heights to mark, and how they are written; by default round ones.
+    """
+    where = np.asarray(offsets, dtype=np.float64)
+    across, middle = _sampled(where, where), _sampled(where, np.asarray(values, dtype=np.float64))
+    lines = [_sampled(where, np.asarray(line, dtype=np.float64)) for line in others]
+    bottom = top = middle
+    if spread is not None:
+        half = _sampled(where, np.asarray(spread, dtype=np.float64))
+        bottom, top = middle - half, middle + half
+    own = Range.of(bottom, top, *lines)
+    # The units of a curve that is flat beside others need not be finer than a line is thick.
+    unit = max(own.span, shared.span / 50) / DOWN
+    down = [-height / unit for height in (bottom, middle, top)]
+    close = np.abs(across) <= NEAR
+    reach = int(max(-where[0], where[-1]))
+    views = [min(NEAR, reach), reach] if reach > NEAR else [reach]
+    marks = own.ticks() if ticks is None else {tick: ticks[tick] for tick in ticks if own.low <= tick <= own.high}
+    return Curve(
+        line=_path(across, down[1]),
+        area=_area(across, down[0], down[2]) if spread is not None else _area(across, down[1], 0 * down[1]),
+        dots="".join(
+            f"M{_whole(ACROSS * x)} {_whole(y)}h0" for x, y in zip(across[close], down[1][close], strict=True)
+        ),
+        others=tuple(_path(across, -line / unit) for line in lines),
+        small=_view(min(SMALL, reach), shared, unit, {}, label),
+        large=tuple(
+            _view(view, own, unit, marks, f"{label}, offsets {signed(-view)} to {signed(view)}") for view in views
+        ),
+    )
+
+
+def _sampled(offsets: Floats, values: Floats) -> Floats:
+    """Every value near 0, and means of bins beyond."""
+    farthest = np.abs(offsets).max() - SMALL
+    size = max(1, int(-(-farthest // BINS)))
+    beyond = np.ceil((np.abs(offsets) - SMALL).clip(min=0) / size) * size
+    key = np.sign(offsets) * (np.minimum(np.abs(offsets), SMALL) + beyond)
+    starts = np.flatnonzero(np.r_[True, np.diff(key) != 0])
+    counts = np.diff(np.r_[starts, len(key)])
+    return np.asarray(np.add.reduceat(values, starts) / counts)
+
+
+def _path(across: Floats, down: Floats) -> str:
+    points = [(_whole(ACROSS * across[i]), _whole(down[i])) for i in _needed(across, down)]
+    (x, y), *rest = points
+    if not rest:
+        return f"M{x} {y}h0"
+    steps = []
+    for to_x, to_y in rest:
+        steps += [to_x - x, to_y - y]
+        x, y = to_x, to_y
+    text = "".join(str(step) if step < 0 else f" {step}" for step in steps)
+    return f"M{points[0][0]} {points[0][1]}l{text.lstrip()}"
+
+
+def _area(across: Floats, bottom: Floats, top: Floats) -> str:
+    back = _path(across[::-1], bottom[::-1])
+    return f"{_path(across, top)}L{back[1:]}z"
+
+
+def _needed(across: Floats, down: Floats) -> list[int]:
+    """Indices of the points without which the line would miss one by more than the tolerance (Douglas and Peucker)."""
+    kept = {0, len(across) - 1}
+    parts = [(0, len(across) - 1)]
+    while parts:
+        first, last = parts.pop()
+        if last - first < 2:
+            continue
+        inside = slice(first + 1, last)
+        share = (across[inside] - across[first]) / (across[last] - across[first])
+        miss = np.abs(down[inside] - down[first] - share * (down[last] - down[first]))
+        worst = int(miss.argmax())
+        if miss[worst] > TOLERANCE:
+            middle = first + 1 + worst
+            kept.add(middle)
+            parts += [(first, middle), (middle, last)]
+    return sorted(kept)
+
+
+def _whole(value: float) -> int:
+    return round(float(value))
+
+
+def _view(reach: int, heights: Range, unit: float, ticks: dict[float, str], label: str) -> Plot:
+    """Offsets -reach .. reach and a range of heights, with a little room around them."""
+    room = 0.06 * heights.span / unit
+    left, width = -ACROSS * max(reach, 1) * 1.02, 2 * ACROSS * max(reach, 1) * 1.02
+    top, height = -heights.high / unit - room, heights.span / unit + 2 * room
+    marks = MaxNLocator(4, integer=True, steps=[1, 2, 2.5, 4, 5, 8, 10]).tick_values(-reach, reach) if reach else [0]
+    across = [int(mark) for mark in marks if -reach <= mark <= reach]
+    vertical = [f"M{ACROSS * mark} {top:.0f}v{height:.0f}" for mark in across] if ticks else []
+    horizontal = [f"M{left:.0f} {-tick / unit:.0f}h{width:.0f}" for tick in ticks]
+    return Plot(
+        view=f"{left:.1f} {top:.0f} {width:.1f} {max(height, 1):.0f}",
+        grid="".join(vertical + horizontal),
+        zero=f"M{left:.0f} 0h{width:.0f}M0 {top:.0f}v{height:.0f}",
+        across=tuple((round(100 * (ACROSS * mark - left) / width, 1), signed(mark)) for mark in across),
+        up=tuple((round(100 * (-tick / unit - top) / height, 1), text) for tick, text in ticks.items()),
+        label=label,
+    )

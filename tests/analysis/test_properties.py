@@ -1,0 +1,248 @@
+"""Each measurement, on methods of which the truth is known."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from whereformer import (
+    DenseBias,
+    Encoder,
+    EncoderConfig,
+    EncoderForMaskedLM,
+    PositionRangeError,
+    build_position,
+    position_names,
+)
+from whereformer.analysis.properties import (
+    Chain,
+    Reached,
+    curve_share,
+    parameter_growth,
+    reached_parameters,
+    sequential_steps,
+    shift_change,
+)
+from whereformer.positions.base import Position
+
+INVARIANT = ["none", "shaw", "t5", "rope", "tisa", "alibi", "transformer_xl", "tisa+rope"]
+ABSOLUTE = ["sinusoidal", "learned", "floater", "synthesizer", "tupe", "learned+tisa"]
+LENGTH = 12
+
+
+def config_of(position, **more):
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "blocks": "2"}
+    return EncoderConfig(vocab_size=30, position=position, max_position_embeddings=2 * LENGTH, **sizes, **more)
+
+
+def encoder_of(position, **more):
+    return Encoder(config_of(position, **more)).eval()
+
+
+def tokens(length=LENGTH, batch=3):
+    return torch.randint(30, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+class Planted(Position):
+    """Adds given scores (heads, n, n) in every layer, but none where all tokens are at one position."""
+
+    def __init__(self, model, scores):
+        super().__init__(model)
+        self.scores = scores
+
+    def terms(self, hidden, query_positions, key_positions, *, layer=0, shared=None):
+        together = isinstance(query_positions, torch.Tensor) and query_positions.unique().numel() == 1
+        return (DenseBias(self.scores.unsqueeze(0) * (not together)),)
+
+
+@pytest.mark.parametrize("position", INVARIANT)
+def test_relative_methods_do_not_notice_a_shift(position):
+    found = shift_change(encoder_of(position), tokens())
+    assert found.scores < 1e-9
+    assert found.output < 1e-9
+    assert found.shifts == (1, 10, 100, 1000)
+
+
+@pytest.mark.parametrize("position", ABSOLUTE)
+def test_absolute_methods_do(position):
+    found = shift_change(encoder_of(position), tokens())
+    assert found.scores > 1e-4
+    assert found.output > 1e-6
+
+
+def test_fire_notices_a_shift_beyond_its_threshold_only():
+    encoder = encoder_of("fire")
+    assert shift_change(encoder, tokens(), (1, 100)).scores < 1e-9
+    assert shift_change(encoder, tokens(), (1, 1000)).scores > 1e-5
+
+
+def test_shifts_out_of_range_are_left_out_and_said():
+    encoder = encoder_of("learned")
+    assert shift_change(encoder, tokens()).shifts == (1, 10)
+    with pytest.raises(PositionRangeError, match="got position 24"):
+        shift_change(encoder, tokens(), (12,))
+
+
+def test_the_encoder_is_left_as_it_was():
+    encoder = encoder_of("tisa").train()
+    before = {name: weight.clone() for name, weight in encoder.state_dict().items()}
+    shift_change(encoder, tokens())
+    curve_share(encoder, tokens())
+    assert encoder.training
+    assert all(torch.equal(weight, before[name]) for name, weight in encoder.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in encoder.modules())
+
+
+@pytest.mark.parametrize("position", ["tisa", "t5", "alibi", "fire"])
+def test_a_curve_explains_all_that_a_curve_does(position):
+    found = curve_share(encoder_of(position), tokens())
+    assert found.share == pytest.approx(1.0, abs=1e-9)
+    assert found.layers == pytest.approx((1.0, 1.0), abs=1e-9)
+
+
+@pytest.mark.parametrize("position", ["rope", "shaw", "learned", "transformer_xl", "synthesizer"])
+def test_a_curve_explains_little_of_what_depends_on_tokens_or_places(position):
+    assert 0 <= curve_share(encoder_of(position), tokens(batch=16)).share < 0.7
+
+
+def test_no_effect_has_no_share():
+    assert curve_share(encoder_of("none"), tokens()).share is None
+    encoder = encoder_of("none")
+    # The same for all keys of a query: the softmax ignores it.
+    encoder.position = Planted(encoder.position.model, torch.randn(2, LENGTH, 1).expand(2, LENGTH, LENGTH).double())
+    assert curve_share(encoder, tokens()).share is None
+
+
+def test_embeddings_act_on_every_layer_whose_input_they_are_a_summand_of():
+    first, second = curve_share(encoder_of("learned", norm="pre"), tokens()).layers
+    assert 0 < first < 1
+    assert 0 < second < 1
+    first, second = curve_share(encoder_of("learned", norm="post"), tokens()).layers
+    assert 0 < first < 1
+    assert second is None
+
+
+@given(seed=st.integers(0, 99), length=st.integers(2, 9), mix=st.floats(0, 1))
+def test_the_share_is_that_of_the_best_curve_with_free_rows(seed, length, mix):
+    """Checked by fitting a curve and a number for every row at once, which is the same by another way."""
+    generator = torch.Generator().manual_seed(seed)
+    at = torch.arange(length)
+    offsets = at - at[:, None] + length - 1
+    curve = torch.randn(2, 2 * length - 1, generator=generator, dtype=torch.float64)
+    scores = curve[:, offsets] * mix + torch.randn(2, length, length, generator=generator, dtype=torch.float64)
+    encoder = encoder_of("none")
+    encoder.position = Planted(encoder.position.model, scores)
+    found = curve_share(encoder, tokens(length)).share
+    rows = nn.functional.one_hot(at.repeat_interleave(length), length)
+    design = torch.cat((nn.functional.one_hot(offsets.flatten(), 2 * length - 1), rows), 1).double()
+    target = scores.flatten(1).T
+    residual = target - design @ torch.linalg.lstsq(design, target, driver="gelsd").solution
+    total = (scores - scores.mean(-1, keepdim=True)).square().sum()
+    assert found == pytest.approx(float(1 - residual.square().sum() / total), abs=1e-6)
+
+
+def test_parameters_are_counted_at_berts_sizes_with_the_powers_of_their_growth():
+    found = {name: parameter_growth(name) for name in ("tisa", "learned", "t5", "shaw", "synthesizer", "rope")}
+    assert {name: growth.count for name, growth in found.items()} == {
+        "tisa": 12 * 12 * 15,
+        "learned": 512 * 768,
+        "t5": 12 * 32,
+        "shaw": 12 * 2 * 33 * 64,
+        "synthesizer": 12 * 12 * 512**2,
+        "rope": 0,
+    }
+    powers = {name: (growth.length, growth.width, growth.depth) for name, growth in found.items()}
+    assert powers == {
+        "tisa": (0, 1, 1),
+        "learned": (1, 1, 0),
+        "t5": (0, 1, 0),
+        "shaw": (0, 0, 1),
+        "synthesizer": (2, 1, 1),
+        "rope": (0, 0, 0),
+    }
+    assert found["tisa"].attention == 12 * 4 * 768**2
+    assert parameter_growth("tisa", num_kernels=1).count == 12 * 12 * 3
+
+
+def model_of(position):
+    return EncoderForMaskedLM(config_of(position)).eval()
+
+
+def test_gradients_reach_what_a_batch_uses():
+    ids = tokens()
+    # Half of the table's rows, of 16 numbers each.
+    assert reached_parameters(model_of("learned"), ids, ids) == Reached(LENGTH * 16, 2 * LENGTH * 16)
+    everything = reached_parameters(model_of("tisa"), ids, ids)
+    assert everything.total == 2 * 2 * 5 * 3
+    assert everything.nonzero == everything.total
+
+
+def test_gradients_reach_nothing_where_nothing_is_trained():
+    ids = tokens()
+    assert reached_parameters(model_of("rope"), ids, ids) == Reached(0, 0)
+    model = model_of("tisa")
+    model.encoder.position.requires_grad_(False)
+    assert reached_parameters(model, ids, ids) == Reached(0, 0)
+    model = model_of("none")
+    model.encoder.position.unused = nn.Parameter(torch.ones(7))
+    assert reached_parameters(model, ids, ids) == Reached(0, 7)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_chain_counts_what_waits_for_something():
+    x = torch.ones(4)
+    with Chain() as chain:
+        y = x + 1
+        _ = x * 3
+        z = y.view(2, 2).T.flatten() * 2
+    assert chain.longest == 3  # the flatten of a transposed view copies
+    assert torch.equal(z, torch.full((4,), 4.0))
+    with Chain() as chain:
+        for _ in range(5):
+            x[1:].add_(1.0)
+    assert chain.longest == 5
+    with Chain() as chain:
+        for _ in range(5):
+            x + 1
+    assert (chain.longest, chain.operations) == (1, 5)
+
+
+class OneAfterTheOther(Position):
+    """Walks from position to position."""
+
+    def embed(self, hidden, positions):
+        state = torch.zeros_like(hidden[:, 0])
+        rows = []
+        for position in range(hidden.shape[1]):
+            state = torch.tanh(state + hidden[:, position])
+            rows.append(state)
+        return torch.stack(rows, 1)
+
+
+class OneByOne(Position):
+    """Does something for every position, none of which needs another."""
+
+    def embed(self, hidden, positions):
+        return torch.stack([torch.tanh(hidden[:, position]) for position in range(hidden.shape[1])], 1)
+
+
+def test_a_planted_dependency_is_found_and_a_mere_loop_is_not_one():
+    def build(method):
+        return lambda length: method(build_position("none", hidden_size=8, num_heads=2, max_length=length).model)
+
+    waits = sequential_steps(build(OneAfterTheOther), (16, 64), repeats=1)
+    assert waits.chain[1] - waits.chain[0] == 2 * 48
+    assert waits.growth == pytest.approx(1, abs=0.05)
+    loops = sequential_steps(build(OneByOne), (16, 64), repeats=1)
+    assert loops.chain[0] == loops.chain[1]
+    assert loops.operations[1] - loops.operations[0] == 48
+    assert min(*waits.seconds, *waits.plain_seconds) > 0
+
+
+def test_floater_alone_walks():
+    def growth(name):
+        sizes = {"hidden_size": 8, "num_heads": 2}
+        return sequential_steps(lambda length: build_position(name, max_length=length, **sizes), (8, 32), 1).growth
+
+    assert [name for name in position_names() if growth(name) > 0.1] == ["floater"]

@@ -1,0 +1,200 @@
+"""Toeplitzness, the Toeplitz part and the diagonals."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.golden import check, groups
+from whereformer.analysis import diagonal_means, diagonals, toeplitz_part, toeplitzness
+from whereformer.analysis.toeplitz import diagonal_sums, from_diagonals, pairs
+
+GRAMS, FITS = groups("positions/analysis", ("random", "sinusoid", "noisy", "two", "one"), "fit")
+SIZES = st.integers(1, 12)
+
+
+def slowly(matrix):
+    """The definition, a diagonal at a time."""
+    n = matrix.shape[-1]
+    return torch.stack([matrix.diagonal(offset, -2, -1).mean(-1) for offset in range(1 - n, n)], -1)
+
+
+@pytest.mark.parametrize("case", GRAMS)
+def test_golden(case):
+    stored = case.stored
+    table, mean = stored["E"], stored["e_mean"]
+    gram = table @ table.T
+    check(gram, stored["P"], 1e-12)
+    check(diagonal_means(gram), stored["diag_mean"], 1e-12)
+    check(toeplitz_part(gram), stored["toeplitz"], 1e-12)
+    check(toeplitzness(gram)[None], stored["r2"], 1e-9)
+    heads = case.config["H"]
+    query, key = (stored[name].unflatten(1, (heads, -1)).transpose(0, 1) for name in ("Wq", "Wk"))
+    for rows, scores, r2 in ((table, "F_pos", "r2_pos"), (table + mean, "F_avg", "r2_avg")):
+        found = (rows @ query) @ (rows @ key).mT
+        check(found, stored[scores], 1e-12)
+        check(toeplitzness(found), stored[r2], 1e-9)
+    check(diagonal_means(stored["F_pos"]), stored["profile_pos"], 1e-12)
+
+
+@given(SIZES, st.integers(1, 3), st.integers(0, 2**31))
+def test_diagonals_are_those_of_the_definition(n, batch, seed):
+    matrix = torch.randn(batch, 2, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    matrix = matrix.transpose(-1, -2)  # not contiguous
+    means = slowly(matrix)
+    check(diagonal_means(matrix), means, 1e-12)
+    index = torch.arange(n)[None, :] - torch.arange(n)[:, None] + n - 1
+    part = means[..., index]
+    check(toeplitz_part(matrix), part, 1e-12)
+    found = diagonals(matrix)
+    check(found.mean, means, 1e-12)
+    check(found.spread, slowly((matrix - part) ** 2).sqrt(), 1e-9)
+    rest, whole = ((x**2).sum((-1, -2)) for x in (matrix - part, matrix - matrix.mean((-1, -2), keepdim=True)))
+    expected = torch.where(whole > 0, 1 - rest / whole, 1.0)
+    check(toeplitzness(matrix), expected, 1e-9)
+    check(found.explained, expected, 1e-9)
+
+
+@given(SIZES, st.integers(0, 2**31), st.floats(1e-3, 1e3), st.floats(-100, 100))
+def test_toeplitzness_keeps_to_its_laws(n, seed, scale, shift):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(2 * n - 1, dtype=torch.float64, generator=generator)
+    toeplitz = from_diagonals(values)
+    check(toeplitz_part(toeplitz), toeplitz, 1e-12)
+    check(toeplitzness(toeplitz), torch.tensor(1.0, dtype=torch.float64), 1e-9)
+    matrix = torch.randn(n, n, dtype=torch.float64, generator=generator)
+    share = toeplitzness(matrix)
+    assert 0 <= share <= 1
+    for other in (scale * matrix + shift, matrix.mT, matrix.flip(-1, -2), -matrix):
+        check(toeplitzness(other), share, 1e-7)
+    check(toeplitz_part(toeplitz_part(matrix)), toeplitz_part(matrix), 1e-12)
+    check(diagonal_means(matrix.mT), diagonal_means(matrix).flip(-1), 1e-12)
+
+
+def test_more_rows_than_are_summed_at_a_time():
+    matrix = torch.randn(2, 601, 601, dtype=torch.float64)
+    check(diagonal_means(matrix), slowly(matrix), 1e-12)
+
+
+def test_independent_entries():
+    assert float(toeplitzness(torch.randn(255, 255))) == pytest.approx(2 / 256, rel=0.2)
+
+
+@pytest.mark.parametrize("matrix", [torch.full((4, 4), 0.1), torch.full((4, 4), 0.1).double(), torch.zeros(3, 3)])
+def test_equal_entries_are_all_toeplitz(matrix):
+    assert toeplitzness(matrix) == 1
+    check(toeplitz_part(matrix), matrix, 1e-7)
+    assert diagonals(matrix).explained == 1
+
+
+def test_rounding_of_equal_entries_is_no_structure():
+    row = torch.randn(1, 64, dtype=torch.float64)
+    gram = row.expand(9, -1) @ row.T.expand(-1, 9) + 1e-16 * torch.randn(9, 9, dtype=torch.float64)
+    assert toeplitzness(gram) == 1
+
+
+def test_one_position():
+    assert toeplitzness(torch.tensor([[3.0]])) == 1
+    assert diagonal_means(torch.tensor([[3.0]])).tolist() == [3.0]
+    assert toeplitz_part(torch.tensor([[3.0]])).tolist() == [[3.0]]
+
+
+def test_tiny_and_huge_numbers():
+    matrix = torch.randn(8, 8, dtype=torch.float64)
+    expected = toeplitzness(matrix)
+    for scale in (1e-250, 1e250):
+        check(toeplitzness(matrix * scale), expected, 1e-9)
+    half = torch.full((300, 300), 6e4, dtype=torch.float16)  # its sum is no float16
+    assert diagonal_means(half)[299] == half[0, 0].float()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool]
+)
+def test_dtypes(dtype):
+    matrix = (torch.arange(36).reshape(6, 6) % 5).to(dtype)
+    wide = torch.float32 if dtype.is_floating_point and dtype != torch.float64 else torch.float64
+    for function in (toeplitzness, toeplitz_part, diagonal_means):
+        found = function(matrix)
+        assert found.dtype == wide
+        check(found.double(), function(matrix.double()), 1e-6)
+
+
+def test_numpy_and_lists():
+    matrix = [[1.0, 2.0], [3.0, 5.0]]
+    assert diagonal_means(matrix).tolist() == [3.0, 3.0, 2.0]
+    check(toeplitzness(torch.tensor(matrix).numpy()), toeplitzness(matrix), 1e-7)
+
+
+def test_an_empty_batch():
+    assert toeplitzness(torch.zeros(0, 3, 3)).shape == (0,)
+    assert diagonal_means(torch.zeros(2, 0, 3, 3)).shape == (2, 0, 5)
+
+
+@pytest.mark.parametrize("function", [toeplitzness, toeplitz_part, diagonal_means, diagonals])
+@pytest.mark.parametrize(
+    ("matrix", "error", "message"),
+    [
+        (torch.zeros(3), ValueError, r"matrix: expected shape \(..., n, n\), got \(3,\)"),
+        (torch.zeros(2, 3), ValueError, r"matrix: expected shape \(..., n, n\), got \(2, 3\)"),
+        (torch.zeros(2, 0, 0), ValueError, r"matrix: expected at least one position, got shape \(2, 0, 0\)"),
+        (torch.zeros(2, 2, dtype=torch.cfloat), TypeError, "matrix: expected real numbers, got torch.complex64"),
+        (
+            torch.tensor([[1.0, float("nan")], [0.0, 0.0]]),
+            ValueError,
+            "matrix: expected finite numbers, got NaN or inf",
+        ),
+        (torch.tensor([[1.0, float("inf")], [-float("inf"), 0]]), ValueError, "matrix: expected finite numbers"),
+    ],
+)
+def test_bad_matrices(function, matrix, error, message):
+    with pytest.raises(error, match=message):
+        function(matrix)
+
+
+def test_gradients():
+    matrix = torch.randn(2, 5, 5, dtype=torch.float64, requires_grad=True)
+    for function in (toeplitzness, toeplitz_part, diagonal_means):
+        assert torch.autograd.gradcheck(function, matrix)
+
+
+def test_sums_and_counts():
+    matrix = torch.arange(9.0).view(3, 3)
+    assert diagonal_sums(matrix).tolist() == [6, 10, 12, 6, 2]
+    assert pairs(3).tolist() == [1, 2, 3, 2, 1]
+
+
+def test_speed():
+    """A matrix of 4096 x 4096 takes less than a second on one thread; three here, since others may be at work."""
+    matrix = torch.randn(4096, 4096)
+    started = time.perf_counter()
+    toeplitzness(matrix)
+    toeplitz_part(matrix)
+    assert time.perf_counter() - started < 3
+
+
+def test_needs_torch_alone():
+    code = """
+import sys
+sys.modules["transformers"] = None
+sys.modules["scipy"] = None
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "transformers" else real(name, *rest)
+from whereformer import analysis
+print(float(analysis.toeplitzness([[1.0]])), analysis.fit_tisa([0.0, 1.0, 0.0], 1).num_kernels)
+try:
+    analysis.cost
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "1.0 1",
+        "this needs transformers, which is not installed; run: pip install 'whereformer[hf]'",
+    ]

@@ -1,0 +1,390 @@
+"""The translation Transformer: transformers' own numbers, steps of generation, padding, losses, files."""
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForSeq2SeqLM, DynamicCache, MarianConfig, MarianMTModel
+
+from tests.golden import check, groups
+from tests.positions.layers import install
+from whereformer import (
+    PositionRangeError,
+    Positions,
+    Seq2SeqConfig,
+    Seq2SeqForConditionalGeneration,
+    build_position,
+    position_names,
+)
+from whereformer.models.encoder import Attention, Earlier, Place
+from whereformer.models.pooling import Sequence
+
+METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater"]
+_, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
+VOCABULARY = 40
+
+
+def config_of(position="sinusoidal", **changes):
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "max_position_embeddings": 24,
+        "hidden_dropout_prob": 0.0,
+    }
+    return Seq2SeqConfig(**{**sizes, "position": position, **changes})
+
+
+def build(position="sinusoidal", dtype=torch.float64, **changes):
+    """A model in evaluation whose positional parameters are far from what they begin as."""
+    model = Seq2SeqForConditionalGeneration(config_of(position, **changes)).to(dtype).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "position." in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def tokens(*shape):
+    return torch.randint(3, VOCABULARY, shape)
+
+
+def read(model, source, mask):
+    return {"encoder_outputs": model.encoder(source, mask), "attention_mask": mask}
+
+
+def marian():
+    """Transformers' model of the same shape, its sinusoids replaced by tables of any numbers, as learned ones are."""
+    config = MarianConfig(
+        vocab_size=VOCABULARY,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        activation_function="relu",
+        max_position_embeddings=24,
+        scale_embedding=True,
+        dropout=0.0,
+        pad_token_id=0,
+        eos_token_id=2,
+        bos_token_id=1,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+    )
+    theirs = MarianMTModel(config).double().eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(0.3 * torch.randn_like(parameter))
+    return theirs
+
+
+NAMES = {
+    "self_attn.": "attention.",
+    "encoder_attn.": "cross.",
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "out_proj": "out",
+    "self_attn_layer_norm": "attention_norm",
+    "encoder_attn_layer_norm": "cross_norm",
+    "final_layer_norm": "feed_forward_norm",
+    "fc1": "up",
+    "fc2": "down",
+    "embed_positions.weight": "position.weight",
+}
+
+
+def ours_of(theirs):
+    ours = build("learned", layer_norm_eps=1e-5)
+    state = {"words.weight": theirs.model.shared.weight}
+    for name, tensor in theirs.model.named_parameters():
+        if name.startswith(("encoder.", "decoder.")) and "embed_tokens" not in name:
+            for old, new in NAMES.items():
+                name = name.replace(old, new)
+            state[name] = tensor
+    missing, unexpected = ours.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert set(missing) == {"encoder.words.weight", "decoder.words.weight", "head.weight"}
+    with torch.no_grad():
+        theirs.final_logits_bias.zero_()
+    return ours
+
+
+def test_logits_states_and_gradients_equal_marians():
+    theirs = marian()
+    ours = ours_of(theirs)
+    source, target = tokens(3, 7), tokens(3, 5)
+    mask = torch.ones_like(source)
+    mask[1, 4:] = 0
+    target[2, 3:] = -100
+    found, expected = (model(source, mask, labels=target, output_hidden_states=True) for model in (ours, theirs))
+    # What follows the end is predicted from padding, whose embedding transformers leaves as it is.
+    real = target != -100
+    torch.testing.assert_close(found.logits[real], expected.logits[real], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.loss.double(), expected.loss, rtol=1e-6, atol=0)
+    for name in ("encoder_hidden_states", "decoder_hidden_states"):
+        seen = mask.bool() if name.startswith("encoder") else real
+        for own, other in zip(getattr(found, name), getattr(expected, name), strict=True):
+            torch.testing.assert_close(own[seen], other[seen], rtol=1e-12, atol=1e-12)
+    found.logits[real].square().sum().backward()
+    expected.logits[real].square().sum().backward()
+    torch.testing.assert_close(ours.words.weight.grad[1:], theirs.model.shared.weight.grad[1:], rtol=1e-9, atol=1e-9)
+    own = ours.decoder.layers[0].cross.query.weight.grad
+    torch.testing.assert_close(own, theirs.model.decoder.layers[0].encoder_attn.q_proj.weight.grad)
+
+
+@pytest.mark.parametrize("case", SHAW_LAYERS)
+def test_the_attention_module_equals_shaws(case):
+    golden, heads = case.tensors(), case.config["H"]
+    width = golden["x"].shape[-1]
+    config = config_of(hidden_size=width, num_attention_heads=heads, head_dim=golden["rel_k"].shape[1])
+    module = Attention(config, content=True).double().eval()
+    names = {"query": "Wq", "key": "Wk", "value": "Wv", "out": "Wo"}
+    with torch.no_grad():
+        for name, weight in names.items():
+            getattr(module, name).weight.copy_(golden[weight].mT)
+            getattr(module, name).bias.zero_()
+    position = build_position(
+        "shaw",
+        hidden_size=width,
+        num_heads=heads,
+        head_dim=golden["rel_k"].shape[1],
+        clip=case.config["clip"],
+    )
+    install(position, keys=golden["rel_k"].unsqueeze(0), values=golden["rel_v"].unsqueeze(0))
+    sequence = Sequence(Positions(0, 1, golden["x"].shape[1]))
+    out, _ = module(
+        golden["x"], golden["x"], position, 0, Place(sequence, sequence, None, case.config["causal"]), False
+    )
+    check(out, golden["out"], 1e-11)
+    if not case.config["causal"]:
+        return
+    # One token after the other, through a cache.
+    cache, steps = DynamicCache(), []
+    for index in range(golden["x"].shape[1]):
+        new = Positions(index, 1, 1)
+        place = Place(
+            Sequence(new), Sequence(Positions(0, 1, index + 1)), None, causal=True, earlier=Earlier(cache, new, None)
+        )
+        x = golden["x"][:, index : index + 1]
+        steps.append(module(x, x, position, 0, place, False)[0])
+    check(torch.cat(steps, 1), golden["out"], 1e-11)
+
+
+@pytest.mark.parametrize("position", METHODS)
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_every_step_with_a_cache_has_the_logits_of_the_whole(position, norm):
+    model = build(position, norm=norm)
+    source, target = tokens(3, 7), tokens(3, 9)
+    mask = torch.ones_like(source)
+    mask[1, 5:] = 0
+    with torch.no_grad():
+        whole = model(source, mask, target, use_cache=False).logits
+        given, cache, logits = read(model, source, mask), None, []
+        # One at a time, then several at once.
+        for new in target.split([1, 1, 1, 3, 1, 2], 1):
+            output = model(**given, decoder_input_ids=new, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            logits.append(output.logits)
+    torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("position", METHODS)
+def test_beams_with_a_cache_are_those_without(position):
+    model = build(position)
+    source = tokens(3, 6)
+    mask = torch.ones_like(source)
+    mask[0, 4:] = 0
+    for options in ({}, {"num_beams": 3, "length_penalty": 0.6}):
+        cached, uncached = (
+            model.generate(source, attention_mask=mask, max_new_tokens=8, use_cache=use, **options)
+            for use in (True, False)
+        )
+        assert torch.equal(cached, uncached)
+
+
+@pytest.mark.parametrize("cross", ["tisa", "rope", "shaw"])
+def test_the_attention_to_the_source_may_have_positions(cross):
+    model = build("t5", cross_position=cross)
+    source, target = tokens(2, 5), tokens(2, 6)
+    with torch.no_grad():
+        whole = model(source, None, target, use_cache=False).logits
+        given, cache, logits = {"encoder_outputs": model.encoder(source)}, None, []
+        for new in target.split(1, 1):
+            output = model(**given, decoder_input_ids=new, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            logits.append(output.logits)
+        moved = model(source.flip(1), None, target, use_cache=False).logits
+    torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-11, atol=1e-11)
+    assert not torch.allclose(moved, whole)
+
+
+@pytest.mark.parametrize("position", METHODS)
+def test_padding_changes_nothing(position):
+    model = build(position)
+    source, target = tokens(2, 5), tokens(2, 6)
+    padded = functional.pad(source, (0, 3))
+    mask = (padded != 0).long()
+    with torch.no_grad():
+        expected = model(source, None, target, use_cache=False).logits
+        found = model(padded, mask, functional.pad(target, (0, 2)), use_cache=False).logits
+    torch.testing.assert_close(found[:, :6], expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("position", METHODS)
+def test_nothing_looks_ahead(position):
+    model = build(position)
+    source, target = tokens(2, 5), tokens(2, 6)
+    changed = target.clone()
+    changed[:, 4:] = tokens(2, 2)
+    with torch.no_grad():
+        first, second = (model(source, None, each, use_cache=False).logits for each in (target, changed))
+    torch.testing.assert_close(first[:, :4], second[:, :4], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("position", METHODS)
+def test_gradients_reach_the_positions_of_both_parts(position):
+    model = build(position)
+    model(tokens(2, 8), labels=tokens(2, 8)).loss.backward()
+    for part in (model.encoder, model.decoder):
+        for name, parameter in part.position.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+        assert not list(part.position.parameters()) or any(
+            parameter.grad.abs().max() > 0 for parameter in part.position.parameters()
+        )
+
+
+@pytest.mark.parametrize("source_length", [1, 2, 9])
+@pytest.mark.parametrize("target_length", [1, 2, 7])
+def test_short_and_unequal_lengths(source_length, target_length):
+    output = build("shaw")(tokens(2, source_length), labels=tokens(2, target_length))
+    assert output.logits.shape == (2, target_length, VOCABULARY)
+    assert output.loss.isfinite()
+
+
+def test_the_loss_is_label_smoothed_in_training_only():
+    model = build()
+    source, labels = tokens(3, 5), tokens(3, 6)
+    labels[1, 4:] = -100
+    log_p = model(source, labels=labels).logits.log_softmax(-1)
+    real = labels != -100
+    nats = -log_p[real].gather(-1, labels[real].unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(model(source, labels=labels).loss.double(), nats.mean(), rtol=1e-6, atol=0)
+    smoothed = 0.9 * nats + 0.1 * -log_p[real].mean(-1)
+    model.train()
+    torch.testing.assert_close(model(source, labels=labels).loss.double(), smoothed.mean(), rtol=1e-6, atol=0)
+    shared = model(source, labels=labels, num_items_in_batch=torch.tensor(50)).loss.double()
+    torch.testing.assert_close(shared, smoothed.sum() / 50, rtol=1e-6, atol=0)
+
+
+def test_targets_stand_one_place_to_the_right():
+    model = build()
+    labels = torch.tensor([[5, 6, 2], [7, 2, -100]])
+    assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 5, 6], [1, 7, 2]]
+    source = tokens(2, 4)
+    given = model(source, decoder_input_ids=torch.tensor([[1, 5, 6], [1, 7, 2]]), labels=labels)
+    torch.testing.assert_close(given.loss, model(source, labels=labels).loss)
+
+
+def test_checkpointed_layers_have_the_same_gradients():
+    source, labels = tokens(2, 5), tokens(2, 6)
+    gradients = []
+    for checkpointed in (False, True):
+        torch.manual_seed(1)
+        model = build("shaw").train()
+        if checkpointed:
+            model.activation_checkpointing_enable()
+        output = model(source, labels=labels, use_cache=True)
+        assert (output.past_key_values is None) == checkpointed
+        output.loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "shaw", "learned+tisa"])
+def test_a_saved_model_is_the_same(position, tmp_path):
+    model = build(position, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert isinstance(loaded, Seq2SeqForConditionalGeneration)
+    assert loaded.words.weight is loaded.head.weight is loaded.encoder.words.weight is loaded.decoder.words.weight
+    source, target = tokens(2, 5), tokens(2, 6)
+    with torch.no_grad():
+        expected, found = (each(source, None, target).logits for each in (model, loaded))
+    assert torch.equal(expected, found)
+
+
+def test_a_larger_vocabulary_stays_shared():
+    model = build()
+    model.resize_token_embeddings(VOCABULARY + 3)
+    assert model.words.weight is model.head.weight is model.encoder.words.weight is model.decoder.words.weight
+    assert model(tokens(1, 3), labels=torch.full((1, 2), VOCABULARY + 2)).logits.shape[-1] == VOCABULARY + 3
+
+
+def test_half_precision_stays_near():
+    model = build("shaw", dtype=torch.float32)
+    source, target = tokens(2, 5), tokens(2, 6)
+    with torch.no_grad():
+        expected = model(source, None, target).logits
+        found = model.to(torch.bfloat16)(source, None, target).logits
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1)
+
+
+def test_weights_are_returned_for_all_three_attentions():
+    output = build("shaw")(tokens(2, 5), decoder_input_ids=tokens(2, 6), output_attentions=True)
+    shapes = [tuple(weights[0].shape) for weights in (output.encoder_attentions, output.decoder_attentions)]
+    assert shapes == [(2, 4, 5, 5), (2, 4, 6, 6)]
+    assert tuple(output.cross_attentions[1].shape) == (2, 4, 6, 5)
+    assert (output.decoder_attentions[0].triu(1) == 0).all()
+    total = output.cross_attentions[0].sum(-1)
+    torch.testing.assert_close(total, torch.ones_like(total))
+
+
+def test_writing_beyond_a_table_of_positions_says_so():
+    with pytest.raises(PositionRangeError, match=r"covers positions 0 to 23 .* got position 24"):
+        build("learned").generate(tokens(1, 3), max_new_tokens=30, min_new_tokens=30)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm": "both"}, r"norm: expected 'post' or 'pre', got 'both'"),
+        ({"num_attention_heads": 5}, "5 heads do not divide hidden_size 32"),
+        ({"encoder_layers": 0}, "encoder_layers: expected at least 1, got 0"),
+        ({"label_smoothing": 1.0}, r"label_smoothing: expected a number in \[0, 1\), got 1.0"),
+        ({"hidden_act": "rleu"}, "hidden_act: expected one of .*, got 'rleu'"),
+        ({"position": "tisaa"}, "unknown position method 'tisaa'; did you mean 'tisa'"),
+    ],
+)
+def test_what_fits_no_model_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Seq2SeqForConditionalGeneration(config_of(**{"position": "tisa", **changes}))
+
+
+def test_inputs_that_do_not_fit_are_named():
+    model = build()
+    with pytest.raises(ValueError, match=r"attention_mask: expected shape \(2, 5\), got \(2, 4\)"):
+        model(tokens(2, 5), torch.ones(2, 4), tokens(2, 3))
+    with pytest.raises(ValueError, match="decoder_input_ids and decoder_inputs_embeds: give exactly one"):
+        model(tokens(2, 5))
+    with pytest.raises(ValueError, match=r"labels: expected shape \(2, 3\), got \(2, 4\)"):
+        model(tokens(2, 5), decoder_input_ids=tokens(2, 3), labels=tokens(2, 4))
+
+
+def test_presets_have_the_papers_sizes():
+    # Vaswani et al. (2017), Table 3: 65 and 213 million with a shared vocabulary of about 37000.
+    for name, millions in (("base", 63), ("big", 214)):
+        with torch.device("meta"):
+            model = Seq2SeqForConditionalGeneration(Seq2SeqConfig.preset(name, vocab_size=37000))
+        assert sum(parameter.numel() for parameter in model.parameters()) // 10**6 == millions
+    with pytest.raises(ValueError, match="preset: expected one of base, big, small, got 'huge'"):
+        Seq2SeqConfig.preset("huge")

@@ -1,0 +1,140 @@
+"""Made-up findings of an analysis."""
+
+import torch
+
+from whereformer.analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
+from whereformer.analysis.fit import TisaFit
+
+KINDS = ("previous token", "next token", "local window", "global", "position-blind")
+
+
+def part_of(matrix):
+    """Means of diagonals, along them."""
+    n = len(matrix)
+    offsets = torch.arange(n) - torch.arange(n)[:, None] + n - 1
+    counts = torch.bincount(offsets.flatten(), minlength=2 * n - 1)
+    means = torch.bincount(offsets.flatten(), matrix.flatten(), minlength=2 * n - 1) / counts
+    return means[offsets], means, offsets
+
+
+def share_of(matrix, part):
+    variance = matrix.var(correction=0)
+    return 1.0 if variance == 0 else float(1 - (matrix - part).square().mean() / variance)
+
+
+def table_of(n=64, width=8, noise=0.3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    angles = torch.arange(n, dtype=torch.float64)[:, None] * torch.linspace(0.02, 1.0, width // 2, dtype=torch.float64)
+    embeddings = torch.cat([angles.sin(), angles.cos()], -1)
+    embeddings += noise * torch.randn(embeddings.shape, generator=generator, dtype=torch.float64)
+    gram = embeddings @ embeddings.T
+    part, _, _ = part_of(gram)
+    return TableFindings(gram, part, share_of(gram, part), width)
+
+
+def fits_of(curve, offsets, kind):
+    """Not the best fits, but kernels that look like one."""
+    centers = {"previous token": -1.0, "next token": 1.0}
+    found = []
+    for size in range(1, 6):
+        amplitude = torch.linspace(2.0, 0.2, size, dtype=torch.float64)
+        center = torch.full((size,), centers.get(kind, 0.0), dtype=torch.float64) + torch.arange(size) / 2
+        sharpness = torch.linspace(1.0, 0.05, size, dtype=torch.float64)
+        constant = curve.mean()
+        explained = torch.tensor(1 - 0.5 / size**2, dtype=torch.float64)
+        found.append(TisaFit(amplitude, sharpness, center, constant, explained))
+    return tuple(found)
+
+
+def head_of(layer, head, n=64, *, scores=True, noise=0.3):
+    kind = KINDS[(3 * layer + head) % len(KINDS)]
+    generator = torch.Generator().manual_seed(100 * layer + head)
+    offsets = torch.arange(-n + 1, n, dtype=torch.float64)
+    curve = {
+        "previous token": 3 * torch.exp(-((offsets + 1) ** 2)),
+        "next token": 3 * torch.exp(-((offsets - 1) ** 2)),
+        "local window": 2 * torch.exp(-((offsets / 6) ** 2)) - 0.5,
+        "global": 0.6 * torch.cos(offsets / n * 3),
+        "position-blind": 0 * offsets,
+    }[kind]
+    matrix = spread = None
+    if scores:
+        index = torch.arange(n) - torch.arange(n)[:, None] + n - 1
+        rows = torch.linspace(0.6, 1.4, n, dtype=torch.float64)[:, None]
+        matrix = curve[index] * rows + noise * torch.randn(n, n, generator=generator, dtype=torch.float64) + 5.0
+        part, curve, index = part_of(matrix)
+        counts = torch.bincount(index.flatten())
+        spread = (torch.bincount(index.flatten(), (matrix - part).square().flatten()) / counts).sqrt()
+        toeplitzness = share_of(matrix, part)
+    return HeadFindings(
+        layer,
+        head,
+        offsets,
+        curve,
+        torch.zeros_like(curve) if spread is None else spread,
+        toeplitzness if scores else 1.0,
+        matrix,
+        fits_of(curve, offsets, kind),
+        kind,
+        f"its curve peaks at offset {int(offsets[curve.argmax()]):+d}, 2.41 above its median",
+    )
+
+
+def attention_of(layers, heads, reach=32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    offsets = torch.arange(-reach, reach + 1)
+    near = torch.exp(-((offsets + torch.randint(-2, 3, (layers, heads, 1), generator=generator)) ** 2) / 8.0)
+    shares = 0.2 * near * torch.rand(layers, heads, 1, generator=generator) + 0.01
+    return AttentionFindings("some <i>text</i>", 4096, offsets, shares, torch.rand(layers, heads, generator=generator))
+
+
+def model_of(
+    name="tiny-bert",
+    *,
+    n=64,
+    layers=2,
+    heads=3,
+    table=True,
+    scores=True,
+    attention=True,
+    score=None,
+    step=None,
+    noise=0.3,
+    position="learned",
+    head_layers=None,
+):
+    found = tuple(
+        head_of(layer, head, n, scores=scores, noise=noise)
+        for layer in range(layers if head_layers is None else head_layers)
+        for head in range(heads)
+    )
+    return ModelFindings(
+        name=name,
+        source=f"models/{name}",
+        kind="bert",
+        position=position,
+        sizes={"layers": layers, "heads": heads, "head_dim": 4, "hidden_size": 4 * heads, "positions": n},
+        length=n,
+        how=("The mean word embedding stands for every word.", "Scores are divided by the square root of head_dim."),
+        score=score,
+        step=step,
+        table=table_of(n, noise=noise) if table else None,
+        no_table="" if table else "It has no position embeddings: its method adds a bias to scores.",
+        heads=found,
+        no_heads="" if found else "Position acts in no layer by itself.",
+        attention=attention_of(layers, heads) if attention else None,
+    )
+
+
+FACTS = {
+    "command": ["whereformer", "analyze", "models/tiny bert", "--length", "64"],
+    "rules": {
+        "position-blind": "the curve's range is below 0.1",
+        "previous token": "the highest value is at offset -1, by at least 1",
+        "global": "all else",
+    },
+    "score": "GLUE average",
+    "settings": {"length": 64, "text": None, "kernels": [1, 2, 3, 4, 5]},
+    "machine": {"cpu": "Some CPU", "threads": 1},
+    "seconds": 1.5,
+}
