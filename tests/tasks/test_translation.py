@@ -102,6 +102,14 @@ def test_what_is_saved_is_the_mean_of_the_last_checkpoints(data, tmp_path):
     assert results["averaged"]["loss"] == pytest.approx(loss / count, abs=1e-3)
 
 
+def test_weights_that_are_gone_are_missed_before_training_goes_on(data, tmp_path, capsys):
+    run(data, tmp_path)
+    shutil.rmtree(tmp_path / "model")
+    (tmp_path / "averaging" / "step-4.safetensors").unlink()
+    message = fails(capsys, "translate", "train", *data, "--out", str(tmp_path), *TINY)
+    assert "step-4.safetensors is missing, which the model is to be a mean of" in message
+
+
 def test_one_checkpoint_is_taken_as_it_is(data, tmp_path):
     results = run(data, tmp_path, "--average=1")
     assert "averaged" not in results
@@ -294,7 +302,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
             "--position-options: clip: expected a value as",
         ),
         (["--position-options", "["], "--position-options: expected a JSON object"),
-        (["--cross-position", "tsia"], "unknown position method 'tsia'"),
+        (["--cross-position", "tsia"], "--cross-position: unknown position method 'tsia'; did you mean 'tisa'?"),
         (["--num-heads", "5"], "--num-heads: 5 heads do not divide hidden_size 256"),
         (["--encoder-layers", "0"], "--encoder-layers: expected at least 1, got 0"),
         (["--dropout", "1"], "--dropout: expected 0 to 0.9, got 1.0"),

@@ -26,6 +26,7 @@ from transformers import GenerationConfig, TrainerCallback
 from ..errors import InputError
 from ..models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ..models.seq2seq import IGNORED
+from ..positions import describe
 from . import batches, compare, corpus, subwords
 from .compare import Progress
 from .judged import Course, JudgedTrainer, Watch, judge_all, train
@@ -135,6 +136,11 @@ def build_config(model: TranslatorSettings, training: TranslationTraining, vocab
         InputError: for a combination that fits no model; the message names the option.
     """
     options = parsed_options(model.position_options)
+    for part in model.cross_position.split("+"):
+        try:
+            describe(part.strip())
+        except ValueError as error:
+            raise InputError(f"--cross-position: {error}") from None
     sizes = {
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_heads,
@@ -306,6 +312,18 @@ class Averaging(TrainerCallback):
             shutil.copyfile(self.folder.checkpoints / f"checkpoint-{step}" / "model.safetensors", partial)
             os.replace(partial, file)
 
+    def complete(self, newest: int) -> None:
+        """Make sure that nothing up to the newest checkpoint is missing.
+
+        Raises:
+            InputError: if something is.
+        """
+        # It may have been stopped between the checkpoint and its copy.
+        self.keep(newest)
+        for step in sorted(self.steps):
+            if step <= newest and not self.file(step).exists():
+                raise InputError(f"--out: {self.file(step)} is missing, which the model is to be a mean of")
+
     def file(self, step: int) -> Path:
         """Where the weights after a step are."""
         return self.folder.out / "averaging" / f"step-{step}.safetensors"
@@ -343,8 +361,7 @@ def _run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
     averaging = Averaging(folder, job.averaged_steps)
     newest = folder.newest_checkpoint()
     if newest is not None:
-        # It may have been stopped between the checkpoint and its copy.
-        averaging.keep(int(newest.name.rpartition("-")[2]))
+        averaging.complete(int(newest.name.rpartition("-")[2]))
 
     def make(seconds: float, callbacks: list[TrainerCallback]) -> JudgedTrainer:
         # No decay, and Adam's epsilon, as in Vaswani et al.
