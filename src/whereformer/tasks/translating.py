@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LogitsProcessor
+from transformers import DynamicCache, EncoderDecoderCache, LogitsProcessor
 
 from ..errors import InputError
 from ..models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
@@ -25,6 +25,8 @@ from .translation_settings import Decoding
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+"""Tokens of source lines that are translated at a time, by device: as many as are fast."""
 WINDOW = 1024
 """Lines that are read before any is translated, so that those of like length meet in batches."""
 LONGER = 50
@@ -95,7 +97,8 @@ class Translator:
         advance(len(lines) - len(full))
         if full:
             lengths = torch.tensor([[min(len(lines[place]), self.limit)] for place in full])
-            for batch in batches.by_length_and_tokens(lengths, self.decoding.batch_tokens):
+            batch_tokens = self.decoding.batch_tokens or BATCH_TOKENS[self.model.device.type]
+            for batch in batches.by_length_and_tokens(lengths, batch_tokens):
                 places = [full[row] for row in batch]
                 for place, text in zip(places, self._batch([lines[place] for place in places]), strict=True):
                     found[place] = text
@@ -121,6 +124,7 @@ class Translator:
                     generation_config=generation_config(
                         self.model.config, self.decoding, max_new_tokens=int(most.max())
                     ),
+                    past_key_values=_OneSource(*(DynamicCache(config=self.model.config) for _ in range(2))),
                     logits_processor=[_End(most.repeat_interleave(self.decoding.beams))],
                 )
         except PositionRangeError as error:
@@ -144,7 +148,17 @@ class _End(LogitsProcessor):
         over = input_ids.shape[1] >= self.most
         ended = torch.full_like(scores[:1], -torch.inf)
         ended[:, subwords.END] = 0
-        return torch.where(over.unsqueeze(1), ended, scores)
+        return torch.where(over.unsqueeze(1), ended, scores) if over.any() else scores
+
+
+class _OneSource(EncoderDecoderCache):
+    """A cache that leaves keys and values of the source where they are when beams change places.
+
+    Beams only change with those of the same source; moving what is the same takes an eighth of the time of a search.
+    """
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.self_attention_cache.reorder_cache(beam_idx)
 
 
 def load(model: str, decoding: Decoding, device: torch.device) -> Translator:

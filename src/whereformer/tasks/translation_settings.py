@@ -239,8 +239,8 @@ class Decoding:
     length_penalty: float = 0.6
     """A translation's log-probability is divided by its length to this power; more makes longer ones."""
 
-    batch_tokens: int = 4096
-    """Tokens of source lines that are translated at a time, padding included."""
+    batch_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Tokens of source lines that are translated at a time, padding included. Default: 512, on a GPU 8192."""
 
     max_length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Most tokens of a line. Default: what the model was trained with. Relative position methods also take more."""
