@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
@@ -16,9 +15,7 @@ from ..positions import Position, build_position
 from .encoder import Attention, Earlier, Layer, Place, check_shape
 from .pooling import Sequence
 from .seq2seq_config import Seq2SeqConfig
-
-IGNORED = -100
-"""The label of a token that is not to be predicted, as everywhere in transformers."""
+from .smoothed import IGNORED, smoothed_cross_entropy
 
 
 class DecoderLayer(Layer):
@@ -382,11 +379,6 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
         check_shape("labels", labels, tuple(logits.shape[:2]))
-        total = functional.cross_entropy(
-            logits.flatten(0, 1).float(),
-            labels.flatten(),
-            ignore_index=IGNORED,
-            label_smoothing=self.config.label_smoothing if self.training else 0.0,
-            reduction="mean" if count is None else "sum",
-        )
-        return total if count is None else total / count
+        smoothing = self.config.label_smoothing if self.training else 0.0
+        total = smoothed_cross_entropy(logits.flatten(0, 1), labels.flatten(), smoothing)
+        return total / ((labels != IGNORED).sum() if count is None else count)

@@ -25,7 +25,7 @@ from transformers import GenerationConfig, TrainerCallback
 
 from ..errors import InputError
 from ..models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
-from ..models.seq2seq import IGNORED
+from ..models.smoothed import IGNORED
 from ..positions import describe
 from . import batches, compare, corpus, subwords
 from .compare import Progress
