@@ -1,5 +1,6 @@
 """Fitting TISA's kernels to curves."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -148,6 +149,30 @@ def test_offsets_and_weights():
     spoiled[0] = 5.0
     weights = [0.0, 1, 1, 1, 1, 1, 1]
     check(fit_tisa(spoiled, 1, offsets=offsets, weights=weights).center, fit.center, 1e-2)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 2.0, 1e4])
+def test_units_of_offsets_do_not_matter(unit):
+    curve = planted(16, [1.0, 0.4], [0.3, 0.02], [0.0, -3.0])
+    fit, scaled = (
+        fit_tisa(curve, 2, weights=pairs(16)),
+        fit_tisa(curve, 2, offsets=offsets_of(16) * unit, weights=pairs(16)),
+    )
+    check(scaled.center / unit, fit.center, 1e-5)
+    check(scaled.sharpness * unit**2, fit.sharpness, 1e-5)
+    check(scaled.explained, fit.explained, 1e-7)
+
+
+def test_a_constant_costs_no_precision():
+    curve = planted(16, [1.0], [0.3], [2.0])
+    fit, lifted = fit_tisa(curve, 1, constant=True), fit_tisa(curve + 1e9, 1, constant=True)
+    check(lifted.center, fit.center, 1e-4)
+    check(lifted.amplitude, fit.amplitude, 1e-4)
+    assert float(lifted.constant) == pytest.approx(1e9 + float(fit.constant), abs=1e-4)
+
+
+def test_numpy_s_whole_numbers():
+    assert fit_tisa(np.array([0.0, 1.0, 0.0]), np.int64(2)).num_kernels == 2
 
 
 def test_nothing_to_explain():

@@ -362,6 +362,7 @@ def test_writing_beyond_a_table_of_positions_says_so():
         ({"encoder_layers": 0}, "encoder_layers: expected at least 1, got 0"),
         ({"label_smoothing": 1.0}, r"label_smoothing: expected a number in \[0, 1\), got 1.0"),
         ({"hidden_act": "rleu"}, "hidden_act: expected one of .*, got 'rleu'"),
+        ({"cross_position": "learned+tisa"}, "cross_position: expected methods that act in attention, got 'learned"),
         ({"position": "tisaa"}, "unknown position method 'tisaa'; did you mean 'tisa'"),
     ],
 )

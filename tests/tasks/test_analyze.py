@@ -215,7 +215,9 @@ def test_progress_is_whole(save):
 
 
 def test_one_position(save):
-    model = found(save(ours("learned", max_position_embeddings=1)), pages=PAGES)
+    path = save(ours("learned", max_position_embeddings=1))
+    model, notes = analyze_model(Source(path, "it"), options(pages=PAGES), Progress())
+    assert notes == [f"{path}: one position has no distance to another, so its Toeplitzness and fits say nothing"]
     assert model.table.toeplitzness == 1
     assert [head.name for head in model.heads] == ["position-blind"] * 2
     assert all(math.isfinite(float(fit.explained)) for head in model.heads for fit in head.fits)
@@ -381,6 +383,8 @@ def test_bad_options(save, refused, tmp_path):
     assert "--scores: expected numbers split by commas, got 'nan'" in refused(path, "--scores", "nan")
     assert "--no-text: reads no text" in refused(path, "--no-text", "--data", path)
     assert "MODEL: expected different ones" in refused(path, path)
+    assert "MODEL: expected different ones" in refused(path, path + "/")
+    assert "got the file" in refused(path + "/config.json")
     assert "--data: no such file" in refused(path, "--data", str(tmp_path / "nothing"))
     assert "MODEL: expected a folder, or an id on the Hugging Face Hub, got ''" in refused("")
 
@@ -418,6 +422,19 @@ def test_bad_models(save, refused, tmp_path, tokenizer):
     line = refused(broken(save(ours(), "lacking"), lambda state: state.pop("position.weight")), "--no-text")
     assert "it has no 'encoder.position.weight', which this model needs" in line
 
+    for dtype in (torch.complex64, torch.int32):
+
+        def cast(state, dtype=dtype):
+            state["position.weight"] = state["position.weight"].to(dtype)
+
+        line = refused(broken(save(ours(), "cast"), cast), "--no-text")
+        assert f"'position.weight' is {dtype}, expected floating-point numbers" in line
+
+    attached = transformers.BertModel(transformers.BertConfig(**BERT))
+    whereformer.attach(attached, "tisa")
+    line = refused(save(attached, "attached"), "--no-text")
+    assert "expected a model without an attached position method, got one with 'tisa'" in line
+
     distil = transformers.DistilBertModel(
         transformers.DistilBertConfig(vocab_size=60, dim=16, n_layers=1, n_heads=2, hidden_dim=24)
     )
@@ -439,6 +456,21 @@ def test_text_and_tokenizers_that_do_not_fit(save, refused, tmp_path, text, toke
     alone = save(ours(), "alone", with_tokenizer=False)
     assert "--data: no tokenizer can be read for" in refused(alone, "--data", text)
     assert "is another model's: it has a token" in refused(save(ours(vocab_size=30), "few"), "--data", text)
+
+
+def test_no_code_of_a_checkpoint_runs(save):
+    path = Path(save(transformers.BertModel(transformers.BertConfig(**BERT | {"vocab_size": 64}))))
+    (path / "evil.py").write_text(f"open({str(path / 'ran')!r}, 'w')\n")
+    for name, classes in (
+        ("config.json", {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}),
+        ("tokenizer_config.json", {"AutoTokenizer": ["evil.Tokenizer", None]}),
+    ):
+        data = json.loads((path / name).read_text())
+        (path / name).write_text(json.dumps(data | {"auto_map": classes}))
+    # Whether its tokenizer can be read without that code is transformers' affair.
+    model = found(str(path), pages=PAGES)
+    assert model.table is not None
+    assert not (path / "ran").exists()
 
 
 def test_another_command_in_the_same_folder(save, refused, tmp_path, drawn):

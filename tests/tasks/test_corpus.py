@@ -1,5 +1,6 @@
 """Reading text: every format, every way it can be wrong, and a split that never changes."""
 
+import ast
 import json
 
 import pyarrow as pa
@@ -15,6 +16,37 @@ def test_the_default_text_is_python_s_own_documentation():
     assert sum(map(len, documents)) > 1_000_000
     assert any("Doc/reference" in document or "statement" in document for document in documents)
     assert all(document.strip() for document in documents)
+
+
+def test_docstrings_are_found_in_every_statement_that_may_hold_one(tmp_path):
+    source = """'a module'
+class Thing:
+    'a class'
+    def method(self):
+        'a method'
+if True:
+    try:
+        def first(): 'in try'
+    except ValueError:
+        async def second(): 'in a handler'
+    else:
+        with open('x') as file:
+            def third(): 'in with'
+    finally:
+        for _ in ():
+            def fourth(): 'in a loop'
+match 1:
+    case 1:
+        def fifth(): 'in a case'
+"""
+    (tmp_path / "module.py").write_text(source)
+    walked = [
+        ast.get_docstring(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert len(walked) == 8
+    assert list(corpus._docstrings(tmp_path / "module.py")) == walked
 
 
 def test_every_format_is_read(tmp_path):
@@ -78,10 +110,10 @@ def test_the_split_keeps_every_character_once_and_is_always_the_same():
 
 
 def test_pages_end_at_words_where_they_can():
-    pieces = list(corpus._pieces("lorem ipsum " * 1000))
+    pieces = list(corpus.pieces_of("lorem ipsum " * 1000))
     assert "".join(pieces) == "lorem ipsum " * 1000
     assert all(piece.startswith((" ", "lorem")) for piece in pieces)
-    assert [len(piece) for piece in corpus._pieces("x" * 9000)] == [4000, 4000, 1000]
+    assert [len(piece) for piece in corpus.pieces_of("x" * 9000)] == [4000, 4000, 1000]
 
 
 def test_too_little_text_to_split():

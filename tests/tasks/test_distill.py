@@ -84,6 +84,14 @@ def test_bad_pairs_are_one_line(folder, pairs, tmp_path, capsys):
     )
 
 
+def test_a_model_without_a_tokenizer_is_refused(text, tmp_path, capsys):
+    config = EncoderConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, blocks="1")
+    with quiet_transformers():
+        EncoderForMaskedLM(config).save_pretrained(tmp_path / "alone")
+    line = fails(capsys, "distill-positions", str(tmp_path / "alone"), "--data", text, "--out", str(tmp_path / "out"))
+    assert line.startswith(f"whereformer: MODEL: no tokenizer can be read for {tmp_path / 'alone'}")
+
+
 def test_models_without_positions_are_refused(tmp_path, text, capsys):
     for position, blocks, reason in (("none", "2", "it knows no positions"), ("learned", "1-1", "doesn't pool")):
         place = tmp_path / blocks

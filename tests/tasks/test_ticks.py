@@ -91,6 +91,9 @@ def test_a_method_that_gained_nothing_leaves_the_tick_open_unless_it_loses_even_
     assert not row.ticks["inductive"].differs
     assert "0.05 nats better than no positions" in ticks.open_ticks([row])[0]
     assert row_of(losses=losses_of(4.95, 5.2)).ticks["inductive"].word == "no"
+    worse = row_of(losses=losses_of(5.05, 5.049))
+    assert worse.ticks["inductive"].number == "+0.00"
+    assert "0.05 nats worse than no positions" in ticks.open_ticks([worse])[0]
 
 
 def test_without_the_baseline_the_rise_alone_decides():

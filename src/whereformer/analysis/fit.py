@@ -9,8 +9,9 @@ curves and starts go through the same steps at once, so nothing is random and 14
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -28,11 +29,13 @@ RIDGE = 1e-6
 """What a kernel with an amplitude as large as the curve's range costs, relative to the curve's variance. So a pair of
 kernels that nearly cancel, with amplitudes thirty times that, has to explain a share of 0.002 more."""
 SHARPEST = 12.0
-"""A kernel this sharp, in tokens ** -2, is nothing one token away."""
+"""A kernel this sharp, in units of offsets ** -2, is nothing one unit away; the unit is their smallest distance."""
 FLATTEST = 0.1
 """And one of this sharpness divided by the square of the largest offset is nearly constant on all of them."""
 OUTSIDE = 1.5
 """Centers go so many times as far as the offsets: beyond their end a kernel leaves a tail."""
+EVEN = 1e-15
+"""A curve that differs by no more than this, relative to its size, is constant: float64 rounds by so much."""
 ITEMS = 48
 """Curves and starts that are refined at a time, so that what they need stays in the cache."""
 
@@ -45,7 +48,8 @@ class TisaFit:
         amplitude, sharpness, center: (..., num_kernels), as :class:`whereformer.positions.tisa.Tisa` has them; the
             one that explains most first.
         constant: (...), what is added to all offsets; the softmax does not see it.
-        explained: (...), the share of the curve's variance, each offset counted as often as it occurs.
+        explained: (...), the share of the curve's variance around its mean, each offset counted as often as it occurs;
+            negative if the mean itself is nearer, which without a constant can be. 1 for a curve without variance.
     """
 
     amplitude: Tensor
@@ -84,7 +88,8 @@ def fit_tisa(
     Args:
         curve: (..., m) real numbers; a tensor, or what :func:`torch.as_tensor` takes.
         num_kernels: S.
-        offsets: (m,), where the curve is known; by default -(n - 1) .. n - 1, for which m has to be odd.
+        offsets: (m,), where the curve is known; by default -(n - 1) .. n - 1, for which m has to be odd. The smallest
+            distance between two of them is the unit: kernels are at most so sharp that they end within one.
         weights: (m,), what each offset counts for; by default how many pairs of n positions have it, ``n - |offset|``,
             so that the nearest curve gives the nearest matrix; with ``offsets`` all the same.
         constant: whether a constant is fitted too, which a softmax over all keys does not see.
@@ -104,11 +109,14 @@ def fit_tisa_up_to(
     curve: Any, num_kernels: int, *, offsets: Any = None, weights: Any = None, constant: bool = False
 ) -> tuple[TisaFit, ...]:
     """The fits of :func:`fit_tisa` with 0, 1, ... ``num_kernels`` kernels, for about the price of the last."""
-    if isinstance(num_kernels, bool) or not isinstance(num_kernels, int):
+    if isinstance(num_kernels, bool) or not isinstance(num_kernels, SupportsIndex):
         raise TypeError(f"num_kernels: expected a whole number, got {num_kernels!r}")
+    num_kernels = index(num_kernels)
     if num_kernels < 0:
         raise ValueError(f"num_kernels: expected at least 0, got {num_kernels}")
     values, points, weight = _checked(curve, offsets, weights)
+    unit = _unit(points)
+    points = points / unit
     problem = _Problem.of(values.flatten(0, -2) if values.dim() > 1 else values.unsqueeze(0), points, weight, constant)
     batch = values.shape[:-1]
     found = _Kernels(*(points.new_zeros(len(problem.target), 0) for _ in range(2)))
@@ -125,6 +133,7 @@ def fit_tisa_up_to(
             )
             found = _Kernels(fit.sharpness.log(), fit.center)
         fits.append(fit)
+    fits = [replace(fit, sharpness=fit.sharpness / unit**2, center=fit.center * unit) for fit in fits]
     return tuple(
         TisaFit(*(tensor.unflatten(0, batch) if batch else tensor.squeeze(0) for tensor in vars(fit).values()))
         for fit in fits
@@ -169,12 +178,13 @@ class _Kernels:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Curves in units in which their range is 1 and offsets in tokens; weights sum to 1.
+    """Curves in units in which they are about 1, offsets in their smallest distance; weights sum to 1.
 
     Args:
         target: (items, m).
         offsets, weights: (m,).
         constant: whether there is one.
+        middle: (items,), what is taken off a curve: its mean if there is a constant, else 0.
         scale: (items,), the unit.
         ridge: (items,), what a squared amplitude costs.
     """
@@ -183,6 +193,7 @@ class _Problem:
     offsets: Tensor
     weights: Tensor
     constant: bool
+    middle: Tensor
     scale: Tensor
     ridge: Tensor
 
@@ -190,17 +201,21 @@ class _Problem:
     def of(cls, curve: Tensor, offsets: Tensor, weights: Tensor, constant: bool) -> _Problem:
         span = curve.amax(-1) - curve.amin(-1)
         size = curve.abs().amax(-1)
-        # Without a constant even a curve that never changes has to be made of kernels.
-        scale = torch.where(span > 0, span, torch.where(size > 0, size, 1.0))
-        target = curve / scale.unsqueeze(-1)
+        # What is left of a large curve when its mean is gone is as rough as its rounding.
+        even = span <= EVEN * size
+        if not constant:
+            # Even a curve that never changes has to be made of kernels.
+            span, even = torch.maximum(span, size), size == 0
+        scale = torch.where(even, torch.where(size > 0, size, 1.0), span)
         weights = weights / weights.sum()
+        middle = (weights * (curve / scale.unsqueeze(-1))).sum(-1) * scale * float(constant)
+        target = (curve - middle.unsqueeze(-1)) / scale.unsqueeze(-1)
         variance = (weights * (target - (weights * target).sum(-1, keepdim=True)).square()).sum(-1)
-        return cls(target, offsets, weights, constant, scale, RIDGE * variance.clamp(min=1e-6))
+        return cls(target, offsets, weights, constant, middle, scale, RIDGE * variance.clamp(min=1e-6))
 
     def __getitem__(self, index: Any) -> _Problem:
-        return _Problem(
-            self.target[index], self.offsets, self.weights, self.constant, self.scale[index], self.ridge[index]
-        )
+        own = (part[index] for part in (self.middle, self.scale, self.ridge))
+        return _Problem(self.target[index], self.offsets, self.weights, self.constant, *own)
 
     def basis(self, found: _Kernels) -> Tensor:
         """(items, m, num_kernels + 1), the constant last."""
@@ -230,7 +245,7 @@ class _Problem:
         rest = self.target - (basis @ amplitude.unsqueeze(-1)).squeeze(-1)
         variance = self.target - (self.weights * self.target).sum(-1, keepdim=True)
         left, all_of_it = ((self.weights * part.square()).sum(-1) for part in (rest, variance))
-        tiny = all_of_it <= 1e-30
+        tiny = all_of_it <= EVEN**2
         explained = torch.where(tiny, 1.0, 1 - left / torch.where(tiny, 1.0, all_of_it))
         own = amplitude * self.scale.unsqueeze(-1)
         order = (own[:, :-1].abs() * basis[..., :-1].mul(self.weights.unsqueeze(-1)).sum(1)).argsort(
@@ -239,7 +254,7 @@ class _Problem:
         amplitude, sharpness, center = (
             part.gather(-1, order) for part in (own[:, :-1], found.log_sharpness.exp(), found.center)
         )
-        return TisaFit(amplitude, sharpness, center, own[:, -1], explained)
+        return TisaFit(amplitude, sharpness, center, self.middle + own[:, -1], explained)
 
 
 def _one_more(problem: _Problem, found: _Kernels) -> _Kernels:
@@ -374,6 +389,12 @@ def _with_idle_kernel(fit: TisaFit) -> TisaFit:
     return TisaFit(
         longer(fit.amplitude, 0.0), longer(fit.sharpness, 1.0), longer(fit.center, 0.0), fit.constant, fit.explained
     )
+
+
+def _unit(offsets: Tensor) -> float:
+    """The smallest distance of two different offsets."""
+    distances = offsets.unique().diff()
+    return float(distances.min()) if len(distances) else 1.0
 
 
 def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def fill(
             fresh.
 
     Raises:
-        ValueError: if a tensor is missing or has another shape; the message names it.
+        ValueError: if a tensor is missing, has another shape or no floating-point numbers; the message names it.
     """
     start = BODY if model.base_model is model else ""
     own = {start + name: tensor for name, tensor in model.state_dict(keep_vars=True).items()}
@@ -81,6 +81,10 @@ def fill(
             shapes = f"{tuple(tensor.shape)}, this model {tuple(own[name].shape)}"
             known = checkpoint.names.get(name, name)
             raise ValueError(f"checkpoint: {known!r} has shape {shapes}; options may have changed a size")
+        if not tensor.is_floating_point():
+            # Copied, complex numbers would lose their imaginary parts and quantised ones their scales.
+            known = checkpoint.names.get(name, name)
+            raise ValueError(f"checkpoint: {known!r} is {tensor.dtype}, expected floating-point numbers")
     state = {name: tensor for name, tensor in state.items() if name not in of_labels}
     # A tensor with two names, as tied embeddings have, need be there under one of them.
     given = {id(own[name]) for name in state}

@@ -257,6 +257,13 @@ def _source_of_kind(
     found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
 ) -> _Source:
     kind = found.get("model_type")
+    attached = found.get("whereformer")
+    if attached and kind != EncoderConfig.model_type:
+        method = attached.get("position") if isinstance(attached, dict) else attached
+        raise ValueError(
+            f"path_or_id: expected a model without an attached position method, got one with {method!r}; "
+            "whereformer.load_attached reads it"
+        )
     if kind in FAMILIES:
         return _of_family(found, FAMILIES[kind], model_class)
     if kind == "funnel":

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ..attention import Positions
 from ..linear import project
-from ..positions import Position, build_position
+from ..positions import Position, Sum, build_position
 from .encoder import Attention, Earlier, Layer, Place, check_shape
 from .pooling import Sequence
 from .seq2seq_config import Seq2SeqConfig
@@ -114,6 +114,12 @@ class Seq2SeqDecoder(_Stack):
         self.cross_position = _position(
             config, config.cross_position, config.cross_position_options, config.decoder_layers, causal=False
         )
+        parts = self.cross_position if isinstance(self.cross_position, Sum) else [self.cross_position]
+        if any(type(part).embed is not Position.embed for part in parts):
+            raise ValueError(
+                f"cross_position: expected methods that act in attention, got {config.cross_position!r}, which is added "
+                "to embeddings"
+            )
         self.layers = nn.ModuleList(
             DecoderLayer(config, content=self.position.content, cross_content=self.cross_position.content)
             for _ in range(config.decoder_layers)

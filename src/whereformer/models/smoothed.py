@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 IGNORED = -100
 """The label of a token that is not to be predicted, as everywhere in transformers."""
@@ -44,6 +45,7 @@ class _Smoothed(torch.autograd.Function):
         return torch.cat(losses).masked_fill(labels == IGNORED, 0.0).sum()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         logits, labels, normalisers = ctx.saved_tensors
         found = torch.empty_like(logits)

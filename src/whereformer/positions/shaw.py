@@ -24,6 +24,7 @@ class Shaw(Position):
     Shape:
         keys, values: (num_layers, 2 * clip + 1, head_dim), row ``offset + clip``; Glorot uniform.
     Extrapolation: any length; every distance beyond ``clip`` looks alike.
+    Joined with rope the vectors meet the rotated query, so what they add depends on where the query is as well.
     Source: Shaw et al. (2018), arXiv 1803.02155; tensor2tensor ``dot_product_attention_relative``.
     """
 

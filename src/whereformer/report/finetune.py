@@ -12,7 +12,7 @@ from .. import __version__
 from ..tasks.gains import Row, Table, tables
 from ..tasks.ranking import Cell
 from . import figures, heads, page
-from .numbers import DASH, MINUS
+from .numbers import DASH, MINUS, decimals
 
 
 def build_markdown(results: dict[str, Any]) -> str:
@@ -67,7 +67,7 @@ def _median(cell: Cell | None) -> str:
 def _range(cell: Cell | None) -> str:
     if cell is None or cell.low is None or cell.high is None or cell.low == cell.high:
         return ""
-    return f"{cell.low:.1f}{DASH}{cell.high:.1f}"
+    return f"{decimals(cell.low, 1)}{DASH}{decimals(cell.high, 1)}"
 
 
 def _order(number: float | None) -> float | str:

@@ -161,12 +161,14 @@ def mean_of_heads(model: ModelFindings) -> float | None:
 
 
 def scatter_points(models: Sequence[ModelFindings]) -> tuple[list[Point], str]:
-    """The models that have a score, and what their Toeplitzness is of: of P if all of them have it."""
+    """Models that have a score, and what their Toeplitzness is of: of P if two have it, of heads otherwise.
+
+    Not of heads where P will do: for relative methods they are Toeplitz by design, which says nothing about a score.
+    """
     scored = [(model, model.score) for model in models if model.score is not None]
-    if scored and all(model.table is not None for model, _ in scored):
-        return [
-            (m.name, m.table.toeplitzness, score) for m, score in scored if m.table is not None
-        ], "Toeplitzness of P"
+    tables = [(m.name, m.table.toeplitzness, score) for m, score in scored if m.table is not None]
+    if len(tables) > 1:
+        return tables, "Toeplitzness of P"
     points = [(model.name, mean_of_heads(model), score) for model, score in scored]
     return [(name, mean, score) for name, mean, score in points if mean is not None], "mean Toeplitzness of heads"
 

@@ -93,8 +93,9 @@ def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[So
         InputError: for a folder without a model, or another number of scores.
     """
     paths = [path for given in models for path in _expanded(given)]
-    if len(set(paths)) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
+    places = [Path(path).resolve() if Path(path).exists() else path for path in paths]
+    if len(set(places)) < len(places):
+        twice = next(path for path, place in zip(paths, places, strict=True) if places.count(place) > 1)
         raise InputError(f"MODEL: expected different ones, got {twice!r} twice")
     if scores is not None and len(scores) != len(paths):
         raise InputError(f"--scores: expected one for each of {len(paths)} models, got {len(scores)}")
@@ -113,6 +114,8 @@ def _expanded(given: str) -> list[str]:
     folder = Path(given)
     if not given.strip():
         raise InputError("MODEL: expected a folder, or an id on the Hugging Face Hub, got ''")
+    if folder.is_file():
+        raise InputError(f"MODEL: expected a folder, or an id on the Hugging Face Hub, got the file {given!r}")
     if not folder.is_dir() or (folder / "config.json").exists():
         return [given]
     for place in (folder, folder / "checkpoints"):
@@ -184,8 +187,8 @@ def analyze(sources: Sequence[Source], options: Options, progress: Progress) -> 
     notes: list[str] = []
     for source in sources:
         progress.begin(source.name)
-        model, note = analyze_model(source, options, progress)
-        if note:
+        model, own = analyze_model(source, options, progress)
+        for note in own:
             notes.append(note)
             progress.line(note)
         found.append(model)
@@ -210,8 +213,8 @@ def _check(sources: Sequence[Source]) -> None:
 
 
 @torch.no_grad()
-def analyze_model(source: Source, options: Options, progress: Progress) -> tuple[ModelFindings, str]:
-    """Everything about one model, and a note if its attention could not be measured; 100 steps of the progress."""
+def analyze_model(source: Source, options: Options, progress: Progress) -> tuple[ModelFindings, list[str]]:
+    """Everything about one model, and notes on what could not be measured or says nothing; 100 steps of progress."""
     report = _Share(progress)
     encoder, kind = load(source.path)
     report.upto(10)
@@ -231,10 +234,18 @@ def analyze_model(source: Source, options: Options, progress: Progress) -> tuple
             f"--length: expected at most {positions}, which are the positions of {source.path}, got {length}"
         ) from None
     report.upto(70)
-    attention, note = None, ""
+    attention, notes = None, []
+    if length == 1:
+        notes.append(
+            f"{source.path}: one position has no distance to another, so its Toeplitzness and fits say nothing"
+        )
     if options.pages is not None:
-        tokenizer, note = tokenizer_of(source.path, options.text_needed)
-        if tokenizer is not None:
+        tokenizer, why_not = tokenizer_of(source.path)
+        if tokenizer is None and options.text_needed:
+            raise InputError(f"--data: {why_not}, so its attention can't be measured")
+        if tokenizer is None:
+            notes.append(f"attention over text is not measured: {why_not}")
+        else:
             attention = _measure(
                 encoder, tokenizer, source, options, min(length, positions), lambda part: report.upto(70 + 30 * part)
             )
@@ -262,7 +273,7 @@ def analyze_model(source: Source, options: Options, progress: Progress) -> tuple
         no_heads="" if heads else f"position method {config.position!r} adds nothing to any score",
         attention=attention,
     )
-    return findings, note
+    return findings, notes
 
 
 class _Share:
@@ -353,7 +364,7 @@ def _no_table(encoder: Encoder) -> str:
     return f"position method {method!r} has no vector for each position; it acts on queries, keys or scores"
 
 
-def tokenizer_of(path: str, needed: bool) -> tuple[PreTrainedTokenizerBase | None, str]:
+def tokenizer_of(path: str) -> tuple[PreTrainedTokenizerBase | None, str]:
     """The model's tokenizer; for a checkpoint of ``whereformer pretrain`` that of its run. Or None and why."""
     folder = Path(path)
     places = [path]
@@ -366,14 +377,11 @@ def tokenizer_of(path: str, needed: bool) -> tuple[PreTrainedTokenizerBase | Non
             continue
         try:
             with quiet_transformers():
-                return AutoTokenizer.from_pretrained(place), ""
+                return AutoTokenizer.from_pretrained(place, trust_remote_code=False), ""
         except Exception as error:
             # The libraries raise what they like for a missing or broken file.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-    note = f"no tokenizer can be read for {path} ({reason})"
-    if needed:
-        raise InputError(f"--data: {note}, so its attention can't be measured")
-    return None, f"attention over text is not measured: {note}"
+    return None, f"no tokenizer can be read for {path} ({reason})"
 
 
 def _measure(

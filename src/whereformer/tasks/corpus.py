@@ -7,6 +7,7 @@ import hashlib
 import json
 import sysconfig
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -51,11 +52,23 @@ def _docstrings(path: Path) -> Iterator[str]:
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return  # deliberately broken sources exist
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node)
             if docstring:
                 yield docstring
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """As :func:`ast.walk`, in its order, without expressions: those are most of a tree, and no docstring is in them."""
+    queue: deque[ast.AST] = deque([tree])
+    while queue:
+        node = queue.popleft()
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            inner = getattr(node, name, None)
+            if isinstance(inner, list):
+                queue.extend(inner)
+        yield node
 
 
 def fingerprint(documents: Iterable[str]) -> str:

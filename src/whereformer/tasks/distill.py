@@ -152,8 +152,9 @@ def distill(options: Options, out: Path, progress: Progress) -> dict[str, Any]:
         raise InputError("MODEL: expected a model that doesn't pool, got a funnel, whose queries and keys differ")
     if config.position == "none":
         raise InputError("MODEL: it knows no positions, so there is nothing to turn into kernels")
-    tokenizer, note = tokenizer_of(options.path, needed=True)
-    assert tokenizer is not None, note
+    tokenizer, why_not = tokenizer_of(options.path)
+    if tokenizer is None:
+        raise InputError(f"MODEL: {why_not}, and kernels are fitted over text")
     length = min(config.max_position_embeddings, options.length or 128)
     windows = text_windows(options.pages, tokenizer, teacher, length, options.tokens, options.path).rows
     held_out = torch.arange(len(windows)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1

@@ -116,7 +116,7 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
     option, where = ("model", model) if path is None else ("tokenizer", path)
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(where)
+            return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except Exception as error:
         # The libraries raise what they like for a missing or broken file.
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -200,10 +200,11 @@ def inductive(position: str, data: dict[str, Any]) -> Tick:
         for seed, baseline in data["losses"].get(BASELINE, {}).items()
         if seed in by_seed
     ]
-    number = f"{rise:+.2f}"
+    number = f"{rise:+z.2f}"
     if rise <= INDUCTIVE_RISE and gains and statistics.median(gains) < INDUCTIVE_RISE:
         gain = statistics.median(gains)
-        return Tick(None, number, f"after this training it is {gain:.2f} nats better than no positions: little to lose")
+        beside = f"{abs(gain):.2f} nats {'better' if gain >= 0 else 'worse'} than no positions"
+        return Tick(None, number, f"after this training it is {beside}: little to lose")
     return Tick(rise <= INDUCTIVE_RISE, number)
 
 

@@ -42,7 +42,11 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     if not described and not file.is_file():
         raise InputError(f"--tokenizer: expected a tokenizer.json or a folder with one, got {str(path)!r}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path) if described else _described(Tokenizer.from_file(str(file)))
+        tokenizer = (
+            AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            if described
+            else _described(Tokenizer.from_file(str(file)))
+        )
     except Exception as error:
         # The libraries raise what they like for a broken file, Exception itself included.
         raise InputError(f"--tokenizer: cannot read {path}: {error}") from None
