@@ -117,7 +117,7 @@ class Seq2SeqDecoder(_Stack):
         parts = self.cross_position if isinstance(self.cross_position, Sum) else [self.cross_position]
         if any(type(part).embed is not Position.embed for part in parts):
             raise ValueError(
-                f"cross_position: expected methods that act in attention, got {config.cross_position!r}, which is added "
+                f"cross_position: expected methods that act in attention, got {config.cross_position!r}, which adds "
                 "to embeddings"
             )
         self.layers = nn.ModuleList(
