@@ -195,6 +195,7 @@ def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, ca
 
 
 def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path, capsys, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
     whole = run(text, tmp_path / "whole", "--dropout=0.1")
     out = tmp_path / "stopped"
     with monkeypatch.context() as patched:
@@ -207,7 +208,7 @@ def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path,
     assert "stopped after step 3" in captured.out
     kept = json.loads((out / "results.json").read_text())
     assert (kept["step"], kept["finished"]) == (3, False)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     again = run(text, out, "--dropout=0.1")
     assert "continuing after step 3 of 6" in capsys.readouterr().out
     assert same(weights(tmp_path / "whole"), weights(out))
