@@ -71,8 +71,9 @@ def attention(
             - "blockwise": tile by tile in plain PyTorch, O(n) memory forward and backward, any device.
             - "triton": fused kernels for NVIDIA GPUs from sm_80 on, O(n) memory.
             - "auto": calls without terms go to torch's ``scaled_dot_product_attention`` (on the CPU, beyond 8192 scores
-              a head, only without dropout, masks and packing; on AMD's processors with 512-bit instructions float32
-              calls of 512 x 512 scores a head or more go to "blockwise", which is faster there); others to "triton" on
+              a head, only without dropout, masks and packing; up to there, in half precision and with a gradient, to
+              "reference"; on AMD's processors with 512-bit instructions float32 calls of 512 x 512 scores a head or
+              more go to "blockwise"; each is faster there); others to "triton" on
               a GPU that has it, on the CPU to "reference" up to 8192 scores a head, else to "blockwise".
               :func:`explain` says what it comes to.
 
