@@ -577,13 +577,13 @@ def _memory(trace: _Trace, predictions: int, device: str, parameters: Parameters
             layers += n_k * (size * width + norm)
         scores += heads * n_q * n_k * kind.score_bytes
         # In attention: the words, the input, projections, the output twice, what the last projection makes and what
-        # the method needs. In the feed-forward network: the words, the layer's input, attention's output, the
-        # network's own input, with norms before them what they were given too, and the wide ones.
+        # the method needs. In the feed-forward network: the words, the layer's input, the network's own input, with
+        # norms before them what that was made of too, and the wide ones.
         attending: float = words + size * (inputs * width + projected + 2 * n_q * inner + n_q * width)
         attending += trace.kept_by_pass[layer] / batch
         if _writes_scores(config, place, has_terms, False, device):
             attending += 2 * exact * heads * n_q * n_k
-        own = 5 if config.norm == "pre" else 3
+        own = 3 if config.norm == "pre" else 2
         feeding = words + size * n_q * (own * width + wide_copies * wide)
         inference = max(inference, attending, feeding)
     last = trace.passes[-1].n_q
