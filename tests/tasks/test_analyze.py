@@ -435,17 +435,19 @@ def test_bad_models(save, refused, tmp_path, tokenizer):
     line = refused(save(attached, "attached"), "--no-text")
     assert "expected a model without an attached position method, got one with 'tisa'" in line
 
-    distil = transformers.DistilBertModel(
-        transformers.DistilBertConfig(vocab_size=60, dim=16, n_layers=1, n_heads=2, hidden_dim=24)
+    llama = transformers.LlamaModel(
+        transformers.LlamaConfig(
+            vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+        )
     )
-    line = refused(save(distil, "distil"), "--no-text")
+    line = refused(save(llama, "llama"), "--no-text")
     assert (
-        "expected a checkpoint of model_type whereformer, funnel, bert, albert, roberta, electra; got 'distilb" in line
+        "electra, or one with a table of position embeddings or T5's buckets; this one of 'llama' has neither" in line
     )
 
     # Found before the first model is read.
-    both = refused(save(ours(), "good"), str(tmp_path / "distil"), "--no-text")
-    assert both == line
+    both = refused(save(ours(), "good"), str(tmp_path / "attached"), "--no-text")
+    assert "without an attached position method" in both
 
     config = Path(save(ours(), "no json")) / "config.json"
     config.write_text("{")
@@ -508,3 +510,57 @@ def test_minilm(minilm):
     for head in model.heads:
         shown = [float(fit.explained) for fit in head.fits]
         assert shown == sorted(shown)
+
+
+GPT2 = transformers.GPT2Config(vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=12)
+BART = transformers.BartConfig(
+    vocab_size=60,
+    d_model=16,
+    encoder_layers=1,
+    decoder_layers=1,
+    encoder_attention_heads=2,
+    decoder_attention_heads=2,
+    encoder_ffn_dim=24,
+    decoder_ffn_dim=24,
+    max_position_embeddings=12,
+)
+DISTILBERT = transformers.DistilBertConfig(
+    vocab_size=60, dim=16, n_layers=1, n_heads=2, hidden_dim=24, max_position_embeddings=12
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "table"),
+    [
+        (transformers.GPT2Model(GPT2), lambda model: model.wpe.weight),
+        (transformers.BartModel(BART), lambda model: model.encoder.embed_positions.weight[2:]),
+        (transformers.DistilBertModel(DISTILBERT), lambda model: model.embeddings.position_embeddings.weight),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_of_other_models_the_table_of_positions_is_read(save, model, table):
+    source = sources_of([save(model, with_tokenizer=False)], None)[0]
+    found, notes = analyze_model(source, Options(None, 2, None, "", False), Progress())
+    rows = table(model).detach().double()
+    assert found.length == len(rows) == 12
+    torch.testing.assert_close(found.table.gram, rows @ rows.T)
+    assert found.sizes["positions"] == 12
+    assert found.heads == ()
+    assert "only the tables of positions are looked at" in notes[0]
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_of_t5_the_curves_are_its_own_biases(save):
+    config = transformers.T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
+    model = transformers.T5EncoderModel(config)
+    source = sources_of([save(model, with_tokenizer=False)], None)[0]
+    found, _ = analyze_model(source, Options(150, 2, None, "", False), Progress())
+    bias = model.encoder.block[0].layer[0].SelfAttention.compute_bias(150, 150)[0].detach()
+    assert [head.layer for head in found.heads] == [0, 0]
+    for head in found.heads:
+        own = bias[head.head]
+        expected = torch.cat((own[-1, :-1], own[0]))  # offsets -149 .. -1, then 0 .. 149
+        torch.testing.assert_close(head.curve.float(), expected)
+        assert head.toeplitzness == 1
+    assert found.table is None
+    assert found.position == "t5"

@@ -52,6 +52,9 @@ _FUNNELS: dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]] = {
     "FunnelForQuestionAnswering": (EncoderForQuestionAnswering, both({"span": "qa_outputs"})),
 }
 
+KINDS = (EncoderConfig.model_type, "funnel", *FAMILIES)
+"""What a checkpoint's model_type has to be for :func:`load_pretrained`."""
+
 # Under transformers' own logger, for its handler and its verbosity.
 _log = logging.get_logger("transformers.whereformer")
 
@@ -99,7 +102,7 @@ def load_pretrained(
         TypeError: for an option that neither the configuration nor the position method has.
         OSError: if there is no such checkpoint, or none in safetensors that can be read.
     """
-    source = _source(_found(path_or_id), model_class, options)
+    source = _source(find_config(path_or_id), model_class, options)
     config = EncoderConfig.from_dict(_changed(source.fields, position, options))
     model = (model_class or source.built_as)(config).to(dtype)
     if not isinstance(model.base_model, Encoder):
@@ -120,12 +123,17 @@ def read_config(path_or_id: str | Path, model_class: type[EncoderPreTrainedModel
     Raises:
         OSError, ValueError: as there.
     """
-    found = _found(path_or_id)
+    found = find_config(path_or_id)
     _source(found, model_class, {})
     return found
 
 
-def _found(path_or_id: str | Path) -> dict[str, Any]:
+def find_config(path_or_id: str | Path) -> dict[str, Any]:
+    """What the config.json of a checkpoint says, whatever model it is of.
+
+    Raises:
+        OSError: if there is none.
+    """
     try:
         found: dict[str, Any] = PreTrainedConfig.get_config_dict(path_or_id)[0]
     except OSError as error:
@@ -270,7 +278,7 @@ def _source_of_kind(
         return _of_funnel(found, options)
     if kind == EncoderConfig.model_type:
         return _of_ours(found)
-    kinds = ", ".join((EncoderConfig.model_type, "funnel", *FAMILIES))
+    kinds = ", ".join(KINDS)
     raise ValueError(f"path_or_id: expected a checkpoint of model_type {kinds}; got {kind!r}")
 
 

@@ -22,11 +22,12 @@ from ..analysis.fit import fit_tisa_up_to
 from ..analysis.measured import OffsetStatistics
 from ..analysis.naming import RULES, name_heads
 from ..analysis.reading import LayerScores, acts_in_layers, acts_on_input, position_scores, position_vectors
-from ..analysis.toeplitz import diagonals, pairs, toeplitz_part, toeplitzness
+from ..analysis.tables import bucket_curves, embedding_table
+from ..analysis.toeplitz import diagonals, from_diagonals, pairs, toeplitz_part, toeplitzness
 from ..errors import InputError
 from ..files import write_atomically
 from ..models import Encoder, load_pretrained
-from ..models.pretrained import read_config
+from ..models.pretrained import KINDS, find_config, read_config, read_weights
 from ..positions import PositionRangeError
 from . import corpus
 from .compare import OFFSETS_SHOWN, Progress
@@ -44,6 +45,8 @@ TOKENS_OF_A_BATCH = 512
 """And of so many at a time, since the weights of all layers are there at once."""
 EVEN = 1e-4
 """A head whose scores differ from their curve by no more of its range is a curve; float32 rounds by so much."""
+OTHER_NAMES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
+"""What GPT-2 calls these sizes."""
 MAY_DIFFER = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
 """Entries of a configuration that say nothing about the model itself."""
 
@@ -200,7 +203,8 @@ def _check(sources: Sequence[Source]) -> None:
     configs = []
     for source in sources:
         with _told(source.path):
-            configs.append(read_config(source.path, Encoder))
+            config = find_config(source.path)
+            configs.append(read_config(source.path, Encoder) if config.get("model_type") in KINDS else config)
     run = [(source.path, config) for source, config in zip(sources, configs, strict=True) if source.step is not None]
     for path, config in run:
         first_path, first = run[0]
@@ -216,6 +220,12 @@ def _check(sources: Sequence[Source]) -> None:
 def analyze_model(source: Source, options: Options, progress: Progress) -> tuple[ModelFindings, list[str]]:
     """Everything about one model, and notes on what could not be measured or says nothing; 100 steps of progress."""
     report = _Share(progress)
+    with _told(source.path):
+        config_found = find_config(source.path)
+    if config_found.get("model_type") not in KINDS:
+        findings = _tables_of(source, options, config_found)
+        report.upto(100)
+        return findings, [f"{source.path}: of a {findings.kind} model only the tables of positions are looked at"]
     encoder, kind = load(source.path)
     report.upto(10)
     config = encoder.config
@@ -274,6 +284,59 @@ def analyze_model(source: Source, options: Options, progress: Progress) -> tuple
         attention=attention,
     )
     return findings, notes
+
+
+def _tables_of(source: Source, options: Options, config: dict[str, Any]) -> ModelFindings:
+    """What can be said of a model that this library does not run: from its tables of positions alone."""
+    with _told(source.path):
+        weights = read_weights(source.path)
+    kind = str(config.get("model_type"))
+    found = embedding_table(weights, config)
+    positions = MOST_POSITIONS if found is None else len(found[1])
+    length = min(positions, MOST_POSITIONS) if options.length is None else options.length
+    offsets = torch.arange(1 - length, length)
+    curves = bucket_curves(weights, config, offsets)
+    if found is None and curves is None:
+        raise InputError(
+            f"MODEL: {source.path}: expected a checkpoint of model_type {', '.join(KINDS)}, or one with a table of "
+            f"position embeddings or T5's buckets; this one of {kind!r} has neither"
+        )
+    if length > positions:
+        raise InputError(
+            f"--length: expected at most {positions}, which are the positions of {source.path}, got {length}"
+        )
+    read = [] if found is None else [found[1]]
+    part, layers = curves or ("", {})
+    if not all(bool(each.isfinite().all()) for each in (*read, *layers.values())):
+        raise InputError(f"MODEL: {source.path}: its positions have numbers that are not finite")
+    heads = [
+        head
+        for layer, curve in layers.items()
+        for head in _heads(LayerScores(layer, 1, from_diagonals(curve)), options.max_kernels)
+    ]
+    names = [found[0]] if found is not None else []
+    how = [f"P is E E^T of the rows of {name} that are positions." for name in names]
+    if heads:
+        how.append(f"Curves are those of the {part}'s buckets, which layers without a table of their own share.")
+        how.append("Fits have a constant, which no softmax sees; offsets count as often as they occur.")
+    sizes = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "hidden_size": "hidden_size"}
+    known = {name: config.get(field, config.get(OTHER_NAMES.get(field, ""))) for name, field in sizes.items()}
+    return ModelFindings(
+        name=source.name,
+        source=source.path,
+        kind=kind,
+        position="t5" if found is None else "learned",
+        sizes={**{name: value for name, value in known.items() if isinstance(value, int)}, "positions": positions},
+        length=length,
+        how=tuple(how),
+        score=source.score,
+        step=source.step,
+        table=None if found is None else _table(found[1][:length]),
+        no_table="" if found is not None else "its positions are numbers for offsets, not vectors",
+        heads=tuple(heads),
+        no_heads="" if heads else f"what heads of a {kind} model make of positions is not read",
+        attention=None,
+    )
 
 
 class _Share:

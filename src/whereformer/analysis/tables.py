@@ -1,0 +1,79 @@
+"""Tables of positions in checkpoints of models that this library does not run, found by what transformers calls them.
+
+Of GPT-2, BART, DistilBERT, ViT and many others the position embeddings can be looked at, of T5 the curve of each head;
+what else the model does with them can't.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..positions import build_position
+from ..positions.t5 import T5
+
+EMBEDDINGS = re.compile(r"(^|\.)(position_embeddings?|positional_embedding|embed_positions|pos_embed|wpe)(\.weight)?$")
+"""Names of tables with a row for each position."""
+BUCKETS = re.compile(r"\.(\d+)\.layer\.0\.SelfAttention\.relative_attention_bias\.weight$")
+"""Names of T5's tables, (buckets, heads), with the number of the layer."""
+ROWS_BEFORE = {"bart": 2, "mbart": 2, "plbart": 2, "opt": 2, "led": 0}
+"""Rows before that of the first position, by model_type."""
+COUNTED_FROM_PADDING = ("xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text")
+"""Kinds whose rows up to that of ``pad_token_id`` are no positions, as RoBERTa's."""
+
+
+def embedding_table(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[str, Tensor] | None:
+    """The name and the position embeddings (n, width) float64, the encoder's where there are several; or None.
+
+    Args:
+        weights: of a checkpoint.
+        config: its config.json.
+    """
+    names = sorted((name for name in weights if EMBEDDINGS.search(name)), key=lambda name: ("decoder" in name, name))
+    for name in names:
+        table = weights[name].squeeze(0) if weights[name].dim() == 3 else weights[name]
+        if table.dim() == 2 and table.is_floating_point():
+            kind = config.get("model_type")
+            padding = config.get("pad_token_id")
+            start = ROWS_BEFORE.get(str(kind), 0)
+            if kind in COUNTED_FROM_PADDING:
+                start = (1 if padding is None else int(padding)) + 1
+            return name, table[start:].double()
+    return None
+
+
+def bucket_curves(
+    weights: Mapping[str, Tensor], config: Mapping[str, Any], offsets: Tensor
+) -> tuple[str, dict[int, Tensor]] | None:
+    """The part that is read ("encoder" or "decoder") and, by layer, each head's curve (heads, offsets); or None.
+
+    Args:
+        weights: of a checkpoint of T5, mT5 or alike.
+        config: its config.json.
+        offsets: key position - query position, whole.
+    """
+    for part in ("encoder", "decoder"):
+        curves = {}
+        for name in sorted(weights):
+            match = BUCKETS.search(name)
+            if match and f"{part}." in name:
+                buckets, heads = weights[name].shape
+                position = build_position(
+                    "t5",
+                    hidden_size=heads,
+                    num_heads=heads,
+                    causal=part == "decoder",
+                    num_buckets=buckets,
+                    max_distance=int(config.get("relative_attention_max_distance", 128)),
+                )
+                assert isinstance(position, T5)
+                with torch.no_grad():
+                    position.weight.copy_(weights[name].mT)
+                    curves[int(match[1])] = position.curve(offsets).double()
+        if curves:
+            return part, dict(sorted(curves.items()))
+    return None
