@@ -21,8 +21,8 @@ class Analyze:
     what position alone adds to each head's scores, as a heatmap, as a curve over offsets, and as TISA's kernels. For
     methods that act in every layer, in every layer. Over text, how much of the attention the offset alone explains.
 
-    Takes BERT, ALBERT, RoBERTa, ELECTRA and Funnel-Transformer of transformers and models of this library; of others, as
-    GPT-2, BART, DistilBERT, ViT or T5, the table of position embeddings or of buckets is looked at alone. Several
+    Takes BERT, ALBERT, RoBERTa, ELECTRA and Funnel-Transformer of transformers and models of this library; of others,
+    as GPT-2, BART, DistilBERT, ViT or T5, the table of position embeddings or of buckets is looked at alone. Several
     models are compared; a folder with checkpoint-* folders (as `whereformer pretrain` makes) shows how they became what
     they are. Writes report.html (open it in a browser), results.json and pictures.
     """
