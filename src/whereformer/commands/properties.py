@@ -28,7 +28,7 @@ class Properties:
     what it does to scores a curve over offsets (interpretable)? A tick follows from a stated threshold and stands above
     its number; where it is not the paper's, the output says why.
 
-    Trains a small encoder per method, as `whereformer compare` does (about seven minutes on two cores, almost half
+    Trains a small encoder per method, as `whereformer compare` does (some ten minutes on two cores, almost half
     of them for floater), or takes the models of a finished comparison. Writes results.json, results.md and report.html;
     if it is interrupted, the same command continues with what is missing.
     """
