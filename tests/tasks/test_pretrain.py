@@ -1,7 +1,6 @@
 """Pretraining end to end, at a size that takes seconds."""
 
 import json
-import os
 import shutil
 import signal
 
@@ -17,6 +16,7 @@ from whereformer.cli import main
 from whereformer.tasks import compare, masked_lm, pretrain
 
 from ..failing import fails
+from .trainings import interrupt_at, same, weights, without_time
 
 TINY = [
     "--length=16",
@@ -34,31 +34,6 @@ TINY = [
 def run(text, out, *more):
     main(["pretrain", "--data", text, "--out", str(out), *TINY, *more])
     return json.loads((out / "results.json").read_text())
-
-
-def weights(out):
-    return load_file(out / "model" / "model.safetensors")
-
-
-def same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def without_time(results):
-    return {name: value for name, value in results.items() if name != "seconds"}
-
-
-def interrupt_at(monkeypatch, step, times=1):
-    """Ctrl-C in the middle of a step."""
-    real = pretrain.Pretrainer.training_step
-
-    def training_step(self, *arguments):
-        if self.state.global_step + 1 == step:
-            for _ in range(times):
-                os.kill(os.getpid(), signal.SIGINT)
-        return real(self, *arguments)
-
-    monkeypatch.setattr(pretrain.Pretrainer, "training_step", training_step)
 
 
 def test_it_writes_model_tokenizer_and_results_and_says_how_to_use_them(text, tmp_path, capsys):

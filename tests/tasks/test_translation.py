@@ -1,9 +1,7 @@
 """Training translation end to end, at a size that takes seconds."""
 
 import json
-import os
 import shutil
-import signal
 
 import pytest
 import torch
@@ -24,6 +22,7 @@ from whereformer.tasks.translation_settings import TranslationTraining, Translat
 
 from ..failing import fails
 from .parallel_text import TINY, pairs, train, write
+from .trainings import interrupt_at, same, weights, without_time
 
 
 @pytest.fixture(scope="module")
@@ -34,30 +33,6 @@ def data(tmp_path_factory):
 def run(data, out, *more):
     train(data, out, *more)
     return json.loads((out / "results.json").read_text())
-
-
-def weights(out):
-    return load_file(out / "model" / "model.safetensors")
-
-
-def same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def without_time(results):
-    return {name: value for name, value in results.items() if name != "seconds"}
-
-
-def interrupt_at(monkeypatch, step):
-    """Ctrl-C in the middle of a step."""
-    real = judged.JudgedTrainer.training_step
-
-    def training_step(self, *arguments):
-        if self.state.global_step + 1 == step:
-            os.kill(os.getpid(), signal.SIGINT)
-        return real(self, *arguments)
-
-    monkeypatch.setattr(judged.JudgedTrainer, "training_step", training_step)
 
 
 def test_it_writes_model_tokenizer_and_results_and_says_how_to_go_on(data, tmp_path, capsys):

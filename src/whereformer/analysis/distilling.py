@@ -22,20 +22,22 @@ from .measured import OffsetStatistics
 
 
 @torch.no_grad()
-def offset_curves(encoder: Encoder, windows: Tensor, batch_size: int = 16) -> Tensor:
+def offset_curves(encoder: Encoder, windows: Tensor, batch_size: int = 16, only: int | None = None) -> Tensor:
     """What the offset alone adds to each head's scores over text, up to a constant, (layers, heads, 2 n - 1) float64.
 
     Args:
         encoder: one that does not pool.
         windows: (rows, n) token ids, all of them real.
         batch_size: rows at a time.
+        only: a layer; the others' curves are then NaN.
     """
     statistics = OffsetStatistics(
         encoder.config.num_hidden_layers, encoder.config.num_attention_heads, windows.shape[1]
     )
     for rows in windows.split(batch_size):
         for layer, weights in enumerate(encoder(rows.to(encoder.device), output_attentions=True).attentions):
-            statistics.add(layer, weights)
+            if only in (None, layer):
+                statistics.add(layer, weights)
     return statistics.curves()
 
 
@@ -71,7 +73,7 @@ def distill_positions(
     wanted = offset_curves(teacher, windows, batch_size)
     fits = []
     for layer in range(len(student.passes)):
-        missing = wanted[layer] - offset_curves(student, windows, batch_size)[layer]
+        missing = wanted[layer] - offset_curves(student, windows, batch_size, only=layer)[layer]
         fit = fit_tisa(missing, position.amplitude.shape[-1], constant=True)
         for name in ("amplitude", "sharpness", "center"):
             getattr(position, name)[layer] = getattr(fit, name)

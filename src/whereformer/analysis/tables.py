@@ -20,7 +20,7 @@ EMBEDDINGS = re.compile(r"(^|\.)(position_embeddings?|positional_embedding|embed
 """Names of tables with a row for each position."""
 BUCKETS = re.compile(r"\.(\d+)\.layer\.0\.SelfAttention\.relative_attention_bias\.weight$")
 """Names of T5's tables, (buckets, heads), with the number of the layer."""
-ROWS_BEFORE = {"bart": 2, "mbart": 2, "plbart": 2, "opt": 2, "led": 0}
+ROWS_BEFORE = {"bart": 2, "mbart": 2, "plbart": 2, "opt": 2}
 """Rows before that of the first position, by model_type."""
 COUNTED_FROM_PADDING = ("xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text")
 """Kinds whose rows up to that of ``pad_token_id`` are no positions, as RoBERTa's."""

@@ -78,15 +78,13 @@ class Analyze:
             pages = None
             if self.text:
                 with console.status("reading the text"):
-                    documents = (
-                        corpus.load_documents(self.data, self.column) if self.data else corpus.default_documents()
-                    )
+                    documents = corpus.documents_of(self.data, self.column)
                     pages = analyze.pages_of(documents)
             options = analyze.Options(
                 length=self.length,
                 max_kernels=self.max_kernels,
                 pages=pages,
-                text_source=", ".join(self.data) or "the documentation inside this Python",
+                text_source=corpus.source_of(self.data),
                 text_needed=bool(self.data),
                 tokens=self.tokens,
             )

@@ -97,7 +97,7 @@ class Compare:
         device = find_device(self.device)
         with compare.open_folder(self.out):
             with console.status("reading the text and training a tokenizer"):
-                documents = corpus.load_documents(self.data, self.column) if self.data else corpus.default_documents()
+                documents = corpus.documents_of(self.data, self.column)
                 results = compare.Results(self.out, sizes, corpus.fingerprint(documents), device.type)
                 text = compare.prepare_text(documents, sizes, self.data, self.column, self.out)
             console.print(

@@ -77,14 +77,14 @@ class DistillPositions:
             torch.set_num_threads(self.threads)
         with compare.open_folder(self.out):
             with console.status("reading the text"):
-                documents = corpus.load_documents(self.data, self.column) if self.data else corpus.default_documents()
+                documents = corpus.documents_of(self.data, self.column)
             options = distill.Options(
                 path=self.model,
                 kernels=kernels,
                 length=self.length,
                 tokens=self.tokens,
                 pages=pages_of(documents),
-                text_source=", ".join(self.data) or "the documentation inside this Python",
+                text_source=corpus.source_of(self.data),
                 pairs=pairs,
             )
             with Bar(console) as progress:

@@ -80,7 +80,7 @@ class Pretrain:
             if not self.dry_run:
                 stack.enter_context(compare.open_folder(self.out))
             with console.status("reading the text"):
-                documents = corpus.load_documents(self.data, self.column) if self.data else corpus.default_documents()
+                documents = corpus.documents_of(self.data, self.column)
             if not self.dry_run:
                 settings = pretrain.settings_of(model, training, documents, tokenizer, device)
                 folder = run_folder.Folder(self.out, settings)
@@ -90,7 +90,7 @@ class Pretrain:
                     self._tell(console, results)
                     return
             with console.status("encoding the text" if self.tokenizer else "training a tokenizer, encoding the text"):
-                source = ", ".join(self.data) or "the documentation inside this Python"
+                source = corpus.source_of(self.data)
                 text = pretrain.prepare_text(documents, source, self.tokenizer, vocab_size)
                 config = pretrain.build_config(model, training.length, text.vocabulary)
                 every = self.every or max(1, training.steps // 10)

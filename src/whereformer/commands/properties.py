@@ -119,7 +119,7 @@ class Properties:
         folder = self.out / "comparison"
         stack.enter_context(compare.open_folder(folder))
         with console.status("reading the text and training a tokenizer"):
-            documents = corpus.load_documents(self.data, self.column) if self.data else corpus.default_documents()
+            documents = corpus.documents_of(self.data, self.column)
             results = compare.Results(folder, sizes, corpus.fingerprint(documents), "cpu")
             text = compare.prepare_text(documents, sizes, self.data, self.column, folder)
         seeds = range(job.seed, job.seed + job.seeds)

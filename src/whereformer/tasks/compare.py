@@ -123,7 +123,7 @@ def prepare_text(documents: Sequence[str], sizes: Sizes, data: Sequence[str], co
     write_atomically(out / "tokenizer.json", tokenizer.to_str())
     size = tokenizer.get_vocab_size()
     facts = {
-        "source": ", ".join(data) or "the documentation inside this Python",
+        "source": corpus.source_of(data),
         "data": list(data),
         "column": column,
         "documents": len(documents),

@@ -80,6 +80,16 @@ def fingerprint(documents: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
+def documents_of(paths: Sequence[str | Path], column: str | None = None) -> list[str]:
+    """What :func:`load_documents` reads, or :func:`default_documents` where no paths are given."""
+    return load_documents(paths, column) if paths else default_documents()
+
+
+def source_of(paths: Sequence[str]) -> str:
+    """Where these documents come from, for people."""
+    return ", ".join(paths) or "the documentation inside this Python"
+
+
 def load_documents(paths: Sequence[str | Path], column: str | None = None) -> list[str]:
     """Read documents from text, Parquet and JSON Lines files, and from folders of them.
 

@@ -312,6 +312,7 @@ class Pretrainer(JudgedTrainer):
         return {"loss": found["generator_loss"] + self.weight * found["discriminator_loss"], **found}
 
 
+@quiet_transformers()
 def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
     """Train from the newest checkpoint or the start, save the model and return the results.
 
@@ -319,11 +320,6 @@ def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
         InputError: if the loss stops being a number.
         KeyboardInterrupt: if it was interrupted; a checkpoint is there then.
     """
-    with quiet_transformers():
-        return _run(job, folder, progress)
-
-
-def _run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
     training, objective = job.training, job.model.objective
     torch.manual_seed(training.seed)
     model = build_model(job.config, objective).to(job.device)

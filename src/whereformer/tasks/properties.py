@@ -123,7 +123,7 @@ def check_one_block(sizes: compare.Sizes, option: str) -> None:
 def _held_out(folder: Path, data: dict[str, Any], given: Sequence[str], column: str | None) -> masked_lm.HeldOut:
     """The held-out text of a comparison, read again."""
     try:
-        documents = corpus.load_documents(given, column) if given else corpus.default_documents()
+        documents = corpus.documents_of(given, column)
     except InputError as error:
         raise InputError(f"--results: the text of {folder} can't be read again ({error})") from None
     if corpus.fingerprint(documents) != data["settings"]["text"]:

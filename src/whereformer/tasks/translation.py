@@ -340,6 +340,7 @@ class Averaging(TrainerCallback):
         assert not unknown, unknown
 
 
+@quiet_transformers()
 def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
     """Train from the newest checkpoint or the start, save the model and return the results.
 
@@ -347,11 +348,6 @@ def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
         InputError: if the loss stops being a number.
         KeyboardInterrupt: if it was interrupted; a checkpoint is there then.
     """
-    with quiet_transformers():
-        return _run(job, folder, progress)
-
-
-def _run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
     training, course = job.training, job.course
     torch.manual_seed(training.seed)
     model = Seq2SeqForConditionalGeneration(job.config).to(job.device)
