@@ -35,6 +35,7 @@ BASELINE = "sinusoidal"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "shaw": ("shaw", {"clip": 16}),
     "shaw-keys": ("shaw", {"clip": 16, "values": False}),
+    "shaw-clip-4": ("shaw", {"clip": 4}),
     "shaw-clip-2": ("shaw", {"clip": 2}),
 }
 """What some names mean: a method and its options."""

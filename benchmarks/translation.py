@@ -1,0 +1,171 @@
+"""Which position method translates best for its cost? Every method, language and seed with the same budget.
+
+Run: .venv/bin/python benchmarks/translation.py --data multi30k [--languages de,fr] [--seeds 3] [--workers 2]
+
+The folder has train.parquet, validation.parquet and test.parquet (here test_2016_flickr) with a column for each
+language. Every run is `whereformer translate train` and `whereformer translate score`, as anyone could give them; runs
+that are there already are not made again, and an interrupted one continues. Writes results.json: for each method the
+scores of every seed, and of sentences by length; prints their means. How much a step costs is for
+translation_speed.py to say, since runs side by side disturb each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from translation_speed import BASELINE, VARIANTS
+
+from whereformer.cli import execute
+from whereformer.commands.arguments import split
+from whereformer.errors import InputError
+from whereformer.files import write_atomically
+
+METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
+
+
+@dataclass(frozen=True)
+class Translation:
+    """BLEU of small translation models with each position method, all trained alike."""
+
+    data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """Has train.parquet, validation.parquet and the test's file."""
+    test: str = "test.parquet"
+    """File of the folder to score."""
+    languages: str = "de,fr"
+    """Columns to translate into, from English."""
+    methods: str = ",".join(METHODS)
+    """Position methods."""
+    seeds: int = 3
+    """Runs of each, with the seeds 0, 1, 2 and so on; all methods have one seed before any has the next."""
+    steps: int = 1200
+    """Of each run."""
+    batch_tokens: int = 2048
+    """Of each step, on either side."""
+    learning_rate: float = 3e-3
+    """The peak."""
+    warmup: int = 400
+    """Steps to it."""
+    dropout: float = 0.1
+    """On embeddings and on what layers add."""
+    dtype: str = "bfloat16"
+    """Or float32."""
+    workers: int = 1
+    """Runs at a time, each on one thread."""
+    out: Path = Path("runs/translation")
+    """Folder for the runs and results.json."""
+
+    def run(self, console: Console) -> None:
+        for file in ("train.parquet", "validation.parquet", self.test):
+            if not (self.data / file).is_file():
+                raise InputError(f"--data: expected {file} in {self.data}")
+        names = split("methods", self.methods, [*METHODS, "none"])
+        runs = [
+            (name, language, seed)
+            for seed in range(self.seeds)
+            for language in split("languages", self.languages)
+            for name in names
+        ]
+        with ThreadPoolExecutor(self.workers) as workers:
+            try:
+                for each, scores in zip(runs, workers.map(lambda each: self._scores(*each), runs), strict=True):
+                    console.print(f"{' '.join(map(str, each))}: BLEU {scores['bleu']}", highlight=False)
+            except BaseException:
+                # Those that have not begun.
+                workers.shutdown(wait=False, cancel_futures=True)
+                raise
+        self._gather(console, names)
+
+    def _scores(self, name: str, language: str, seed: int) -> dict[str, Any]:
+        """What `translate score` says of a run, which is made if it is not there."""
+        folder = self.out / language / name / str(seed)
+        file = folder / "scores.json"
+        if not file.exists():
+            position, options = VARIANTS.get(name, (name, {}))
+            columns = f"--columns=en,{language}"
+            self._command(
+                folder.with_name(f"{seed}.log"),
+                *("train", f"--data={self.data / 'train.parquet'}", columns, "--preset=small"),
+                *(f"--validation={self.data / 'validation.parquet'}", f"--out={folder}", f"--seed={seed}"),
+                *(f"--position={position}", f"--position-options={json.dumps(options)}", f"--dtype={self.dtype}"),
+                *(f"--steps={self.steps}", f"--every={max(1, self.steps // 20)}", "--average=5"),
+                *(f"--batch-tokens={self.batch_tokens}", f"--learning-rate={self.learning_rate}"),
+                *(f"--warmup={self.warmup}", f"--dropout={self.dropout}"),
+            )
+            self._command(
+                folder.with_name(f"{seed}.log"),
+                *("score", str(folder), f"--data={self.data / self.test}", columns, f"--out={file}"),
+            )
+        scores: dict[str, Any] = json.loads(file.read_text())
+        return scores
+
+    def _command(self, log: Path, *arguments: str) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "whereformer", "translate", *arguments, "--threads=1"]
+        with log.open("w", encoding="utf-8") as out:
+            code = subprocess.call(
+                command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+        if code:
+            raise InputError(f"a run failed, as {log} says: {log.read_text(encoding='utf-8').strip().splitlines()[-1]}")
+
+    def _gather(self, console: Console, names: list[str]) -> None:
+        """Of all runs that are there."""
+        left_out = ("data", "out", "methods", "languages", "seeds", "workers")
+        settings = {name: value for name, value in asdict(self).items() if name not in left_out}
+        results: dict[str, Any] = {"settings": settings, "machine": None, "languages": {}}
+        for language in split("languages", self.languages):
+            methods = results["languages"][language] = {}
+            for name in names:
+                methods[name] = {"seeds": {}}
+                for seed in range(self.seeds):
+                    folder = self.out / language / name / str(seed)
+                    scores = json.loads((folder / "scores.json").read_text())
+                    training = json.loads((folder / "results.json").read_text())
+                    results["machine"] = training["machine"]
+                    results["epochs"] = training["epochs"]
+                    results["signature"] = scores["bleu_signature"]
+                    methods[name] |= {key: training[key] for key in ("parameters", "positional_parameters")}
+                    methods[name]["seeds"][seed] = {
+                        "bleu": scores["bleu"],
+                        "chrf": scores["chrf"],
+                        "held_out_loss": training["averaged"]["loss"],
+                        "bleu_by_words": scores["bleu_by_words"],
+                    }
+            self._print(console, language, methods)
+        write_atomically(self.out / "results.json", json.dumps(results, indent=1))
+        console.print(f"wrote {self.out / 'results.json'}", highlight=False)
+
+    def _print(self, console: Console, language: str, methods: dict[str, Any]) -> None:
+        first = next(iter(methods.values()))["seeds"][0]["bleu_by_words"]
+        parts = [f"{part['from']}-{part['to'] or ''}" for part in first]
+        table = Table("", "BLEU", "seeds", "chrF", "loss", *parts, title=f"en-{language}; BLEU by words")
+        for name, found in methods.items():
+            seeds = list(found["seeds"].values())
+            bleu = [seed["bleu"] for seed in seeds]
+            by_words = [
+                statistics.fmean(seed["bleu_by_words"][part]["bleu"] for seed in seeds) for part in range(len(parts))
+            ]
+            table.add_row(
+                name,
+                f"{statistics.fmean(bleu):.1f}",
+                f"{min(bleu):.1f}-{max(bleu):.1f}",
+                f"{statistics.fmean(seed['chrf'] for seed in seeds):.1f}",
+                f"{statistics.fmean(seed['held_out_loss'] for seed in seeds):.3f}",
+                *(f"{value:.1f}" for value in by_words),
+            )
+        console.print(table)
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(Translation).run)
