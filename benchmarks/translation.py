@@ -52,7 +52,11 @@ class Translation:
     """Of each run."""
     batch_tokens: int = 2048
     """Of each step, on either side."""
-    learning_rate: float = 3e-3
+    hidden_size: int = 128
+    """Width, of three layers that read and three that write, with four heads."""
+    intermediate_size: int = 512
+    """Width within the feed-forward layers."""
+    learning_rate: float = 5e-3
     """The peak."""
     warmup: int = 400
     """Steps to it."""
@@ -99,6 +103,7 @@ class Translation:
                 *(f"--validation={self.data / 'validation.parquet'}", f"--out={folder}", f"--seed={seed}"),
                 *(f"--position={position}", f"--position-options={json.dumps(options)}", f"--dtype={self.dtype}"),
                 *(f"--steps={self.steps}", f"--every={max(1, self.steps // 20)}", "--average=5"),
+                *(f"--hidden-size={self.hidden_size}", f"--intermediate-size={self.intermediate_size}"),
                 *(f"--batch-tokens={self.batch_tokens}", f"--learning-rate={self.learning_rate}"),
                 *(f"--warmup={self.warmup}", f"--dropout={self.dropout}"),
             )
@@ -130,6 +135,8 @@ class Translation:
                 methods[name] = {"seeds": {}}
                 for seed in range(self.seeds):
                     folder = self.out / language / name / str(seed)
+                    if not (folder / "scores.json").exists():
+                        continue
                     scores = json.loads((folder / "scores.json").read_text())
                     training = json.loads((folder / "results.json").read_text())
                     results["machine"] = training["machine"]
@@ -142,12 +149,12 @@ class Translation:
                         "held_out_loss": training["averaged"]["loss"],
                         "bleu_by_words": scores["bleu_by_words"],
                     }
-            self._print(console, language, methods)
+            self._print(console, language, {name: found for name, found in methods.items() if found["seeds"]})
         write_atomically(self.out / "results.json", json.dumps(results, indent=1))
         console.print(f"wrote {self.out / 'results.json'}", highlight=False)
 
     def _print(self, console: Console, language: str, methods: dict[str, Any]) -> None:
-        first = next(iter(methods.values()))["seeds"][0]["bleu_by_words"]
+        first = next(iter(next(iter(methods.values()))["seeds"].values()))["bleu_by_words"]
         parts = [f"{part['from']}-{part['to'] or ''}" for part in first]
         table = Table("", "BLEU", "seeds", "chrF", "loss", *parts, title=f"en-{language}; BLEU by words")
         for name, found in methods.items():
