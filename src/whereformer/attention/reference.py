@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .call import Call
 from .dropout import draw_seed, keep_mask, row_keys
@@ -28,7 +29,7 @@ def attend(call: Call) -> Tensor:
                 # How much of row i's attention lies at each offset of the table, then one product with it.
                 at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
                 at_offset = at_offset.scatter_add(-1, _columns(call, term).expand_as(weights), weights)
-                out = out + at_offset @ term.table.to(weights.dtype)
+                out = out + _times(at_offset, term.table.mT.to(weights.dtype))
         return out.to(call.value.dtype)
 
 
@@ -49,8 +50,9 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     batch, heads, n_k, _ = call.value.shape
     dtype = torch.promote_types(call.value.dtype, torch.float32)
     scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, heads, call.n_q, n_k)
-    if call.query is not None and call.key is not None:
-        scores = scores + (call.query.to(dtype) * call.scale) @ call.key.to(dtype).transpose(-1, -2)
+    query = None if call.query is None else call.query.to(dtype) * call.scale
+    if query is not None and call.key is not None:
+        scores = scores + query @ call.key.to(dtype).transpose(-1, -2)
     allowed = call.allowed()
     for term in call.terms:
         match term:
@@ -58,8 +60,8 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
                 at_offset = term.table.to(dtype)[:, _columns(call, term)[:, 0]]  # (heads, 1 or batch, n_q, n_k)
                 scores = scores + at_offset.transpose(0, 1)
             case OffsetKeys():
-                assert call.query is not None
-                per_offset = (call.query.to(dtype) * call.scale) @ term.table.to(dtype).transpose(-1, -2)
+                assert query is not None
+                per_offset = _times(query, term.table.to(dtype))
                 scores = scores + per_offset.gather(-1, _columns(call, term).expand_as(scores))
             case FactorPair():
                 scores = scores + term.query_factors.to(dtype) @ term.key_factors.to(dtype).transpose(-1, -2)
@@ -68,6 +70,15 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
                 finite = ~term.scores.isneginf()
                 allowed = finite if allowed is None else allowed & finite
     return scores, allowed
+
+
+def _times(rows: Tensor, table: Tensor) -> Tensor:
+    """Products of rows (batch, heads, n, dim) with their heads' vectors (heads or 1, T, dim): (batch, heads, n, T)."""
+    if len(table) > 1:
+        return rows @ table.mT
+    # A table of all heads takes one product instead of one an item and head, and so does its gradient. Queries mostly
+    # have a token's heads side by side in memory.
+    return functional.linear(rows.transpose(1, 2), table[0]).transpose(1, 2)
 
 
 def _columns(call: Call, term: OffsetBias | OffsetKeys | OffsetValues) -> Tensor:
