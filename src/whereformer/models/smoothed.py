@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 IGNORED = -100
 """The label of a token that is not to be predicted, as everywhere in transformers."""
-AT_A_TIME = {"cpu": 2**20, "cuda": 2**26}
-"""Logits that are converted to float32 at a time: on a CPU what its cache holds."""
+AT_A_TIME = {"cpu": 2**18, "cuda": 2**26}
+"""Logits that are converted to float32 at a time: on a CPU what the cache of a core holds."""
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
