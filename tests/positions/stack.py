@@ -18,6 +18,7 @@ METHODS = {
     **{name: (name, QUICK.get(name, {})) for name in position_names()},
     "sinusoidal blocks": ("sinusoidal", {"layout": "blocks"}),
     "shaw keys": ("shaw", {"values": False}),
+    "shaw per head": ("shaw", {"per_head": True, "clip": 3}),
     "shaw values": ("shaw", {"keys": False, "clip": 2}),
     "t5 causal": ("t5", {"causal": True, "num_buckets": 8, "max_distance": 5}),
     "floater midpoint": ("floater", {"solver": "midpoint", "substeps": 1}),

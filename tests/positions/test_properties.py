@@ -36,6 +36,7 @@ INVARIANT = [
     "none",
     "shaw",
     "shaw keys",
+    "shaw per head",
     "t5",
     "t5 causal",
     "rope",
@@ -331,16 +332,16 @@ def test_shaw_with_tables_of_zeros_is_plain_attention(length, clip, seed):
 
 
 @few
-@given(length=lengths, clip=st.integers(0, 4), seed=seeds)
-def test_shaw_is_attention_to_keys_and_values_of_their_own_for_every_query(length, clip, seed):
+@given(length=lengths, clip=st.integers(0, 4), per_head=st.booleans(), seed=seeds)
+def test_shaw_is_attention_to_keys_and_values_of_their_own_for_every_query(length, clip, per_head, seed):
     torch.manual_seed(seed)
-    position = build("shaw", clip=clip)
+    position = build("shaw", clip=clip, per_head=per_head)
     query, key, value = torch.randn(3, 1, HEADS, length, HEAD_DIM, dtype=torch.float64)
     at = Positions(0, 1, length)
     out = attention(query, key, value, position.terms(embeddings(length), at, at, layer=1))
     for i in range(length):
         rows = (torch.arange(length) - i).clamp(-clip, clip) + clip
-        seen = key + position.keys[1][rows], value + position.values[1][rows]
+        seen = key + position.keys[1][..., rows, :], value + position.values[1][..., rows, :]
         assert_close(out[:, :, i : i + 1], attention(query[:, :, i : i + 1], *seen))
 
 

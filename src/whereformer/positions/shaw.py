@@ -15,20 +15,25 @@ class Shaw(Position):
     """A trained vector per clipped offset, added to the keys and to the values that a query sees.
 
     ``score_ij = scale * <query_i, key_j + keys[r]>`` and ``out_i = sum_j weight_ij (value_j + values[r])`` with
-    ``r = clip(offset, -clip, clip)`` (equations 3 and 4). Shared by the heads, separate in every layer.
+    ``r = clip(offset, -clip, clip)`` (equations 3 and 4). Separate in every layer.
 
     Args:
         clip: the largest distance told apart, in tokens; 0 leaves one vector for all offsets.
         keys: whether keys have vectors.
         values: whether values have vectors.
+        per_head: whether every head has vectors of its own, as in the paper's base model; otherwise heads share them,
+            as in its big model and in tensor2tensor.
     Shape:
-        keys, values: (num_layers, 2 * clip + 1, head_dim), row ``offset + clip``; Glorot uniform.
+        keys, values: (num_layers, 2 * clip + 1, head_dim), row ``offset + clip``; Glorot uniform. With ``per_head``
+        (num_layers, num_heads, 2 * clip + 1, head_dim).
     Extrapolation: any length; every distance beyond ``clip`` looks alike.
     Joined with rope the vectors meet the rotated query, so what they add depends on where the query is as well.
     Source: Shaw et al. (2018), arXiv 1803.02155; tensor2tensor ``dot_product_attention_relative``.
     """
 
-    def __init__(self, model: ModelShape, *, clip: int = 16, keys: bool = True, values: bool = True) -> None:
+    def __init__(
+        self, model: ModelShape, *, clip: int = 16, keys: bool = True, values: bool = True, per_head: bool = False
+    ) -> None:
         super().__init__(model)
         if clip < 0:
             raise ValueError(f"clip: expected a distance of at least 0, got {clip}")
@@ -36,7 +41,8 @@ class Shaw(Position):
             raise ValueError("keys and values: at least one must be True, got False and False")
         self.clip = clip
         self.needs_content = keys
-        size = (model.num_layers, 2 * clip + 1, model.head_dim)
+        heads = (model.num_heads,) if per_head else ()
+        size = (model.num_layers, *heads, 2 * clip + 1, model.head_dim)
         self.keys = nn.Parameter(torch.empty(size)) if keys else None
         self.values = nn.Parameter(torch.empty(size)) if values else None
         self.reset_parameters()
@@ -58,7 +64,12 @@ class Shaw(Position):
     ) -> tuple[Term, ...]:
         terms: tuple[Term, ...] = ()
         if self.keys is not None:
-            terms += (OffsetKeys(self.keys[layer].unsqueeze(0), -self.clip),)
+            terms += (OffsetKeys(self._by_head(self.keys[layer]), -self.clip),)
         if self.values is not None:
-            terms += (OffsetValues(self.values[layer].unsqueeze(0), -self.clip),)
+            terms += (OffsetValues(self._by_head(self.values[layer]), -self.clip),)
         return terms
+
+    @staticmethod
+    def _by_head(table: Tensor) -> Tensor:
+        """A layer's vectors, (heads or 1, 2 * clip + 1, head_dim)."""
+        return table if table.dim() == 3 else table.unsqueeze(0)
