@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from translation_speed import BASELINE, VARIANTS
@@ -31,6 +32,7 @@ from whereformer.commands.arguments import split
 from whereformer.errors import InputError
 from whereformer.files import write_atomically
 
+LANGUAGES = {"de": "German", "fr": "French"}
 METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
 
 
@@ -149,9 +151,11 @@ class Translation:
                         "held_out_loss": training["averaged"]["loss"],
                         "bleu_by_words": scores["bleu_by_words"],
                     }
-            self._print(console, language, {name: found for name, found in methods.items() if found["seeds"]})
+            if done := {name: found for name, found in methods.items() if found["seeds"]}:
+                self._print(console, language, done)
         write_atomically(self.out / "results.json", json.dumps(results, indent=1))
-        console.print(f"wrote {self.out / 'results.json'}", highlight=False)
+        self._plot(results["languages"])
+        console.print(f"wrote {self.out / 'results.json'} and {self.out / 'plot.svg'}", highlight=False)
 
     def _print(self, console: Console, language: str, methods: dict[str, Any]) -> None:
         first = next(iter(next(iter(methods.values()))["seeds"].values()))["bleu_by_words"]
@@ -172,6 +176,24 @@ class Translation:
                 *(f"{value:.1f}" for value in by_words),
             )
         console.print(table)
+
+    def _plot(self, languages: dict[str, Any]) -> None:
+        """A dot for every seed, and a line at their mean."""
+        figure = Figure(figsize=(3.4 * len(languages) + 1, 3.2), layout="constrained")
+        panels = figure.subplots(1, len(languages), sharey=True, squeeze=False)[0]
+        for axes, (language, methods) in zip(panels, languages.items(), strict=True):
+            for row, found in enumerate(methods.values()):
+                bleu = [seed["bleu"] for seed in found["seeds"].values()]
+                if bleu:
+                    axes.scatter(bleu, [row] * len(bleu), s=18, color="#0072b2", alpha=0.6, linewidths=0)
+                    axes.vlines(statistics.fmean(bleu), row - 0.3, row + 0.3, color="#d55e00")
+            axes.set_yticks(range(len(methods)), list(methods))
+            axes.set_title(f"English to {LANGUAGES.get(language, language)}", fontsize=10)
+            axes.set_xlabel("BLEU")
+            axes.grid(axis="x", alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+        panels[0].invert_yaxis()
+        figure.savefig(self.out / "plot.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
