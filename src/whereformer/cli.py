@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, Union, cast
 
 import tyro
 from rich.console import Console
@@ -42,13 +43,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given == ["--version"]:
         print(f"whereformer {__version__}")
         return
-    command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
+    # A list of commands has a paragraph of each; who asks for one of them wants all of it.
+    parsers = (
+        Annotated[
+            Any,
+            tyro.conf.subcommand(
+                name, constructor=command, description=None if name in given[:1] else _summary(command)
+            ),
+        ]
+        for name, command in COMMANDS.items()
+    )
+    command = tyro.cli(
+        cast(Any, Union[tuple(parsers)]),  # noqa: UP007  # as many as there are commands
         prog="whereformer",
         description="Where a token is, as a swappable, inspectable, fast part of self-attention.",
         args=given,
     )
     execute(command.run)
+
+
+def _summary(command: Callable[..., Any]) -> str:
+    """The first paragraph of what a command says of itself."""
+    return (inspect.getdoc(command) or "").partition("\n\n")[0]
 
 
 def execute(work: Callable[[Console], None]) -> None:
