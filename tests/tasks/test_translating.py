@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -224,7 +225,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, capsys
     assert expected in fails(capsys, "translate", *arguments)
 
 
-def test_another_kind_of_model_or_a_broken_one_is_refused(model, tmp_path, capsys, monkeypatch):
+def test_another_kind_of_model_is_refused(tmp_path, capsys, monkeypatch):
     given(monkeypatch, b"")
     other = Encoder(EncoderConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, blocks="1"))
     with quiet_transformers():
@@ -232,11 +233,61 @@ def test_another_kind_of_model_or_a_broken_one_is_refused(model, tmp_path, capsy
     assert "MODEL: expected one that `whereformer translate train` made, got a whereformer" in fails(
         capsys, "translate", "run", str(tmp_path / "other")
     )
+
+
+def _replaced(name, content):
+    def change(folder):
+        (folder / name).write_bytes(content(folder / name))
+
+    return change
+
+
+def _other_tokenizer(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"<{number}>" for number in range(9)])
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (_replaced("model.safetensors", lambda file: file.read_bytes()[:400]), "MODEL: cannot read "),
+        (_replaced("config.json", lambda file: file.read_bytes()[:40]), "MODEL: cannot read "),
+        (_replaced("tokenizer.json", lambda file: file.read_bytes()[:40]), "MODEL: cannot read "),
+        (
+            _replaced(
+                "config.json", lambda file: file.read_bytes().replace(b'"hidden_size": 64', b'"hidden_size": 32')
+            ),
+            "its config.json makes it (",
+        ),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (_other_tokenizer, "the tokenizer of"),
+    ],
+)
+def test_a_broken_model_is_refused(model, tmp_path, capsys, monkeypatch, change, expected):
+    given(monkeypatch, b"where is the cat?\n")
     broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in Path(model).iterdir():
-        (broken / file.name).write_bytes(file.read_bytes()[: 400 if file.suffix == ".safetensors" else None])
-    assert f"MODEL: cannot read {broken}" in fails(capsys, "translate", "run", str(broken))
+    shutil.copytree(model, broken)
+    change(broken)
+    message = fails(capsys, "translate", "run", str(broken))
+    assert expected in message
+    assert str(broken) in message
+
+
+def test_code_of_a_model_is_never_run(tmp_path, capsys, monkeypatch):
+    """transformers asks on the standard input, where a line may say yes."""
+    (tmp_path / "config.json").write_text('{"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Theirs"}}')
+    ran = tmp_path / "ran"
+    (tmp_path / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Theirs: pass\n")
+    given(monkeypatch, b"y\n")
+    assert f"MODEL: cannot read {tmp_path}" in fails(capsys, "translate", "run", str(tmp_path))
+    assert not ran.exists()
+
+
+def test_a_training_that_has_not_finished_says_so(tmp_path, capsys, monkeypatch):
+    given(monkeypatch, b"")
+    (tmp_path / "settings.json").write_text("{}")
+    assert f"MODEL: the training in {tmp_path} is not finished" in fails(capsys, "translate", "run", str(tmp_path))
 
 
 def test_output_and_input_are_different_files(model, lines, capsys):

@@ -169,18 +169,26 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    if Path(model).is_dir() and not (Path(model) / "config.json").exists() and (Path(model) / "model").is_dir():
+    folder = Path(model)
+    if folder.is_dir() and not (folder / "config.json").exists():
         # The folder of a training is as good a name for what it made.
-        model = str(Path(model) / "model")
+        if (folder / "model").is_dir():
+            model = str(folder / "model")
+        elif (folder / "settings.json").exists():
+            raise InputError(f"MODEL: the training in {model} is not finished; the command that began it continues it")
     try:
-        config = AutoConfig.from_pretrained(model)
+        # Without the last, a folder that brings code of its own would have it run by who answers a question with yes,
+        # and the answer is read from the standard input, as the lines are.
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         if not isinstance(config, Seq2SeqConfig):
             raise InputError(f"MODEL: expected one that `whereformer translate train` made, got a {config.model_type}")
+        if Path(model).is_dir() and not (Path(model) / "tokenizer.json").exists():
+            raise InputError(f"MODEL: {model} has no tokenizer.json")
         with quiet_transformers():
             found, report = Seq2SeqForConditionalGeneration.from_pretrained(
-                model, config=config, use_safetensors=True, output_loading_info=True
+                model, config=config, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
             )
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except InputError:
         raise
     except Exception as error:
@@ -188,6 +196,12 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
         raise InputError(f"MODEL: cannot read {model}: {error}") from None
     if report["missing_keys"]:
         raise InputError(f"MODEL: {model} lacks {min(report['missing_keys'])}")
+    if report["mismatched_keys"]:
+        name, there, expected = min(report["mismatched_keys"])
+        raise InputError(f"MODEL: {name} of {model} is {tuple(there)}, its config.json makes it {tuple(expected)}")
+    special = tokenizer.convert_tokens_to_ids(list(subwords.SPECIAL_TOKENS))
+    if special != [subwords.PAD, subwords.START, subwords.END] or len(tokenizer) > config.vocab_size:
+        raise InputError(f"MODEL: the tokenizer of {model} is another model's")
     return Translator(found.to(device).eval(), tokenizer, decoding)
 
 
