@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,36 @@ def test_lines_before_a_bad_one_are_translated_first(model, lines, capsys, monke
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [translated("where is the cat?")]
     assert "line 2 has 1" in captured.err
-    assert "tokens, the model takes 60 (and 1 of the next 1024); --truncate cuts such lines" in captured.err
+    assert "tokens, the model takes 60 (and 1 of the 2 after it); --truncate cuts such lines" in captured.err
+
+
+def test_a_pipe_is_read_once(model, tmp_path, monkeypatch):
+    """Also where a terminal shows progress."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    pipe, out = tmp_path / "pipe", tmp_path / "out.txt"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("where is the cat?\n" * 3,))
+    writer.start()
+    main(["translate", "run", model, "--input", str(pipe), "--output", str(out)])
+    writer.join()
+    assert out.read_text().splitlines() == [translated("where is the cat?")] * 3
+
+
+def test_what_comes_out_is_utf_8_wherever(model, monkeypatch):
+    given(monkeypatch, b"where is the cat?\n")
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
+    main(["translate", "run", model])
+    assert out.getvalue().decode() == translated("where is the cat?") + "\n"
+
+
+def test_scoring_refuses_before_it_translates(untrained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(translating.Translator, "_translate", None)
+    data = write(tmp_path, ["a", "where is the " * 40], ["x", "y"])
+    assert "line 2 has" in fails(capsys, "translate", "score", untrained, *data)
+    for option in ("--out", "--translations"):
+        message = fails(capsys, "translate", "score", untrained, *data, option, str(tmp_path))
+        assert f"{option}: cannot write '{tmp_path}'" in message
 
 
 def test_long_lines_are_cut_or_taken_when_asked(model, untrained, lines, capsys):

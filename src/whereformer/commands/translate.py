@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, TextIO
 
@@ -147,7 +148,7 @@ class Run:
             from ..tasks import translating
             from ..terminal import Bar
 
-            if self.output is not None and self.output.resolve() == (self.input or Path()).resolve():
+            if self.output and self.input and self.output.resolve() == self.input.resolve():
                 raise InputError(f"--output: expected another file than --input, got {str(self.output)!r}")
             translator = translating.load(self.model, decoding, find_device(self.device))
             _use(self.threads)
@@ -159,7 +160,8 @@ class Run:
                 if errors.is_terminal and window > 1:
                     progress = stack.enter_context(Bar(errors))
                     progress.begin("translating")
-                    if self.input is not None:
+                    # What a pipe is read for is gone.
+                    if self.input is not None and self.input.is_file():
                         progress.start(_count_lines(self.input))
                 advance = (lambda count: None) if progress is None else progress.step
                 out = stack.enter_context(_writable(self.output))
@@ -211,8 +213,13 @@ class Score:
         check_range(self, threads=(1, 2**20))
         for name in ("out", "translations"):
             file = getattr(self, name)
-            if file is not None and not file.parent.is_dir():
+            if file is None:
+                continue
+            if not file.parent.is_dir():
                 raise InputError(f"--{name}: no such folder: {str(file.parent)!r}")
+            # Afterwards the translations would be lost.
+            if file.is_dir() or not os.access(file.parent, os.W_OK):
+                raise InputError(f"--{name}: cannot write {str(file)!r}")
         import json
 
         from ..files import write_atomically
@@ -325,8 +332,10 @@ def _opened(file: Path | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _writable(file: Path | None) -> Iterator[TextIO]:
-    """A file, or the standard output."""
+    """A file, or the standard output; UTF-8 as what is read."""
     if file is None:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")
         yield sys.stdout
         return
     try:

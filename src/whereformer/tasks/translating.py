@@ -70,16 +70,10 @@ class Translator:
         while True:
             texts, error = _read(lines, window)
             encoded = subwords.encode(self.tokenizer, texts)
-            if not self.decoding.truncate:
-                long = (encoded.lengths > self.limit).nonzero().flatten().tolist()
-                if long:
-                    first, more = long[0], f" (and {len(long) - 1} of the next {window})" if len(long) > 1 else ""
-                    tokens = int(encoded.lengths[first])
-                    encoded = encoded.chosen(torch.arange(first))
-                    error = InputError(
-                        f"line {before + first + 1} has {tokens} tokens, the model takes {self.limit}{more}; "
-                        "--truncate cuts such lines, --max-length takes longer ones where the position method does"
-                    )
+            long = self._too_long(encoded.lengths, before)
+            if long is not None:
+                first, error = long
+                encoded = encoded.chosen(torch.arange(first))
             yield from self._translate([encoded[line] for line in range(len(encoded))], advance)
             if error is not None:
                 raise error
@@ -87,9 +81,28 @@ class Translator:
                 return
             before += len(texts)
 
-    def translate(self, lines: Iterable[str], advance: Callable[[int], None] = lambda count: None) -> list[str]:
-        """The translation of each line; see :meth:`stream`."""
+    def translate(self, lines: Sequence[str], advance: Callable[[int], None] = lambda count: None) -> list[str]:
+        """The translation of each line; see :meth:`stream`.
+
+        Raises:
+            InputError: before any is translated.
+        """
+        long = self._too_long(subwords.encode(self.tokenizer, lines).lengths)
+        if long is not None:
+            raise long[1]
         return list(self.stream(lines, advance=advance))
+
+    def _too_long(self, lengths: Tensor, before: int = 0) -> tuple[int, InputError] | None:
+        """The first of some lines that is too long, and what to say; ``before`` are lines that came before them."""
+        long = (lengths > self.limit).nonzero().flatten().tolist()
+        if self.decoding.truncate or not long:
+            return None
+        first, more = long[0], f" (and {len(long) - 1} of the {len(lengths) - long[0] - 1} after it)"
+        return first, InputError(
+            f"line {before + first + 1} has {int(lengths[first])} tokens, the model takes {self.limit}"
+            f"{more if len(long) > 1 else ''}; --truncate cuts such lines, --max-length takes longer ones where the "
+            "position method does"
+        )
 
     def _translate(self, lines: Sequence[Tensor], advance: Callable[[int], None]) -> list[str]:
         found = [""] * len(lines)
