@@ -75,7 +75,10 @@ class Train:
                 stack.enter_context(compare.open_folder(self.out))
             with console.status("reading the text"):
                 pairs = parallel.load(data)
-                pairs, held_out = parallel.hold_out(pairs) if validation is None else (pairs, parallel.load(validation))
+                if validation is None:
+                    pairs, held_out = parallel.hold_out("data" if data.data else "source", pairs)
+                else:
+                    held_out = parallel.load(validation)
             if not self.dry_run:
                 folder = run_folder.Folder(self.out, translation.settings_of(model, training, pairs, held_out, device))
                 results = folder.finished()
@@ -117,8 +120,8 @@ class Train:
 class Run:
     """Translate lines: those of a file, or of the standard input.
 
-    There are as many lines in the output as in the input, in the same order; empty lines stay empty. Lines are read
-    1024 at a time, translated with those of like length, and written. A line that is too long or not UTF-8 is an error
+    There are as many lines in the output as in the input, in the same order; empty lines stay empty. At a time 1024
+    lines are read, translated with those of like length, and written. A line that is too long or not UTF-8 is an error
     that names it; the translations of all lines before it are written first. Only translations go to the standard
     output.
     """
@@ -172,8 +175,8 @@ class Run:
 class Score:
     """How good are translations? BLEU and chrF by sacrebleu, with signatures, and BLEU by the length of the source.
 
-    Give a model and parallel text, which it then translates, or a file of translations with their --references (and
-    --source, by whose length they are told apart).
+    Give a model and parallel text, which it then translates, or a file of translations with their --references; a
+    --source beside them tells the lengths.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
