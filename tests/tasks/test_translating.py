@@ -320,6 +320,34 @@ def test_a_training_that_has_not_finished_says_so(tmp_path, capsys, monkeypatch)
     assert f"MODEL: the training in {tmp_path} is not finished" in fails(capsys, "translate", "run", str(tmp_path))
 
 
+def test_an_interrupt_says_what_is_there(model, lines, tmp_path, capsys, monkeypatch):
+    file, out = lines("where is the cat?", "where is the dog?"), tmp_path / "out.txt"
+    translate, done = translating.Translator._translate, []
+
+    def interrupted(self, encoded, advance):
+        if done:
+            raise KeyboardInterrupt
+        done.append(True)
+        return translate(self, encoded, advance)
+
+    monkeypatch.setattr(translating.Translator, "_translate", interrupted)
+    monkeypatch.setattr(translating, "WINDOW", 1)
+    told = []
+    for command in (
+        ["run", model, "--input", file, "--output", str(out)],
+        ["score", model, "--source", file, "--target", file],
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["translate", *command])
+        assert stop.value.code == 130
+        told.append(capsys.readouterr().err.strip())
+    assert told == [
+        "whereformer: interrupted after 1 lines, which are written",
+        "whereformer: interrupted; nothing is written yet",
+    ]
+    assert out.read_text() == translated("where is the cat?") + "\n"
+
+
 def test_output_and_input_are_different_files(model, lines, capsys):
     file = lines("where is the cat?")
     message = fails(capsys, "translate", "run", model, "--input", file, "--output", file)

@@ -309,7 +309,13 @@ class Translate:
 
     def run(self, console: Console) -> None:
         """Do it."""
-        self.command.run(console)
+        try:
+            self.command.run(console)
+        except KeyboardInterrupt:
+            # A training goes on from where it was; a translation that has begun says itself how far it is.
+            if isinstance(self.command, Train):
+                raise
+            raise SystemExit(fail("interrupted; nothing is written yet", 130)) from None
 
 
 def _use(threads: int | None) -> None:
