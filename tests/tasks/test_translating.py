@@ -143,6 +143,8 @@ def test_lines_before_a_bad_one_are_translated_first(model, lines, capsys, monke
 def test_a_pipe_is_read_once(model, tmp_path, monkeypatch):
     """Also where a terminal shows progress."""
     monkeypatch.setenv("FORCE_COLOR", "1")
+    # It would take the lines, or wait for more of them.
+    monkeypatch.setattr("whereformer.commands.translate._count_lines", None)
     pipe, out = tmp_path / "pipe", tmp_path / "out.txt"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("where is the cat?\n" * 3,))
