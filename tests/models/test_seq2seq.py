@@ -283,6 +283,16 @@ def test_the_loss_is_label_smoothed_in_training_only():
     torch.testing.assert_close(shared, smoothed.sum() / 50, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("labels", [torch.full((2, 4), -100), torch.empty(2, 0).long(), torch.empty(0, 4).long()])
+@pytest.mark.parametrize("count", [None, 0, torch.tensor(0)])
+def test_the_loss_of_nothing_is_zero(labels, count):
+    model = build().train()
+    loss = model(tokens(len(labels), 5), labels=labels, num_items_in_batch=count).loss
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
 def test_targets_stand_one_place_to_the_right():
     model = build()
     labels = torch.tensor([[5, 6, 2], [7, 2, -100]])
@@ -363,6 +373,8 @@ def test_writing_beyond_a_table_of_positions_says_so():
         ({"label_smoothing": 1.0}, r"label_smoothing: expected a number in \[0, 1\), got 1.0"),
         ({"hidden_act": "rleu"}, "hidden_act: expected one of .*, got 'rleu'"),
         ({"cross_position": "learned+tisa"}, "cross_position: expected methods that act in attention, got 'learned"),
+        ({"pad_token_id": 99}, r"pad_token_id: expected a token of the \d+, got 99"),
+        ({"decoder_start_token_id": None}, r"decoder_start_token_id: expected a token of the \d+, got None"),
         ({"position": "tisaa"}, "unknown position method 'tisaa'; did you mean 'tisa'"),
     ],
 )
@@ -379,6 +391,24 @@ def test_inputs_that_do_not_fit_are_named():
         model(tokens(2, 5))
     with pytest.raises(ValueError, match=r"labels: expected shape \(2, 3\), got \(2, 4\)"):
         model(tokens(2, 5), decoder_input_ids=tokens(2, 3), labels=tokens(2, 4))
+    with pytest.raises(ValueError, match=r"decoder_attention_mask: expected shape \(2, 3\), got \(2, 4\)"):
+        model(tokens(2, 5), decoder_input_ids=tokens(2, 3), decoder_attention_mask=torch.ones(2, 4))
+    first = model(tokens(2, 5), decoder_input_ids=tokens(2, 3), use_cache=True)
+    with pytest.raises(ValueError, match=r"decoder_attention_mask: expected shape \(2, 4\), got \(2, 1\)"):
+        model(
+            tokens(2, 5),
+            decoder_input_ids=tokens(2, 1),
+            decoder_attention_mask=torch.ones(2, 1),
+            past_key_values=first.past_key_values,
+        )
+    with pytest.raises(ValueError, match="decoder_input_ids: expected a batch of 2 as the source, got 3"):
+        model(tokens(2, 5), decoder_input_ids=tokens(3, 3))
+    with pytest.raises(ValueError, match=r"^inputs_embeds: expected shape \(batch, n, 32\), got \(2, 5, 31\)"):
+        model(inputs_embeds=torch.zeros(2, 5, 31), decoder_input_ids=tokens(2, 3))
+    with pytest.raises(ValueError, match=r"past_key_values: expected an EncoderDecoderCache .*, got a DynamicCache"):
+        model(tokens(2, 5), decoder_input_ids=tokens(2, 3), past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match=r"past_key_values: .* got a StaticCache"):
+        model.generate(tokens(2, 5), cache_implementation="static", max_new_tokens=3)
 
 
 def test_presets_have_the_papers_sizes():

@@ -51,6 +51,12 @@ def test_nothing_to_predict_is_zero():
     assert not logits.grad.any()
 
 
+@pytest.mark.parametrize("label", [-1, 99])
+def test_a_label_that_is_no_token_is_refused(label):
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        smoothed_cross_entropy(torch.zeros(2, 5), torch.tensor([label, 1]), 0.1)
+
+
 def test_logits_far_from_zero_stay_numbers():
     logits = torch.tensor([[1e4, -1e4, 0.0]], requires_grad=True)
     smoothed_cross_entropy(logits, torch.tensor([1]), 0.1).backward()

@@ -110,13 +110,22 @@ def test_two_columns_need_no_names_and_nothing_is_an_empty_line(tmp_path):
 
 def test_pairs_are_held_out_once_and_always_the_same():
     pairs = parallel.Pairs([f"s{n}" for n in range(200)], [f"t{n}" for n in range(200)], "text")
-    training, held_out = parallel.hold_out(pairs)
+    training, held_out = parallel.hold_out("data", pairs)
     assert len(held_out) == 10
     assert sorted(training.source + held_out.source) == sorted(pairs.source)
     assert all(one[1:] == other[1:] for one, other in zip(held_out.source, held_out.target, strict=True))
-    assert parallel.hold_out(pairs) == (training, held_out)
-    with pytest.raises(InputError, match="--data: too little text: 1 pairs"):
-        parallel.hold_out(pairs.chosen([0]))
+    assert parallel.hold_out("data", pairs) == (training, held_out)
+    with pytest.raises(InputError, match="--source: expected at least 2 pairs of lines with text on both sides, got 1"):
+        parallel.hold_out("source", pairs.chosen([0]))
+
+
+def test_what_is_judged_by_has_text():
+    pairs = parallel.Pairs(["a", "", "c", " "] * 10, ["w", "x", "y", "z"] * 10, "text")
+    training, held_out = parallel.hold_out("data", pairs)
+    assert len(held_out.without_empty()) == len(held_out) == 1
+    assert len(training) == 39
+    with pytest.raises(InputError, match="got 1"):
+        parallel.hold_out("data", pairs.chosen([0, 1, 3]))
 
 
 @pytest.mark.parametrize(
@@ -154,12 +163,13 @@ def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
         ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; it has en, de"),
         ("a.jsonl", '{"en": ', "en,de", "--data: cannot read"),
         ("a.txt", "x", "en,de", "--data: expected a .csv, .tsv, .jsonl"),
-        ("a.tsv", "", None, "--columns: .*a.tsv has columns ;"),
+        ("a.tsv", "", None, "--data: no text in .*a.tsv"),
+        ("a.jsonl", '{"en": "f\xfcnf", "de": "y"}\n', "en,de", r"--data: .*a.jsonl is not UTF-8 text: b'f\\xfcnf'"),
     ],
 )
 def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):
     file = tmp_path / name
-    file.write_text(content)
+    file.write_text(content, encoding="latin-1")
     with pytest.raises(InputError, match=message):
         parallel.load(ParallelData(data=(file,), columns=columns))
 

@@ -3,7 +3,9 @@
 import io
 import json
 import os
+import shutil
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -135,7 +137,38 @@ def test_lines_before_a_bad_one_are_translated_first(model, lines, capsys, monke
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [translated("where is the cat?")]
     assert "line 2 has 1" in captured.err
-    assert "tokens, the model takes 60 (and 1 of the next 1024); --truncate cuts such lines" in captured.err
+    assert "tokens, the model takes 60 (and 1 of the 2 after it); --truncate cuts such lines" in captured.err
+
+
+def test_a_pipe_is_read_once(model, tmp_path, monkeypatch):
+    """Also where a terminal shows progress."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    # It would take the lines, or wait for more of them.
+    monkeypatch.setattr("whereformer.commands.translate._count_lines", None)
+    pipe, out = tmp_path / "pipe", tmp_path / "out.txt"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("where is the cat?\n" * 3,))
+    writer.start()
+    main(["translate", "run", model, "--input", str(pipe), "--output", str(out)])
+    writer.join()
+    assert out.read_text().splitlines() == [translated("where is the cat?")] * 3
+
+
+def test_what_comes_out_is_utf_8_wherever(model, monkeypatch):
+    given(monkeypatch, b"where is the cat?\n")
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
+    main(["translate", "run", model])
+    assert out.getvalue().decode() == translated("where is the cat?") + "\n"
+
+
+def test_scoring_refuses_before_it_translates(untrained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(translating.Translator, "_translate", None)
+    data = write(tmp_path, ["a", "where is the " * 40], ["x", "y"])
+    assert "line 2 has" in fails(capsys, "translate", "score", untrained, *data)
+    for option in ("--out", "--translations"):
+        message = fails(capsys, "translate", "score", untrained, *data, option, str(tmp_path))
+        assert f"{option}: cannot write '{tmp_path}'" in message
 
 
 def test_long_lines_are_cut_or_taken_when_asked(model, untrained, lines, capsys):
@@ -224,7 +257,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, capsys
     assert expected in fails(capsys, "translate", *arguments)
 
 
-def test_another_kind_of_model_or_a_broken_one_is_refused(model, tmp_path, capsys, monkeypatch):
+def test_another_kind_of_model_is_refused(tmp_path, capsys, monkeypatch):
     given(monkeypatch, b"")
     other = Encoder(EncoderConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, blocks="1"))
     with quiet_transformers():
@@ -232,11 +265,89 @@ def test_another_kind_of_model_or_a_broken_one_is_refused(model, tmp_path, capsy
     assert "MODEL: expected one that `whereformer translate train` made, got a whereformer" in fails(
         capsys, "translate", "run", str(tmp_path / "other")
     )
+
+
+def _replaced(name, content):
+    def change(folder):
+        (folder / name).write_bytes(content(folder / name))
+
+    return change
+
+
+def _other_tokenizer(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"<{number}>" for number in range(9)])
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (_replaced("model.safetensors", lambda file: file.read_bytes()[:400]), "MODEL: cannot read "),
+        (_replaced("config.json", lambda file: file.read_bytes()[:40]), "MODEL: cannot read "),
+        (_replaced("tokenizer.json", lambda file: file.read_bytes()[:40]), "MODEL: cannot read "),
+        (
+            _replaced(
+                "config.json", lambda file: file.read_bytes().replace(b'"hidden_size": 64', b'"hidden_size": 32')
+            ),
+            "its config.json makes it (",
+        ),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (_other_tokenizer, "the tokenizer of"),
+    ],
+)
+def test_a_broken_model_is_refused(model, tmp_path, capsys, monkeypatch, change, expected):
+    given(monkeypatch, b"where is the cat?\n")
     broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in Path(model).iterdir():
-        (broken / file.name).write_bytes(file.read_bytes()[: 400 if file.suffix == ".safetensors" else None])
-    assert f"MODEL: cannot read {broken}" in fails(capsys, "translate", "run", str(broken))
+    shutil.copytree(model, broken)
+    change(broken)
+    message = fails(capsys, "translate", "run", str(broken))
+    assert expected in message
+    assert str(broken) in message
+
+
+def test_code_of_a_model_is_never_run(tmp_path, capsys, monkeypatch):
+    """transformers asks on the standard input, where a line may say yes."""
+    (tmp_path / "config.json").write_text('{"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Theirs"}}')
+    ran = tmp_path / "ran"
+    (tmp_path / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Theirs: pass\n")
+    given(monkeypatch, b"y\n")
+    assert f"MODEL: cannot read {tmp_path}" in fails(capsys, "translate", "run", str(tmp_path))
+    assert not ran.exists()
+
+
+def test_a_training_that_has_not_finished_says_so(tmp_path, capsys, monkeypatch):
+    given(monkeypatch, b"")
+    (tmp_path / "settings.json").write_text("{}")
+    assert f"MODEL: the training in {tmp_path} is not finished" in fails(capsys, "translate", "run", str(tmp_path))
+
+
+def test_an_interrupt_says_what_is_there(model, lines, tmp_path, capsys, monkeypatch):
+    file, out = lines("where is the cat?", "where is the dog?"), tmp_path / "out.txt"
+    translate, done = translating.Translator._translate, []
+
+    def interrupted(self, encoded, advance):
+        if done:
+            raise KeyboardInterrupt
+        done.append(True)
+        return translate(self, encoded, advance)
+
+    monkeypatch.setattr(translating.Translator, "_translate", interrupted)
+    monkeypatch.setattr(translating, "WINDOW", 1)
+    told = []
+    for command in (
+        ["run", model, "--input", file, "--output", str(out)],
+        ["score", model, "--source", file, "--target", file],
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["translate", *command])
+        assert stop.value.code == 130
+        told.append(capsys.readouterr().err.strip())
+    assert told == [
+        "whereformer: interrupted after 1 lines, which are written",
+        "whereformer: interrupted; nothing is written yet",
+    ]
+    assert out.read_text() == translated("where is the cat?") + "\n"
 
 
 def test_output_and_input_are_different_files(model, lines, capsys):

@@ -67,7 +67,7 @@ def test_what_is_saved_is_the_mean_of_the_last_checkpoints(data, tmp_path):
     assert (model.generation_config.num_beams, model.generation_config.max_length) == (4, 60)
     # Its score by hand, without padding, from the saved model and the text.
     source, target = pairs()
-    held_out = parallel.hold_out(parallel.Pairs(source, target, ""))[1]
+    held_out = parallel.hold_out("source", parallel.Pairs(source, target, ""))[1]
     loss = count = 0
     for one, other in zip(held_out.source, held_out.target, strict=True):
         labels = tokenizer(other, return_tensors="pt")["input_ids"]
@@ -311,5 +311,5 @@ def test_text_of_which_nothing_fits(tmp_path, capsys):
     data = write(tmp_path, [f"{n} {n * 7} {n * 13}" for n in range(30)], [f"{n * 11} {n * 3} {n}" for n in range(30)])
     common = ["translate", "train", *data, "--out", str(tmp_path / "out"), *TINY, "--max-length=4", "--vocab-size=300"]
     message = fails(capsys, *common, "--batch-tokens=64")
-    assert "--max-length: no pair of" in message
+    assert "--max-length: no held-out pair of" in message
     assert "at most 4 tokens" in message

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, TextIO
 
@@ -74,7 +75,10 @@ class Train:
                 stack.enter_context(compare.open_folder(self.out))
             with console.status("reading the text"):
                 pairs = parallel.load(data)
-                pairs, held_out = parallel.hold_out(pairs) if validation is None else (pairs, parallel.load(validation))
+                if validation is None:
+                    pairs, held_out = parallel.hold_out("data" if data.data else "source", pairs)
+                else:
+                    held_out = parallel.load(validation)
             if not self.dry_run:
                 folder = run_folder.Folder(self.out, translation.settings_of(model, training, pairs, held_out, device))
                 results = folder.finished()
@@ -116,8 +120,8 @@ class Train:
 class Run:
     """Translate lines: those of a file, or of the standard input.
 
-    There are as many lines in the output as in the input, in the same order; empty lines stay empty. Lines are read
-    1024 at a time, translated with those of like length, and written. A line that is too long or not UTF-8 is an error
+    There are as many lines in the output as in the input, in the same order; empty lines stay empty. At a time 1024
+    lines are read, translated with those of like length, and written. A line that is too long or not UTF-8 is an error
     that names it; the translations of all lines before it are written first. Only translations go to the standard
     output.
     """
@@ -147,7 +151,7 @@ class Run:
             from ..tasks import translating
             from ..terminal import Bar
 
-            if self.output is not None and self.output.resolve() == (self.input or Path()).resolve():
+            if self.output and self.input and self.output.resolve() == self.input.resolve():
                 raise InputError(f"--output: expected another file than --input, got {str(self.output)!r}")
             translator = translating.load(self.model, decoding, find_device(self.device))
             _use(self.threads)
@@ -159,7 +163,8 @@ class Run:
                 if errors.is_terminal and window > 1:
                     progress = stack.enter_context(Bar(errors))
                     progress.begin("translating")
-                    if self.input is not None:
+                    # What a pipe is read for is gone.
+                    if self.input is not None and self.input.is_file():
                         progress.start(_count_lines(self.input))
                 advance = (lambda count: None) if progress is None else progress.step
                 out = stack.enter_context(_writable(self.output))
@@ -170,8 +175,8 @@ class Run:
 class Score:
     """How good are translations? BLEU and chrF by sacrebleu, with signatures, and BLEU by the length of the source.
 
-    Give a model and parallel text, which it then translates, or a file of translations with their --references (and
-    --source, by whose length they are told apart).
+    Give a model and parallel text, which it then translates, or a file of translations with their --references; a
+    --source beside them tells the lengths.
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
@@ -211,8 +216,13 @@ class Score:
         check_range(self, threads=(1, 2**20))
         for name in ("out", "translations"):
             file = getattr(self, name)
-            if file is not None and not file.parent.is_dir():
+            if file is None:
+                continue
+            if not file.parent.is_dir():
                 raise InputError(f"--{name}: no such folder: {str(file.parent)!r}")
+            # Afterwards the translations would be lost.
+            if file.is_dir() or not os.access(file.parent, os.W_OK):
+                raise InputError(f"--{name}: cannot write {str(file)!r}")
         import json
 
         from ..files import write_atomically
@@ -299,7 +309,13 @@ class Translate:
 
     def run(self, console: Console) -> None:
         """Do it."""
-        self.command.run(console)
+        try:
+            self.command.run(console)
+        except KeyboardInterrupt:
+            # A training goes on from where it was; a translation that has begun says itself how far it is.
+            if isinstance(self.command, Train):
+                raise
+            raise SystemExit(fail("interrupted; nothing is written yet", 130)) from None
 
 
 def _use(threads: int | None) -> None:
@@ -325,8 +341,10 @@ def _opened(file: Path | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _writable(file: Path | None) -> Iterator[TextIO]:
-    """A file, or the standard output."""
+    """A file, or the standard output; UTF-8 as what is read."""
     if file is None:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")
         yield sys.stdout
         return
     try:

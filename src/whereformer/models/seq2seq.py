@@ -209,6 +209,11 @@ def _words(name: str, embeddings: nn.Embedding, ids: Tensor | None, embedded: Te
     if (ids is None) == (embedded is None):
         raise ValueError(f"{name} and {name.replace('input_ids', 'inputs_embeds')}: give exactly one of them")
     if embedded is not None:
+        if embedded.dim() != 3 or embedded.shape[-1] != embeddings.embedding_dim:
+            raise ValueError(
+                f"{name.replace('input_ids', 'inputs_embeds')}: expected shape (batch, n, {embeddings.embedding_dim}), "
+                f"got {tuple(embedded.shape)}"
+            )
         return embedded
     assert ids is not None
     if ids.dim() != 2:
@@ -321,7 +326,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
         Returns:
             ``logits`` (batch, n, vocab_size), ``loss`` (cross-entropy in nats, in training with
-            ``config.label_smoothing``), ``past_key_values`` and what was asked for.
+            ``config.label_smoothing``; 0 where nothing is to be predicted), ``past_key_values`` and what was asked for.
 
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
@@ -348,12 +353,18 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         words = _words("decoder_input_ids", self.words, decoder_input_ids, decoder_inputs_embeds)
+        if len(words) != len(source):
+            raise ValueError(f"decoder_input_ids: expected a batch of {len(source)} as the source, got {len(words)}")
+        cache = self._cache(past_key_values, use_cache, labels)
+        if decoder_attention_mask is not None:
+            past = 0 if cache is None else cache.get_seq_length()
+            check_shape("decoder_attention_mask", decoder_attention_mask, (len(words), past + words.shape[1]))
         states, attentions = self.decoder(
             words,
             None if decoder_attention_mask is None else decoder_attention_mask.bool(),
             source,
             None if attention_mask is None else attention_mask.bool(),
-            cache := self._cache(past_key_values, use_cache, labels),
+            cache,
             bool(output_attentions),
         )
         logits = project(self.head, states[-1])
@@ -375,6 +386,12 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
         self, given: EncoderDecoderCache | None, use_cache: bool | None, labels: Tensor | None
     ) -> EncoderDecoderCache | None:
         if given is not None:
+            own = given.self_attention_cache if isinstance(given, EncoderDecoderCache) else given
+            # What is allocated in advance holds more keys than there are.
+            if own is given or own.is_compileable:
+                raise ValueError(
+                    "past_key_values: expected an EncoderDecoderCache of dynamic caches, got a " + type(own).__name__
+                )
             return given
         wanted = (self.config.use_cache and labels is None) if use_cache is None else use_cache
         # A layer that runs again in the backward would add its keys a second time.
@@ -387,4 +404,5 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
         check_shape("labels", labels, tuple(logits.shape[:2]))
         smoothing = self.config.label_smoothing if self.training else 0.0
         total = smoothed_cross_entropy(logits.flatten(0, 1), labels.flatten(), smoothing)
-        return total / ((labels != IGNORED).sum() if count is None else count)
+        # A batch, or the part of one that a device gets, may have nothing to predict; its loss is 0 then.
+        return total / torch.as_tensor((labels != IGNORED).sum() if count is None else count).clamp(min=1)

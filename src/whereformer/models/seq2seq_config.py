@@ -119,6 +119,10 @@ class Seq2SeqConfig(PreTrainedConfig):
             raise ValueError(f"norm: expected 'post' or 'pre', got {self.norm!r}")
         if self.hidden_act not in ACT2FN:
             raise ValueError(f"hidden_act: expected one of {', '.join(ACT2FN)}, got {self.hidden_act!r}")
+        for name in ("pad_token_id", "decoder_start_token_id"):
+            token = getattr(self, name)
+            if token is None or not 0 <= token < self.vocab_size:
+                raise ValueError(f"{name}: expected a token of the {self.vocab_size}, got {token}")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing: expected a number in [0, 1), got {self.label_smoothing}")
         if self.initializer_range is None:

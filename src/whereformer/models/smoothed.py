@@ -37,7 +37,7 @@ class _Smoothed(torch.autograd.Function):
         normalisers, losses = [], []
         for part, wanted in _parts(logits, labels):
             normaliser = part.logsumexp(-1)
-            right = part.gather(1, wanted.clamp(min=0).unsqueeze(1)).squeeze(1)
+            right = part.gather(1, _known(wanted)).squeeze(1)
             normalisers.append(normaliser)
             losses.append(normaliser - (1 - smoothing) * right - smoothing * part.mean(-1))
         ctx.save_for_backward(logits, labels, torch.cat(normalisers))
@@ -55,10 +55,15 @@ class _Smoothed(torch.autograd.Function):
             # softmax - smoothing / vocabulary - (1 - smoothing) at the label
             slope = (part - normalisers[start:end].unsqueeze(1)).exp_().sub_(ctx.smoothing / part.shape[1])
             right = torch.full_like(slope[:, :1], ctx.smoothing - 1)
-            slope.scatter_add_(1, wanted.clamp(min=0).unsqueeze(1), right)
+            slope.scatter_add_(1, _known(wanted), right)
             found[start:end] = slope.mul_(torch.where(wanted == IGNORED, 0.0, gradient).unsqueeze(1))
             start = end
         return found, None, None
+
+
+def _known(labels: Tensor) -> Tensor:
+    """Labels (tokens, 1) with any in place of those to be ignored; others that are no token stay, and are refused."""
+    return labels.masked_fill(labels == IGNORED, 0).unsqueeze(1)
 
 
 def _parts(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -37,10 +37,15 @@ class Pairs:
         """Some of them, in this order."""
         return Pairs([self.source[row] for row in rows], [self.target[row] for row in rows], self.name)
 
+    @property
+    def full(self) -> list[int]:
+        """Rows that have text on both sides."""
+        both = zip(self.source, self.target, strict=True)
+        return [row for row, (one, other) in enumerate(both) if one.strip() and other.strip()]
+
     def without_empty(self) -> Pairs:
         """Those that have text on both sides."""
-        both = zip(self.source, self.target, strict=True)
-        return self.chosen([row for row, (one, other) in enumerate(both) if one.strip() and other.strip()])
+        return self.chosen(self.full)
 
 
 def load(data: ParallelData) -> Pairs:
@@ -70,17 +75,23 @@ def load(data: ParallelData) -> Pairs:
     return pairs
 
 
-def hold_out(pairs: Pairs) -> tuple[Pairs, Pairs]:
-    """What to train on and what to judge by, always the same pairs.
+def hold_out(option: str, pairs: Pairs) -> tuple[Pairs, Pairs]:
+    """What to train on and what to judge by, always the same pairs; none with an empty line is held out.
+
+    Args:
+        option: what an error names.
+        pairs: all.
 
     Raises:
         InputError: if there is too little.
     """
-    if len(pairs) < 2:
-        raise InputError(f"--data: too little text: {len(pairs)} pairs of lines, expected at least 2")
-    count = min(HELD_OUT, max(1, len(pairs) // 20))
-    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()
-    return pairs.chosen(sorted(order[count:])), pairs.chosen(sorted(order[:count]))
+    full = pairs.full
+    if len(full) < 2:
+        raise InputError(f"--{option}: expected at least 2 pairs of lines with text on both sides, got {len(full)}")
+    count = min(HELD_OUT, max(1, len(full) // 20))
+    order = torch.randperm(len(full), generator=torch.Generator().manual_seed(0)).tolist()
+    held_out = {full[place] for place in order[:count]}
+    return pairs.chosen([row for row in range(len(pairs)) if row not in held_out]), pairs.chosen(sorted(held_out))
 
 
 def read_lines(option: str, file: Path) -> list[str]:
@@ -173,7 +184,7 @@ def _tab_separated(option: str, file: Path, named: Sequence[str] | None) -> tabl
     """A line a row, quotation marks are text. Without names, or with numbers for names, there is no header."""
     rows = [line.split("\t") for line in read_lines(option, file)]
     if not rows:
-        return {}
+        raise InputError(f"--{option}: no text in {file}")
     width = len(rows[0])
     for number, row in enumerate(rows, 1):
         if len(row) != width:

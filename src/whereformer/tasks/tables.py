@@ -48,7 +48,11 @@ def read_table(option: str, file: Path, strings: Sequence[str] = ()) -> Columns:
     for name in table.column_names:
         if table.column_names.count(name) > 1:
             raise InputError(f"--{option}: {file} has more than one column {name!r}")
-    return columns_of(table)
+    try:
+        return columns_of(table)
+    except UnicodeDecodeError as error:
+        # pyarrow takes any bytes for the text of JSON and Parquet.
+        raise InputError(f"--{option}: {file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
 
 
 def columns_of(table: pa.Table) -> Columns:

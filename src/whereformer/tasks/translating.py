@@ -70,16 +70,10 @@ class Translator:
         while True:
             texts, error = _read(lines, window)
             encoded = subwords.encode(self.tokenizer, texts)
-            if not self.decoding.truncate:
-                long = (encoded.lengths > self.limit).nonzero().flatten().tolist()
-                if long:
-                    first, more = long[0], f" (and {len(long) - 1} of the next {window})" if len(long) > 1 else ""
-                    tokens = int(encoded.lengths[first])
-                    encoded = encoded.chosen(torch.arange(first))
-                    error = InputError(
-                        f"line {before + first + 1} has {tokens} tokens, the model takes {self.limit}{more}; "
-                        "--truncate cuts such lines, --max-length takes longer ones where the position method does"
-                    )
+            long = self._too_long(encoded.lengths, before)
+            if long is not None:
+                first, error = long
+                encoded = encoded.chosen(torch.arange(first))
             yield from self._translate([encoded[line] for line in range(len(encoded))], advance)
             if error is not None:
                 raise error
@@ -87,9 +81,28 @@ class Translator:
                 return
             before += len(texts)
 
-    def translate(self, lines: Iterable[str], advance: Callable[[int], None] = lambda count: None) -> list[str]:
-        """The translation of each line; see :meth:`stream`."""
+    def translate(self, lines: Sequence[str], advance: Callable[[int], None] = lambda count: None) -> list[str]:
+        """The translation of each line; see :meth:`stream`.
+
+        Raises:
+            InputError: before any is translated.
+        """
+        long = self._too_long(subwords.encode(self.tokenizer, lines).lengths)
+        if long is not None:
+            raise long[1]
         return list(self.stream(lines, advance=advance))
+
+    def _too_long(self, lengths: Tensor, before: int = 0) -> tuple[int, InputError] | None:
+        """The first of some lines that is too long, and what to say; ``before`` are lines that came before them."""
+        long = (lengths > self.limit).nonzero().flatten().tolist()
+        if self.decoding.truncate or not long:
+            return None
+        first, more = long[0], f" (and {len(long) - 1} of the {len(lengths) - long[0] - 1} after it)"
+        return first, InputError(
+            f"line {before + first + 1} has {int(lengths[first])} tokens, the model takes {self.limit}"
+            f"{more if len(long) > 1 else ''}; --truncate cuts such lines, --max-length takes longer ones where the "
+            "position method does"
+        )
 
     def _translate(self, lines: Sequence[Tensor], advance: Callable[[int], None]) -> list[str]:
         found = [""] * len(lines)
@@ -169,18 +182,26 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    if Path(model).is_dir() and not (Path(model) / "config.json").exists() and (Path(model) / "model").is_dir():
+    folder = Path(model)
+    if folder.is_dir() and not (folder / "config.json").exists():
         # The folder of a training is as good a name for what it made.
-        model = str(Path(model) / "model")
+        if (folder / "model").is_dir():
+            model = str(folder / "model")
+        elif (folder / "settings.json").exists():
+            raise InputError(f"MODEL: the training in {model} is not finished; the command that began it continues it")
     try:
-        config = AutoConfig.from_pretrained(model)
+        # Without the last, a folder that brings code of its own would have it run by who answers a question with yes,
+        # and the answer is read from the standard input, as the lines are.
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         if not isinstance(config, Seq2SeqConfig):
             raise InputError(f"MODEL: expected one that `whereformer translate train` made, got a {config.model_type}")
+        if Path(model).is_dir() and not (Path(model) / "tokenizer.json").exists():
+            raise InputError(f"MODEL: {model} has no tokenizer.json")
         with quiet_transformers():
             found, report = Seq2SeqForConditionalGeneration.from_pretrained(
-                model, config=config, use_safetensors=True, output_loading_info=True
+                model, config=config, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
             )
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except InputError:
         raise
     except Exception as error:
@@ -188,6 +209,12 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
         raise InputError(f"MODEL: cannot read {model}: {error}") from None
     if report["missing_keys"]:
         raise InputError(f"MODEL: {model} lacks {min(report['missing_keys'])}")
+    if report["mismatched_keys"]:
+        name, there, expected = min(report["mismatched_keys"])
+        raise InputError(f"MODEL: {name} of {model} is {tuple(there)}, its config.json makes it {tuple(expected)}")
+    special = tokenizer.convert_tokens_to_ids(list(subwords.SPECIAL_TOKENS))
+    if special != [subwords.PAD, subwords.START, subwords.END] or len(tokenizer) > config.vocab_size:
+        raise InputError(f"MODEL: the tokenizer of {model} is another model's")
     return Translator(found.to(device).eval(), tokenizer, decoding)
 
 

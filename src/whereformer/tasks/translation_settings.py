@@ -44,7 +44,8 @@ class ParallelData:
     """Instead of both: .parquet, .jsonl, .csv or .tsv with both languages."""
 
     columns: Annotated[str | None, tyro.conf.arg(metavar="FROM,TO")] = None
-    """The tables' columns, as en,de. Default: both, if there are two. Of a .tsv without a header: 1,2."""
+    """The tables' columns, as en,de. Default: both, if there are two. A .tsv has a header where it holds these;
+    without them, or with 1,2, its first line is text."""
 
     @property
     def names(self) -> Mapping[str, str]:
