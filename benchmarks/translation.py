@@ -119,12 +119,12 @@ class Translation:
     def _command(self, log: Path, *arguments: str) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "whereformer", "translate", *arguments, "--threads=1"]
-        with log.open("w", encoding="utf-8") as out:
+        with log.open("a", encoding="utf-8") as out:
             code = subprocess.call(
                 command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
             )
         if code:
-            raise InputError(f"a run failed, as {log} says: {log.read_text(encoding='utf-8').strip().splitlines()[-1]}")
+            raise InputError(f"a run failed, see {log}")
 
     def _gather(self, console: Console, names: list[str]) -> None:
         """Of all runs that are there."""

@@ -36,8 +36,8 @@ class Train:
 
     Text is two aligned files (--source, --target) or tables (--data, --columns). From it a joint subword vocabulary is
     learned; pairs with an empty or too long line are left out and counted. --out gets model/ (the mean of the last
-    checkpoints, and the tokenizer), results.json, checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C
-    finishes the step and saves; the same command continues, to the same weights.
+    checkpoints, which are in averaging/, and the tokenizer), results.json, checkpoints/ and, if TensorBoard is
+    installed, tensorboard/. Ctrl-C finishes the step and saves; the same command continues, to the same weights.
     """
 
     parallel: tyro.conf.OmitArgPrefixes[ParallelData] = field(default_factory=ParallelData)

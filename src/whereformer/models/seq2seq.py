@@ -225,7 +225,8 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
     """An encoder and a decoder that translates, with ``config.position`` in the self-attention of both.
 
     Source, target and output share one table of embeddings. ``generate`` keeps keys and values of what is written, and
-    position methods are asked about the new tokens only; the logits are those of a call with the whole target.
+    position methods are asked about the new tokens only; the logits are those of a call with the whole target. Give
+    ``generate`` an ``attention_mask`` where sources are padded: of models with an encoder it does not make its own.
 
     Args:
         config: sizes and options.

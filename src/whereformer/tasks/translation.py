@@ -196,8 +196,7 @@ class Job:
     @cached_property
     def batches_per_epoch(self) -> int:
         """Of the first epoch; others have about as many."""
-        count = left = 0
-        left = len(self.text.training)
+        count, left = 0, len(self.text.training)
         for batch in self._shuffled():
             count, left = count + 1, left - len(batch)
             if not left:
