@@ -5,7 +5,7 @@ Run: .venv/bin/python benchmarks/translation.py --data multi30k [--languages de,
 The folder has train.parquet, validation.parquet and test.parquet (here test_2016_flickr) with a column for each
 language. Every run is `whereformer translate train` and `whereformer translate score`, as anyone could give them; runs
 that are there already are not made again, and an interrupted one continues. Writes results.json: for each method the
-scores of every seed, and of sentences by length; prints their means. How much a step costs is for
+scores of every seed, and of sentences by length; and plot.svg. Prints the means. How much a step costs is for
 translation_speed.py to say, since runs side by side disturb each other.
 """
 
@@ -69,7 +69,7 @@ class Translation:
     workers: int = 1
     """Runs at a time, each on one thread."""
     out: Path = Path("runs/translation")
-    """Folder for the runs and results.json."""
+    """Folder for the runs, results.json and plot.svg."""
 
     def run(self, console: Console) -> None:
         for file in ("train.parquet", "validation.parquet", self.test):

@@ -48,7 +48,7 @@ class Speed:
     """Training steps by second with each position method, relative to sinusoidal positions."""
 
     methods: Annotated[str, tyro.conf.arg(metavar="A,B")] = "all"
-    """Position methods; "all" takes every one, and shaw with keys only and with a clip of 2."""
+    """Position methods; "all" takes every one, and shaw with keys only and with clips of 4 and 2."""
     lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "16,32"
     """Median tokens of a line; a batch has lines of nearly that length, as buckets have."""
     written: str = "16,128,1024"
