@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from whereformer import linear as module
+from whereformer import tuning
 from whereformer.linear import linear, project
 
 SHAPES = {
@@ -21,12 +24,13 @@ SHAPES = {
 
 
 @pytest.fixture(autouse=True)
-def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """OneDNN for every product, on any processor that has it."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this PyTorch has no oneDNN")
     monkeypatch.setattr(module, "FEWEST", 1)
-    monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
+    with tuning.use(onednn=True):
+        yield
 
 
 @pytest.fixture

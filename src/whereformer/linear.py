@@ -12,10 +12,7 @@ own gelu goes through oneDNN for every shape, and grows with them, where ``set_f
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +20,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from . import tuning
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -67,22 +66,13 @@ def is_regular(size: int) -> bool:
     return size <= SMALL or size + NEAR - power <= NEAR or 0 <= size + NEAR - 3 * power // 2 <= NEAR
 
 
-@lru_cache(maxsize=1)
-def onednn_is_faster() -> bool:
-    """Whether this is an AMD processor with 512-bit instructions, and PyTorch has oneDNN's product."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    try:
-        vendor = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        vendor = platform.processor()
-    return "AuthenticAMD" in vendor
-
-
 def by_onednn(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether oneDNN computes products of this dtype, where they are not too small."""
     return (
-        dtype == torch.float32 and device.type == "cpu" and onednn_is_faster() and bool(torch.backends.mkldnn.enabled)
+        dtype == torch.float32
+        and device.type == "cpu"
+        and tuning.current().onednn
+        and bool(torch.backends.mkldnn.enabled)
     )
 
 

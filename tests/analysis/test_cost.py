@@ -1,6 +1,7 @@
 """The cost of an encoder: equal to what the model really does, and to the figures of the Funnel-Transformer paper."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,11 +9,10 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import whereformer
-from whereformer import linear
+from whereformer import tuning
 from whereformer.analysis import cost, count_flops, count_parameters, funnel_config, linear_flops, paper_table
 from whereformer.analysis.cost import Pass, layer_passes
 from whereformer.attention import Positions
-from whereformer.attention.short import MOST_SCORES
 from whereformer.cli import main
 from whereformer.models import EncoderConfig, EncoderForMaskedLM, parse_blocks
 from whereformer.tasks.memory import peak_memory
@@ -285,7 +285,7 @@ def test_what_grows_with_the_batch_and_what_does_not():
 def test_memory_is_about_what_is_measured(length, changes, monkeypatch):
     """A forward's peak is at most an eighth above what is kept, for what lives for a moment, and never below."""
     # Attention's tiles are larger where oneDNN multiplies them; here every processor is the same.
-    monkeypatch.setattr(linear, "onednn_is_faster", lambda: False)
+    monkeypatch.setattr(tuning, "_current", replace(tuning.current(), onednn=False))
     sizes = {"hidden_size": 128, "blocks": "4", "max_position_embeddings": 512}
     config = small_config(**{**sizes, **changes})
     model = whereformer.Encoder(config)
@@ -319,7 +319,7 @@ def test_memory_of_attention_is_linear_where_sequences_are_long():
         return cost(config, length, **options).memory
 
     short = memory(256)
-    assert short.scores == 12 * 12 * MOST_SCORES * 4
+    assert short.scores == 12 * 12 * tuning.current().kept_scores * 4
     assert memory(257).scores == 0
     assert memory(2048).training == pytest.approx(2 * memory(1024).training, rel=0.001)
     assert memory(256, device="cuda").scores == memory(256, dtype=torch.bfloat16).scores == 0

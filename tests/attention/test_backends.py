@@ -3,8 +3,6 @@
 On a GPU where there is one; else Triton's kernels run in its interpreter.
 """
 
-import importlib
-import importlib.util
 import math
 import os
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention, attention_weights
+from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention, attention_weights, tuning
 
 from .cases import (
     BATCH,
@@ -31,12 +29,6 @@ from .cases import (
     terms_of,
 )
 
-linear = importlib.import_module("whereformer.linear")
-blockwise = importlib.import_module("whereformer.attention.blockwise")
-workspace = importlib.import_module("whereformer.attention.workspace")
-short = importlib.import_module("whereformer.attention.short")
-
-
 HOW = ["", " item by item", " in tiles", " in small tiles"]
 
 
@@ -49,12 +41,12 @@ def fast(request, monkeypatch):
     name, _, how = request.param.partition(" ")
     how, by_onednn, _ = how.partition("by oneDNN")
     how = how.strip()
-    monkeypatch.setattr(linear, "onednn_is_faster", lambda: bool(by_onednn))
+    changes = {"onednn": bool(by_onednn)}
     if by_onednn:
         if DEVICE != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             pytest.skip("needs a CPU and a PyTorch with oneDNN")
-        monkeypatch.setattr(workspace, "FEWEST", 1)
-        monkeypatch.setattr(workspace, "NARROWEST", 1)
+        monkeypatch.setattr(tuning, "FEWEST_MULTIPLICATIONS", 1)
+        monkeypatch.setattr(tuning, "NARROWEST_PRODUCT", 1)
     if name == "triton":
         pytest.importorskip("triton")
         if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -63,13 +55,13 @@ def fast(request, monkeypatch):
 
         interpreter.mend()
     if how == "item by item":
-        monkeypatch.setattr(short, "SCORES", 1)
+        changes["kept_tile_scores"] = 1
     elif how:
-        monkeypatch.setattr(short, "MOST_SCORES", 0)
+        changes["kept_scores"] = 0
     if how == "in small tiles":
-        for limit, value in {"TILE": 1, "FEWEST_ROWS": 7, "LONGEST_ROW": 16, "NARROWEST_TAIL": 4}.items():
-            monkeypatch.setattr(blockwise, limit, value)
-    return name
+        changes |= {"tile_scores": 1, "tile_rows": 7}
+    with tuning.use(**changes):
+        yield name
 
 
 # --- what is computed

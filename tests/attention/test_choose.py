@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from whereformer import OffsetBias, attention, explain, linear
+from whereformer import OffsetBias, attention, explain, tuning
 
 TERM = (OffsetBias(torch.zeros(2, 3), -1),)
 
@@ -36,13 +36,14 @@ def test_the_rule(length, terms, options, chosen):
 
 
 @pytest.fixture
-def onednn(monkeypatch):
+def onednn():
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("needs a PyTorch with oneDNN")
-    monkeypatch.setattr(linear, "onednn_is_faster", lambda: True)
+    with tuning.use(onednn=True):
+        yield
 
 
-def test_long_plain_calls_go_where_products_are_faster(onednn, monkeypatch):
+def test_long_plain_calls_go_where_products_are_faster(onednn):
     long = [torch.randn(1, 1, 512, 64) for _ in range(3)]
     choice = explain(*long)
     assert (choice.backend, "processor" in choice.reason) == ("blockwise", True)
@@ -56,8 +57,8 @@ def test_long_plain_calls_go_where_products_are_faster(onednn, monkeypatch):
         assert explain(*long).backend == "fused"
     with sdpa_kernel(SDPBackend.MATH):
         assert explain(*long).backend == "fused"
-    monkeypatch.setattr(linear, "onednn_is_faster", lambda: False)
-    assert explain(*long).backend == "fused"
+    with tuning.use(onednn=False):
+        assert explain(*long).backend == "fused"
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's own attention

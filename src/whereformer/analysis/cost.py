@@ -19,11 +19,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.activations import ACT2FN
 
+from .. import tuning
 from ..attention import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 from ..attention.call import Call, make_call
-from ..attention.choose import FEW_SCORES
 from ..attention.merge import merge
-from ..attention.short import MOST_SCORES
 from ..attention.terms import Term
 from ..models import Encoder, EncoderConfig, parse_blocks
 from ..models.encoder import SegmentScores, position_of
@@ -523,7 +522,11 @@ def _attention_kind(config: EncoderConfig, place: Pass, has_terms: bool, dtype: 
         return _Kind(wide + (wide + (1 if has_terms else wide) if drops else 0), 1, 0)
     if config.attention_backend == "auto" and not has_terms and not (device == "cpu" and drops):
         return _Kind(0, 1, 1)
-    if device == "cpu" and dtype in (torch.float32, torch.float64) and place.n_q * place.n_k <= MOST_SCORES:
+    if (
+        device == "cpu"
+        and dtype in (torch.float32, torch.float64)
+        and place.n_q * place.n_k <= tuning.current().kept_scores
+    ):
         return _Kind(dtype.itemsize, 1, 0)
     return _Kind(0, 2, 2)
 
@@ -532,7 +535,7 @@ def _writes_scores(config: EncoderConfig, place: Pass, has_terms: bool, drops: b
     """Whether all scores are written out, step by step: by the reference, or by torch for dropout on the CPU."""
     if config.attention_backend != "auto":
         return bool(config.attention_backend == "reference")
-    return device == "cpu" and place.n_q * place.n_k <= FEW_SCORES and (has_terms or drops)
+    return device == "cpu" and place.n_q * place.n_k <= tuning.current().written_out_scores and (has_terms or drops)
 
 
 def _activation_bytes(config: EncoderConfig, dtype: torch.dtype, *, with_output: bool) -> float:

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .. import linear
+from .. import linear, tuning
 from . import fused, triton
 from .call import Call
 
 BACKENDS = ("auto", "reference", "blockwise", "triton")
-
-FEW_SCORES = 2**13
-"""Scores a head up to which, on the CPU, writing them all out is faster than going tile by tile."""
 
 LONG = 2**18
 """Scores a head from which oneDNN's products make us faster than torch's attention, mostly by a fifth or more, where
@@ -68,7 +65,7 @@ def explain_choice(call: Call, backend: str) -> Choice:
 def _automatic(call: Call) -> tuple[str, str]:
     """The rule of backend="auto", and which part of it decided."""
     on_cpu = call.value.device.type == "cpu"
-    few = call.n_q * call.n_k <= FEW_SCORES
+    few = call.n_q * call.n_k <= tuning.current().written_out_scores
     if fused.supports(call):
         # On the CPU torch writes all scores out to drop some, and computes padding in full to mask it afterwards.
         masked = call.dropout_p > 0 or call.key_mask is not None or call.query_documents is not None

@@ -17,12 +17,16 @@ class Groups:
     def __init__(self, batch: range, heads: range, workspace: Workspace) -> None:
         self.batch, self.heads, self.workspace = batch, heads, workspace
         self.groups = len(batch) * len(heads)
+        self._items, self._heads = slice(batch.start, batch.stop), slice(heads.start, heads.stop)
 
     def part_of(self, tensor: Tensor) -> Tensor:
         """These items and heads of (1 or batch, heads, ...), a view."""
-        if tensor.shape[0] > 1:
-            tensor = tensor[self.batch.start : self.batch.stop]
-        return tensor[:, self.heads.start : self.heads.stop]
+        return tensor[self._items if tensor.shape[0] > 1 else slice(None), self._heads]
+
+    def rows_of(self, tensor: Tensor, rows: range) -> Tensor:
+        """Some rows of these items and heads of (1 or batch, heads, n, ...), a view."""
+        items = self._items if tensor.shape[0] > 1 else slice(None)
+        return tensor[items, self._heads, rows.start : rows.stop]
 
     def by_head(self, tensor: Tensor) -> Tensor:
         """(groups, ...) as (batch, heads, ...), a view."""
@@ -56,11 +60,10 @@ class Groups:
         return vectors if len(vectors) == 1 else vectors[self.heads.start : self.heads.stop]
 
 
-def cut(batch: range, heads: int, groups: int) -> Iterator[tuple[range, range]]:
-    """Items and heads, at most ``groups`` at a time: short sequences go many items and heads at once."""
-    for items in chunks(batch, max(1, groups // max(1, heads))):
-        for some in chunks(range(heads), max(1, groups)):
-            yield items, some
+def cut(batch: range, heads: int, groups: int) -> Iterator[tuple[range, list[range]]]:
+    """Heads and items, at most ``groups`` of both at a time: short sequences go many items and heads at once."""
+    for some in chunks(range(heads), max(1, groups)):
+        yield some, chunks(batch, max(1, groups // max(1, heads)))
 
 
 def chunks(whole: range, size: int) -> list[range]:

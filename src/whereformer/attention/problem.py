@@ -24,7 +24,7 @@ ARGUMENTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? keys, Tensor? values, Tensor? query_factors, "
     "Tensor? key_factors, Tensor? dense, Tensor? key_mask, Tensor? query_positions, Tensor? key_positions, "
     "Tensor? query_documents, Tensor? key_documents, Tensor? seed, SymInt n_q, SymInt[] first, SymInt[] affine, "
-    "bool causal, float scale, float dropout_p, bool keeps_weights"
+    "bool causal, float scale, float dropout_p, str keeps"
 )
 """The fields of :class:`Problem` as arguments of an operator, in the language of torch's schemas."""
 
@@ -40,7 +40,8 @@ class Problem:
         seed: of dropout, where weights drop.
         first: the first offsets of ``bias``, ``keys`` and ``values``.
         affine: start and stride of the queries' positions, then of the keys'; of no meaning where they are explicit.
-        keeps_weights: whether the forward keeps the softmax's weights for the backward, as for short sequences.
+        keeps: what the forward keeps for the backward beside the output: the softmax's "weights", as for short
+            sequences, the "norm" of its rows, or "nothing".
     """
 
     query: Tensor | None
@@ -64,7 +65,7 @@ class Problem:
     causal: bool
     scale: float
     dropout_p: float
-    keeps_weights: bool
+    keeps: str
 
     @classmethod
     def of(cls, call: Call) -> Problem:
@@ -100,7 +101,7 @@ class Problem:
             causal=call.causal,
             scale=call.scale,
             dropout_p=call.dropout_p,
-            keeps_weights=False,
+            keeps="nothing",
         )
 
     def arguments(self) -> tuple[Any, ...]:
@@ -145,9 +146,9 @@ class Problem:
         )
 
     def new_output(self) -> Tensor:
-        """Memory for the output."""
+        """Memory for the output, in the layout that the next projection wants."""
         batch, heads, _, value_dim = self.value.shape
-        return self.value.new_empty(batch, heads, self.n_q, value_dim)
+        return self.value.new_empty(batch, self.n_q, heads, value_dim).transpose(1, 2)
 
     def new_gradients(self, needed: Sequence[bool]) -> list[Tensor]:
         """Memory for the gradients of ``GRADIENTS`` that are needed."""

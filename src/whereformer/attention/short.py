@@ -15,18 +15,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .. import tuning
 from .dropout import keep_mask
 from .groups import Groups, cut
 from .pieces import Piece
 from .problem import GRADIENTS, Problem
 from .tables import Grid, GridBias, GridRows, Rows, Tables, is_grid
 from .workspace import Workspace, add_product, put_product
-
-MOST_SCORES = 2**16
-"""Scores a head up to which this is the faster way."""
-
-SCORES = 2**18
-"""Scores that are worked on at a time: few enough to stay in a core's cache."""
 
 
 def takes(problem: Problem) -> bool:
@@ -37,12 +32,17 @@ def takes(problem: Problem) -> bool:
         value.device.type == "cpu"
         and value.dtype in (torch.float32, torch.float64)
         and value.numel() > 0
-        and 0 < problem.n_q * problem.n_k <= MOST_SCORES
+        and 0 < problem.n_q * problem.n_k <= tuning.current().kept_scores
         and problem.query_documents is None
         and is_grid(*problem.positions())
         and torch.is_grad_enabled()
         and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     )
+
+
+def new_output(problem: Problem) -> Tensor:
+    """Memory for the output, contiguous so that parts of it are views."""
+    return problem.value.new_empty(*problem.value.shape[:2], problem.n_q, problem.value.shape[3])
 
 
 def new_weights(problem: Problem) -> Tensor:
@@ -52,7 +52,7 @@ def new_weights(problem: Problem) -> Tensor:
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output, and the weights before dropout."""
-    output, weights = problem.new_output(), new_weights(problem)
+    output, weights = new_output(problem), new_weights(problem)
     if problem.has_gaps():
         output.zero_()
     work = _Work(problem)
@@ -68,7 +68,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         kept = part.kept()
         used = part_weights if kept is None else kept.mul_(part_weights)
         target = part.query_rows(output)
-        put_product(target, used, part.key_rows(problem.value))
+        put_product(target, used, part.key_rows(problem.value), work.workspace)
         if values is not None:
             target += part.from_offsets(part.collect(used, values), values)
     work.workspace.close()
@@ -83,8 +83,11 @@ def backward(problem: Problem, output_gradient: Tensor, weights: Tensor, needed:
         if problem.has_gaps() or name not in ("query", "key", "value"):
             gradient.zero_()
     work = _Work(problem)
+    if any(name in into for name in work.common):
+        work.sums = work.workspace.zeros((weights.shape[1:]), weights.dtype)
     for part in work.parts():
-        _add_gradients(part, into, part.query_rows(output_gradient), part.weights(weights))
+        with work.workspace.scope():
+            _add_gradients(part, into, part.query_rows(output_gradient), part.weights(weights))
     work.finish(into)
     work.workspace.close()
     return gradients
@@ -93,10 +96,10 @@ def backward(problem: Problem, output_gradient: Tensor, weights: Tensor, needed:
 def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weights: Tensor) -> None:
     """What a part of the batch contributes; ``gradient`` is its output's."""
     work, problem, tables = part.work, part.work.problem, part.work.tables
-    scores_gradient = work.workspace.get("scores_gradient", tuple(weights.shape), weights.dtype)
+    scores_gradient = work.workspace.take(tuple(weights.shape), weights.dtype)
     value = part.key_rows(problem.value)
     if tables.values is None:
-        put_product(scores_gradient, gradient, value.mT)
+        put_product(scores_gradient, gradient, value.mT, work.workspace)
     else:
         part.spread(part.per_offset(gradient, tables.values), tables.values, scores_gradient)
         add_product(scores_gradient, gradient, value.mT, work.workspace)
@@ -106,20 +109,20 @@ def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weigh
         scores_gradient *= kept
         used = kept.mul_(weights)
     if "value" in into:
-        put_product(part.key_rows(into["value"]), used.mT, gradient)
+        put_product(part.key_rows(into["value"]), used.mT, gradient, work.workspace)
     if tables.values is not None and "values" in into:
         part.collect_vectors(tables.values, part.collect(used, tables.values), gradient)
     torch._softmax_backward_data(scores_gradient, weights, -1, weights.dtype, grad_input=scores_gradient)
-    if any(name in into for name in work.common):
+    if work.sums is not None:
         by_head = part.by_head(scores_gradient)
         sums = work.sums[part.heads.start : part.heads.stop, :, part.keys]
         sums += by_head[0] if len(by_head) == 1 else by_head.sum(0)
     if problem.query is not None and problem.key is not None:
         query, key, scale = part.query_rows(problem.query), part.key_rows(problem.key), problem.scale
         if "key" in into:
-            put_product(part.key_rows(into["key"]), scores_gradient.mT, query, scale)
+            put_product(part.key_rows(into["key"]), scores_gradient.mT, query, work.workspace, scale)
         if "query" in into:
-            put_product(part.query_rows(into["query"]), scores_gradient, key, scale)
+            put_product(part.query_rows(into["query"]), scores_gradient, key, work.workspace, scale)
         if tables.keys is not None:
             per_offset = part.collect(scores_gradient, tables.keys).mul_(scale)
             if "query" in into:
@@ -166,6 +169,8 @@ class _Work:
             *(["query_factors", "key_factors"] if self.factors else []),
             *(["dense"] if self.dense is not None else []),
         ]
+        self.sums: Tensor | None = None
+        """The gradient of ``common_scores`` so far, (heads, n_q, n_k), where one is needed."""
         self.columns = {
             id(table): (self.m - table.window.start).clamp(0, len(table.window) - 1)
             for table in (self.tables.keys, self.tables.values)
@@ -176,9 +181,10 @@ class _Work:
         """All pairs that may attend, some items and heads at a time."""
         heads = self.problem.value.shape[1]
         for piece in self.problem.pieces():
-            groups = SCORES // (len(piece.queries) * len(piece.keys))
-            for batch, some in cut(piece.batch, heads, groups):
-                yield _Part(self, piece, batch, some)
+            groups = tuning.current().kept_tile_scores // (len(piece.queries) * len(piece.keys))
+            for some, batches in cut(piece.batch, heads, groups):
+                for batch in batches:
+                    yield _Part(self, piece, batch, some)
 
     @cached_property
     def common_scores(self) -> Tensor | None:
@@ -192,27 +198,21 @@ class _Work:
             scores.append(self.dense[0].to(self.problem.dtype))
         return sum(scores[1:], scores[0]) if scores else None
 
-    @cached_property
-    def sums(self) -> Tensor:
-        """Their gradient, so far."""
-        heads = self.problem.value.shape[1]
-        return self.workspace.zeros("sums", (heads, self.problem.n_q, self.problem.n_k), self.problem.dtype)
-
     def finish(self, into: dict[str, Tensor]) -> None:
         """Make the gradients of what items have in common, and those of tables."""
         tables, grid = self.tables, self.grid
-        if isinstance(tables.bias, GridBias) and "bias" in into:
+        if self.sums is not None and isinstance(tables.bias, GridBias) and "bias" in into:
             skewed = self.skewed(self.sums, slice(None), range(grid.low, grid.low + grid.count))
             tables.bias.sums += skewed.sum(1)
         for name, table in (("bias", tables.bias), ("keys", tables.keys), ("values", tables.values)):
             if table is not None and name in into:
                 table.add_to(into[name])
-        if self.factors is not None:
+        if self.sums is not None and self.factors is not None:
             if "query_factors" in into:
                 torch.bmm(self.sums, self.factors[1][0], out=into["query_factors"][0])
             if "key_factors" in into:
                 torch.bmm(self.sums.mT, self.factors[0][0], out=into["key_factors"][0])
-        if self.dense is not None and "dense" in into:
+        if self.sums is not None and self.dense is not None and "dense" in into:
             into["dense"].copy_(self.sums)
 
     def skewed(self, scores: Tensor, keys: slice, window: range) -> Tensor:
@@ -221,7 +221,7 @@ class _Work:
         # A row's diagonals reach this far beyond its keys; between two rows one margin does for both.
         margin = max(0, -window.start, window.stop - 1 + step * (n_q - 1) - (n_k - 1))
         pitch = n_k + margin
-        memory = self.workspace.zeros("skewed", (len(scores) * n_q * pitch + margin,), scores.dtype)
+        memory = self.workspace.zeros((len(scores) * n_q * pitch + margin,), scores.dtype)
         strides = n_q * pitch, pitch, 1
         memory.as_strided((len(scores), n_q, n_k), strides, margin)[:, :, keys] = scores
         shape = len(scores), n_q, len(window)
@@ -303,7 +303,8 @@ class _Part(Groups):
         work, window = self.work, table.window
         if len(window) == 1:
             return scores.sum(-1, keepdim=True)
-        per_offset = work.skewed(scores, self.keys, window).contiguous()
+        with work.workspace.scope():
+            per_offset = work.skewed(scores, self.keys, window).contiguous()
         m, grid = work.m[:, self.keys], work.grid
         # Its ends also stand for all that lies beyond.
         if window.start > grid.low:

@@ -1,12 +1,11 @@
 """Tables over offsets as tiles read and sum them: by strides where positions are affine, else entry by entry.
 
-Biases are in units of log2, as the scores of tiles are; gradients are not.
-
 Everything here is of one piece: its layout of offsets, and its tables in that layout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from functools import cached_property
 from typing import TypeAlias
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 
 from .pieces import Piece
-from .problem import LOG2E, Problem
+from .problem import Problem
 from .terms import Positions, PositionsLike, offsets_between, position_values
 from .tiles import Span, Tile
+from .workspace import Workspace
 
 MOST_STEP = 16
 """Keys by which a query may move on from the one before; more would take memory for the keys in between."""
@@ -65,7 +65,7 @@ class Listed:
 
     def offsets(self, span: Span) -> Tensor:
         """The offsets of a tile, (rows, columns)."""
-        queries = self.query_positions[span.queries.start : span.queries.stop].flip(0)
+        queries = self.query_positions[span.queries.start : span.queries.stop]
         return offsets_between(queries, self.key_positions[span.keys.start : span.keys.stop])
 
     def entries(self, span: Span, first: int, length: int) -> Tensor:
@@ -112,34 +112,41 @@ class GridBias:
         self.sums = table.new_zeros(len(table), grid.count)
 
     @cached_property
-    def natural(self) -> Tensor:
-        """What is added at each m, (heads, grid.count), in natural units."""
+    def values(self) -> Tensor:
+        """What is added at each m, (heads, grid.count)."""
         values = self.table[:, self.index]
         if self.causal:
             m = torch.arange(self.grid.low, self.grid.low + self.grid.count, device=self.grid.device)
             values.masked_fill_(self.grid.base + self.grid.unit * m > 0, -torch.inf)
         return values
 
-    @cached_property
-    def values(self) -> Tensor:
-        """The same in units of log2."""
-        return self.natural * LOG2E
-
-    def tile(self, span: Span, heads: range) -> Tensor:
-        """What is added, (heads, rows, columns): a view."""
-        lowest = self.grid.lowest(span)
-        return self._view(self.values[heads.start : heads.stop], lowest, len(span.queries), len(span.keys))
-
     def whole(self) -> Tensor:
-        """What is added in natural units, (heads, n_q, n_k), queries in their own order."""
-        grid = self.grid
-        return self._view(self.natural, grid.low, grid.n_q, grid.n_k).flip(1)
+        """What is added, (heads, n_q, n_k)."""
+        return self.reversed_rows(range(len(self.values))).flip(1)
 
-    def _view(self, values: Tensor, lowest: int, rows: int, columns: int) -> Tensor:
-        """Values from m = ``lowest`` on as (heads, rows, columns), rows reversed."""
-        strides = values.stride(0), self.grid.step, 1
-        start = values.storage_offset() + lowest - self.grid.low
-        return values.as_strided((len(values), rows, columns), strides, start)
+    def reversed_rows(self, heads: range) -> Tensor:
+        """What is added, (heads, n_q, n_k), the last query first: a view of the table, with positive strides."""
+        values, grid = self.values[heads.start : heads.stop], self.grid
+        strides = values.stride(0), grid.step, 1
+        return values.as_strided((len(values), grid.n_q, grid.n_k), strides, values.storage_offset())
+
+    def tiles(self, heads: range, rows: int, workspace: Workspace) -> Callable[[Span], Tensor]:
+        """A function of a span of at most ``rows`` queries: what is added, (heads, rows, columns), a view.
+
+        Each row of its memory repeats the table, so that a row of a tile begins ``step`` entries before the last one's.
+        """
+        grid, values = self.grid, self.values[heads.start : heads.stop]
+        memory = workspace.take((len(heads), rows, grid.count), values.dtype)
+        memory.copy_(values.unsqueeze(1).expand_as(memory))
+
+        def tile(span: Span) -> Tensor:
+            start = span.keys.start - grid.step * span.queries.start - grid.low
+            size = (len(heads), len(span.queries), len(span.keys))
+            return memory.as_strided(
+                size, (memory.stride(0), grid.count - grid.step, 1), memory.storage_offset() + start
+            )
+
+        return tile
 
     def collect(self, tile: Tile, heads: range) -> None:
         """Add a tile of score gradients to the table's gradient."""
@@ -147,9 +154,12 @@ class GridBias:
         sums = self.sums[heads.start : heads.stop, start - self.grid.low :]
         if start >= self.window.stop - 1 or start + width <= self.window.start + 1:
             # All of the tile reads the same entry of the table, so any m of it will do.
-            sums[:, 0] += tile.scores.sum((1, 2)).unflatten(0, (-1, len(heads))).sum(0)
+            found = tile.scores.sum((1, 2)).unsqueeze(1)
         else:
-            sums[:, :width] += tile.skewed.sum(1).unflatten(0, (-1, len(heads))).sum(0)
+            found = tile.skewed.sum(1)
+        if len(found) > len(heads):
+            found = found.unflatten(0, (-1, len(heads))).sum(0)
+        sums[:, : found.shape[1]] += found
 
     def add_to(self, gradient: Tensor) -> None:
         """Add all that was collected to the table's gradient, (heads, T)."""
@@ -186,10 +196,9 @@ class GridRows:
         return part
 
     def spread(self, per_offset: Tensor, tile: Tile) -> None:
-        """Add to each score the number of its query and offset, from (groups, rows, T) whose first offset has zeros."""
+        """Write each pair's number of (groups, rows, T) to the tile."""
         for part, columns in self._parts(tile):
-            if columns.stop > 1:
-                part.add_(per_offset[..., columns])
+            part.copy_(per_offset[..., columns].expand_as(part))
         tile.clear_margins()
 
     def collect(self, tile: Tile, per_offset: Tensor) -> None:
@@ -223,11 +232,14 @@ class ListedBias:
     """What :class:`GridBias` does, for explicit positions."""
 
     def __init__(self, offsets: Listed, table: Tensor, first: int) -> None:
-        self.offsets, self.values, self.first = offsets, table * LOG2E, first
+        self.offsets, self.values, self.first = offsets, table, first
         self.sums = torch.zeros_like(table)
 
-    def tile(self, span: Span, heads: range) -> Tensor:
-        return self.values[heads.start : heads.stop, self.offsets.entries(span, self.first, self.values.shape[1])]
+    def tiles(self, heads: range, rows: int, workspace: Workspace) -> Callable[[Span], Tensor]:
+        def tile(span: Span) -> Tensor:
+            return self.values[heads.start : heads.stop, self.offsets.entries(span, self.first, self.values.shape[1])]
+
+        return tile
 
     def collect(self, tile: Tile, heads: range) -> None:
         entries = self.offsets.entries(tile.span, self.first, self.values.shape[1]).flatten()
@@ -252,7 +264,7 @@ class ListedRows:
         return self.offsets.entries(tile.span, self.first, self.vectors.shape[1]).expand_as(tile.scores)
 
     def spread(self, per_offset: Tensor, tile: Tile) -> None:
-        tile.scores.add_(per_offset.gather(-1, self._entries(tile)))
+        tile.scores.copy_(per_offset.gather(-1, self._entries(tile)))
 
     def collect(self, tile: Tile, per_offset: Tensor) -> None:
         per_offset.scatter_add_(-1, self._entries(tile), tile.scores)
@@ -275,6 +287,8 @@ class Tables:
 
     def __init__(self, problem: Problem, piece: Piece) -> None:
         value = problem.value
+        self.forbids = problem.causal or (problem.bias is not None and bool(problem.bias.isneginf().any()))
+        """Whether there may be pairs that causality or the bias forbids."""
         offsets = layout(piece.query_positions, piece.key_positions, value.device)
         self.layout = offsets
         self.bias: Bias | None = None

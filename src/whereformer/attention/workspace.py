@@ -1,28 +1,21 @@
-"""Memory that is taken once and used again: fresh memory costs more than what is done with it."""
+"""Memory that is taken once and used again, because fresh memory costs more than what is done with it; and products."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from .. import tuning
 from ..linear import by_onednn, is_regular, product_transposed
-
-FEWEST = 2**21
-"""Multiplications of two matrices below which a call of oneDNN's product costs more than it saves."""
-
-NARROWEST = 32
-"""Rows, columns and what is summed over, at least, where oneDNN's product is to be faster."""
-
-KEPT_BYTES = 2**23
-"""Of memory that waits for a thread's next call, at most."""
 
 
 class Workspace:
-    """Memory by name, taken once and used for every block: fresh memory costs more than what is done with it.
+    """A stack of memory: what is taken belongs to whoever took it until the scope ends in which it was taken.
 
     On the CPU a little of it stays for the next call of the same thread.
     """
@@ -31,57 +24,77 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.memory: dict[tuple[str, torch.dtype], Tensor] = getattr(self._kept, device.type, {})
+        self._slots: list[Tensor] = self._kept.__dict__.pop(device.type, [])
+        self._taken = 0
 
     def close(self) -> None:
         """Leave the memory to the next call if it is little."""
-        size = sum(memory.numel() * memory.itemsize for memory in self.memory.values())
-        if self.device.type == "cpu":
-            self._kept.cpu = self.memory if size <= KEPT_BYTES else {}
+        if self.device.type == "cpu" and sum(slot.numel() for slot in self._slots) <= tuning.KEPT_BYTES:
+            self._kept.cpu = self._slots
 
-    def get(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is taken inside is free again afterwards."""
+        taken = self._taken
+        try:
+            yield
+        finally:
+            self._taken = taken
+
+    def take(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor with whatever the memory held before."""
-        wanted = math.prod(size)
-        memory = self.memory.get((name, dtype))
-        if memory is None or memory.numel() < wanted:
+        wanted = math.prod(size) * dtype.itemsize
+        if self._taken == len(self._slots):
+            self._slots.append(torch.empty(0, dtype=torch.uint8))
+        if self._slots[self._taken].numel() < wanted:
             # Memory made in inference mode could not be written to outside it.
             with torch.inference_mode(False):
-                memory = self.memory[name, dtype] = torch.empty(wanted, dtype=dtype, device=self.device)
-        return memory[:wanted].view(size)
+                self._slots[self._taken] = torch.empty(wanted, dtype=torch.uint8, device=self.device)
+        memory = self._slots[self._taken][:wanted]
+        self._taken += 1
+        return memory.view(dtype).view(size)
 
-    def zeros(self, name: str, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def zeros(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The same, filled with zeros."""
-        return self.get(name, size, dtype).zero_()
+        return self.take(size, dtype).zero_()
 
-    def converted(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """The tensor itself if it is of this dtype, else a copy."""
-        return tensor if tensor.dtype == dtype else self.get(name, tuple(tensor.shape), dtype).copy_(tensor)
+    def converted(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor itself if it is contiguous and of this dtype, else a copy."""
+        if tensor.dtype == dtype and tensor.is_contiguous():
+            return tensor
+        return self.take(tuple(tensor.shape), dtype).copy_(tensor)
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace, scale: float = 1.0) -> None:
     """``total += scale * left @ right``, each (groups, rows, columns); narrower products are added in total's dtype."""
     if left.dtype != total.dtype:
-        found = workspace.get("product", tuple(total.shape), left.dtype)
-        if len(total) == 1:
-            torch.mm(left[0], right[0], out=found[0])
-        else:
-            torch.bmm(left, right, out=found)
-        total.add_(found, alpha=scale)
+        with workspace.scope():
+            found = workspace.take(tuple(total.shape), left.dtype)
+            put_product(found, left, right, workspace)
+            total.add_(found, alpha=scale)
     elif onednn_suits(total.dtype, total.device, *total.shape[1:], left.shape[2]):
         for sums, found in _onednn_products(total, left, right):
             sums.add_(found, alpha=scale)
-    elif len(total) == 1:
+    elif total.shape[0] == 1:
         # For a single matrix with padded rows this is the faster call.
         total[0].addmm_(left[0], right[0], alpha=scale)
     else:
         total.baddbmm_(left, right, alpha=scale)
 
 
-def put_product(target: Tensor, left: Tensor, right: Tensor, scale: float = 1.0) -> None:
-    """``target = scale * left @ right``, each (groups, rows, columns) and of one dtype."""
-    if onednn_suits(target.dtype, target.device, *target.shape[1:], left.shape[2]):
+def put_product(target: Tensor, left: Tensor, right: Tensor, workspace: Workspace, scale: float = 1.0) -> None:
+    """``target = scale * left @ right``, each (groups, rows, columns), over whatever the target held before."""
+    if left.dtype != target.dtype:
+        with workspace.scope():
+            found = workspace.take(tuple(target.shape), left.dtype)
+            put_product(found, left, right, workspace)
+            target.copy_(found)
+            target *= scale
+    elif onednn_suits(target.dtype, target.device, *target.shape[1:], left.shape[2]):
         for part, found in _onednn_products(target, left, right):
             torch.mul(found, scale, out=part)
+    elif target.shape[0] == 1:
+        torch.addmm(target[0], left[0], right[0], beta=0, alpha=scale, out=target[0])
     else:
         torch.baddbmm(target, left, right, beta=0, alpha=scale, out=target)
 
@@ -113,8 +126,8 @@ def onednn_suits(dtype: torch.dtype, device: torch.device, *sizes: int) -> bool:
     Only regular ones, because every shape costs memory for good.
     """
     return (
-        math.prod(sizes) >= FEWEST
-        and min(sizes) >= NARROWEST
+        by_onednn(dtype, device)
+        and math.prod(sizes) >= tuning.FEWEST_MULTIPLICATIONS
+        and min(sizes) >= tuning.NARROWEST_PRODUCT
         and all(map(is_regular, sizes))
-        and by_onednn(dtype, device)
     )

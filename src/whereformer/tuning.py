@@ -1,0 +1,96 @@
+"""What differs by processor, and every size and threshold of the CPU that was found by measuring.
+
+Nothing here changes what is computed, only by which of several ways, and so how fast. ``whereformer bench --tune``
+measures other values on the machine it runs on.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FEWEST_MULTIPLICATIONS = 2**21
+"""Of two matrices in attention, below which a call of oneDNN's product costs more than it saves."""
+
+NARROWEST_PRODUCT = 32
+"""Rows, columns and what is summed over, at least, where oneDNN's product is to be faster."""
+
+KEPT_BYTES = 2**24
+"""Of attention's memory that waits for a thread's next call, at most."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The values for one family of processors.
+
+    Args:
+        processor: the family's name.
+        onednn: whether PyTorch's float32 products are slower than oneDNN's, see :mod:`whereformer.linear`.
+        written_out_scores: scores a head up to which writing them all out is faster than going tile by tile.
+        kept_scores: scores a head up to which float32's training keeps the softmax's weights for the backward.
+        kept_tile_scores: scores that are worked on at a time there.
+        tile_scores: scores that are worked on at a time elsewhere, per thread: few enough to stay in a core's cache,
+            many enough to make each operation worth it.
+        tile_rows: rows of a tile at least, where there are so many.
+        fused_dtypes: of calls with nothing but an ``OffsetBias`` whose forward torch's own fused attention computes.
+    """
+
+    processor: str
+    onednn: bool = False
+    written_out_scores: int = 2**13
+    kept_scores: int = 2**16
+    kept_tile_scores: int = 2**18
+    tile_scores: int = 2**18
+    tile_rows: int = 64
+    fused_dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.float64})
+    fused_backward_dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.float64})
+    unturned_scores: int = 2**16
+
+
+_INTEL_AMX = Tuning(
+    "Intel with AMX",
+    fused_dtypes=frozenset({torch.float32, torch.float64, torch.bfloat16}),
+    fused_backward_dtypes=frozenset({torch.float32, torch.float64, torch.bfloat16}),
+)
+_AMD_AVX512 = Tuning("AMD with AVX-512", onednn=True)
+_OTHER = Tuning("another")
+
+
+def _measured() -> Tuning:
+    """The values for this machine's processor, or the part of it that torch was told to use."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return _OTHER
+    try:
+        vendor = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        vendor = platform.processor()
+    if "AuthenticAMD" in vendor and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return _AMD_AVX512
+    if "GenuineIntel" in vendor and torch.cpu._is_amx_tile_supported():
+        return _INTEL_AMX
+    return _OTHER
+
+
+_current = _measured()
+
+
+def current() -> Tuning:
+    """The values that hold now."""
+    return _current
+
+
+@contextmanager
+def use(**changes: Any) -> Iterator[Tuning]:
+    """Other values while the context lasts, in all threads; for measurements and tests."""
+    global _current
+    before, _current = _current, replace(_current, **changes)
+    try:
+        yield _current
+    finally:
+        _current = before
