@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention, attention_weights
 
+from ..onednn import need_onednn
 from .cases import (
     BATCH,
     DEVICE,
@@ -40,7 +41,11 @@ short = importlib.import_module("whereformer.attention.short")
 HOW = ["", " item by item", " in tiles", " in small tiles"]
 
 
-@pytest.fixture(params=[f"blockwise{how}{by}" for by in ("", " by oneDNN") for how in HOW] + ["triton"])
+WAYS = [f"blockwise{how}{by}" for by in ("", " by oneDNN") for how in HOW]
+
+
+# Triton's interpreter is slow; what every day's tests ask of it is in test_triton.
+@pytest.fixture(params=[*WAYS, pytest.param("triton", marks=pytest.mark.slow)])
 def fast(request, monkeypatch):
     """A fast backend's name; tiles as small as can be make a short sequence as a long one is.
 
@@ -51,8 +56,9 @@ def fast(request, monkeypatch):
     how = how.strip()
     monkeypatch.setattr(linear, "onednn_is_faster", lambda: bool(by_onednn))
     if by_onednn:
-        if DEVICE != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-            pytest.skip("needs a CPU and a PyTorch with oneDNN")
+        need_onednn()
+        if DEVICE != "cpu":
+            pytest.skip("needs a CPU")
         monkeypatch.setattr(workspace, "FEWEST", 1)
         monkeypatch.setattr(workspace, "NARROWEST", 1)
     if name == "triton":
