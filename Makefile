@@ -4,7 +4,18 @@ VENV := .venv
 # The constraints hold for build environments too, through the variable.
 PIP := PIP_CONSTRAINT=constraints.txt $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
-.PHONY: compare bench test lint check format
+# More processes than four take more memory than they save time.
+PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+# Tests of numbers, which depend on the instructions that a processor has; and variables that take some of them away.
+NUMERIC := tests/attention tests/positions tests/models tests/test_linear.py
+INSTRUCTION_SETS := \
+	ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=avx512 \
+	ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX512_CORE ONEDNN_MAX_CPU_ISA=AVX512_CORE_AMX \
+	MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_ENABLE_INSTRUCTIONS=AVX2 WHEREFORMER_TEST_WITHOUT_ONEDNN=1
+OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+
+.PHONY: compare bench test lint check instruction-sets format
 
 compare: $(VENV)/.train  ## Compare position methods; options: make compare ARGS="--quick"
 	$(VENV)/bin/whereformer compare $(ARGS)
@@ -12,15 +23,22 @@ compare: $(VENV)/.train  ## Compare position methods; options: make compare ARGS
 bench: $(VENV)/.train  ## Time attention against others; options: make bench ARGS="--lengths 128,512"
 	$(VENV)/bin/python benchmarks/attention.py $(ARGS)
 
-test: $(VENV)/.dev  ## Run the tests; options: make test ARGS="-k tisa"
-	$(VENV)/bin/python -m pytest $(ARGS)
+test: $(VENV)/.dev  ## Run all but the slow tests; options: make test ARGS="-k tisa"
+	$(PYTEST) -m "not slow" $(ARGS)
 
 lint: $(VENV)/.dev  ## Formatting, lint and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
-check: lint test  ## Everything that has to pass
+check: lint  ## Everything that has to pass: lint, all tests, and numbers on an older processor
+	$(PYTEST)
+	$(OLDER) $(PYTEST) -m "not slow" $(NUMERIC)
+
+instruction-sets: $(VENV)/.dev  ## The tests of numbers as processors with other instructions run them; options: ARGS
+	for set in $(INSTRUCTION_SETS); do \
+		echo "== $$set"; env $$set $(PYTEST) -m "not slow" $(NUMERIC) $(ARGS) || exit 1; \
+	done
 
 format: $(VENV)/.dev  ## Format and fix what can be fixed
 	$(VENV)/bin/ruff format .

@@ -1,3 +1,4 @@
+import gc
 import os
 
 import pytest
@@ -11,6 +12,9 @@ if not torch.cuda.is_available():
 # Tests run side by side, on tensors too small to gain from threads.
 torch.set_num_threads(1)
 
+if os.environ.get("WHEREFORMER_TEST_WITHOUT_ONEDNN") == "1":
+    torch.backends.mkldnn.set_flags(False)
+
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
 
@@ -18,3 +22,9 @@ settings.load_profile("repeatable")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def pytest_collection_finish() -> None:
+    # Trainings collect garbage, and what was imported and collected is most of what is looked through.
+    gc.collect()
+    gc.freeze()

@@ -14,6 +14,8 @@ from whereformer import linear as module
 from whereformer import tuning
 from whereformer.linear import linear, project
 
+from .onednn import need_onednn, without_onednn
+
 SHAPES = {
     "rows": ((7, 24), 40),
     "batch": ((3, 5, 24), 40),
@@ -26,8 +28,7 @@ SHAPES = {
 @pytest.fixture(autouse=True)
 def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """OneDNN for every product, on any processor that has it."""
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this PyTorch has no oneDNN")
+    need_onednn()
     monkeypatch.setattr(module, "FEWEST", 1)
     with tuning.use(onednn=True):
         yield
@@ -142,11 +143,8 @@ def test_what_is_left_to_torch(products: list[tuple[int, ...]]) -> None:
     hidden = torch.randn(5, 6)
     with torch.autocast("cpu", torch.bfloat16):
         assert project(layer, hidden).dtype == torch.bfloat16
-    torch.backends.mkldnn.set_flags(False)
-    try:
+    with without_onednn():
         assert torch.equal(project(layer, hidden), layer(hidden))
-    finally:
-        torch.backends.mkldnn.set_flags(True)
     assert project(layer, torch.randn(6)).shape == (7,)
     assert project(layer, torch.randn(0, 6)).shape == project(layer, torch.randn(0, 6), nn.GELU()).shape == (0, 7)
     torch.compile(lambda hidden: project(layer, hidden), fullgraph=True, backend="eager")(hidden)

@@ -13,6 +13,7 @@ from whereformer import tuning
 from whereformer.analysis import cost, count_flops, count_parameters, funnel_config, linear_flops, paper_table
 from whereformer.analysis.cost import Pass, layer_passes
 from whereformer.attention import Positions
+from whereformer.attention.workspace import Workspace
 from whereformer.cli import main
 from whereformer.models import EncoderConfig, EncoderForMaskedLM, parse_blocks
 from whereformer.tasks.memory import peak_memory
@@ -256,36 +257,45 @@ def test_what_grows_with_the_batch_and_what_does_not():
     assert one - (two - one) == 2 * 12 * 127 * 768 * (768 + 1)
 
 
+MEASURED = [
+    (300, {"position": "t5"}),
+    (256, {"position": "learned"}),
+    (128, {"position": "t5", **NO_DROPOUT, "norm": "pre", "hidden_act": "gelu_new"}),
+    (256, {"position": "shaw"}),
+    (256, {"position": "t5", "blocks": "2-2-2", "decoder_layers": "1"}),
+    (256, {"position": "transformer_xl", "segments": "attention", "blocks": "2-2", **NO_DROPOUT}),
+]
+ALSO_MEASURED = [
+    *((length, {"position": "t5"}) for length in (32, 128, 256, 512)),
+    *((length, {"position": "learned"}) for length in (32, 128, 300, 512)),
+    *((256, {"position": name}) for name in ("tupe", "rope", "tisa", "fire", "synthesizer")),
+    (24, {"position": "floater"}),
+    (256, {"position": "synthesizer", "position_options": {"variant": "factorized_dense", "content": "mix"}}),
+    (300, {"position": "learned", **NO_DROPOUT}),
+    (128, {"position": "t5", "hidden_act": "relu", "embedding_size": 32}),
+    (128, {"position": "t5", "attention_backend": "reference"}),
+    (300, {"position": "t5", "blocks": "2-2", "norm": "pre", "pooling": "max"}),
+    (300, {"position": "tisa", "blocks": "2-2", "pool_query_only": False, "segments": "attention"}),
+    (512, {"position": "transformer_xl", "segments": "attention", "blocks": "2-2", **NO_DROPOUT}),
+    *(
+        (length, {"position": "transformer_xl", "segments": "attention", "blocks": "2-2", **more})
+        for length in (256, 512)
+        for more in ({"decoder_layers": "1", "separate_cls": False}, {"position_options": {"form": "factorized"}})
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("length", "changes"),
-    [
-        *((length, {"position": position}) for length in (32, 128, 256, 300, 512) for position in ("t5", "learned")),
-        *((256, {"position": name}) for name in ("shaw", "tupe", "rope", "tisa", "fire", "synthesizer")),
-        (24, {"position": "floater"}),
-        (256, {"position": "synthesizer", "position_options": {"variant": "factorized_dense", "content": "mix"}}),
-        (300, {"position": "learned", **NO_DROPOUT}),
-        (128, {"position": "t5", **NO_DROPOUT, "norm": "pre", "hidden_act": "gelu_new"}),
-        (128, {"position": "t5", "hidden_act": "relu", "embedding_size": 32}),
-        (128, {"position": "t5", "attention_backend": "reference"}),
-        (256, {"position": "t5", "blocks": "2-2-2", "decoder_layers": "1"}),
-        (300, {"position": "t5", "blocks": "2-2", "norm": "pre", "pooling": "max"}),
-        (300, {"position": "tisa", "blocks": "2-2", "pool_query_only": False, "segments": "attention"}),
-        *(
-            (length, {"position": "transformer_xl", "segments": "attention", "blocks": "2-2", **more})
-            for length in (256, 512)
-            for more in (
-                NO_DROPOUT,
-                {"decoder_layers": "1", "separate_cls": False},
-                {"position_options": {"form": "factorized"}},
-            )
-        ),
-    ],
+    [*MEASURED, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALSO_MEASURED)],
     ids=str,
 )
 def test_memory_is_about_what_is_measured(length, changes, monkeypatch):
     """A forward's peak is at most an eighth above what is kept, for what lives for a moment, and never below."""
     # Attention's tiles are larger where oneDNN multiplies them; here every processor is the same.
     monkeypatch.setattr(tuning, "_current", replace(tuning.current(), onednn=False))
+    # What tests before this one left for it to use again would not be counted.
+    monkeypatch.setattr(Workspace._kept, "cpu", [], raising=False)
     sizes = {"hidden_size": 128, "blocks": "4", "max_position_embeddings": 512}
     config = small_config(**{**sizes, **changes})
     model = whereformer.Encoder(config)
@@ -308,7 +318,7 @@ def test_memory_is_about_what_is_measured(length, changes, monkeypatch):
     # What much work of a method's own, n x n terms and scores written out need for a moment is only roughly known.
     rough = changes["position"] in ("tupe", "fire", "floater", "synthesizer", "transformer_xl")
     rough |= bool({"hidden_act", "attention_backend"} & changes.keys())
-    most = 1.0 if changes["position"] == "transformer_xl" else 0.5
+    most = 1.1 if changes["position"] == "transformer_xl" else 0.5
     assert inference / estimate.inference == pytest.approx(1.0, abs=most if rough else 0.05)
 
 

@@ -4,8 +4,11 @@ import torch
 
 from whereformer import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, attention
 
+from .rounding import allowed_errors
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, HEADS, DIM = 2, 2, 16
+SEED = 3  # of dropout
 
 
 def content(n_q, n_k, head_dim=DIM, value_dim=None, batch=BATCH):
@@ -58,7 +61,7 @@ def run(name, dtype, inputs, terms, options, d_out=None):
         parts = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
         leaves += parts
         built.append(kind(*parts) if first is None else kind(*parts, first))
-    torch.manual_seed(3)
+    torch.manual_seed(SEED)
     out = attention(*leaves[:3], built, **options, backend=name)
     if d_out is None:
         d_out = output_gradient(out)
@@ -80,19 +83,15 @@ def relative_error(found, expected):
     return float((found.double() - expected).norm() / expected.norm())
 
 
-# What a sum over the rows of a test loses, though in truth it be 0.
-ROUNDING = 8 * torch.finfo(torch.float32).eps
-
-
-def check(fast, inputs, terms=(), **options):
-    """The same as float64 up to twice the error of plain float32, for the output and every gradient."""
+def check(fast, inputs, terms=(), dtype=torch.float32, **options):
+    """The same as float64 up to rounding, in every number of the output and of every gradient."""
     options = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
     expected = run("reference", torch.float64, inputs, terms, options)
-    plain = run("reference", torch.float32, inputs, terms, options)
-    found = run(fast, torch.float32, inputs, terms, options)
-    allowed = 2 * max(ROUNDING, *map(error, plain, expected))
-    for ours, theirs in zip(found, expected, strict=True):
+    found = run(fast, dtype, inputs, terms, options)
+    allowed = allowed_errors(inputs, terms, options, output_gradient(expected[0]), SEED, dtype)
+    for ours, theirs, most in zip(found, expected, allowed, strict=True):
+        assert ours.dtype == dtype
         assert ours.isfinite().all()
         assert ours.shape == theirs.shape
-        assert error(ours, theirs) <= allowed
+        assert ((ours.double() - theirs).abs() <= most).all()
     return found

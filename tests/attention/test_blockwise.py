@@ -13,6 +13,7 @@ from whereformer.attention.pieces import split
 from whereformer.attention.problem import GRADIENTS, Problem
 from whereformer.tasks.memory import peak_memory
 
+from ..onednn import need_onednn, without_onednn
 from .cases import BATCH, EVERY_KIND, HEADS, TABLES, check, content, error, output_gradient, random, run, terms_of
 
 blockwise = importlib.import_module("whereformer.attention.blockwise")
@@ -285,8 +286,7 @@ def test_threads_change_nothing_but_rounding(threads):
 @pytest.fixture
 def products(monkeypatch):
     """How many products oneDNN computes, on any processor that has it."""
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        pytest.skip("needs a PyTorch with oneDNN")
+    need_onednn()
     count = []
     real = workspace.product_transposed
     monkeypatch.setattr(workspace, "product_transposed", lambda *factors: count.append(1) or real(*factors))
@@ -311,9 +311,6 @@ def test_small_and_other_products_are_not(products):
     run("blockwise", torch.float32, content(512, 512, 16), [], {})
     run("blockwise", torch.float64, content(512, 512, 64), [], {})
     run("blockwise", torch.float32, content(530, 530, 64), [], {})  # not regular
-    torch.backends.mkldnn.set_flags(False)
-    try:
+    with without_onednn():
         run("blockwise", torch.float32, content(512, 512, 64), [], {})
-    finally:
-        torch.backends.mkldnn.set_flags(True)
     assert not products

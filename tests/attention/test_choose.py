@@ -6,6 +6,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from whereformer import OffsetBias, attention, explain, tuning
 
+from ..onednn import need_onednn
+
 TERM = (OffsetBias(torch.zeros(2, 3), -1),)
 
 
@@ -37,8 +39,7 @@ def test_the_rule(length, terms, options, chosen):
 
 @pytest.fixture
 def onednn():
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        pytest.skip("needs a PyTorch with oneDNN")
+    need_onednn()
     with tuning.use(onednn=True):
         yield
 

@@ -23,6 +23,19 @@ interpreter.mend()
 backend = importlib.import_module("whereformer.attention.triton")
 
 
+IN_SHORT = {
+    "by strides": {"causal": True, "scale": -0.3, "query_positions": Positions(-1, 2, 20)},
+    "by ids": {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0},
+}
+
+
+@pytest.mark.parametrize("case", IN_SHORT)
+def test_in_short(case):
+    """A little of all that test_backends asks of it at length."""
+    check("triton", content(20, 20), terms_of(EVERY_KIND, 20, 20), dropout_p=0.2, **IN_SHORT[case])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("explicit", [False, True])
 def test_long_tables_go_in_parts(explicit, monkeypatch):
     monkeypatch.setattr(backend, "_ROW_TABLE", 8)
@@ -41,6 +54,7 @@ def test_long_tables_go_in_parts(explicit, monkeypatch):
     check("triton", content(37, 30), terms, causal=True, dropout_p=0.2, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("explicit", [False, True])
 def test_operator_contract(explicit, monkeypatch):
     calls = []

@@ -529,7 +529,13 @@ def test_gradient_checkpointing(name, position, reentrant):
 COMPILED = [(name, "tisa") for name in NAMED if name not in ("roberta", "electra")]
 
 
-@pytest.mark.parametrize(("name", "position"), [*COMPILED, ("bert", "rope+shaw")])
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [
+        ("bert", "rope+shaw"),
+        *(pytest.param(*case, marks=[] if case[0] == "distilbert" else pytest.mark.slow) for case in COMPILED),
+    ],
+)
 def test_compiles_whole(name, position):
     torch.compiler.reset()
     model = attach(make(name), position)
@@ -539,6 +545,7 @@ def test_compiles_whole(name, position):
         close(states(compiled, inputs), states(model, inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")
 def test_compiles_to_code_with_gradients():
     torch.compiler.reset()

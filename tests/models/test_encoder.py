@@ -275,7 +275,9 @@ def test_trainer_trains_it(tmp_path):
     assert model.eval()(ids, labels=ids).loss.item() < before - 1
 
 
-@pytest.mark.parametrize("position", ["tisa", "tupe+t5", "rope", "learned"])
+@pytest.mark.parametrize(
+    "position", ["tisa", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tupe+t5", "rope", "learned"))]
+)
 def test_the_whole_model_compiles_in_one_graph(position):
     model = Encoder(small_config(position=position)).eval()
     inputs = batch()

@@ -301,7 +301,7 @@ def compile_and_count(model):
     return torch.compile(model, fullgraph=True, dynamic=True, backend=backend), graphs
 
 
-@pytest.mark.parametrize("position", ["tisa", "transformer_xl"])
+@pytest.mark.parametrize("position", [pytest.param("tisa", marks=pytest.mark.slow), "transformer_xl"])
 def test_one_graph_serves_all_lengths(position):
     model = build(position, blocks="1-1", decoder_layers="1", max_position_embeddings=100)
     compiled, graphs = compile_and_count(model)
@@ -312,6 +312,7 @@ def test_one_graph_serves_all_lengths(position):
     assert len(graphs) == 1
 
 
+@pytest.mark.slow
 def test_compiled_gradients_are_the_same():
     model, inputs = build("transformer_xl", blocks="1-1"), inputs_of(13)
     compiled = torch.compile(model, fullgraph=True, backend="eager")

@@ -400,19 +400,27 @@ def assert_compiles(position, backend, length=6, tolerance=1e-11):
 @pytest.mark.parametrize(
     "method",
     [
-        *position_names(),
-        "t5 causal",
-        "synthesizer factorized_random",
-        "synthesizer dense mix",
-        "synthesizer factorized_dense",
+        "shaw",
+        "rope",
         "tupe+t5",
-        "sinusoidal+floater",
+        *(
+            pytest.param(method, marks=pytest.mark.slow)
+            for method in [
+                *(method for method in position_names() if method not in ("shaw", "rope")),
+                "t5 causal",
+                "synthesizer factorized_random",
+                "synthesizer dense mix",
+                "synthesizer factorized_dense",
+                "sinusoidal+floater",
+            ]
+        ),
     ],
 )
 def test_compiles_into_one_graph(method):
     assert_compiles(make(method), "aot_eager")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")
 def test_inductor_compiles_floater_tisa_and_t5():

@@ -141,6 +141,7 @@ def test_fits_are_drawn_and_written_as_they_are():
     assert kernels_of(fit) == f"{minus}2 at +2.5, b 1; +1 at {minus}1, b 0.5"
 
 
+@pytest.mark.slow
 def test_twelve_layers_of_twelve_heads_stay_below_five_megabytes():
     assert len(build_report([model_of(n=512, layers=12, heads=12, noise=1.0)], FACTS).encode()) < 5_000_000
 

@@ -11,6 +11,7 @@ from whereformer.errors import InputError
 from whereformer.tasks import corpus
 
 
+@pytest.mark.slow
 def test_the_default_text_is_python_s_own_documentation():
     documents = corpus.default_documents()
     assert sum(map(len, documents)) > 1_000_000

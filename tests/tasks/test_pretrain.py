@@ -31,9 +31,34 @@ TINY = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _judged_on_little_text():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pretrain, "HELD_OUT_WINDOWS", 16)
+        yield
+
+
 def run(text, out, *more):
     main(["pretrain", "--data", text, "--out", str(out), *TINY, *more])
+    return results_of(out)
+
+
+def results_of(out):
     return json.loads((out / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(text, tmp_path_factory):
+    """The folder of a finished run; to be left as it is."""
+    out = tmp_path_factory.mktemp("finished")
+    run(text, out)
+    return out
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """A copy of it to change."""
+    return shutil.copytree(finished, tmp_path / "copy")
 
 
 def test_it_writes_model_tokenizer_and_results_and_says_how_to_use_them(text, tmp_path, capsys):
@@ -55,23 +80,23 @@ def test_it_writes_model_tokenizer_and_results_and_says_how_to_use_them(text, tm
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_what_is_saved_is_what_was_trained(text, tmp_path):
-    results = run(text, tmp_path)
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "model")
+def test_what_is_saved_is_what_was_trained(text, finished):
+    model = AutoModelForMaskedLM.from_pretrained(finished / "model")
     assert isinstance(model, EncoderForMaskedLM)
-    assert isinstance(Encoder.from_pretrained(tmp_path / "model"), Encoder)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert isinstance(Encoder.from_pretrained(finished / "model"), Encoder)
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
     assert model(**tokenizer("the cat", return_tensors="pt")).logits.shape[-1] == len(tokenizer)
-    assert same(weights(tmp_path), load_file(tmp_path / "checkpoints" / "checkpoint-6" / "model.safetensors"))
+    assert same(weights(finished), load_file(finished / "checkpoints" / "checkpoint-6" / "model.safetensors"))
     # The score by hand, from the saved model and the text.
-    windows = held_out_windows(text, tmp_path, 0)
+    windows = held_out_windows(text, finished, 0)
     batch = pretrain.collate([windows[row] for row in range(len(windows))])
     with torch.no_grad():
         score = float(model.eval()(**batch).loss)
-    assert results["held_out"][-1]["loss"] == pytest.approx(score, abs=1e-3)
+    assert results_of(finished)["held_out"][-1]["loss"] == pytest.approx(score, abs=1e-3)
 
 
-def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path):
+def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "HELD_OUT_WINDOWS", 1000)
     results = run(text, tmp_path, "--steps=150", "--every=150", "--batch-size=16")
     assert results["held_out"][-1]["loss"] < results["text"]["unigram_entropy"] - 0.3
     assert results["losses"][-1]["loss"] < results["losses"][0]["loss"] - 0.5
@@ -82,7 +107,14 @@ FUNNEL = ["--blocks=1-1x2", "--decoder-layers=1"]
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["--dropout=0.2", "--accumulate=2", "--hide-masked"], ELECTRA, FUNNEL, [*ELECTRA, *FUNNEL]]
+    "options",
+    [
+        [],
+        ["--dropout=0.2", "--accumulate=2", "--hide-masked"],
+        pytest.param(ELECTRA, marks=pytest.mark.slow),
+        pytest.param(FUNNEL, marks=pytest.mark.slow),
+        [*ELECTRA, *FUNNEL],
+    ],
 )
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(text, tmp_path, options):
     whole = run(text, tmp_path / "whole", *options)
@@ -201,47 +233,41 @@ def test_a_second_ctrl_c_stops_at_once_and_keeps_the_last_checkpoint(text, tmp_p
     assert run(text, tmp_path)["step"] == 6
 
 
-def test_a_half_written_checkpoint_is_not_used(text, tmp_path, capsys):
-    run(text, tmp_path)
-    shutil.rmtree(tmp_path / "model")
-    (tmp_path / "checkpoints" / "checkpoint-6" / "trainer_state.json").write_text('{"global_st')
-    run(text, tmp_path)
+def test_a_half_written_checkpoint_is_not_used(text, copy, capsys):
+    shutil.rmtree(copy / "model")
+    (copy / "checkpoints" / "checkpoint-6" / "trainer_state.json").write_text('{"global_st')
+    run(text, copy)
     assert "continuing after step 4 of 6" in capsys.readouterr().out
 
 
-def test_a_run_that_stopped_before_its_model_was_saved_saves_it(text, tmp_path):
-    first = run(text, tmp_path)
-    kept = weights(tmp_path)
-    shutil.rmtree(tmp_path / "model")
-    again = run(text, tmp_path)
+def test_a_run_that_stopped_before_its_model_was_saved_saves_it(text, finished, copy):
+    shutil.rmtree(copy / "model")
+    first, again = results_of(finished), run(text, copy)
     assert again["losses"] == first["losses"]
     assert again["held_out"] == first["held_out"]
-    assert same(weights(tmp_path), kept)
+    assert same(weights(copy), weights(finished))
 
 
-def test_a_finished_run_is_left_as_it_is(text, tmp_path, capsys):
-    run(text, tmp_path)
-    shutil.rmtree(tmp_path / "checkpoints")
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock" and path.is_file()}
-    capsys.readouterr()
-    run(text, tmp_path)
+def test_a_finished_run_is_left_as_it_is(text, copy, capsys):
+    shutil.rmtree(copy / "checkpoints")
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock" and path.is_file()}
+    run(text, copy)
     out = capsys.readouterr().out
     assert "is finished already" in out
     assert "Encoder.from_pretrained" in out
-    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock" and path.is_file()}
+    after = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock" and path.is_file()}
     assert after == before
 
 
-def test_other_settings_do_not_mix_with_a_run_already_there(text, tmp_path, capsys):
-    run(text, tmp_path)
-    before = (tmp_path / "results.json").read_bytes()
-    common = ["pretrain", "--data", text, "--out", str(tmp_path), *TINY]
+def test_other_settings_do_not_mix_with_a_run_already_there(text, finished, capsys):
+    before = (finished / "results.json").read_bytes()
+    common = ["pretrain", "--data", text, "--out", str(finished), *TINY]
     assert "holds results with hidden_size 16, not 32" in fails(capsys, *common, "--hidden-size=32")
     assert "holds results with seed 0, not 1" in fails(capsys, *common, "--seed=1")
-    tokenizer = tmp_path / "model"
+    tokenizer = finished / "model"
     without_size = [option for option in common if not option.startswith("--vocab-size")]
     assert "holds results with tokenizer" in fails(capsys, *without_size, "--tokenizer", str(tokenizer))
-    assert (tmp_path / "results.json").read_bytes() == before
+    assert (finished / "results.json").read_bytes() == before
 
 
 def test_results_of_another_command_are_left_alone(text, tmp_path, capsys):
@@ -321,10 +347,9 @@ def test_another_tokenizer(text, tmp_path):
     assert len(saved) == model.config.vocab_size == json.loads((out / "results.json").read_text())["text"]["vocabulary"]
 
 
-def test_mixed_precision_trains_and_keeps_float32_weights(text, tmp_path):
-    half = run(text, tmp_path / "half", "--dtype=bfloat16")
-    whole = run(text, tmp_path / "whole")
-    assert all(weight.dtype == torch.float32 for weight in weights(tmp_path / "half").values())
+def test_mixed_precision_trains_and_keeps_float32_weights(text, finished, tmp_path):
+    half, whole = run(text, tmp_path, "--dtype=bfloat16"), results_of(finished)
+    assert all(weight.dtype == torch.float32 for weight in weights(tmp_path).values())
     assert half["held_out"] != whole["held_out"]
     assert half["held_out"][-1]["loss"] == pytest.approx(whole["held_out"][-1]["loss"], abs=0.05)
 
@@ -350,12 +375,11 @@ def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_what_is_there(t
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
 
 
-def test_tensorboard_gets_the_losses(text, tmp_path):
+def test_tensorboard_gets_the_losses(finished):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run(text, tmp_path)
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    events = EventAccumulator(str(finished / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
     assert [event.step for event in events.Scalars("eval/loss")] == [2, 4, 6]
 

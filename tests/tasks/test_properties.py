@@ -122,11 +122,11 @@ def test_a_method_that_the_comparison_lacks(comparison, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("content", ['{"format": 1, "settings": {}, "runs": {}}', "half a", '{"format": "finetune 1"}'])
-def test_the_folder_of_another_command(content, tmp_path, capsys):
+def test_the_folder_of_another_command(content, text, tmp_path, capsys):
     (tmp_path / "results.json").write_text(content)
     message = fails(capsys, "properties", "--out", str(tmp_path / "out"), "--results", str(tmp_path))
     assert "results.json is not there, or no result of whereformer compare" in message
-    arguments = ["--length", "8", "--steps", "1", "--positions", "tisa"]
+    arguments = ["--data", text, "--length", "8", "--steps", "1", "--positions", "tisa"]
     message = fails(capsys, "compare", "--out", str(tmp_path), *arguments)
     assert "--out:" in message
 
