@@ -20,8 +20,7 @@ lint: $(VENV)/.dev  ## Formatting, lint and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
-check: lint $(VENV)/.dev  ## Everything that has to pass
-	$(VENV)/bin/python -m pytest -m "" $(ARGS)
+check: lint test  ## Everything that has to pass
 
 format: $(VENV)/.dev  ## Format and fix what can be fixed
 	$(VENV)/bin/ruff format .
