@@ -121,6 +121,8 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         batch = 0
     n_q = rng.randint(*lengths)
     n_k = n_q if chance(0.5) else rng.randint(*lengths)
+    if chance(0.01):
+        n_q, n_k = one_of((0, n_k), (n_q, 0), (0, 0))
     widths = (16, 16, 24, 32) if triton else (1, 2, 3, 5, 8, 16, 16, 24, 32, 64)
     head_dim = 0 if chance(0.15) else one_of(*widths)
     value_dim = head_dim if head_dim and chance(0.7) else one_of(*widths)
@@ -337,27 +339,22 @@ class Built:
         queries: Any = Positions(n_k - n_q, 1, n_q)
         keys: Any = Positions(0, 1, n_k)
         far = n_q + n_k
-        items = case.batch if case.positions == "ids per item" else 1
+        items = (case.batch,) if case.positions == "ids per item" else ()
         match case.positions:
             case "affine":
                 queries = Positions(step * choice.randint(-far, far), step * choice.choice([1, 1, 2, 3]), n_q)
                 keys = Positions(step * choice.randint(-far, far), step * choice.choice([1, 1, 2, 4]), n_k)
-            case "ids" | "ids per item" if items:
-                queries, keys = (
-                    torch.randint(-3, n + 3, (items, n), generator=self.random).squeeze(0 if items == 1 else -1)
-                    for n in (n_q, n_k)
-                )
-                queries = queries.view(items, n_q) if items > 1 else queries
-                keys = keys.view(items, n_k) if items > 1 else keys.int()
+            case "ids" | "ids per item":
+                queries = torch.randint(-3, n_q + 3, (*items, n_q), generator=self.random)
+                keys = torch.randint(-3, n_k + 3, (*items, n_k), generator=self.random).int()
             case "one place":
-                keys = torch.full((n_k,), choice.randint(0, n_k))
+                keys = torch.full((n_k,), choice.randint(-3, n_k))
             case "fractional":
                 queries, keys = (self.normal(n).float() for n in (n_q, n_k))
         if case.positions:
             self.options |= {"query_positions": queries, "key_positions": keys}
         self.positions = [
-            _numbers(at.values() if isinstance(at, Positions) else at).reshape(-1, n)
-            for at, n in ((queries, n_q), (keys, n_k))
+            np.atleast_2d(_numbers(at.values() if isinstance(at, Positions) else at)) for at in (queries, keys)
         ]
 
     def add_masks(self) -> None:

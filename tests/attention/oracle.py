@@ -128,7 +128,7 @@ class Oracle:
         self.balance = np.zeros((batch, heads, self.n_q))
         with np.errstate(all="ignore"):
             for item in range(batch):
-                for head in range(heads):
+                for head in range(heads * bool(self.n_q and self.n_k)):
                     self.one_head(item, head)
 
     def named(self) -> list[tuple[str, Array]]:
