@@ -532,7 +532,8 @@ def report(seed: int, kind: str = "cpu") -> str:
     if not lines:
         return ""
     again = f"python -m tests.attention.fuzz --kind {kind} --seed {seed} --count 1"
-    return "\n".join([f"{again}", f"  {case}", *(f"  {line}" for line in lines)])
+    again = "TRITON_INTERPRET=1 " * (kind == "triton") + again
+    return "\n".join([again, f"  {case}", *(f"  {line}" for line in lines)])
 
 
 def main() -> int:
@@ -542,7 +543,9 @@ def main() -> int:
     parser.add_argument("--kind", choices=("cpu", "triton"), default="cpu")
     options = parser.parse_args()
     if options.kind == "triton":
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            # Triton reads it when it is imported, which torch may have done.
+            parser.error("--kind triton needs the environment variable TRITON_INTERPRET=1")
         from . import interpreter
 
         interpreter.mend()
