@@ -118,17 +118,17 @@ def _factors_dtype(call: Call) -> torch.dtype:
 
 @torch.library.custom_op("whereformer::triton_forward", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor)")
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The output, and log2 of every row's sum of exponentials."""
+    """The output and its norm, (1 or 2, batch, heads, n_q): the fields of the kernels' ``Norm``."""
     problem = Problem(*arguments)
-    out, log_total = _empty_output(problem)
+    out, norm = _empty_output(problem)
     if out.numel() == 0 or problem.n_k == 0:
-        return out.zero_(), log_total.fill_(math.inf)
+        return out.zero_(), norm.fill_(math.inf)
     with torch.no_grad(), without_autocast(out.device), _on(out.device):
         dropout_keys = _dropout_keys(problem)
         for part, rows in _parts(problem):
             keys_of_part = None if dropout_keys is None else dropout_keys[:, :, rows].contiguous()
-            _run_forward(part, keys_of_part, out[:, :, rows], log_total[:, :, rows])
-    return out, log_total
+            _run_forward(part, keys_of_part, out[:, :, rows], norm[..., rows])
+    return out, norm
 
 
 @_forward.register_fake
@@ -137,30 +137,31 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Output in the layout that the next projection wants, and sums."""
+    """Output in the layout that the next projection wants, and its norm."""
     value = problem.value
     batch, heads, _, value_dim = value.shape
     out = value.new_empty(batch, problem.n_q, heads, value_dim).transpose(1, 2)
-    return out, value.new_empty(batch, heads, problem.n_q, dtype=torch.float32)
+    may_be_large = any(term is not None for term in (problem.bias, problem.query_factors, problem.dense))
+    return out, value.new_empty(2 if may_be_large else 1, batch, heads, problem.n_q, dtype=torch.float32)
 
 
 @torch.library.custom_op(
     "whereformer::triton_backward",
     mutates_args=(),
-    schema=f"(Tensor d_out, Tensor out, Tensor log_total, bool[] needed, {ARGUMENTS}) -> Tensor[]",
+    schema=f"(Tensor d_out, Tensor out, Tensor norm, bool[] needed, {ARGUMENTS}) -> Tensor[]",
 )
-def _backward(d_out: Tensor, out: Tensor, log_total: Tensor, needed: Sequence[bool], *arguments: Any) -> list[Tensor]:
+def _backward(d_out: Tensor, out: Tensor, norm: Tensor, needed: Sequence[bool], *arguments: Any) -> list[Tensor]:
     problem = Problem(*arguments)
     gradients = _empty_gradients(problem, needed)
     if out.numel() == 0 or problem.n_k == 0:
         return [gradient.zero_() for gradient in gradients]
     with torch.no_grad(), without_autocast(out.device), _on(out.device):
-        _Backward(problem, d_out, out, log_total, gradients, needed).run()
+        _Backward(problem, d_out, out, norm, gradients, needed).run()
     return gradients
 
 
 @_backward.register_fake
-def _(d_out: Tensor, out: Tensor, log_total: Tensor, needed: Sequence[bool], *arguments: Any) -> list[Tensor]:
+def _(d_out: Tensor, out: Tensor, norm: Tensor, needed: Sequence[bool], *arguments: Any) -> list[Tensor]:
     return _empty_gradients(Problem(*arguments), needed)
 
 
@@ -290,6 +291,11 @@ def _dense(tensor: Tensor | None, batch: int) -> Any:
     return _kernels().Dense(tensor, across, *tensor.stride()[1:])
 
 
+def _norm(norm: Tensor) -> Any:
+    """A contiguous (1 or 2, batch, heads, n_q) tensor as the kernels take it."""
+    return _kernels().Norm(norm[0], norm[1] if len(norm) > 1 else None)
+
+
 def _constant(number: int) -> Any:
     """A number that the kernels are compiled for."""
     import triton.language as tl
@@ -407,7 +413,9 @@ def _terms(problem: Problem, d_out: Tensor | None = None) -> Any:
         first, last = min(span[0] for span in spans), max(span[1] for span in spans)
     bias, bias_shift = problem.bias, problem.first[0]
     if bias is not None:
-        bias = bias * LOG2E
+        # The lowest of numbers, which masks often hold, is to stay finite: -inf alone forbids a pair.
+        lowest = torch.finfo(bias.dtype).min / 4
+        bias = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest)) * LOG2E
         if first is not None and last is not None and problem.query_positions is None:
             # A tile that is not wholly beyond the ends of all tables reads at most its own extent beyond them.
             extent = _LARGEST_BLOCK * (problem.affine[1] + problem.affine[3])
@@ -441,21 +449,21 @@ def _terms(problem: Problem, d_out: Tensor | None = None) -> Any:
 # --- forward
 
 
-def _run_forward(problem: Problem, dropout_keys: Tensor | None, out: Tensor, log_total: Tensor) -> None:
-    """Fill ``out`` and ``log_total``, (batch, heads, n_q, ...) with any strides."""
+def _run_forward(problem: Problem, dropout_keys: Tensor | None, out: Tensor, norm: Tensor) -> None:
+    """Fill ``out`` and ``norm``, (..., batch, heads, n_q, ...) with any strides."""
     batch, heads = problem.value.shape[:2]
     blocks = _blocks("forward", problem)
     at_offset = values_table = None
     if problem.values is not None:
         at_offset = out.new_zeros(batch, heads, problem.n_q, problem.values.shape[1], dtype=torch.float32)
         values_table = problem.values.unsqueeze(0).expand(batch, heads, -1, -1)
-    sums = torch.empty_like(log_total, memory_format=torch.contiguous_format)
+    rows_norm = torch.empty_like(norm, memory_format=torch.contiguous_format)
     _kernels().forward[(batch * heads * _cdiv(problem.n_q, blocks.rows),)](
         _rows(problem.query),
         _rows(problem.key),
         _rows(problem.value),
         _rows(out),
-        sums,
+        _norm(rows_norm),
         _rows(problem.query_factors, batch),
         _rows(problem.key_factors, batch),
         _rows(values_table),
@@ -469,7 +477,7 @@ def _run_forward(problem: Problem, dropout_keys: Tensor | None, out: Tensor, log
         **_widths(problem),
         **blocks.launch,
     )
-    log_total.copy_(sums)
+    norm.copy_(rows_norm)
 
 
 # --- backward
@@ -483,7 +491,7 @@ class _Backward:
         problem: Problem,
         d_out: Tensor,
         out: Tensor,
-        log_total: Tensor,
+        norm: Tensor,
         gradients: list[Tensor],
         needed: Sequence[bool],
     ) -> None:
@@ -493,7 +501,7 @@ class _Backward:
         names = [name for name, wanted in self.wanted.items() if wanted]
         self.gradients = dict(zip(names, gradients, strict=True))
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
-        self.log_total = log_total
+        self.norm = norm
         self.dropout_keys = _dropout_keys(problem)
         self.delta = self._row_products(out)
         self.parts = list(_parts(problem))
@@ -521,7 +529,7 @@ class _Backward:
         wanted = self.wanted
         for part, rows in self.parts:
             lines = (
-                self.log_total[:, :, rows].contiguous(),
+                _norm(self.norm[..., rows].contiguous()),
                 self.delta[:, :, rows].contiguous(),
             )
             d_out = self.d_out[:, :, rows]
@@ -542,7 +550,7 @@ class _Backward:
                 gradient.copy_(found.sum(0, keepdim=True) if shared else found)
 
     def _row_products(self, out: Tensor) -> Tensor:
-        delta = torch.empty_like(self.log_total, memory_format=torch.contiguous_format)
+        delta = torch.empty_like(self.norm[0], memory_format=torch.contiguous_format)
         size = 64
         _kernels().row_products[(self.batch * self.heads * _cdiv(self.problem.n_q, size),)](
             _rows(out),
@@ -555,7 +563,7 @@ class _Backward:
         )
         return delta
 
-    def _common(self, part: Problem, d_out: Tensor, lines: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+    def _common(self, part: Problem, d_out: Tensor, lines: tuple[Any, Tensor]) -> tuple[Any, ...]:
         """The arguments that all kernels of gradients begin with."""
         return (
             _rows(part.query),
@@ -568,7 +576,7 @@ class _Backward:
         )
 
     def _query_gradients(
-        self, part: Problem, rows: slice, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
+        self, part: Problem, rows: slice, d_out: Tensor, lines: tuple[Any, Tensor], terms: Any, pairs: Any
     ) -> None:
         """All gradients that are sums over keys, and what follows from them."""
         blocks = _blocks("query", part)
@@ -614,9 +622,7 @@ class _Backward:
         if at_offset is not None and d_values is not None:
             d_values += _fold(at_offset.mT @ d_out.float(), d_values)
 
-    def _key_gradients(
-        self, part: Problem, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
-    ) -> None:
+    def _key_gradients(self, part: Problem, d_out: Tensor, lines: tuple[Any, Tensor], terms: Any, pairs: Any) -> None:
         """All gradients that are sums over queries."""
         blocks = _blocks("key", part)
         _kernels().key_gradients[(self.batch * self.heads * _cdiv(part.value.shape[2], blocks.keys),)](
@@ -636,7 +642,7 @@ class _Backward:
         )
 
     def _diagonal_gradients(
-        self, part: Problem, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
+        self, part: Problem, d_out: Tensor, lines: tuple[Any, Tensor], terms: Any, pairs: Any
     ) -> None:
         """The bias's gradient between its ends, for affine positions."""
         d_bias = self.sums["bias"]
@@ -697,7 +703,7 @@ class _Backward:
         d_bias += between
 
     def _dense_gradients(
-        self, part: Problem, rows: slice, d_out: Tensor, lines: tuple[Tensor, Tensor], terms: Any, pairs: Any
+        self, part: Problem, rows: slice, d_out: Tensor, lines: tuple[Any, Tensor], terms: Any, pairs: Any
     ) -> None:
         blocks = _blocks("tile", part)
         size = blocks.rows

@@ -68,6 +68,17 @@ class Pairs(NamedTuple):
     dropout_scale: Any
 
 
+class Norm(NamedTuple):
+    """What makes a row's scores its weights, ``exp2(scores - shift - log_sum)``; each (batch, heads, n_q).
+
+    ``log_sum`` is None where ``shift`` holds the sum of both: one number fewer in memory and registers. It is kept
+    apart where terms may add large numbers, beside which it would be rounded away.
+    """
+
+    shift: Any  # inf in rows that may attend nothing
+    log_sum: Any
+
+
 class Terms(NamedTuple):
     """Offset tables; those of vectors are products with the rows that they meet, (batch, heads, n_q, T)."""
 
@@ -133,6 +144,16 @@ def _load_rows(data, pairs, batch, head, rows, other):
     return tl.load(data + _row_index(pairs, batch, head, rows), mask=rows < pairs.n_q, other=other)
 
 
+@triton.jit
+def _load_norm(norm, pairs, batch, head, rows):
+    """A row's shift and log_sum. Rows beyond the last have an infinite shift and so no weights."""
+    shift = _load_rows(norm.shift, pairs, batch, head, rows, float("inf"))
+    if norm.log_sum is None:
+        return shift, 0.0
+    else:
+        return shift, _load_rows(norm.log_sum, pairs, batch, head, rows, 0.0)
+
+
 # --- scores
 
 
@@ -185,13 +206,21 @@ def _scores(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The scores of a tile, -inf where a pair may not attend. ``scale`` includes log2(e)."""
+    """The scores of a tile, -inf where a pair may not attend. ``scale`` includes log2(e).
+
+    A product and a sum are one rounding or two as the compiler likes. Beside a large number that makes different
+    scores, and forward and backward must make the same; so what meets large numbers is said as one.
+    """
+    SCALED_WITH_BIAS: tl.constexpr = terms.bias is not None and not left_factors.type.is_block()
     if left.type.is_block():
-        scores = tl.dot(left, tl.trans(right), input_precision="ieee") * scale
+        scores = tl.dot(left, tl.trans(right), input_precision="ieee")
+        if not SCALED_WITH_BIAS:
+            scores *= scale
     else:
         scores = tl.zeros([HEIGHT, WIDTH], tl.float32)
     if left_factors.type.is_block():
-        scores += tl.dot(left_factors, tl.trans(right_factors), input_precision="ieee") * LOG2E
+        factors = tl.dot(left_factors, tl.trans(right_factors), input_precision="ieee")
+        scores = tl.fma(factors, LOG2E, scores)
     offsets = _offsets(pairs, batch, rows, columns)
     # No key has a negative index, but Triton's pipeliner would stage the loads of a loop's own body through shared
     # memory: for what is gathered number by number, that is room and time for nothing.
@@ -199,16 +228,20 @@ def _scores(
         if terms.bias is not None:
             table = terms.bias + head * terms.bias_row
             if AREA == LEFT:
-                scores += tl.load(table)
+                bias = tl.load(table)
             elif AREA == RIGHT:
-                scores += tl.load(table + terms.bias_row - 1)
+                bias = tl.load(table + terms.bias_row - 1)
             elif AREA == ANY:
-                scores += tl.load(table + _clamped(offsets - terms.bias_shift, terms.bias_row))
+                bias = tl.load(table + _clamped(offsets - terms.bias_shift, terms.bias_row))
             else:
                 # One address for the tile and small distances from it, which the compiler makes part of the loads.
                 corner = pairs.start + first_key * pairs.key_stride - first_row * pairs.query_stride - terms.bias_shift
                 at = table + corner + (columns - first_key) * pairs.key_stride
-                scores += tl.load(at - (rows - first_row) * pairs.query_stride)
+                bias = tl.load(at - (rows - first_row) * pairs.query_stride)
+            if SCALED_WITH_BIAS:
+                scores = tl.fma(scores, scale, bias)
+            else:
+                scores += bias
         if terms.key_products is not None:
             scores += _from_row_table(
                 *(terms.key_products, terms.keys_first, terms.keys_length, pairs, batch, head, rows, offsets, AREA)
@@ -218,7 +251,8 @@ def _scores(
             at = at + rows.to(tl.int64) * dense.row + columns.to(tl.int64) * dense.column
             added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0).to(tl.float32)
             # The smallest finite number stays finite: -inf alone forbids a pair.
-            scores += tl.where(added == float("-inf"), added, tl.maximum(added, LOWEST) * LOG2E)
+            added = tl.where(added == float("-inf"), added, tl.maximum(added, LOWEST))
+            scores = tl.fma(added, LOG2E, scores)
     if AREA >= ANY:
         allowed = columns < pairs.n_k
         if CAUSAL:
@@ -410,7 +444,7 @@ def forward(
     key,
     value,
     out,
-    log_total,
+    norm,
     query_factors,
     key_factors,
     values_table,
@@ -430,7 +464,7 @@ def forward(
     R: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """One block of queries of one head: its output, and log2 of its sums of exponentials (inf for empty rows).
+    """One block of queries of one head: its output and its norm.
 
     ``at_offset`` (zeros) receives how much of a row's attention lies at each offset of ``values_table``.
     """
@@ -475,8 +509,14 @@ def forward(
         *(CAUSAL, ANY, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
     )
     empty = total == 0.0
-    log_sum = tl.where(empty, float("inf"), peak + tl.log2(tl.where(empty, 1.0, total)))
-    tl.store(log_total + _row_index(pairs, batch, head, row), log_sum, mask=row < pairs.n_q)
+    shift = tl.where(empty, float("inf"), peak)
+    log_sum = tl.log2(tl.where(empty, 1.0, total))
+    at_row = _row_index(pairs, batch, head, row)
+    if norm.log_sum is None:
+        tl.store(norm.shift + at_row, shift + log_sum, mask=row < pairs.n_q)
+    else:
+        tl.store(norm.shift + at_row, shift, mask=row < pairs.n_q)
+        tl.store(norm.log_sum + at_row, log_sum, mask=row < pairs.n_q)
     normaliser = 1.0 / tl.where(empty, 1.0, total)
     if pairs.dropout_keys is not None:
         normaliser *= pairs.dropout_scale
@@ -492,7 +532,7 @@ def forward(
                 *(q, k, factors, fk, terms, dense, pairs, scale, batch, head, first_row, first, rows, columns),
                 *(CAUSAL, ANY, BLOCK_M, BLOCK_N),
             )
-            weights = tl.exp2(scores - log_sum[:, None])
+            weights = tl.exp2((scores - shift[:, None]) - log_sum[:, None])
             if pairs.dropout_keys is not None:
                 weights = tl.where(_kept(pairs, batch, head, rows, columns), weights * pairs.dropout_scale, 0.0)
             offsets = _offsets(pairs, batch, rows, columns)
@@ -541,7 +581,7 @@ def _gradients(
     right_out,
     left_factors,
     right_factors,
-    log_total,
+    row_norm,
     delta,
     terms,
     dense,
@@ -578,7 +618,9 @@ def _gradients(
         ),
         *(CAUSAL, AREA, HEIGHT, WIDTH),
     )
-    weights = tl.exp2(scores - log_total)
+    # In this order: what is left of large numbers is exact, and what is added to it is not lost.
+    shift, log_sum = row_norm
+    weights = tl.exp2((scores - shift) - log_sum)
     d_weights = tl.dot(left_out, tl.trans(right_out), input_precision="ieee")
     if first_key >= 0:  # see _scores
         if terms.value_products is not None:
@@ -608,7 +650,7 @@ def _query_blocks(
     q,
     do,
     factors,
-    log_sum,
+    row_norm,
     row_delta,
     key,
     value,
@@ -646,7 +688,7 @@ def _query_blocks(
         fk = _load(key_factors, batch, head, first, pairs.n_k, BLOCK_N, RANK, R)
         v = _load(value, batch, head, first, pairs.n_k, BLOCK_N, VALUE_DIM, DV)
         weights, d_scores = _gradients(
-            *(q, k, do, v, factors, fk, log_sum, row_delta, terms, dense, pairs, scale),
+            *(q, k, do, v, factors, fk, row_norm, row_delta, terms, dense, pairs, scale),
             *(batch, head, first_row, first, rows, columns),
             *(CAUSAL, AREA, BLOCK_M, BLOCK_N),
         )
@@ -701,7 +743,7 @@ def query_gradients(
     key,
     value,
     d_out,
-    log_total,
+    norm,
     delta,
     query_factors,
     key_factors,
@@ -740,8 +782,7 @@ def query_gradients(
     q = _load(query, batch, head, first_row, pairs.n_q, BLOCK_M, HEAD_DIM, D)
     do = _load(d_out, batch, head, first_row, pairs.n_q, BLOCK_M, VALUE_DIM, DV)
     factors = _load(query_factors, batch, head, first_row, pairs.n_q, BLOCK_M, RANK, R)
-    # Rows beyond the last have an infinite sum and so no weights.
-    log_sum = _load_rows(log_total, pairs, batch, head, rows, float("inf"))
+    row_norm = _load_norm(norm, pairs, batch, head, rows)
     row_delta = _load_rows(delta, pairs, batch, head, rows, 0.0)
     d_q = tl.zeros([BLOCK_M, D], tl.float32)
     d_f = tl.zeros([BLOCK_M, R], tl.float32)
@@ -755,27 +796,27 @@ def query_gradients(
     BIAS_ENDS: tl.constexpr = d_bias_ends is not None
     if terms.first is not None and pairs.query_positions is None:
         d_q, d_f, b0, b1, k0, k1, v0, v1 = _query_blocks(
-            *(d_q, d_f, b0, b1, k0, k1, v0, v1, q, do, factors, log_sum, row_delta, key, value, key_factors),
+            *(d_q, d_f, b0, b1, k0, k1, v0, v1, q, do, factors, row_norm, row_delta, key, value, key_factors),
             *(d_bias_rows, d_keys_rows, at_offset, terms, dense, pairs, scale),
             *(batch, head, first_row, rows, left_end * 0, left_end),
             *(BIAS_ENDS, CAUSAL, LEFT, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
     if pairs.query_positions is None:
         d_q, d_f, b0, b1, k0, k1, v0, v1 = _query_blocks(
-            *(d_q, d_f, b0, b1, k0, k1, v0, v1, q, do, factors, log_sum, row_delta, key, value, key_factors),
+            *(d_q, d_f, b0, b1, k0, k1, v0, v1, q, do, factors, row_norm, row_delta, key, value, key_factors),
             *(d_bias_rows, d_keys_rows, at_offset, terms, dense, pairs, scale),
             *(batch, head, first_row, rows, left_end, inside_end),
             *(BIAS_ENDS, CAUSAL, INSIDE, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
     if terms.first is not None and pairs.query_positions is None:
         d_q, d_f, b0, b1, k0, k1, v0, v1 = _query_blocks(
-            *(d_q, d_f, b0, b1, k0, k1, v0, v1, q, do, factors, log_sum, row_delta, key, value, key_factors),
+            *(d_q, d_f, b0, b1, k0, k1, v0, v1, q, do, factors, row_norm, row_delta, key, value, key_factors),
             *(d_bias_rows, d_keys_rows, at_offset, terms, dense, pairs, scale),
             *(batch, head, first_row, rows, inside_end, right_end),
             *(BIAS_ENDS, CAUSAL, RIGHT, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
     d_q, d_f, b0, b1, k0, k1, v0, v1 = _query_blocks(
-        *(d_q, d_f, b0, b1, k0, k1, v0, v1, q, do, factors, log_sum, row_delta, key, value, key_factors),
+        *(d_q, d_f, b0, b1, k0, k1, v0, v1, q, do, factors, row_norm, row_delta, key, value, key_factors),
         *(d_bias_rows, d_keys_rows, at_offset, terms, dense, pairs, scale),
         *(batch, head, first_row, rows, right_end, end),
         *(BIAS_ENDS, CAUSAL, ANY, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
@@ -806,7 +847,7 @@ def _key_blocks(
     query,
     d_out,
     query_factors,
-    log_total,
+    norm,
     delta,
     terms,
     dense,
@@ -836,10 +877,10 @@ def _key_blocks(
         q = _load(query, batch, head, first, pairs.n_q, BLOCK_M, HEAD_DIM, D)
         do = _load(d_out, batch, head, first, pairs.n_q, BLOCK_M, VALUE_DIM, DV)
         fq = _load(query_factors, batch, head, first, pairs.n_q, BLOCK_M, RANK, R)
-        log_sum = _load_rows(log_total, pairs, batch, head, rows, float("inf"))
+        row_norm = _load_norm(norm, pairs, batch, head, rows)
         row_delta = _load_rows(delta, pairs, batch, head, rows, 0.0)
         weights, d_scores = _gradients(
-            *(k, q, v, do, factors, fq, log_sum, row_delta, terms, dense, pairs, scale),
+            *(k, q, v, do, factors, fq, row_norm, row_delta, terms, dense, pairs, scale),
             *(batch, head, first, first_key, rows, columns),
             *(CAUSAL, AREA, BLOCK_N, BLOCK_M),
         )
@@ -857,7 +898,7 @@ def key_gradients(
     key,
     value,
     d_out,
-    log_total,
+    norm,
     delta,
     query_factors,
     key_factors,
@@ -907,7 +948,7 @@ def key_gradients(
             start = tl.minimum(_blocks_up_to(low - 1, pairs.query_stride, BLOCK_M), end)
             any_end = tl.minimum(tl.maximum(_first_block_from(high, pairs.query_stride, BLOCK_M), start), end)
         d_k, d_v, d_f = _key_blocks(
-            *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, log_total, delta, terms, dense, pairs),
+            *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, norm, delta, terms, dense, pairs),
             *(scale, batch, head, first_key, columns, start, any_end),
             *(CAUSAL, ANY, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
@@ -921,24 +962,24 @@ def key_gradients(
                 tl.maximum(_first_block_from(high - terms.first, pairs.query_stride, BLOCK_M), right_end), end
             )
             d_k, d_v, d_f = _key_blocks(
-                *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, log_total, delta, terms, dense, pairs),
+                *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, norm, delta, terms, dense, pairs),
                 *(scale, batch, head, first_key, columns, any_end, right_end),
                 *(CAUSAL, RIGHT, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
             )
         d_k, d_v, d_f = _key_blocks(
-            *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, log_total, delta, terms, dense, pairs),
+            *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, norm, delta, terms, dense, pairs),
             *(scale, batch, head, first_key, columns, right_end, inside_end),
             *(CAUSAL, INSIDE, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
         if terms.first is not None:
             d_k, d_v, d_f = _key_blocks(
-                *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, log_total, delta, terms, dense, pairs),
+                *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, norm, delta, terms, dense, pairs),
                 *(scale, batch, head, first_key, columns, inside_end, end),
                 *(CAUSAL, LEFT, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
             )
     else:
         d_k, d_v, d_f = _key_blocks(
-            *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, log_total, delta, terms, dense, pairs),
+            *(d_k, d_v, d_f, k, v, factors, query, d_out, query_factors, norm, delta, terms, dense, pairs),
             *(scale, batch, head, first_key, columns, end * 0, end),
             *(CAUSAL, ANY, BLOCK_M, BLOCK_N, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
@@ -960,7 +1001,7 @@ def _fresh_gradients(
     key,
     value,
     d_out,
-    log_total,
+    norm,
     delta,
     query_factors,
     key_factors,
@@ -991,7 +1032,7 @@ def _fresh_gradients(
     k = _load(key, batch, head, first_key, pairs.n_k, BLOCK, HEAD_DIM, D)
     v = _load(value, batch, head, first_key, pairs.n_k, BLOCK, VALUE_DIM, DV)
     fk = _load(key_factors, batch, head, first_key, pairs.n_k, BLOCK, RANK, R)
-    log_sum = _load_rows(log_total, pairs, batch, head, rows, float("inf"))
+    row_norm = _load_norm(norm, pairs, batch, head, rows)
     row_delta = _load_rows(delta, pairs, batch, head, rows, 0.0)
     _, d_scores = _gradients(
         *(
@@ -1001,7 +1042,7 @@ def _fresh_gradients(
             v,
             fq,
             fk,
-            log_sum,
+            row_norm,
             row_delta,
             terms,
             dense,
@@ -1025,7 +1066,7 @@ def diagonal_gradients(
     key,
     value,
     d_out,
-    log_total,
+    norm,
     delta,
     query_factors,
     key_factors,
@@ -1076,7 +1117,7 @@ def diagonal_gradients(
         at_row = row_block + step % count * ROW_STEP
         at_key = (wanted + KEY_STEP * at_row) // ROW_STEP
         acc += _fresh_gradients(
-            *(query, key, value, d_out, log_total, delta, query_factors, key_factors, terms, dense, pairs, scale),
+            *(query, key, value, d_out, norm, delta, query_factors, key_factors, terms, dense, pairs, scale),
             *(step // count, head, at_row * BLOCK, at_key * BLOCK),
             *(CAUSAL, EDGE, BLOCK, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
@@ -1129,7 +1170,7 @@ def dense_gradients(
     key,
     value,
     d_out,
-    log_total,
+    norm,
     delta,
     query_factors,
     key_factors,
@@ -1159,7 +1200,7 @@ def dense_gradients(
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for shared in range(batches):
         acc += _fresh_gradients(
-            *(query, key, value, d_out, log_total, delta, query_factors, key_factors, terms, dense, pairs, scale),
+            *(query, key, value, d_out, norm, delta, query_factors, key_factors, terms, dense, pairs, scale),
             *(batch * batches + shared, head, first_row, first_key),
             *(CAUSAL, ANY, BLOCK, HEAD_DIM, D, VALUE_DIM, DV, RANK, R),
         )
