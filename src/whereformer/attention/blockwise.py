@@ -77,7 +77,7 @@ class Block(Groups):
         return wide, wide if self.narrow == wide.dtype else self.rows(tensor, where, self.narrow)
 
     def rows(self, tensor: Tensor, where: range, dtype: torch.dtype) -> Tensor:
-        """The block's part of (1 or batch, heads, n, dim), (groups, rows, dim): a view that products read, or a copy."""
+        """The block's part of (1 or batch, heads, n, dim), (groups, rows, dim): a view if it can be one."""
         part = self.rows_of(tensor, where)
         items, heads, rows, dim = part.shape
         if part.dtype == dtype and items == len(self.batch):
