@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import linear
 from . import fused, triton
 from .call import Call
+from .sizes import holds
 
 BACKENDS = ("auto", "reference", "blockwise", "triton")
 
@@ -68,7 +69,7 @@ def explain_choice(call: Call, backend: str) -> Choice:
 def _automatic(call: Call) -> tuple[str, str]:
     """The rule of backend="auto", and which part of it decided."""
     on_cpu = call.value.device.type == "cpu"
-    few = call.n_q * call.n_k <= FEW_SCORES
+    few = holds(call.n_q * call.n_k <= FEW_SCORES)
     if fused.supports(call):
         # On the CPU torch writes all scores out to drop some, and computes padding in full to mask it afterwards.
         masked = call.dropout_p > 0 or call.key_mask is not None or call.query_documents is not None

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .call import Call
+from .sizes import holds
 
 
 def supports(call: Call) -> bool:
@@ -21,7 +22,7 @@ def attend(call: Call) -> Tensor:
     plain_causal = (
         call.causal
         and call.default_positions
-        and call.n_q == call.n_k
+        and holds(call.n_q == call.n_k)
         and call.key_mask is None
         and call.query_documents is None
     )

@@ -19,6 +19,7 @@ from .dropout import keep_mask
 from .groups import Groups, cut
 from .pieces import Piece
 from .problem import GRADIENTS, Problem
+from .sizes import holds
 from .tables import Grid, GridBias, GridRows, Rows, Tables, is_grid
 from .workspace import Workspace, add_product, put_product
 
@@ -37,7 +38,7 @@ def takes(problem: Problem) -> bool:
         value.device.type == "cpu"
         and value.dtype in (torch.float32, torch.float64)
         and value.numel() > 0
-        and 0 < problem.n_q * problem.n_k <= MOST_SCORES
+        and holds(0 < problem.n_q * problem.n_k <= MOST_SCORES)
         and problem.query_documents is None
         and is_grid(*problem.positions())
         and torch.is_grad_enabled()

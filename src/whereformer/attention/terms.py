@@ -184,8 +184,10 @@ def _check_shape(name: str, tensor: Tensor, wanted: tuple[tuple[str, tuple[int, 
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
+    # Not "size in sizes", which compilers do not know for symbols.
     fits = tensor.dim() == len(wanted) and all(
-        sizes is None or size in sizes for size, (_, sizes) in zip(tensor.shape, wanted, strict=True)
+        sizes is None or any(size == fitting for fitting in sizes)
+        for size, (_, sizes) in zip(tensor.shape, wanted, strict=True)
     )
     if not fits:
         text = ", ".join(

@@ -1,0 +1,27 @@
+"""Sizes in programs that are compiled for many of them: there a size is a symbol, and a comparison may be no answer."""
+
+from __future__ import annotations
+
+import torch
+
+
+def holds(condition: bool) -> bool:
+    """Whether a condition on sizes holds; of a program that is exported, whether it does for all sizes it is to take.
+
+    Compiled code is made again where another answer is wanted, an exported program can't be.
+    """
+    if not torch.compiler.is_compiling():
+        return condition
+    # Not at the top, because it takes as long to import as all of this package.
+    from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
+
+    return statically_known_true(condition) if torch.compiler.is_exporting() else guard_or_false(condition)
+
+
+def are_numbers(*sizes: int) -> bool:
+    """Whether sizes are plain numbers, no symbols."""
+    if not torch.compiler.is_compiling():
+        return True
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return all(has_static_value(size) for size in sizes)
