@@ -123,3 +123,87 @@ def test_export_with_two_dynamic_lengths(backend, kinds):
     for n_q, n_k in ((5, 24), (20, 20), (30, 7), (40, 300)):
         inputs = content(n_q, n_k)
         torch.testing.assert_close(program(*inputs), model(*inputs))
+
+
+# --- transforms of functions
+
+
+def loss(backend, terms=True, **options):
+    """A function of query, key, value and a table."""
+
+    def compute(query, key, value, table):
+        return attention(query, key, value, [OffsetBias(table, -4)] * terms, backend=backend, **options).sin().sum()
+
+    return compute
+
+
+def gradients(function, inputs):
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    return torch.autograd.grad(function(*leaves), leaves, materialize_grads=True)
+
+
+ALL = (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("terms", [False, True])
+@pytest.mark.parametrize("length", [30, 120])
+def test_func_grad(length, terms, masked):
+    options = {"key_mask": torch.arange(length).unsqueeze(0) < length - 5} if masked else {}
+    inputs = *content(length, batch=1), torch.randn(HEADS, 9)
+    expected = gradients(loss("reference", terms, **options), inputs)
+    torch.testing.assert_close(torch.func.grad(loss("auto", terms, **options), ALL)(*inputs), expected)
+
+
+@pytest.mark.parametrize("terms", [False, True])
+@pytest.mark.parametrize("length", [30, 120])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's own attention
+def test_per_sample_gradients(length, terms):
+    query, key, value = (tensor.unsqueeze(1) for tensor in content(length))
+    table = torch.randn(HEADS, 9)
+    found = torch.func.vmap(torch.func.grad(loss("auto", terms), ALL), (0, 0, 0, None))(query, key, value, table)
+    for index, sample in enumerate(zip(query, key, value, strict=True)):
+        expected = gradients(loss("reference", terms), (*sample, table))
+        torch.testing.assert_close([each[index] for each in found], list(expected))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_of_a_fast_backend_has_gradients():
+    query, key, value = (tensor.unsqueeze(1) for tensor in content(120))
+    function = loss("blockwise")
+    inputs = query, key, value, torch.randn(HEADS, 9)
+    found = gradients(lambda *each: torch.func.vmap(function, (0, 0, 0, None))(*each).sum(), inputs)
+    expected = gradients(lambda *each: function(*(part.flatten(0, 1) for part in each[:3]), each[3]), inputs)
+    torch.testing.assert_close(found, expected)
+
+
+def test_compiled_func_grad():
+    inputs = *content(120), torch.randn(HEADS, 9)
+    gradient = torch.func.grad(loss("auto"), ALL)
+    compiled = torch.compile(gradient, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), gradients(loss("reference"), inputs))
+
+
+@pytest.mark.parametrize("terms", [False, True])
+@pytest.mark.parametrize("length", [30, 120])
+@pytest.mark.parametrize("second", [torch.func.jacfwd, torch.func.jacrev])
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of torch's own jvp
+def test_func_has_second_derivatives(second, length, terms):
+    query, *others = (*content(length, batch=1), torch.randn(HEADS, 9))
+    query, scale = query.double(), torch.ones((), dtype=torch.float64)
+    others = [tensor.double() for tensor in others]
+
+    def scaled(backend):
+        return lambda scale: loss(backend, terms)(query * scale, *others)
+
+    found = second(torch.func.grad(scaled("auto")))(scale)
+    nearby = [torch.func.grad(scaled("reference"))(scale + step) for step in (1e-6, -1e-6)]
+    torch.testing.assert_close(found, (nearby[0] - nearby[1]) / 2e-6, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("terms", [False, True])
+@pytest.mark.parametrize("length", [30, 120])
+def test_a_fast_backend_is_refused_under_func_grad(length, terms):
+    inputs = *content(length), torch.randn(HEADS, 9)
+    with pytest.raises(ValueError, match=r"^backend: 'blockwise' has no derivative for torch.func; use backend='ref"):
+        torch.func.grad(loss("blockwise", terms), ALL)(*inputs)
