@@ -154,7 +154,7 @@ class Block(Groups):
             # The lowest of numbers, which masks often hold, is to stay finite in units of log2.
             added = added.to(scores.dtype)
             lowest = torch.finfo(scores.dtype).min / 4
-            by_head.add_(torch.where(added.isneginf(), added, added.clamp(lowest, -lowest)), alpha=LOG2E)
+            by_head.add_(torch.where(added.isinf(), added, added.clamp(lowest, -lowest)), alpha=LOG2E)
         for allowed in self.masks(span):
             by_head.masked_fill_(~allowed, -torch.inf)
 

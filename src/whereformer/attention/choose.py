@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import linear
 from . import fused, triton
 from .call import Call
-from .sizes import holds
+from .tracing import holds
 
 BACKENDS = ("auto", "reference", "blockwise", "triton")
 
@@ -133,12 +133,12 @@ def _onednn_beats_torch(call: Call) -> bool:
     tensors = call.query, call.key, call.value
     return (
         not torch.compiler.is_compiling()
+        and call.n_q * call.n_k >= LONG
         and not torch.is_autocast_enabled("cpu")
         and not linear.transforming()
         and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
         and call.query is not None
         and call.query.shape[3] == call.value.shape[3]
-        and call.n_q * call.n_k >= LONG
         and min(call.n_q, call.n_k) >= FEWEST_ROWS
         and linear.is_regular(call.n_q)
         and linear.is_regular(call.n_k)

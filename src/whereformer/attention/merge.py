@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from .call import Call
-from .sizes import are_numbers
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, offset_range
+from .tracing import are_numbers
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from .dropout import keep_mask
 from .groups import Groups, cut
 from .pieces import Piece
 from .problem import GRADIENTS, Problem
-from .sizes import holds
 from .tables import Grid, GridBias, GridRows, Rows, Tables, is_grid
+from .tracing import holds
 from .workspace import Workspace, add_product, put_product
 
 MOST_SCORES = 2**16

@@ -1,8 +1,21 @@
-"""Sizes in programs that are compiled for many of them: there a size is a symbol, and a comparison may be no answer."""
+"""What can be told while a program is compiled: sizes may be symbols there, and there are no numbers to look at."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
+
+from ..linear import transforming
+
+
+def can_look(tensor: Tensor) -> bool:
+    """Whether to look at a tensor's numbers is possible and costs little: it would stall a device."""
+    return (
+        tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and type(tensor) in (Tensor, nn.Parameter)
+        and not transforming()
+    )
 
 
 def holds(condition: bool) -> bool:
