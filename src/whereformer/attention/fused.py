@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from .call import Call
-from .tracing import are_numbers, holds
+from .tracing import holds, is_plain
 
 
 def supports(call: Call) -> bool:
@@ -51,9 +50,12 @@ def _attend_past(call: Call, query: Tensor, key: Tensor, value: Tensor, diagonal
         first = min(-diagonal, n_q)
         out = _attend(call, query[:, :, first:], key, value, causal=True)
         return functional.pad(out, (0, 0, first, 0))
-    if not are_numbers(n_q, n_k, diagonal):
+    if not is_plain(query):
         return None
     if query.device.type != "cpu":
+        # Not at the top, because it imports torch's compiler.
+        from torch.nn.attention.bias import causal_lower_right
+
         fits = diagonal == n_k - n_q
         return _attend(call, query, key, value, causal_lower_right(n_q, n_k)) if fits else None
     # With queries in reverse, each offset has its place in a row of numbers, and all pairs are a view of it.

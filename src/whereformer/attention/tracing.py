@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from ..linear import transforming
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether what is done with a tensor is done at once, and to numbers: by no compiler, transform or subclass."""
+    return type(tensor) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling() and not transforming()
+
+
 def can_look(tensor: Tensor) -> bool:
-    """Whether to look at a tensor's numbers is possible and costs little: it would stall a device."""
-    return (
-        tensor.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and type(tensor) in (Tensor, nn.Parameter)
-        and not transforming()
-    )
+    """Whether a tensor's numbers can be read at little cost; on a device that would stall it."""
+    return tensor.device.type == "cpu" and is_plain(tensor)
 
 
 def holds(condition: bool) -> bool:
