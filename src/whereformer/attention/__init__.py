@@ -77,7 +77,8 @@ def attention(
               a GPU that has it, on the CPU to "reference" up to 8192 scores a head, else to "blockwise".
               :func:`explain` says what it comes to.
 
-            Only "reference" has second and forward-mode derivatives.
+            Only "reference" has second and forward-mode derivatives, and with terms those of ``torch.func``; there
+            "auto" takes it.
 
     Returns:
         (batch, heads, n_q, value_dim) in the value's dtype (torch's own attention, under autocast, gives autocast's).

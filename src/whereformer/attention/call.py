@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .precision import as_autocast
 from .terms import (
     DenseBias,
     FactorPair,
@@ -22,11 +26,15 @@ from .terms import (
     offsets_between,
     position_values,
 )
+from .tracing import can_look, holds
 
 
 @dataclass(frozen=True)
 class Call:
-    """A checked attention call; shapes as in :func:`whereformer.attention`."""
+    """A checked attention call; shapes as in :func:`whereformer.attention`.
+
+    ``given_*_positions`` are None where the default holds.
+    """
 
     query: Tensor | None
     key: Tensor | None
@@ -36,16 +44,22 @@ class Call:
     causal: bool
     scale: float
     dropout_p: float
-    query_positions: PositionsLike
-    key_positions: PositionsLike
+    given_query_positions: PositionsLike | None
+    given_key_positions: PositionsLike | None
     query_documents: Tensor | None
     key_documents: Tensor | None
     n_q: int
-    default_positions: bool
+    n_k: int
 
     @property
-    def n_k(self) -> int:
-        return self.value.shape[2]
+    def query_positions(self) -> PositionsLike:
+        given = self.given_query_positions
+        return Positions(self.n_k - self.n_q, 1, self.n_q) if given is None else given
+
+    @property
+    def key_positions(self) -> PositionsLike:
+        given = self.given_key_positions
+        return Positions(0, 1, self.n_k) if given is None else given
 
     def offsets(self) -> Tensor:
         """Offsets of all pairs, (1 or batch, n_q, n_k)."""
@@ -55,10 +69,28 @@ class Call:
         )
         return offsets if offsets.dim() == 3 else offsets.unsqueeze(0)
 
+    def diagonal(self) -> int | None:
+        """The d with which causality lets query i attend keys j <= i + d; None if there is no such number."""
+        if self.given_query_positions is None and self.given_key_positions is None:
+            return self.n_k - self.n_q
+        queries, keys = self.query_positions, self.key_positions
+        if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
+            return None
+        if queries.stride != keys.stride and not holds(queries.length == 1) and not holds(keys.length == 1):
+            return None
+        return (queries.start - keys.start) // (queries.stride if holds(keys.length == 1) else keys.stride)
+
+    def masks_future(self) -> bool:
+        """Whether causality forbids any pair, as far as can be told without reading positions."""
+        if not self.causal:
+            return False
+        diagonal = self.diagonal()
+        return diagonal is None or not holds(diagonal >= self.n_k - 1)
+
     def allowed(self) -> Tensor | None:
         """Which pairs may attend, bool and broadcastable to (batch, heads, n_q, n_k); None when all may."""
         allowed = None if self.key_mask is None else self.key_mask[:, None, None, :]
-        if self.causal:
+        if self.masks_future():
             past = (self.offsets() <= 0).unsqueeze(1)
             allowed = past if allowed is None else allowed & past
         if self.query_documents is not None and self.key_documents is not None:
@@ -96,8 +128,9 @@ def make_call(
     if query is not None and key is not None:
         _check_heads_tensor("query", query)
         _check_heads_tensor("key", key)
-        head_dim = query.shape[3]
-        if query.shape[:2] != (batch, heads):
+        query, key, value = _check_kind(query, key, value)
+        query_batch, query_heads, n_q, head_dim = query.shape
+        if query_batch != batch or query_heads != heads:
             raise ValueError(
                 f"query: expected (batch {batch}, heads {heads}, n_q, head_dim) as in value, got {tuple(query.shape)}"
             )
@@ -105,12 +138,6 @@ def make_call(
             raise ValueError(
                 f"key: expected (batch {batch}, heads {heads}, n_k {n_k}, head_dim {head_dim}), got {tuple(key.shape)}"
             )
-        for name, tensor in (("key", key), ("value", value)):
-            if tensor.dtype != query.dtype:
-                raise TypeError(f"{name}: expected the query's dtype {query.dtype}, got {tensor.dtype}")
-            if tensor.device != query.device:
-                raise ValueError(f"{name}: expected the query's device {query.device}, got {tensor.device}")
-        n_q = query.shape[2]
     else:
         if any(isinstance(term, OffsetKeys) for term in terms):
             raise ValueError("OffsetKeys: needs a query, got query=None")
@@ -131,37 +158,19 @@ def make_call(
         _check_device("key_mask", key_mask, value)
     if not isinstance(causal, bool):
         raise TypeError(f"causal: expected True or False, got {type(causal).__name__}")
-    if not (scale is None or isinstance(scale, float | int | torch.SymFloat | torch.SymInt)):
-        raise TypeError(f"scale: expected a number, got {type(scale).__name__}; multiply the query by a tensor")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
-    if scale is None:
-        scale = head_dim**-0.5 if head_dim else 1.0
-
-    default_positions = query_positions is None and key_positions is None
-    needs_integers = any(isinstance(term, OffsetBias | OffsetKeys | OffsetValues) for term in terms)
-    if key_positions is None:
-        key_positions = Positions(0, 1, n_k)
-    _check_positions("key_positions", key_positions, batch, n_k, needs_integers)
-    if query_positions is None:
-        query_positions = Positions(n_k - n_q, 1, n_q)
-    _check_positions("query_positions", query_positions, batch, n_q, needs_integers)
+    scale = _check_scale(scale, head_dim)
+    if query_positions is not None:
+        query_positions = _check_positions("query_positions", query_positions, batch, n_q, terms)
+    if key_positions is not None:
+        key_positions = _check_positions("key_positions", key_positions, batch, n_k, terms)
     if (query_documents is None) != (key_documents is None):
         raise ValueError("query_documents and key_documents: give both or neither")
-    for name, documents, length in (("query", query_documents, n_q), ("key", key_documents, n_k)):
-        if documents is None:
-            continue
-        if not isinstance(documents, Tensor):
-            raise TypeError(f"{name}_documents: expected a tensor, got {type(documents).__name__}")
-        if documents.shape != (batch, length):
-            raise ValueError(
-                f"{name}_documents: expected shape (batch {batch}, n_{name[0]} {length}), got {tuple(documents.shape)}"
-            )
-        if documents.is_floating_point() or documents.is_complex():
-            raise TypeError(f"{name}_documents: expected whole numbers, got {documents.dtype}")
-        _check_device(f"{name}_documents", documents, value)
-    terms, query_positions, key_positions = _without_steps(terms, query_positions, key_positions)
-    return Call(
+    if query_documents is not None and key_documents is not None:
+        query_documents = _check_documents("query_documents", query_documents, value, batch, "n_q", n_q)
+        key_documents = _check_documents("key_documents", key_documents, value, batch, "n_k", n_k)
+    call = Call(
         query,
         key,
         value,
@@ -175,18 +184,18 @@ def make_call(
         query_documents,
         key_documents,
         n_q,
-        default_positions,
+        n_k,
     )
+    return call if len(terms) == 0 else _without_steps(call)
 
 
-def _without_steps(
-    terms: tuple[Term, ...], query_positions: PositionsLike, key_positions: PositionsLike
-) -> tuple[tuple[Term, ...], PositionsLike, PositionsLike]:
+def _without_steps(call: Call) -> Call:
     """The same in units of the tables' step, so that backends know tables with an entry for every offset only."""
-    tables = [term for term in terms if isinstance(term, OffsetBias | OffsetKeys | OffsetValues)]
+    tables = [term for term in call.terms if isinstance(term, OffsetBias | OffsetKeys | OffsetValues)]
     steps = {term.step for term in tables if term.step != 1}
     if not steps:
-        return terms, query_positions, key_positions
+        return call
+    query_positions, key_positions = call.query_positions, call.key_positions
     stepped = next(term for term in tables if term.step != 1)
     name, step = type(stepped).__name__, stepped.step
     if len(steps) > 1:
@@ -198,7 +207,7 @@ def _without_steps(
         raise ValueError(f"{name}.step: offsets between these positions and first are no multiples of {step}")
     low, high = offset_range(query_positions, key_positions) or (0, 0)
     rescaled: list[Term] = []
-    for term in terms:
+    for term in call.terms:
         if isinstance(term, OffsetBias | OffsetKeys | OffsetValues):
             table, first = term.table, term.first
             if term.step == 1:
@@ -211,10 +220,11 @@ def _without_steps(
         positions.stride // step if positions.length > 1 else 1 for positions in (query_positions, key_positions)
     )
     start = (key_positions.start - query_positions.start) // step
-    return (
-        tuple(rescaled),
-        Positions(0, query_stride, query_positions.length),
-        Positions(start, key_stride, key_positions.length),
+    return replace(
+        call,
+        terms=tuple(rescaled),
+        given_query_positions=Positions(0, query_stride, query_positions.length),
+        given_key_positions=Positions(start, key_stride, key_positions.length),
     )
 
 
@@ -227,12 +237,38 @@ def _check_heads_tensor(name: str, tensor: Tensor) -> None:
         raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
 
 
+def _check_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three in one dtype, which autocast sees to, and on one device."""
+    if not query.dtype == key.dtype == value.dtype:
+        query, key, value = as_autocast(query, key, value)
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype:
+            raise TypeError(f"{name}: expected the query's dtype {query.dtype}, got {tensor.dtype}")
+        if tensor.device != query.device:
+            raise ValueError(f"{name}: expected the query's device {query.device}, got {tensor.device}")
+    return query, key, value
+
+
+def _check_scale(scale: Any, head_dim: int) -> float:
+    if scale is None:
+        return head_dim**-0.5 if head_dim else 1.0
+    if not isinstance(scale, float | int | torch.SymFloat | torch.SymInt):
+        if not isinstance(scale, Real):
+            raise TypeError(f"scale: expected a number, got {type(scale).__name__}; multiply the query by a tensor")
+        scale = float(scale)
+    if not (torch.compiler.is_compiling() or math.isfinite(scale)):
+        raise ValueError(f"scale: expected a finite number, got {scale}")
+    return scale
+
+
 def _check_device(name: str, tensor: Tensor, value: Tensor) -> None:
     if tensor.device != value.device:
         raise ValueError(f"{name}: expected the value's device {value.device}, got {tensor.device}")
 
 
 def _check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
+    if isinstance(terms, tuple) and len(terms) == 0:
+        return ()
     if isinstance(terms, Term):
         raise TypeError(f"terms: expected a sequence of terms, got a single {type(terms).__name__}; write (term,)")
     if not isinstance(terms, Iterable):
@@ -262,16 +298,43 @@ def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None
     return n_k
 
 
-def _check_positions(name: str, positions: PositionsLike, batch: int, length: int, needs_integers: bool) -> None:
+def _check_positions(
+    name: str, positions: PositionsLike, batch: int, length: int, terms: tuple[Term, ...]
+) -> PositionsLike:
+    """The positions, in a dtype that torch can calculate in."""
     if isinstance(positions, Positions):
         if positions.length != length:
             raise ValueError(f"{name}: expected length {length}, got {positions}")
-        return
+        return positions
     if not isinstance(positions, Tensor):
         raise TypeError(f"{name}: expected Positions or a tensor, got {type(positions).__name__}")
-    if tuple(positions.shape) not in ((length,), (batch, length), (1, length)):
-        raise ValueError(f"{name}: expected shape ({length},) or ({batch}, {length}), got {tuple(positions.shape)}")
+    shape = positions.shape
+    # Not "shape not in", which compilers do not know for symbols.
+    if shape != (length,) and shape != (batch, length) and shape != (1, length):
+        raise ValueError(f"{name}: expected shape ({length},) or ({batch}, {length}), got {tuple(shape)}")
     if positions.dtype == torch.bool or positions.is_complex():
         raise TypeError(f"{name}: expected numbers, got {positions.dtype}")
-    if needs_integers and positions.is_floating_point():
+    if not positions.is_floating_point():
+        return _signed(positions)
+    if any(isinstance(term, OffsetBias | OffsetKeys | OffsetValues) for term in terms):
         raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")
+    if can_look(positions) and not bool(positions.isfinite().all()):
+        raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
+    return positions
+
+
+def _check_documents(name: str, documents: Tensor, value: Tensor, batch: int, axis: str, length: int) -> Tensor:
+    """The ids, in a dtype that torch can calculate in."""
+    if not isinstance(documents, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(documents).__name__}")
+    if documents.shape != (batch, length):
+        raise ValueError(f"{name}: expected shape (batch {batch}, {axis} {length}), got {tuple(documents.shape)}")
+    if documents.is_floating_point() or documents.is_complex():
+        raise TypeError(f"{name}: expected whole numbers, got {documents.dtype}")
+    _check_device(name, documents, value)
+    return _signed(documents)
+
+
+def _signed(numbers: Tensor) -> Tensor:
+    """Whole numbers in a dtype that torch can calculate in: it can't in the wider unsigned ones."""
+    return numbers.to(torch.int64) if numbers.dtype in (torch.uint16, torch.uint32, torch.uint64) else numbers

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import linear, tuning
 from . import fused, triton
 from .call import Call
+from .tracing import holds
 
 BACKENDS = ("auto", "reference", "blockwise", "triton")
 
@@ -51,7 +52,20 @@ def choose(call: Call, backend: str) -> str:
         raise ValueError(f"backend: {reason}")
     if backend != "reference" and linear.forward_mode():
         raise ValueError(f"backend: {backend!r} has no forward-mode derivative; use backend='reference'")
+    if backend != "reference" and _derivatives():
+        raise ValueError(f"backend: {backend!r} has no derivative for torch.func; use backend='reference'")
     return backend
+
+
+def _derivatives() -> int:
+    """How many derivatives torch.func is taking, one of the other; our operators have none for it."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    kinds = torch._C._functorch.TransformType
+    return sum(transform.key() in (kinds.Grad, kinds.Jvp) for transform in stack)
+
+
+# As ``torch.compiler.assume_constant_result`` does, which would import the compiler. It knows to guard such transforms.
+_derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def explain_choice(call: Call, backend: str) -> Choice:
@@ -65,11 +79,14 @@ def explain_choice(call: Call, backend: str) -> Choice:
 def _automatic(call: Call) -> tuple[str, str]:
     """The rule of backend="auto", and which part of it decided."""
     on_cpu = call.value.device.type == "cpu"
-    few = call.n_q * call.n_k <= tuning.current().written_out_scores
+    few = holds(call.n_q * call.n_k <= tuning.current().written_out_scores)
+    derivatives = _derivatives()
+    if linear.forward_mode() or derivatives > 1:
+        return "reference", "only the reference has forward-mode and second derivatives"
     if fused.supports(call):
         # On the CPU torch writes all scores out to drop some, and computes padding in full to mask it afterwards.
         masked = call.dropout_p > 0 or call.key_mask is not None or call.query_documents is not None
-        if on_cpu and masked and not few:
+        if on_cpu and masked and not few and not derivatives:
             return (
                 "blockwise",
                 "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
@@ -82,8 +99,8 @@ def _automatic(call: Call) -> tuple[str, str]:
         if _onednn_beats_torch(call):
             return "blockwise", "no terms, but on this processor our products are faster than torch's own attention's"
         return "fused", "no terms, so torch's own attention computes it"
-    if linear.forward_mode():
-        return "reference", "only the reference has forward-mode derivatives"
+    if derivatives:
+        return "reference", "torch.func takes derivatives of the reference only"
     if not on_cpu and triton.unavailable(call) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
     if few and on_cpu:
@@ -113,12 +130,12 @@ def _onednn_beats_torch(call: Call) -> bool:
     tensors = call.query, call.key, call.value
     return (
         not torch.compiler.is_compiling()
+        and call.n_q * call.n_k >= LONG
         and not torch.is_autocast_enabled("cpu")
         and not linear.transforming()
         and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
         and call.query is not None
         and call.query.shape[3] == call.value.shape[3]
-        and call.n_q * call.n_k >= LONG
         and min(call.n_q, call.n_k) >= FEWEST_ROWS
         and linear.is_regular(call.n_q)
         and linear.is_regular(call.n_k)

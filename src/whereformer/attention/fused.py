@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from .call import Call
+from .tracing import holds, is_plain
 
 
 def supports(call: Call) -> bool:
@@ -15,24 +17,48 @@ def supports(call: Call) -> bool:
 
 def attend(call: Call) -> Tensor:
     """The attention output, by ``scaled_dot_product_attention``; rows that may attend nothing give zeros."""
-    assert call.query is not None
-    assert call.key is not None
-    # torch's own causal flag aligns queries to the left and so fits only the square default.
-    plain_causal = (
-        call.causal
-        and call.default_positions
-        and call.n_q == call.n_k
-        and call.key_mask is None
-        and call.query_documents is None
+    query, key, value = call.query, call.key, call.value
+    assert query is not None
+    assert key is not None
+    if call.key_mask is None and call.query_documents is None:
+        if not call.masks_future():
+            return _attend(call, query, key, value)
+        diagonal = call.diagonal()
+        if diagonal is not None and (out := _attend_past(call, query, key, value, diagonal)) is not None:
+            return out
+    allowed = call.allowed()
+    assert allowed is not None
+    return _attend(call, query, key, value, allowed).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+
+def _attend(
+    call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    return functional.scaled_dot_product_attention(
+        query, key, value, mask, call.dropout_p, is_causal=causal, scale=call.scale
     )
-    allowed = None if plain_causal else call.allowed()
-    out = functional.scaled_dot_product_attention(
-        call.query,
-        call.key,
-        call.value,
-        attn_mask=allowed,
-        dropout_p=call.dropout_p,
-        is_causal=plain_causal,
-        scale=call.scale,
-    )
-    return out if allowed is None else out.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+
+def _attend_past(call: Call, query: Tensor, key: Tensor, value: Tensor, diagonal: int) -> Tensor | None:
+    """The output of causal attention, see ``Call.diagonal``, without a number for each pair; None if that can't be."""
+    n_q, n_k = call.n_q, call.n_k
+    if holds(diagonal == 0):
+        # torch's own flag aligns queries to the left.
+        return _attend(call, query, key, value, causal=True)
+    if holds(diagonal < 0):
+        # The first queries may attend nothing.
+        first = min(-diagonal, n_q)
+        out = _attend(call, query[:, :, first:], key, value, causal=True)
+        return functional.pad(out, (0, 0, first, 0))
+    if not is_plain(query):
+        return None
+    if query.device.type != "cpu":
+        # Not at the top, because it imports torch's compiler.
+        from torch.nn.attention.bias import causal_lower_right
+
+        fits = diagonal == n_k - n_q
+        return _attend(call, query, key, value, causal_lower_right(n_q, n_k)) if fits else None
+    # With queries in reverse, each offset has its place in a row of numbers, and all pairs are a view of it.
+    row = torch.zeros(n_q + n_k - 1, dtype=query.dtype)
+    row[n_q + diagonal :] = -torch.inf
+    return _attend(call, query.flip(2), key, value, row.as_strided((n_q, n_k), (1, 1))).flip(2)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .call import Call
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, offset_range
+from .tracing import are_numbers
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ def merge(call: Call) -> Merged:
     """Say the same with the fewest terms; differentiable."""
     dtype = torch.promote_types(call.value.dtype, torch.float32)
     span = offset_range(call.query_positions, call.key_positions)
+    if span is not None and not are_numbers(*span):
+        # A program for any length is the same for all with tables as they came.
+        span = None
     if span is not None and call.causal:
         span = span[0], min(span[1], 0)
     biases = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetBias)]

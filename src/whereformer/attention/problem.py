@@ -189,4 +189,8 @@ def register_gradients(forward: Any, backward: Any) -> None:
                 found[index] = next(gradients)
         return tuple(found)
 
+    def differentiate_again(ctx: Any, *_: Any) -> None:
+        raise NotImplementedError("backend: only 'reference' has second derivatives; use backend='reference'")
+
     forward.register_autograd(differentiate, setup_context=save)
+    backward.register_autograd(differentiate_again)

@@ -12,7 +12,8 @@ from torch.nn import functional
 from .call import Call
 from .dropout import draw_seed, keep_mask, row_keys
 from .precision import without_autocast
-from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues
+from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Term
+from .tracing import can_look
 
 
 def attend(call: Call) -> Tensor:
@@ -27,8 +28,9 @@ def attend(call: Call) -> Tensor:
         for term in call.terms:
             if isinstance(term, OffsetValues):
                 # How much of row i's attention lies at each offset of the table, then one product with it.
+                columns = _columns(call, term).unsqueeze(1)
                 at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
-                at_offset = at_offset.scatter_add(-1, _columns(call, term).expand_as(weights), weights)
+                at_offset = at_offset.scatter_add(-1, columns.expand_as(weights), weights)
                 out = out + _times(at_offset, term.table.mT.to(weights.dtype))
         return out.to(call.value.dtype)
 
@@ -39,37 +41,46 @@ def attention_weights(call: Call) -> Tensor:
     A pair that may not attend has weight 0, also in a row where no pair may: that row is all zeros.
     """
     scores, allowed = attention_scores(call)
-    if allowed is None:
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    elif not any(map(_may_forbid, call.terms)):
         return scores.softmax(-1)
     # A row that may attend nothing has no softmax; what stands there instead, and its gradient, is masked again.
-    return scores.masked_fill(~allowed, -torch.inf).softmax(-1).masked_fill(~allowed, 0.0)
+    empty = scores.isneginf().all(-1, keepdim=True)
+    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+
+
+def _may_forbid(term: Term) -> bool:
+    """Whether a term may have -inf for some pairs."""
+    if not isinstance(term, OffsetBias | DenseBias):
+        return False
+    numbers = term.table if isinstance(term, OffsetBias) else term.scores
+    return not can_look(numbers) or bool(numbers.isneginf().any())
 
 
 def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     """What the softmax is of, (batch, heads, n_q, n_k), at least float32; and which pairs may attend, None if all."""
     batch, heads, n_k, _ = call.value.shape
     dtype = torch.promote_types(call.value.dtype, torch.float32)
-    scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, heads, call.n_q, n_k)
     query = None if call.query is None else call.query.to(dtype) * call.scale
     if query is not None and call.key is not None:
-        scores = scores + query @ call.key.to(dtype).transpose(-1, -2)
-    allowed = call.allowed()
+        scores = query @ call.key.to(dtype).mT
+    else:
+        scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, heads, call.n_q, n_k)
     for term in call.terms:
         match term:
             case OffsetBias():
-                at_offset = term.table.to(dtype)[:, _columns(call, term)[:, 0]]  # (heads, 1 or batch, n_q, n_k)
+                at_offset = term.table.to(dtype)[:, _columns(call, term)]  # (heads, 1 or batch, n_q, n_k)
                 scores = scores + at_offset.transpose(0, 1)
             case OffsetKeys():
                 assert query is not None
                 per_offset = _times(query, term.table.to(dtype))
-                scores = scores + per_offset.gather(-1, _columns(call, term).expand_as(scores))
+                scores = scores + per_offset.gather(-1, _columns(call, term).unsqueeze(1).expand_as(scores))
             case FactorPair():
-                scores = scores + term.query_factors.to(dtype) @ term.key_factors.to(dtype).transpose(-1, -2)
+                scores = scores + term.query_factors.to(dtype) @ term.key_factors.to(dtype).mT
             case DenseBias():
                 scores = scores + term.scores.to(dtype)
-                finite = ~term.scores.isneginf()
-                allowed = finite if allowed is None else allowed & finite
-    return scores, allowed
+    return scores, call.allowed()
 
 
 def _times(rows: Tensor, table: Tensor) -> Tensor:
@@ -82,5 +93,5 @@ def _times(rows: Tensor, table: Tensor) -> Tensor:
 
 
 def _columns(call: Call, term: OffsetBias | OffsetKeys | OffsetValues) -> Tensor:
-    """Which column of the term's table each pair reads, (1 or batch, 1, n_q, n_k)."""
-    return (call.offsets() - term.first).clamp(0, term.table.shape[1] - 1).unsqueeze(1)
+    """Which column of the term's table each pair reads, (1 or batch, n_q, n_k)."""
+    return (call.offsets() - term.first).clamp(0, term.table.shape[1] - 1)

@@ -21,6 +21,7 @@ from .groups import Groups, cut
 from .pieces import Piece
 from .problem import GRADIENTS, Problem
 from .tables import Grid, GridBias, GridRows, Rows, Tables, is_grid
+from .tracing import holds
 from .workspace import Workspace, add_product, put_product
 
 
@@ -32,7 +33,7 @@ def takes(problem: Problem) -> bool:
         value.device.type == "cpu"
         and value.dtype in (torch.float32, torch.float64)
         and value.numel() > 0
-        and 0 < problem.n_q * problem.n_k <= tuning.current().kept_scores
+        and holds(0 < problem.n_q * problem.n_k <= tuning.current().kept_scores)
         and problem.query_documents is None
         and is_grid(*problem.positions())
         and torch.is_grad_enabled()

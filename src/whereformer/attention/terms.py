@@ -2,16 +2,31 @@
 
 A *term* says what position adds to attention, without an (n_q, n_k) matrix wherever there is a smaller way to
 say it. Throughout, ``offset = key position - query position``; a positive offset is a key to the right.
+
+Numbers are finite, except that a bias of ``-inf`` forbids its pairs: a row that may attend nothing gives zeros and has
+gradients of zero. A bias of ``+inf`` or NaN makes the rows that read it NaN. Nobody looks for them, because that would
+cost as much as some of the work.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+
+def as_int(number: Any) -> int | None:
+    """A whole number as Python's own, such as NumPy's; None for anything else. Tensors are none: looking may stall."""
+    if isinstance(number, int | torch.SymInt):
+        return number  # type: ignore[return-value]
+    try:
+        return None if isinstance(number, Tensor) else operator.index(number)
+    except TypeError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -31,8 +46,13 @@ class Positions:
 
     def __post_init__(self) -> None:
         for name in ("start", "stride", "length"):
-            if not isinstance(getattr(self, name), int | torch.SymInt):
-                raise TypeError(f"Positions: {name} must be an int, got {getattr(self, name)!r}; others go in a tensor")
+            number = getattr(self, name)
+            if type(number) is int:
+                continue
+            whole = as_int(number)
+            if whole is None:
+                raise TypeError(f"Positions: {name} must be an int, got {number!r}; others go in a tensor")
+            object.__setattr__(self, name, whole)
         if self.length < 0:
             raise ValueError(f"Positions: length must be at least 0, got {self.length}")
         if self.stride < 1:
@@ -45,6 +65,8 @@ class Positions:
 
     def values(self, device: torch.device | str | None = None) -> Tensor:
         """The positions themselves, int64 of shape (length,)."""
+        if self.stride == 1:
+            return torch.arange(self.start, self.start + self.length, device=device)
         return torch.arange(self.length, device=device) * self.stride + self.start
 
 
@@ -85,27 +107,54 @@ def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:
     return key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
 
 
-@dataclass(frozen=True)
-class OffsetBias:
-    """``score_ij += table[h, clamp(offset, first, first + T - 1) - first]``.
-
-    Args:
-        table: (heads, T), one finite number per head and offset. Beyond its ends the end values hold.
-        first: the offset of the table's first column.
-        step: the offsets from one column to the next, where only every so manieth occurs, as between pooled sequences.
-    """
+@dataclass(frozen=True, eq=False)
+class _OffsetTable:
+    """What the terms with a table over offsets have in common."""
 
     table: Tensor
     first: int
     step: int = 1
 
+    def __post_init__(self) -> None:
+        for name in ("first", "step"):
+            number = getattr(self, name)
+            # What is no whole number is refused with all else that is wrong, when attention is called.
+            if type(number) is not int and (whole := as_int(number)) is not None:
+                object.__setattr__(self, name, whole)
+
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        _check_shape("OffsetBias.table", self.table, (("heads", (heads,)), ("T", None)))
-        _check_table(self)
+        """Raise unless the term fits a call of these sizes."""
+        name = type(self).__name__
+        _check_shape(f"{name}.table", self.table, self._wanted(heads, head_dim))
+        if self.table.shape[1] == 0:
+            raise ValueError(f"{name}.table: needs at least one offset, got none")
+        if isinstance(self.first, bool) or not isinstance(self.first, int | torch.SymInt):
+            raise TypeError(f"{name}.first: expected an int, got {type(self.first).__name__}")
+        if isinstance(self.step, bool) or not isinstance(self.step, int | torch.SymInt) or self.step < 1:
+            raise ValueError(f"{name}.step: expected an int of at least 1, got {self.step!r}")
+
+    def _wanted(self, heads: int, head_dim: int) -> _Wanted:
+        """The shape of the table."""
+        return (("heads", (1, heads)), ("T", None), ("head_dim", (head_dim,)))
 
 
-@dataclass(frozen=True)
-class OffsetKeys:
+@dataclass(frozen=True, eq=False)
+class OffsetBias(_OffsetTable):
+    """``score_ij += table[h, clamp(offset, first, first + T - 1) - first]``.
+
+    Args:
+        table: (heads, T), one number per head and offset; ``-inf`` forbids its pairs. Beyond its ends the end values
+            hold.
+        first: the offset of the table's first column.
+        step: the offsets from one column to the next, where only every so manieth occurs, as between pooled sequences.
+    """
+
+    def _wanted(self, heads: int, head_dim: int) -> _Wanted:
+        return (("heads", (heads,)), ("T", None))
+
+
+@dataclass(frozen=True, eq=False)
+class OffsetKeys(_OffsetTable):
     """``score_ij += scale * <query_i, table[h, clamped offset]>`` (Shaw et al. 2018, eq. 4: the a^K).
 
     Args:
@@ -114,17 +163,9 @@ class OffsetKeys:
         step: the offsets from one row to the next, where only every so manieth occurs, as between pooled sequences.
     """
 
-    table: Tensor
-    first: int
-    step: int = 1
 
-    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        _check_shape("OffsetKeys.table", self.table, (("heads", (1, heads)), ("T", None), ("head_dim", (head_dim,))))
-        _check_table(self)
-
-
-@dataclass(frozen=True)
-class OffsetValues:
+@dataclass(frozen=True, eq=False)
+class OffsetValues(_OffsetTable):
     """``out_i += sum_j weight_ij * table[h, clamped offset]`` (Shaw et al. 2018, eq. 3: the a^V).
 
     Args:
@@ -133,16 +174,8 @@ class OffsetValues:
         step: the offsets from one row to the next, where only every so manieth occurs, as between pooled sequences.
     """
 
-    table: Tensor
-    first: int
-    step: int = 1
 
-    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        _check_shape("OffsetValues.table", self.table, (("heads", (1, heads)), ("T", None), ("head_dim", (head_dim,))))
-        _check_table(self)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FactorPair:
     """``score_ij += <query_factors_i, key_factors_j>``, for low-rank positional scores; not scaled.
 
@@ -161,12 +194,12 @@ class FactorPair:
         _check_shape("FactorPair.key_factors", self.key_factors, (*rows, ("n_k", (n_k,)), ("r", (rank,))))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DenseBias:
     """``score_ij += scores[b, h, i, j]``, for what really is one number per query and key.
 
     Args:
-        scores: (1 or batch, heads, n_q, n_k); ``-inf`` forbids a pair.
+        scores: (1 or batch, heads, n_q, n_k), numbers; ``-inf`` forbids its pair.
     """
 
     scores: Tensor
@@ -178,14 +211,23 @@ class DenseBias:
 
 Term: TypeAlias = OffsetBias | OffsetKeys | OffsetValues | FactorPair | DenseBias
 
+# So that ``torch.load`` with its default of ``weights_only=True`` takes files that hold them.
+torch.serialization.add_safe_globals([Positions, OffsetBias, OffsetKeys, OffsetValues, FactorPair, DenseBias])
 
-def _check_shape(name: str, tensor: Tensor, wanted: tuple[tuple[str, tuple[int, ...] | None], ...]) -> None:
+
+_Wanted: TypeAlias = tuple[tuple[str, tuple[int, ...] | None], ...]
+"""The axes of a tensor, and which sizes each may have."""
+
+
+def _check_shape(name: str, tensor: Tensor, wanted: _Wanted) -> None:
     """Raise unless ``tensor`` is floating point and each axis has one of the wanted sizes (None: any)."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
+    # Not "size in sizes", which compilers do not know for symbols; there are one or two.
     fits = tensor.dim() == len(wanted) and all(
-        sizes is None or size in sizes for size, (_, sizes) in zip(tensor.shape, wanted, strict=True)
+        sizes is None or size == sizes[0] or size == sizes[-1]
+        for size, (_, sizes) in zip(tensor.shape, wanted, strict=True)
     )
     if not fits:
         text = ", ".join(
@@ -193,13 +235,3 @@ def _check_shape(name: str, tensor: Tensor, wanted: tuple[tuple[str, tuple[int, 
             for axis, sizes in wanted
         )
         raise ValueError(f"{name}: expected shape ({text}), got {tuple(tensor.shape)}")
-
-
-def _check_table(term: OffsetBias | OffsetKeys | OffsetValues) -> None:
-    name = type(term).__name__
-    if term.table.shape[1] == 0:
-        raise ValueError(f"{name}.table: needs at least one offset, got none")
-    if isinstance(term.first, bool) or not isinstance(term.first, int | torch.SymInt):
-        raise TypeError(f"{name}.first: expected an int, got {type(term.first).__name__}")
-    if isinstance(term.step, bool) or not isinstance(term.step, int | torch.SymInt) or term.step < 1:
-        raise ValueError(f"{name}.step: expected an int of at least 1, got {term.step!r}")
