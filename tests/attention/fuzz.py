@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import os
 import random
 import sys
@@ -32,6 +31,7 @@ from whereformer import (
     Positions,
     attention,
     explain,
+    tuning,
 )
 
 from . import oracle
@@ -40,17 +40,14 @@ CPU = ("auto", "reference", "blockwise")
 TABLES = {"OffsetBias": OffsetBias, "OffsetKeys": OffsetKeys, "OffsetValues": OffsetValues}
 
 # How blockwise may be made to work on a short sequence, as on a long one or on another processor.
-WAYS: dict[str, dict[str, int]] = {
+EVERY_DTYPE = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+WAYS: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "item by item": {"short.SCORES": 1},
-    "in tiles": {"short.MOST_SCORES": 0},
-    "in small tiles": {
-        "short.MOST_SCORES": 0,
-        "blockwise.TILE": 1,
-        "blockwise.FEWEST_ROWS": 7,
-        "blockwise.LONGEST_ROW": 16,
-        "blockwise.NARROWEST_TAIL": 4,
-    },
+    "by torch's kernels": {"kept_scores": 0, "fused_dtypes": EVERY_DTYPE, "fused_backward_dtypes": EVERY_DTYPE},
+    "by ours alone": {"fused_dtypes": frozenset()},
+    "item by item": {"kept_tile_scores": 1},
+    "in tiles": {"kept_scores": 0},
+    "in small tiles": {"kept_scores": 0, "tile_scores": 1, "tile_rows": 7},
 }
 
 
@@ -410,17 +407,14 @@ def _numbers(tensor: Tensor) -> np.ndarray:
 @contextlib.contextmanager
 def _made_to_work(case: Case) -> Iterator[None]:
     """Blockwise in the way that the case wants."""
-    values: dict[str, Any] = dict(WAYS[case.way])
+    changes = dict(WAYS[case.way])
     with contextlib.ExitStack() as stack:
         if case.onednn is not None and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-            linear = importlib.import_module("whereformer.linear")
-            stack.enter_context(mock.patch.object(linear, "onednn_is_faster", return_value=case.onednn))
+            changes["onednn"] = case.onednn
             if case.onednn:
-                values |= {"workspace.FEWEST": 1, "workspace.NARROWEST": 1}
-        for name, value in values.items():
-            module, _, attribute = name.partition(".")
-            module = importlib.import_module(f"whereformer.attention.{module}")
-            stack.enter_context(mock.patch.object(module, attribute, value))
+                for size in ("FEWEST_MULTIPLICATIONS", "NARROWEST_PRODUCT"):
+                    stack.enter_context(mock.patch.object(tuning, size, 1))
+        stack.enter_context(tuning.use(**changes))
         yield
 
 

@@ -71,7 +71,10 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
     assert problem.query is not None
     assert problem.key is not None
     items, queries, keys = (slice(part.start, part.stop) for part in (piece.batch, piece.queries, piece.keys))
-    query, key, value = problem.query[items, :, queries], problem.key[items, :, keys], problem.value[items, :, keys]
+    query, key, value = (
+        _readable(tensor[items, :, rows])
+        for tensor, rows in ((problem.query, queries), (problem.key, keys), (problem.value, keys))
+    )
     heads = range(value.shape[1])
     in_order = problem.keeps != "norm" and len(piece.queries) * len(piece.keys) <= tuning.current().unturned_scores
     if in_order:
@@ -103,10 +106,10 @@ def backward(
     assert isinstance(bias, GridBias)
     assert problem.query is not None
     query, key, value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        turned(output_gradient),
-        turned(problem.query),
-        problem.key,
-        problem.value,
+        _readable(turned(output_gradient)),
+        _readable(turned(problem.query)),
+        _readable(problem.key),
+        _readable(problem.value),
         turned(output),
         norm,
         0.0,
@@ -116,6 +119,11 @@ def backward(
     )
     gradients = dict(zip(GRADIENTS, (turned(query), key, value), strict=False))
     return [gradients[name].contiguous() for name, need in zip(GRADIENTS, needed, strict=True) if need]
+
+
+def _readable(rows: Tensor) -> Tensor:
+    """The kernels take any strides but that within a row."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def turned(rows: Tensor, dim: int = 2) -> Tensor:
