@@ -55,6 +55,7 @@ class Tuning:
 
 _INTEL_AMX = Tuning(
     "Intel with AMX",
+    tile_scores=2**19,
     fused_dtypes=frozenset({torch.float32, torch.float64, torch.bfloat16}),
     fused_backward_dtypes=frozenset({torch.float32, torch.float64, torch.bfloat16}),
 )

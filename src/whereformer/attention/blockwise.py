@@ -9,7 +9,7 @@ multiplied as bfloat16 only where torch's own attention does so too, after the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,12 @@ from .. import tuning
 from . import fused_bias, short
 from .call import Call
 from .dropout import keep_mask
-from .groups import Groups, chunks, cut
+from .groups import Groups, cut
 from .pieces import Piece
 from .precision import without_autocast
 from .problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
-from .tables import Grid, GridRows, Rows, Tables
-from .tiles import Scratch, Span, Tile
+from .tables import BiasReader, Grid, GridRows, Rows, Tables
+from .tiles import Scratch, Span, Tile, chunks
 from .workspace import Workspace, add_product, onednn_suits, put_product
 
 
@@ -49,7 +49,7 @@ class Block(Groups):
         problem: Problem,
         piece: Piece,
         tables: Tables,
-        bias: Callable[[Span], Tensor] | None,
+        bias: BiasReader | None,
         workspace: Workspace,
         batch: range,
         heads: range,
@@ -143,7 +143,7 @@ class Block(Groups):
             table.spread(self.per_offset(self.query[:, rows], table).mul_(self.problem.scale), tile)
             weights += tile.scores
         if self.bias is not None:
-            by_head += self.bias(span)
+            self.bias.add_to(by_head, span)
         if self.problem.dense is not None:
             by_head += self.dense_part(self.problem.dense, span)
         for allowed in self.masks(span):
@@ -228,7 +228,7 @@ class Plan:
             with workspace.scope():
                 bias = None
                 if self.tables.bias is not None:
-                    bias = self.tables.bias.tiles(heads, self.rows, workspace)
+                    bias = self.tables.bias.reader(heads, workspace)
                 for batch in batches:
                     with workspace.scope():
                         yield Block(self.problem, self.piece, self.tables, bias, workspace, batch, heads)
@@ -462,7 +462,8 @@ class BlockBackward:
         if kept is not None:
             weights *= kept
         if "value" in into:
-            self._add_product("value", keys, block.factor(weights).mT, self.narrow_gradient[:, rows], first)
+            with workspace.scope():
+                self._add_product("value", keys, block.factor(weights).mT, self.narrow_gradient[:, rows], first)
         if values_table is not None and self.memory.other is not None and "values" in into:
             found = block.by_offset(weights, span, values_table, self.memory.other)
             block.collect_vectors(values_table, found, gradient)

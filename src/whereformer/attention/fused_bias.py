@@ -71,15 +71,13 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
     assert problem.query is not None
     assert problem.key is not None
     items, queries, keys = (slice(part.start, part.stop) for part in (piece.batch, piece.queries, piece.keys))
-    query, key, value = (
-        _readable(tensor[items, :, rows])
-        for tensor, rows in ((problem.query, queries), (problem.key, keys), (problem.value, keys))
-    )
+    query = _readable(problem.query[items, :, queries])
+    key, value = (_readable(tensor[items, :, keys]) for tensor in (problem.key, problem.value))
     heads = range(value.shape[1])
     in_order = problem.keeps != "norm" and len(piece.queries) * len(piece.keys) <= tuning.current().unturned_scores
     if in_order:
         span = Span(range(len(piece.queries)), range(len(piece.keys)))
-        view = bias.tiles(heads, len(piece.queries), workspace)(span)
+        view = bias.reader(heads, workspace, len(piece.queries)).view(span)
     else:
         query, view = turned(query), bias.reversed_rows(heads)
     output, norm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -105,6 +103,7 @@ def backward(
     bias = Tables(problem, piece).bias
     assert isinstance(bias, GridBias)
     assert problem.query is not None
+    assert problem.key is not None
     query, key, value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         _readable(turned(output_gradient)),
         _readable(turned(problem.query)),

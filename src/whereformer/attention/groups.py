@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from torch import Tensor
 
 from .tables import Rows
+from .tiles import chunks
 from .workspace import Workspace, add_product, product
 
 
@@ -64,10 +64,3 @@ def cut(batch: range, heads: int, groups: int) -> Iterator[tuple[range, list[ran
     """Heads and items, at most ``groups`` of both at a time: short sequences go many items and heads at once."""
     for some in chunks(range(heads), max(1, groups)):
         yield some, chunks(batch, max(1, groups // max(1, heads)))
-
-
-def chunks(whole: range, size: int) -> list[range]:
-    """A range cut into nearly equal parts of at most ``size``."""
-    count = max(1, -(-len(whole) // size))
-    ends = [len(whole) * part // count for part in range(count + 1)]
-    return [whole[start:stop] for start, stop in pairwise(ends)]

@@ -5,7 +5,6 @@ Everything here is of one piece: its layout of offsets, and its tables in that l
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from functools import cached_property
 from typing import TypeAlias
@@ -16,8 +15,11 @@ from torch import Tensor
 from .pieces import Piece
 from .problem import Problem
 from .terms import Positions, PositionsLike, offsets_between, position_values
-from .tiles import Span, Tile
+from .tiles import Span, Tile, chunks
 from .workspace import Workspace
+
+REPEATED_ROWS = 64
+"""Rows in which a table is repeated for tiles to read: a part of a core's cache."""
 
 MOST_STEP = 16
 """Keys by which a query may move on from the one before; more would take memory for the keys in between."""
@@ -130,23 +132,9 @@ class GridBias:
         strides = values.stride(0), grid.step, 1
         return values.as_strided((len(values), grid.n_q, grid.n_k), strides, values.storage_offset())
 
-    def tiles(self, heads: range, rows: int, workspace: Workspace) -> Callable[[Span], Tensor]:
-        """A function of a span of at most ``rows`` queries: what is added, (heads, rows, columns), a view.
-
-        Each row of its memory repeats the table, so that a row of a tile begins ``step`` entries before the last one's.
-        """
-        grid, values = self.grid, self.values[heads.start : heads.stop]
-        memory = workspace.take((len(heads), rows, grid.count), values.dtype)
-        memory.copy_(values.unsqueeze(1).expand_as(memory))
-
-        def tile(span: Span) -> Tensor:
-            start = span.keys.start - grid.step * span.queries.start - grid.low
-            size = (len(heads), len(span.queries), len(span.keys))
-            return memory.as_strided(
-                size, (memory.stride(0), grid.count - grid.step, 1), memory.storage_offset() + start
-            )
-
-        return tile
+    def reader(self, heads: range, workspace: Workspace, rows: int = REPEATED_ROWS) -> GridReader:
+        """What reads tiles of some heads."""
+        return GridReader(self.grid, self.values[heads.start : heads.stop], min(rows, self.grid.n_q), workspace)
 
     def collect(self, tile: Tile, heads: range) -> None:
         """Add a tile of score gradients to the table's gradient."""
@@ -159,11 +147,53 @@ class GridBias:
             found = tile.skewed.sum(1)
         if len(found) > len(heads):
             found = found.unflatten(0, (-1, len(heads))).sum(0)
-        sums[:, : found.shape[1]] += found
+        sums[:, : found.shape[1]].add_(found)
 
     def add_to(self, gradient: Tensor) -> None:
         """Add all that was collected to the table's gradient, (heads, T)."""
         gradient.index_add_(1, self.index, self.sums)
+
+
+class GridReader:
+    """A table of numbers as tiles of some heads read it.
+
+    Each row of its memory repeats the table, so that a tile's row begins ``step`` entries before the one above. It has
+    few rows, which stay in the cache.
+
+    Args:
+        values: (heads, grid.count).
+        rows: of a tile that are read at a time.
+    """
+
+    def __init__(self, grid: Grid, values: Tensor, rows: int, workspace: Workspace) -> None:
+        self.grid, self.rows = grid, rows
+        self.memory = workspace.take((len(values), rows, grid.count), values.dtype)
+        self.memory.copy_(values.unsqueeze(1).expand_as(self.memory))
+
+    def view(self, span: Span) -> Tensor:
+        """What is added to at most ``rows`` queries, (heads, rows, columns)."""
+        grid, memory = self.grid, self.memory
+        start = span.keys.start - grid.step * span.queries.start - grid.low
+        size = (memory.shape[0], len(span.queries), len(span.keys))
+        return memory.as_strided(size, (memory.stride(0), grid.count - grid.step, 1), memory.storage_offset() + start)
+
+    def add_to(self, scores: Tensor, span: Span) -> None:
+        """Add to a tile's scores, (batch, heads, rows, columns)."""
+        first = span.queries.start
+        for queries in chunks(span.queries, self.rows):
+            scores[:, :, queries.start - first : queries.stop - first].add_(self.view(Span(queries, span.keys)))
+
+
+class ListedReader:
+    """The same for explicit positions."""
+
+    def __init__(self, bias: ListedBias, heads: range) -> None:
+        self.bias, self.heads = bias, heads
+
+    def add_to(self, scores: Tensor, span: Span) -> None:
+        """Add to a tile's scores, (batch, heads, rows, columns)."""
+        entries = self.bias.offsets.entries(span, self.bias.first, self.bias.values.shape[1])
+        scores += self.bias.values[self.heads.start : self.heads.stop, entries]
 
 
 class GridRows:
@@ -235,11 +265,8 @@ class ListedBias:
         self.offsets, self.values, self.first = offsets, table, first
         self.sums = torch.zeros_like(table)
 
-    def tiles(self, heads: range, rows: int, workspace: Workspace) -> Callable[[Span], Tensor]:
-        def tile(span: Span) -> Tensor:
-            return self.values[heads.start : heads.stop, self.offsets.entries(span, self.first, self.values.shape[1])]
-
-        return tile
+    def reader(self, heads: range, workspace: Workspace) -> ListedReader:
+        return ListedReader(self, heads)
 
     def collect(self, tile: Tile, heads: range) -> None:
         entries = self.offsets.entries(tile.span, self.first, self.values.shape[1]).flatten()
@@ -275,6 +302,7 @@ class ListedRows:
 
 Bias: TypeAlias = GridBias | ListedBias
 Rows: TypeAlias = GridRows | ListedRows
+BiasReader: TypeAlias = GridReader | ListedReader
 
 
 def rows_table(offsets: Grid | Listed, table: Tensor, first: int) -> Rows:

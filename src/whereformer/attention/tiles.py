@@ -7,6 +7,7 @@ rows, read again with a row pitch that is longer by one, diagonals are columns: 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -82,3 +83,10 @@ class Scratch:
                 self.memory.as_strided((groups, rows, pitch - columns), strides, start + columns),
             ),
         )
+
+
+def chunks(whole: range, size: int) -> list[range]:
+    """A range cut into nearly equal parts of at most ``size``."""
+    count = max(1, -(-len(whole) // size))
+    ends = [len(whole) * part // count for part in range(count + 1)]
+    return [whole[start:stop] for start, stop in pairwise(ends)]
