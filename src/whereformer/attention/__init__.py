@@ -52,16 +52,18 @@ def attention(
 
     Args:
         query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores;
-            n_q then follows from ``query_positions``, from a term with rows, or is n_k.
+            n_q then follows from ``query_positions``, from a term with rows, or is n_k. Query, key and value are of one
+            dtype; autocast gives them its own where they differ.
         key: (batch, heads, n_k, head_dim).
         value: (batch, heads, n_k, value_dim).
         terms: what position adds; see :mod:`whereformer.attention.terms`.
         key_mask: (batch, n_k) bool, True = may be attended.
         causal: allow only keys whose position is at most the query's.
-        scale: the factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default.
+        scale: the factor on query . key (and on query . OffsetKeys), finite; ``head_dim ** -0.5`` by default.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
         query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (batch, n_q). By default
-            queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
+            queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are. Fractional
+            ones are finite, which is checked on the CPU; elsewhere NaN is after and before nothing.
         key_positions: likewise for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to
             keys of its own document.

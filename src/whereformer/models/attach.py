@@ -300,8 +300,10 @@ class _Forward:
         wanted = (query_positions, key_positions, torch.is_grad_enabled())
         if self.kept is not None and self.kept[:-1] == wanted:
             return self.kept[-1]
+        if self.kept is not None:
+            return self.position.shared_elsewhere(self.kept[-1], query_positions, key_positions)
         shared = self.position.shared(query_positions, key_positions)
-        if self.share and self.kept is None:
+        if self.share:
             self.kept = (*wanted, shared)
         return shared
 

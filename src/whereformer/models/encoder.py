@@ -447,13 +447,13 @@ class Encoder(EncoderPreTrainedModel):
             if block and self.pooling.applies_to(run.hidden.shape[1]):
                 pooled = self.pooling.sequence(sequence)
                 if self.config.pool_query_only:
-                    run.layer(start, self._place(pooled, sequence), pooled=self.pooling.hidden(run.hidden))
+                    run.layer(start, run.place(pooled, sequence), pooled=self.pooling.hidden(run.hidden))
                     start += 1
                 else:
                     run.hidden = self.pooling.hidden(run.hidden)
                 sequence, place = pooled, None
             if start < end:
-                place = place or self._place(sequence, sequence)
+                place = place or run.place(sequence, sequence)
                 run.layers(range(start, end), place)
                 if block == 0 and self.has_decoder:
                     whole, first = place, run.hidden
@@ -472,9 +472,6 @@ class Encoder(EncoderPreTrainedModel):
         )
         return output if self._wants_dict(return_dict) else output.to_tuple()
 
-    def _place(self, queries: Sequence, keys: Sequence) -> Place:
-        return Place(queries, keys, self.position.shared(queries.positions, keys.positions))
-
 
 class _Run:
     """One forward: the hidden states so far."""
@@ -483,7 +480,18 @@ class _Run:
         self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
+        self.last_place: Place | None = None
         self.add(hidden)
+
+    def place(self, queries: Sequence, keys: Sequence) -> Place:
+        """The place of layers that look from some tokens to some."""
+        position, positions = self.encoder.position, (queries.positions, keys.positions)
+        if self.last_place is None:
+            shared = position.shared(*positions)
+        else:
+            shared = position.shared_elsewhere(self.last_place.shared, *positions)
+        self.last_place = Place(queries, keys, shared)
+        return self.last_place
 
     def layer(self, layer: int, place: Place, pooled: Tensor | None = None) -> None:
         """Run one layer; from ``pooled`` if given, looking at the states before pooling."""

@@ -184,7 +184,7 @@ def _place(
     shared = position.shared(queries.positions, keys.positions)
     if cache is None:
         return Place(queries, keys, shared, causal)
-    among_new = shared if new == keys.positions else position.shared(queries.positions, new)
+    among_new = shared if new == keys.positions else position.shared_elsewhere(shared, queries.positions, new)
     return Place(queries, keys, shared, causal, Earlier(cache, new, among_new))
 
 

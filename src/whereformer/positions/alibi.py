@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..attention.terms import PositionsLike, Term
 from .base import ModelShape, OffsetFunction
 
 
@@ -31,6 +32,21 @@ class Alibi(OffsetFunction):
     def __init__(self, model: ModelShape) -> None:
         super().__init__(model)
         self.slopes = slopes(model.num_heads)
+
+    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[Term, ...]:
+        """The terms, which are the same in all layers."""
+        return super().terms(self._like, query_positions, key_positions)
+
+    def terms(
+        self,
+        hidden: Tensor,
+        query_positions: PositionsLike,
+        key_positions: PositionsLike,
+        *,
+        layer: int = 0,
+        shared: tuple[Term, ...] | None = None,
+    ) -> tuple[Term, ...]:
+        return super().terms(hidden, query_positions, key_positions) if shared is None else shared
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         distance = torch.as_tensor(offsets).abs()

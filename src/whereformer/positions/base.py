@@ -20,6 +20,7 @@ from ..attention.terms import (
     offsets_between,
     position_values,
 )
+from ..attention.tracing import are_numbers, can_look
 
 
 class PositionRangeError(ValueError):
@@ -77,9 +78,13 @@ class Position(nn.Module):
     asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Options that methods composed with this one are built with, where they have them."""
 
+    _like: Tensor
+
     def __init__(self, model: ModelShape) -> None:
         super().__init__()
         self.model = model
+        # Is where the model is, also in a method without parameters.
+        self.register_buffer("_like", torch.empty(0), persistent=False)
 
     def reset_parameters(self) -> None:
         """Draw the initial values; through ``torch.nn.init`` only, so that loaders can guard loaded weights."""
@@ -98,6 +103,10 @@ class Position(nn.Module):
     def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Any:
         """What all layers of a forward have in common and is worth computing once; handed to the hooks below."""
         return None
+
+    def shared_elsewhere(self, shared: Any, query_positions: PositionsLike, key_positions: PositionsLike) -> Any:
+        """The same for other positions in the same forward, which may take from ``shared`` what they do not change."""
+        return self.shared(query_positions, key_positions)
 
     def rotate(
         self,
@@ -166,11 +175,15 @@ class OffsetFunction(Position):
             # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
             query_values = position_values(query_positions, hidden.device)
             offsets = offsets_between(query_values, position_values(key_positions, hidden.device))
-            scores = self.curve(offsets, layer=layer)
+            scores = self._curve(offsets, layer, shared)
             return (DenseBias(scores.transpose(0, 1) if offsets.dim() == 3 else scores.unsqueeze(0)),)
         first, last = span
         offsets = torch.arange(first, last + 1, device=hidden.device)
-        return (OffsetBias(self.curve(offsets, layer=layer), first),)
+        return (OffsetBias(self._curve(offsets, layer, shared), first),)
+
+    def _curve(self, offsets: Tensor, layer: int, shared: Any) -> Tensor:
+        """The curve, of a method that may have shared something for it."""
+        return self.curve(offsets, layer=layer)
 
 
 def offset_span(
@@ -183,6 +196,9 @@ def offset_span(
     span = offset_range(query_positions, key_positions)
     if span is not None:
         first, last = span
+        if reach is not None and not are_numbers(first, last):
+            # A program for any length has the same table for all.
+            return -reach, reach
         if reach is not None:
             first, last = (max(-reach, min(reach, end)) for end in (first, last))
         return first, last
@@ -234,14 +250,14 @@ def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.dev
         return position_values(positions, device).clamp(min=0)
     if positions.is_floating_point():
         raise TypeError(f"{name}: needs whole positions, got {positions.dtype}")
-    if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
+    positions = position_values(positions, device)
+    if can_look(positions) and positions.numel():
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= rows:
             raise PositionRangeError(_out_of_range(name, rows, low if low < 0 else high))
-    else:
-        # A negative index would silently count from the end.
-        return position_values(positions.masked_fill(positions < 0, rows), device)
-    return position_values(positions, device)
+        return positions
+    # A negative index would silently count from the end.
+    return positions.masked_fill(positions < 0, rows)
 
 
 def _out_of_range(name: str, rows: int, position: int) -> str:
@@ -279,6 +295,13 @@ class Sum(Position):
 
     def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[Any, ...]:
         return tuple(part.shared(query_positions, key_positions) for part in self)
+
+    def shared_elsewhere(
+        self, shared: tuple[Any, ...], query_positions: PositionsLike, key_positions: PositionsLike
+    ) -> tuple[Any, ...]:
+        return tuple(
+            part.shared_elsewhere(own, query_positions, key_positions) for part, own in zip(self, shared, strict=True)
+        )
 
     def rotate(
         self,

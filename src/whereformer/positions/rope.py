@@ -46,7 +46,7 @@ class Rope(Position):
         self.rotary_dim = rotary_dim
 
     def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Any:
-        """Cosines and sines of the angles, for queries and for keys."""
+        """Cosines and sines of the angles, for queries and for keys, in float64 on the model's device."""
         query = self._turns(query_positions)
         return query, query if key_positions is query_positions else self._turns(key_positions)
 
@@ -66,7 +66,9 @@ class Rope(Position):
 
     def _turns(self, positions: PositionsLike) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2)."""
-        device = positions.device if isinstance(positions, Tensor) else None
+        device = positions.device if isinstance(positions, Tensor) else self._like.device
+        if device.type == "mps":
+            device = torch.device("cpu")  # there is no float64 on the other
         # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
         pair = torch.arange(self.rotary_dim // 2, dtype=torch.float64, device=device)
         frequencies = self.base ** (-2 * pair / self.rotary_dim)

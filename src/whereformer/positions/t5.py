@@ -76,9 +76,20 @@ class T5(OffsetFunction):
     def reach(self, *, layer: int = 0, shared: Any = None) -> int:
         return self.last_change
 
+    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Tensor:
+        """The buckets on the weights' device."""
+        return torch.tensor(self.buckets, device=self.weight.device)
+
+    def shared_elsewhere(self, shared: Tensor, query_positions: PositionsLike, key_positions: PositionsLike) -> Tensor:
+        return shared
+
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
+        return self._curve(offsets, layer, None)
+
+    def _curve(self, offsets: Tensor | Sequence[float], layer: int, shared: Tensor | None) -> Tensor:
         columns = whole_offsets(offsets, self.weight).clamp(-self.max_distance, self.max_distance) + self.max_distance
-        return self.weight[:, torch.tensor(self.buckets, device=self.weight.device)[columns]]
+        of_offset = torch.tensor(self.buckets, device=self.weight.device) if shared is None else shared
+        return self.weight[:, of_offset[columns]]
 
     def terms(
         self,
@@ -89,13 +100,13 @@ class T5(OffsetFunction):
         layer: int = 0,
         shared: Any = None,
     ) -> tuple[Term, ...]:
-        terms = super().terms(hidden, query_positions, key_positions)
+        terms = super().terms(hidden, query_positions, key_positions, shared=shared)
         if not self.reset_cls or hidden.shape[1] == 0:
             return terms
-        return (*terms, self._cls_correction(hidden, query_positions, key_positions))
+        return (*terms, self._cls_correction(hidden, query_positions, key_positions, shared))
 
     def _cls_correction(
-        self, hidden: Tensor, query_positions: PositionsLike, key_positions: PositionsLike
+        self, hidden: Tensor, query_positions: PositionsLike, key_positions: PositionsLike, shared: Tensor | None
     ) -> FactorPair:
         """What turns the plain bias of [CLS]'s row and column into its own two buckets: a score of rank two."""
         query_values, key_values = (
@@ -104,8 +115,12 @@ class T5(OffsetFunction):
         query_is_cls, key_is_cls = ((values <= 0).to(self.weight.dtype) for values in (query_values, key_values))
         first_query = query_values.amin(-1, keepdim=True)
         first_key = key_values.amin(-1, keepdim=True)
-        to_cls = self.weight[:, -1, None, None] - self.curve(first_key - query_values)  # (heads, batch, n_q)
-        from_cls = self.weight[:, self.num_buckets // 2, None, None] - self.curve(key_values - first_query)
+        # (heads, batch, n_q) and (heads, batch, n_k)
+        plain_to, plain_from = (
+            self._curve(offsets, 0, shared) for offsets in (first_key - query_values, key_values - first_query)
+        )
+        to_cls = self.weight[:, -1, None, None] - plain_to
+        from_cls = self.weight[:, self.num_buckets // 2, None, None] - plain_from
         ones = [(1 - query_is_cls) * to_cls, query_is_cls.expand_as(to_cls)]
         others = [key_is_cls.expand_as(from_cls), from_cls]
         return FactorPair(torch.stack(ones, -1).transpose(0, 1), torch.stack(others, -1).transpose(0, 1))

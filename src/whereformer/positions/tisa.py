@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.terms import PositionsLike
+from ..attention.tracing import can_look
 from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
 
 
@@ -48,9 +49,15 @@ class Tisa(OffsetFunction):
     def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> list[int | None]:
         return self._reaches()
 
+    def shared_elsewhere(
+        self, shared: list[int | None], query_positions: PositionsLike, key_positions: PositionsLike
+    ) -> list[int | None]:
+        # How far kernels reach has nothing to do with positions.
+        return shared
+
     def _reaches(self) -> list[int | None]:
         """The reach of every layer that has kernels of its own."""
-        if self.amplitude.device.type != "cpu" or torch.compiler.is_compiling():
+        if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
         dtype = float_dtype(self.amplitude)
         amplitude, sharpness, center = (
