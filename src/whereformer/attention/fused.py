@@ -23,7 +23,8 @@ def attend(call: Call) -> Tensor:
     if call.key_mask is None and call.query_documents is None:
         if not call.masks_future():
             return _attend(call, query, key, value)
-        diagonal = call.diagonal()
+        # torch masks before it multiplies by the scale, so no scale but a positive one leaves -inf what it is.
+        diagonal = call.diagonal() if call.scale > 0 else None
         if diagonal is not None and (out := _attend_past(call, query, key, value, diagonal)) is not None:
             return out
     allowed = call.allowed()
