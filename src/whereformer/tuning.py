@@ -38,7 +38,13 @@ class Tuning:
         tile_scores: scores that are worked on at a time elsewhere, per thread: few enough to stay in a core's cache,
             many enough to make each operation worth it.
         tile_rows: rows of a tile at least, where there are so many.
+        half_written_out_scores: the same where bfloat16 or float16 is trained, whose fused backward is slow in torch.
         fused_dtypes: of calls with nothing but an ``OffsetBias`` whose forward torch's own fused attention computes.
+        fused_backward_dtypes: of those whose backward it computes, too, where the table is short or needs no gradient.
+        unturned_scores: scores a head up to which it reads a table repeated row by row, instead of queries in reverse.
+        band_rows: queries whose part of a short table's gradient is made at a time.
+        band_share, half_band_share: the part of a row's keys, at most, that a short table and those queries take up, in
+            float32 and in bfloat16.
     """
 
     processor: str
@@ -48,18 +54,25 @@ class Tuning:
     kept_tile_scores: int = 2**18
     tile_scores: int = 2**18
     tile_rows: int = 64
+    half_written_out_scores: int = 2**13
     fused_dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.float64})
     fused_backward_dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.float64})
     unturned_scores: int = 2**16
+    band_rows: int = 128
+    band_share: float = 0.0
+    half_band_share: float = 0.0
 
 
 _INTEL_AMX = Tuning(
     "Intel with AMX",
+    half_written_out_scores=2**15,
     tile_scores=2**19,
+    band_share=0.12,
+    half_band_share=0.25,
     fused_dtypes=frozenset({torch.float32, torch.float64, torch.bfloat16}),
     fused_backward_dtypes=frozenset({torch.float32, torch.float64, torch.bfloat16}),
 )
-_AMD_AVX512 = Tuning("AMD with AVX-512", onednn=True)
+_AMD_AVX512 = Tuning("AMD with AVX-512", onednn=True, half_written_out_scores=2**14)
 _OTHER = Tuning("another")
 
 

@@ -43,7 +43,14 @@ TABLES = {"OffsetBias": OffsetBias, "OffsetKeys": OffsetKeys, "OffsetValues": Of
 EVERY_DTYPE = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 WAYS: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "by torch's kernels": {"kept_scores": 0, "fused_dtypes": EVERY_DTYPE, "fused_backward_dtypes": EVERY_DTYPE},
+    "by torch's kernels": {
+        "kept_scores": 0,
+        "fused_dtypes": EVERY_DTYPE,
+        "fused_backward_dtypes": EVERY_DTYPE,
+        "band_share": 1e9,
+        "half_band_share": 1e9,
+        "band_rows": 5,
+    },
     "by ours alone": {"fused_dtypes": frozenset()},
     "item by item": {"kept_tile_scores": 1},
     "in tiles": {"kept_scores": 0},
