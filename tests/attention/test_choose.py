@@ -1,5 +1,7 @@
 """Which backend ``backend="auto"`` takes, and what ``explain`` says of it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -98,7 +100,8 @@ def test_what_is_chosen_runs():
     torch.testing.assert_close(attention(query, key, value, key_mask=mask), expected)
 
 
-def test_few_scores_in_half_precision_are_written_out_where_there_is_a_backward():
+def test_few_scores_in_half_precision_are_written_out_where_there_is_a_backward(monkeypatch):
+    monkeypatch.setattr(tuning, "_current", replace(tuning.current(), half_written_out_scores=90**2))
     half = inputs(90, dtype=torch.bfloat16)
     assert explain(*half).backend == "fused"
     trained = [half[0].clone().requires_grad_(), *half[1:]]

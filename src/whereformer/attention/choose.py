@@ -79,7 +79,7 @@ def explain_choice(call: Call, backend: str) -> Choice:
 def _automatic(call: Call) -> tuple[str, str]:
     """The rule of backend="auto", and which part of it decided."""
     on_cpu = call.value.device.type == "cpu"
-    few = holds(call.n_q * call.n_k <= tuning.current().written_out_scores)
+    few = holds(call.n_q * call.n_k <= _most_written_out(call))
     derivatives = _derivatives()
     if linear.forward_mode() or derivatives > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
@@ -108,12 +108,18 @@ def _automatic(call: Call) -> tuple[str, str]:
     return "blockwise", "tile by tile, in O(n) memory"
 
 
+def _most_written_out(call: Call) -> int:
+    """Scores a head up to which, on the CPU, writing them all out is faster than going tile by tile."""
+    sizes = tuning.current()
+    return sizes.half_written_out_scores if _trains_in_half_precision(call) else sizes.written_out_scores
+
+
 def _trains_in_half_precision(call: Call) -> bool:
     """Whether there is a gradient of bfloat16 or float16.
 
     At 17 to 90 tokens writing all scores out takes 0.3 to 0.6 of the time of torch's attention, forward and backward.
     """
-    inputs = (each for each in (call.query, call.key, call.value) if each is not None)
+    inputs = [each for each in (call.query, call.key, call.value) if each is not None]
     return (
         call.value.dtype in (torch.bfloat16, torch.float16)
         and torch.is_grad_enabled()
