@@ -89,9 +89,11 @@ def check(fast, inputs, terms=(), dtype=torch.float32, **options):
     expected = run("reference", torch.float64, inputs, terms, options)
     found = run(fast, dtype, inputs, terms, options)
     allowed = allowed_errors(inputs, terms, options, output_gradient(expected[0]), SEED, dtype)
-    for ours, theirs, most in zip(found, expected, allowed, strict=True):
+    for place, (ours, theirs, most) in enumerate(zip(found, expected, allowed, strict=True)):
         assert ours.dtype == dtype
         assert ours.isfinite().all()
         assert ours.shape == theirs.shape
-        assert ((ours.double() - theirs).abs() <= most).all()
+        errors = (ours.double() - theirs).abs()
+        excess = (errors / most)[errors > most]
+        assert not len(excess), f"tensor {place}: {len(excess)} numbers off, by up to {excess.max():.1f} times too much"
     return found

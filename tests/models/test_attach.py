@@ -345,7 +345,7 @@ def test_parameters_follow_the_model():
     assert states(model).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("length", [12, 130])
+@pytest.mark.parametrize("length", [12, pytest.param(130, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["bert", "t5", "modernbert"])
 def test_half_precision(name, length):
     model = attach(make(name), "tisa+shaw+floater", keep_absolute=name == "t5")
@@ -533,7 +533,7 @@ COMPILED = [(name, "tisa") for name in NAMED if name not in ("roberta", "electra
     ("name", "position"),
     [
         ("bert", "rope+shaw"),
-        *(pytest.param(*case, marks=[] if case[0] == "distilbert" else pytest.mark.slow) for case in COMPILED),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in COMPILED),
     ],
 )
 def test_compiles_whole(name, position):

@@ -27,6 +27,13 @@ SETTINGS = [
 ]
 NAMES = ["-".join(str(value) for value in row.values()) for row in SETTINGS]
 
+# Every method with every setting; a third of them, which has each of both, is not slow.
+PRODUCT = [
+    pytest.param(position, row, id=f"{position}-{name}", marks=[] if (turn + place) % 3 == 0 else pytest.mark.slow)
+    for turn, (row, name) in enumerate(zip(SETTINGS, NAMES, strict=True))
+    for place, position in enumerate(POSITIONS)
+]
+
 
 def build(position, **changes):
     quick = {"floater": {"substeps": 1}, "fire": {"initial_threshold": 8.0}}
@@ -52,8 +59,7 @@ def gradients(states, model):
     return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
 
 
-@pytest.mark.parametrize("changes", SETTINGS, ids=NAMES)
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(("position", "changes"), PRODUCT)
 def test_it_computes_what_the_definition_says(position, changes):
     model = build(position, **changes)
     # All lengths where positions have two forms, others elsewhere in turn.
@@ -125,8 +131,7 @@ def test_transformer_xl_knows_a_separate_cls_by_its_position(changes, form, leng
 FEEL_CLS = {"shaw", "t5", "rope", "tisa", "alibi", "fire", "learned+tisa"}
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("changes", SETTINGS, ids=NAMES)
+@pytest.mark.parametrize(("position", "changes"), PRODUCT)
 def test_given_positions_are_the_default_ones_but_for_cls(position, changes):
     model, inputs = build(position, **changes), inputs_of(16)
     out = model(**inputs).last_hidden_state

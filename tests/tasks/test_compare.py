@@ -184,6 +184,7 @@ def test_the_list_of_positions_names_every_method(capsys):
     assert "num_kernels=5, share_layers=false" in out
 
 
+@pytest.mark.slow
 def test_every_method_can_be_compared(text, tmp_path):
     from whereformer import position_names
 
