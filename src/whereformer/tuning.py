@@ -39,6 +39,12 @@ class Tuning:
             many enough to make each operation worth it.
         tile_rows: rows of a tile at least, where there are so many.
         fused_dtypes: of calls with nothing but an ``OffsetBias`` whose forward torch's own fused attention computes.
+        fused_backward_dtypes: of those whose backward it computes as well, where the table has no gradient.
+        unturned_scores: scores a head up to which it reads a copy of the table for each query, in their order, instead
+            of the table itself, for which they have to be turned around.
+        onednn_scores: scores a head from which oneDNN's products make us faster than torch's attention without terms.
+        onednn_rows: queries and keys that there have to be for that; with fewer, what else is to do outweighs it.
+        onednn_head_dim: width of a head, likewise; in narrower heads products matter less.
     """
 
     processor: str
@@ -51,6 +57,9 @@ class Tuning:
     fused_dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.float64})
     fused_backward_dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.float64})
     unturned_scores: int = 2**16
+    onednn_scores: int = 2**18
+    onednn_rows: int = 256
+    onednn_head_dim: int = 64
 
 
 _INTEL_AMX = Tuning(
@@ -59,7 +68,7 @@ _INTEL_AMX = Tuning(
     fused_backward_dtypes=frozenset({torch.float32, torch.float64, torch.bfloat16}),
 )
 _AMD_AVX512 = Tuning("AMD with AVX-512", onednn=True)
-_OTHER = Tuning("another")
+_OTHER = Tuning("other processors")
 
 
 def _measured() -> Tuning:

@@ -24,14 +24,14 @@ LARGEST_BIAS = 2**8
 the difference is as exact as the larger of the two."""
 
 
-def trains(problem: Problem) -> bool:
+def trains(problem: Problem, device: torch.device) -> bool:
     """Whether torch's kernels compute forward and backward: no gradient but those of query, key and value is needed."""
     inputs = {name: tensor for name in GRADIENTS if (tensor := getattr(problem, name)) is not None}
     return (
         set(inputs) == {"query", "key", "value", "bias"}
         and not problem.has_gaps()
         and is_grid(*problem.positions())
-        and _suits(problem)
+        and _suits(problem, device)
         and problem.value.dtype in tuning.current().fused_backward_dtypes
         and torch.is_grad_enabled()
         and not inputs["bias"].requires_grad
@@ -42,17 +42,21 @@ def trains(problem: Problem) -> bool:
 def takes(problem: Problem, piece: Piece, tables: Tables) -> bool:
     """Whether torch's kernel computes the forward of a piece."""
     others = tables.keys, tables.values, problem.query_factors, problem.dense, piece.key_mask, piece.query_documents
-    return isinstance(tables.bias, GridBias) and all(other is None for other in others) and _suits(problem)
+    return (
+        isinstance(tables.bias, GridBias)
+        and all(other is None for other in others)
+        and _suits(problem, problem.value.device)
+    )
 
 
-def _suits(problem: Problem) -> bool:
+def _suits(problem: Problem, device: torch.device) -> bool:
     query, value = problem.query, problem.value
     return (
         query is not None
         and problem.seed is None
         # It would compute what causality forbids.
         and not problem.causal
-        and value.device.type == "cpu"
+        and device.type == "cpu"
         and value.dtype in tuning.current().fused_dtypes
         and query.shape[3] == value.shape[3]
     )
