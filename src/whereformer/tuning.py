@@ -41,10 +41,14 @@ class Tuning:
         half_written_out_scores: the same where bfloat16 or float16 is trained, whose fused backward is slow in torch.
         fused_dtypes: of calls with nothing but an ``OffsetBias`` whose forward torch's own fused attention computes.
         fused_backward_dtypes: of those whose backward it computes, too, where the table is short or needs no gradient.
-        unturned_scores: scores a head up to which it reads a table repeated row by row, instead of queries in reverse.
+        unturned_scores: scores a head up to which it reads a copy of the table for each query, in their order, instead
+            of the table itself, for which they have to be turned around.
         band_rows: queries whose part of a short table's gradient is made at a time.
         band_share, half_band_share: the part of a row's keys, at most, that a short table and those queries take up, in
             float32 and in bfloat16.
+        onednn_scores: scores a head from which oneDNN's products make us faster than torch's attention without terms.
+        onednn_rows: queries and keys that there have to be for that; with fewer, what else is to do outweighs it.
+        onednn_head_dim: width of a head, likewise; in narrower heads products matter less.
     """
 
     processor: str
@@ -61,6 +65,9 @@ class Tuning:
     band_rows: int = 128
     band_share: float = 0.0
     half_band_share: float = 0.0
+    onednn_scores: int = 2**18
+    onednn_rows: int = 256
+    onednn_head_dim: int = 64
 
 
 _INTEL_AMX = Tuning(
@@ -73,7 +80,7 @@ _INTEL_AMX = Tuning(
     fused_backward_dtypes=frozenset({torch.float32, torch.float64, torch.bfloat16}),
 )
 _AMD_AVX512 = Tuning("AMD with AVX-512", onednn=True, half_written_out_scores=2**14)
-_OTHER = Tuning("another")
+_OTHER = Tuning("other processors")
 
 
 def _measured() -> Tuning:

@@ -49,7 +49,7 @@ def onednn():
 def test_long_plain_calls_go_where_products_are_faster(onednn):
     long = [torch.randn(1, 1, 512, 64) for _ in range(3)]
     choice = explain(*long)
-    assert (choice.backend, "processor" in choice.reason) == ("blockwise", True)
+    assert (choice.backend, f"float32 on {tuning.current().processor}:" in choice.reason) == ("blockwise", True)
     assert explain(*long, causal=True).backend == "blockwise"
     expected = attention(*long, backend="reference")
     torch.testing.assert_close(attention(*long), expected)
@@ -75,6 +75,28 @@ def test_what_only_torchs_attention_can_do_is_left_to_it(onednn):
     torch.testing.assert_close(torch.func.vmap(one)(query, key, value), expected)
     compiled = torch.compile(attention, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(query, key, value), expected)
+
+
+def test_says_what_the_processor_decided():
+    """Each way on the CPU is named, with the dtype and the family of processors whose thresholds it follows."""
+    plain, trained = inputs(100), inputs(100, requires_grad=True)
+    few = "on a test: so few scores a head that"
+    with tuning.use(processor="a test", kept_scores=100**2, fused_dtypes=frozenset({torch.float32})):
+        assert explain(*inputs(90), TERM).reason == f"float32 {few} writing them all out is fastest"
+        assert explain(*trained, TERM).reason == f"float32 {few} training keeps their softmax"
+        assert explain(*plain, TERM).reason == "float32 on a test: torch's own kernels read the table of offsets"
+        rows = "tile by tile, in O(n) memory"
+        assert explain(*inputs(100, dtype=torch.bfloat16), TERM).reason == rows
+        assert explain(*plain, TERM, causal=True).reason == rows
+        assert explain(*plain, TERM, backend="blockwise", dropout_p=0.1).reason == f"asked for by name; {rows}"
+    with tuning.use(kept_scores=100**2 - 1, fused_dtypes=frozenset()):
+        assert explain(*trained, TERM).reason == rows
+
+
+def test_explaining_draws_no_random_numbers():
+    before = torch.get_rng_state()
+    explain(*inputs(100), TERM, dropout_p=0.1)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_says_why_a_backend_is_out_of_reach(monkeypatch):

@@ -10,7 +10,7 @@ paper's own way to count relative attention is in :func:`paper_table` alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +19,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.activations import ACT2FN
 
-from .. import tuning
-from ..attention import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+from ..attention import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, blockwise
 from ..attention.call import Call, make_call
-from ..attention.merge import merge
+from ..attention.choose import choose
+from ..attention.problem import GRADIENTS, Problem
 from ..attention.terms import Term
 from ..models import Encoder, EncoderConfig, parse_blocks
 from ..models.encoder import SegmentScores, position_of
@@ -115,13 +115,13 @@ class Memory:
 
     Training keeps for the backward: inputs of products, norms and activations, dropout masks (which the CPU keeps
     as numbers, a GPU as bytes) and what attention and the position method keep. What lives for a moment and
-    gradients are not counted: in float32 the peak of a training step was 2 to 12% above the estimate (19% for fire,
-    24% for an activation of several steps, and more where tables of numbers per pair are trained, as in a random
-    Synthesizer). Below about 90 tokens, where all scores are written out, shaw and transformer_xl keep up to 31%
-    more. Inference was within 2% for most methods; for those that need much for a moment (tupe, fire, floater,
-    synthesizer) it may be half too low or too high. transformer_xl needed 6 to 25% more at 512 tokens, and in small
-    models at shorter ones up to 2.3 times the estimate. Where oneDNN multiplies (see :mod:`whereformer.linear`),
-    attention's tiles take some MiB more. A batch without padding is assumed.
+    gradients are not counted: in float32 the peak of a forward in training was 1 to 13% above the estimate (23% for an
+    activation of several steps, and more where tables of numbers per pair are trained, as in a random Synthesizer), in
+    bfloat16 3 to 25%. Inference was within 5% for most methods; for those that need much for a moment (tupe, fire,
+    floater, synthesizer, transformer_xl in bfloat16, and below about 90 tokens all with terms) it may be half too low
+    or too high. Nor is the memory of attention's tiles counted, which a thread keeps from call to call: up to 6 MiB
+    with BERT-base's heads, and some more where oneDNN multiplies (see :mod:`whereformer.linear`). A batch without
+    padding is assumed.
 
     Args:
         weights: the parameters; training needs them four times with their gradients and Adam's two moments.
@@ -256,7 +256,7 @@ def cost(
         raise ValueError(f"predictions: expected 0 to length {length}, got {predictions}")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device: expected 'cpu' or 'cuda', got {device!r}")
-    trace = _Trace(config, length, batch, dtype, device)
+    trace = _Trace(config, length, batch, dtype, torch.device(device), config.attention_backend)
     flops = _flops(trace, predictions)
     parameters = count_parameters(config)
     return Cost(
@@ -265,7 +265,7 @@ def cost(
         lengths=config.block_lengths(length),
         flops=flops,
         parameters=parameters,
-        memory=_memory(trace, predictions, device, parameters),
+        memory=_memory(trace, predictions, parameters),
         relative=flops.layers / count_flops(baseline or _bert(length), length, batch).layers,
         linear=linear_flops(config),
     )
@@ -273,7 +273,8 @@ def cost(
 
 def count_flops(config: EncoderConfig, length: int, batch: int = 1, predictions: int = 0) -> Flops:
     """Operations of a forward; ``predictions`` tokens of every sequence go through the masked-LM head."""
-    return _flops(_Trace(config, length, batch, torch.float32, "cpu"), predictions)
+    # They are the same by every backend, and with a device in mind one may not be to be had.
+    return _flops(_Trace(config, length, batch, torch.float32, torch.device("cpu"), "auto"), predictions)
 
 
 def count_parameters(config: EncoderConfig) -> Parameters:
@@ -358,18 +359,23 @@ class _Kept:
 
 
 class _Trace:
-    """What position and segments add to every pass of a model: their operations, and the bytes kept for a backward.
+    """What position and segments add to every pass of a model: their operations, and the bytes kept for a backward;
+    and how attention computes it, in training and without gradients.
 
     Their code runs on the meta device, where torch counts its operations and names all that autograd keeps; what it
     returns to attention costs what the terms say.
     """
 
-    def __init__(self, config: EncoderConfig, length: int, batch: int, dtype: torch.dtype, device: str) -> None:
-        self.config, self.length, self.batch, self.dtype, self.device = config, length, batch, dtype, device
+    def __init__(
+        self, config: EncoderConfig, length: int, batch: int, dtype: torch.dtype, device: torch.device, backend: str
+    ) -> None:
+        self.config, self.length, self.batch, self.dtype = config, length, batch, dtype
+        self.device, self.backend = device, backend
         self.passes = layer_passes(config, length)
         self.flops: list[int] = []
         self.segment_flops: list[int] = []
-        self.has_terms: list[bool] = []
+        self.trained: list[Computed] = []
+        self.inferred: list[str] = []
         self.kept_by_pass: list[int] = []
         with META:
             method = position_of(config).to(dtype)
@@ -378,16 +384,17 @@ class _Trace:
             segments = SegmentScores(config).to(dtype) if attended else None
         kept = _Kept()
         kept.leave_out(*method.parameters(), *([] if segments is None else segments.parameters()))
-        with FlopCounterMode(display=False) as counter, kept.hooks():
+        with FlopCounterMode(display=False) as counter, torch.enable_grad(), kept.hooks():
             words = self._made(length, config.embedding_size)
             method.embed(words, Positions(0, 1, length))
             kept.leave_out(words)
             self.embed_flops = counter.get_total_flops()
-            self.trajectories_kept = 0
+            self.others_kept = 0
             self.trajectory_flops = 0
             shared: dict[Pass, Any] = {}
             for layer, place in enumerate(self.passes):
-                before, kept_before = counter.get_total_flops() + self.trajectory_flops, kept.size()
+                before = counter.get_total_flops() + self.trajectory_flops
+                kept_before = kept.size()
                 if place not in shared:
                     shared[place] = self._shared(method, place)
                 call = self._call(method, segments, place, kept, layer=layer, shared=shared[place])
@@ -395,9 +402,8 @@ class _Trace:
                 self.segment_flops.append(0 if segments is None else applied.pop())
                 after = counter.get_total_flops() + self.trajectory_flops
                 self.flops.append(after - before + sum(applied))
-                self.has_terms.append(bool(call.terms))
                 self.kept_by_pass.append(kept.size() - kept_before)
-        self.kept = kept.size() + self.trajectories_kept
+        self.kept = kept.size() + self.others_kept
 
     def _made(self, *size: int) -> Tensor:
         return torch.empty(self.batch, *size, dtype=self.dtype, device=META, requires_grad=True)
@@ -409,7 +415,7 @@ class _Trace:
         if isinstance(method, Floater):
             vectors, flops, kept = _trajectory(method, max(positions.last for positions in place) + 1)
             self.trajectory_flops += flops
-            self.trajectories_kept += kept
+            self.others_kept += kept
             return vectors
         return method.shared(*place)
 
@@ -434,19 +440,61 @@ class _Trace:
                 terms += (segments(query, *types),)
             query, key, value = method.rotate(*given, *place, **options)
             kept.leave_out(*(old for old, new in zip(given, (query, key, value), strict=True) if old is new))
-        call = make_call(query, key, value, terms, query_positions=place.queries, key_positions=place.keys)
-        kept.add(*self._read(call, place))
+        call = make_call(
+            query,
+            key,
+            value,
+            terms,
+            dropout_p=config.attention_probs_dropout_prob,
+            query_positions=place.queries,
+            key_positions=place.keys,
+        )
+        self._note(call, kept)
         return call
 
-    def _read(self, call: Call, place: Pass) -> list[Tensor]:
-        """The tensors of a call's terms as the backend reads them, which all but the reference merge."""
-        terms: tuple[Any, ...] = call.terms
-        if not _writes_scores(self.config, place, bool(terms), False, self.device):
-            merged = merge(call)
-            terms = tuple(term for term in (merged.bias, merged.keys, merged.values, merged.factors) if term)
-            if merged.dense is not None:
-                terms += (DenseBias(merged.dense),)
-        return [value for term in terms for value in vars(term).values() if isinstance(value, Tensor)]
+    def _note(self, call: Call, kept: _Kept) -> None:
+        """How attention computes a call, and what it keeps of the call's terms."""
+        trained = choose(call, self.backend, self.device)
+        if trained == "reference":
+            read = [value for term in call.terms for value in vars(term).values() if isinstance(value, Tensor)]
+            self.trained.append(Computed(trained))
+            self.others_kept += _written_out(call)
+        else:
+            # The other backends merge terms, and read those.
+            problem = Problem.of(call)
+            found = (getattr(problem, name) for name in GRADIENTS if name not in ("query", "key", "value"))
+            read = [tensor for tensor in found if tensor is not None]
+            keeps = blockwise.keeps(problem, self.device) if trained == "blockwise" else ""
+            self.trained.append(Computed(trained, keeps))
+        kept.add(*read)
+        with torch.no_grad():
+            self.inferred.append(choose(replace(call, dropout_p=0.0), self.backend, self.device))
+
+
+class Computed(NamedTuple):
+    """How a call is computed: the backend, and what blockwise keeps for the backward (see ``Problem``), else ""."""
+
+    backend: str
+    keeps: str = ""
+
+
+def _written_out(call: Call) -> int:
+    """Bytes that the reference keeps for tables over offsets, beside the tables."""
+    batch, heads = call.value.shape[:2]
+    size = max(4, call.value.element_size())
+    kept = 0
+    for term in call.terms:
+        if isinstance(term, OffsetBias | OffsetKeys | OffsetValues):
+            # Which column each pair reads
+            kept += call.n_q * call.n_k * torch.int64.itemsize
+        if isinstance(term, OffsetKeys | OffsetValues):
+            # A number of each query for each offset, and of queries another copy than for content
+            width = sum(term.table.shape[1:]) if isinstance(term, OffsetKeys) else term.table.shape[1]
+            kept += batch * heads * call.n_q * width * size
+            if len(term.table) > 1:
+                # To multiply it in batches, torch copies each head's vectors for every item.
+                kept += batch * term.table.numel() * size
+    return kept
 
 
 def _applied(term: Term, config: EncoderConfig, place: Pass, batch: int) -> int:
@@ -503,39 +551,32 @@ def _flops(trace: _Trace, predictions: int) -> Flops:
 
 
 class _Kind(NamedTuple):
-    """What one way of computing attention keeps besides query, key and value."""
+    """What one way of computing attention keeps."""
 
-    score_bytes: int
+    score_bytes: int = 0
     """For every head, query and key."""
-    outputs: int
-    """Copies of its output, the one that the next projection keeps included."""
-    row_numbers: int
+    row_numbers: int = 0
     """Numbers for every head and query."""
+    widens: bool = False
+    """Whether it keeps query, key and value in float32 at least, as which it computes."""
 
 
-def _attention_kind(config: EncoderConfig, place: Pass, has_terms: bool, dtype: torch.dtype, device: str) -> _Kind:
-    """What the backend keeps that a batch without padding is computed by in training."""
-    drops = config.attention_probs_dropout_prob > 0
-    if _writes_scores(config, place, has_terms, drops, device):
-        # The weights; with dropout also a mask, which torch's own has as numbers, and the weights that are left.
-        wide = max(4, dtype.itemsize)
-        return _Kind(wide + (wide + (1 if has_terms else wide) if drops else 0), 1, 0)
-    if config.attention_backend == "auto" and not has_terms and not (device == "cpu" and drops):
-        return _Kind(0, 1, 1)
-    if (
-        device == "cpu"
-        and dtype in (torch.float32, torch.float64)
-        and place.n_q * place.n_k <= tuning.current().kept_scores
-    ):
-        return _Kind(dtype.itemsize, 1, 0)
-    return _Kind(0, 2, 2)
-
-
-def _writes_scores(config: EncoderConfig, place: Pass, has_terms: bool, drops: bool, device: str) -> bool:
-    """Whether all scores are written out, step by step: by the reference, or by torch for dropout on the CPU."""
-    if config.attention_backend != "auto":
-        return bool(config.attention_backend == "reference")
-    return device == "cpu" and place.n_q * place.n_k <= tuning.current().written_out_scores and (has_terms or drops)
+def _attention_kind(by: Computed, drops: bool, dtype: torch.dtype, device: torch.device) -> _Kind:
+    """What attention keeps in training that is computed so."""
+    wide = max(4, dtype.itemsize)
+    match by:
+        case Computed("reference"):
+            # The weights; with dropout also a mask, and the weights that are left.
+            return _Kind(score_bytes=wide + (wide + 1 if drops else 0), widens=True)
+        case Computed("fused") if drops and device.type == "cpu":
+            # So torch does as well, whose mask is numbers.
+            return _Kind(score_bytes=3 * wide)
+        case Computed("blockwise", "weights"):
+            return _Kind(score_bytes=wide)
+        case Computed("blockwise", "nothing"):
+            return _Kind()
+        case _:
+            return _Kind(row_numbers=1)
 
 
 def _activation_bytes(config: EncoderConfig, dtype: torch.dtype, *, with_output: bool) -> float:
@@ -549,13 +590,13 @@ def _activation_bytes(config: EncoderConfig, dtype: torch.dtype, *, with_output:
     return kept.size() / given.numel()
 
 
-def _memory(trace: _Trace, predictions: int, device: str, parameters: Parameters) -> Memory:
+def _memory(trace: _Trace, predictions: int, parameters: Parameters) -> Memory:
     config, batch, length = trace.config, trace.batch, trace.length
     heads, width, wide = config.num_attention_heads, config.hidden_size, config.intermediate_size
     narrow, inner = config.embedding_size, heads * config.head_dim
     # Norms and the softmax keep float32 at least.
     size, exact = trace.dtype.itemsize, max(4, trace.dtype.itemsize)
-    mask = size if device == "cpu" else 1
+    mask = size if trace.device.type == "cpu" else 1
     hidden_mask = mask if config.hidden_dropout_prob else 0
     drops_between = config.activation_dropout_prob > 0
     # What an activation makes is made again in the backward, unless some of it was dropped.
@@ -566,14 +607,16 @@ def _memory(trace: _Trace, predictions: int, device: str, parameters: Parameters
     wide_copies = max(2.0, _activation_bytes(config, trace.dtype, with_output=True) / size)
     norm = 2 * exact
     layers, scores, inference, words = 0.0, 0, 0.0, size * length * narrow
-    for layer, (place, has_terms) in enumerate(zip(trace.passes, trace.has_terms, strict=True)):
+    drops = config.attention_probs_dropout_prob > 0
+    for layer, place in enumerate(trace.passes):
         n_q, n_k = place.n_q, place.n_k
-        kind = _attention_kind(config, place, has_terms, trace.dtype, device)
+        kind = _attention_kind(trace.trained[layer], drops, trace.dtype, trace.device)
         # What keys are made of, and queries where they are not the same tokens
         inputs = n_k + (n_q if n_q != n_k else 0)
         projected = inner * (n_q + 2 * n_k if trace.content else n_k)
         # Two residual sums with their norms and dropout masks, and what goes into the feed-forward network
-        layers += size * (inputs * width + projected + kind.outputs * n_q * inner + 3 * n_q * width)
+        layers += size * (inputs * width + n_q * inner + 3 * n_q * width)
+        layers += (exact if kind.widens else size) * projected
         layers += n_q * (2 * hidden_mask * width + 2 * norm + kind.row_numbers * exact * heads + per_wide * wide)
         if config.norm == "pre" and n_q != n_k:
             # Before pooling and after it there are different states to normalise.
@@ -584,7 +627,7 @@ def _memory(trace: _Trace, predictions: int, device: str, parameters: Parameters
         # norms before them what that was made of too, and the wide ones.
         attending: float = words + size * (inputs * width + projected + 2 * n_q * inner + n_q * width)
         attending += trace.kept_by_pass[layer] / batch
-        if _writes_scores(config, place, has_terms, False, device):
+        if trace.inferred[layer] == "reference":
             attending += 2 * exact * heads * n_q * n_k
         own = 3 if config.norm == "pre" else 2
         feeding = words + size * n_q * (own * width + wide_copies * wide)

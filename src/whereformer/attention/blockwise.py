@@ -33,9 +33,26 @@ def attend(call: Call) -> Tensor:
     """The attention output, (batch, heads, n_q, value_dim) in the value's dtype."""
     with without_autocast(call.value.device):
         problem = Problem.of(call)
-        keeps = "weights" if short.takes(problem) else "norm" if fused_bias.trains(problem) else "nothing"
-        output, _ = _forward(*replace(problem, keeps=keeps).arguments())
+        output, _ = _forward(*replace(problem, keeps=keeps(problem, problem.value.device)).arguments())
         return output
+
+
+def keeps(problem: Problem, device: torch.device) -> str:
+    """What the forward of a problem on that device keeps for the backward, see ``Problem``."""
+    return "weights" if short.takes(problem, device) else "norm" if fused_bias.trains(problem, device) else "nothing"
+
+
+def explain(call: Call) -> str:
+    """Which of the ways to compute a call is taken, for :func:`whereformer.explain`."""
+    device = call.value.device
+    # Looking draws no seed of dropout.
+    with torch.random.fork_rng(devices=[]), without_autocast(device):
+        problem = Problem.of(call)
+        if short.takes(problem, device):
+            return "{kind}: so few scores a head that training keeps their softmax"
+        if any(fused_bias.takes(problem, plan.piece, plan.tables) for plan in _plans(problem)):
+            return "{kind}: torch's own kernels read the table of offsets"
+    return "tile by tile, in O(n) memory"
 
 
 class Block(Groups):

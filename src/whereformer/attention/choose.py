@@ -8,18 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import linear, tuning
-from . import fused, triton
+from . import blockwise, fused, triton
 from .call import Call
 from .tracing import holds
 
 BACKENDS = ("auto", "reference", "blockwise", "triton")
-
-LONG = 2**18
-"""Scores a head from which oneDNN's products make us faster than torch's attention, mostly by a fifth or more, where
-there are ``FEWEST_ROWS`` queries and keys of ``NARROWEST_HEAD``; in narrower heads products matter less."""
-
-FEWEST_ROWS = 256
-NARROWEST_HEAD = 64
 
 
 @dataclass(frozen=True)
@@ -40,15 +33,19 @@ class Choice:
         return f"{self.backend}: {self.reason}"
 
 
-def choose(call: Call, backend: str) -> str:
+def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
     """The backend that computes the call.
+
+    Args:
+        device: where it is to run, if not where its tensors are: those of "meta" say no more than sizes.
 
     Raises:
         ValueError: if the one that was asked for by name can't.
     """
+    device = call.value.device if device is None else device
     if backend == "auto":
-        return _automatic(call)[0]
-    if backend == "triton" and (reason := triton.unavailable(call)):
+        return _automatic(call, device)[0]
+    if backend == "triton" and (reason := triton.unavailable(call, device)):
         raise ValueError(f"backend: {reason}")
     if backend != "reference" and linear.forward_mode():
         raise ValueError(f"backend: {backend!r} has no forward-mode derivative; use backend='reference'")
@@ -70,15 +67,19 @@ _derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def explain_choice(call: Call, backend: str) -> Choice:
     """The choice with its reasons."""
-    chosen = choose(call, backend)
-    reason = _automatic(call)[1] if backend == "auto" else "asked for by name"
-    no_triton = triton.unavailable(call)
+    chosen, device = choose(call, backend), call.value.device
+    reasons = [_automatic(call, device)[1] if backend == "auto" else "asked for by name"]
+    if chosen == "blockwise":
+        reasons.append(blockwise.explain(call))
+    kind = f"{str(call.value.dtype).removeprefix('torch.')} on {tuning.current().processor}"
+    reason = "; ".join(filter(None, reasons)).format(kind=kind)
+    no_triton = triton.unavailable(call, device)
     return Choice(chosen, reason, {"triton": no_triton} if no_triton else {})
 
 
-def _automatic(call: Call) -> tuple[str, str]:
-    """The rule of backend="auto", and which part of it decided."""
-    on_cpu = call.value.device.type == "cpu"
+def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
+    """The rule of backend="auto", and which part of it decided; "{kind}" stands for the dtype and the processor."""
+    on_cpu = device.type == "cpu"
     few = holds(call.n_q * call.n_k <= _most_written_out(call))
     derivatives = _derivatives()
     if linear.forward_mode() or derivatives > 1:
@@ -94,18 +95,18 @@ def _automatic(call: Call) -> tuple[str, str]:
         if on_cpu and few and _trains_in_half_precision(call):
             return (
                 "reference",
-                "no terms, but torch's own backward of few scores in half precision takes twice the time",
+                "no terms, but {kind}: torch's own backward of few scores in half precision takes twice the time",
             )
-        if _onednn_beats_torch(call):
-            return "blockwise", "no terms, but on this processor our products are faster than torch's own attention's"
+        if _onednn_beats_torch(call, device):
+            return "blockwise", "no terms, but {kind}: our products are faster than torch's own attention's"
         return "fused", "no terms, so torch's own attention computes it"
     if derivatives:
         return "reference", "torch.func takes derivatives of the reference only"
-    if not on_cpu and triton.unavailable(call) is None:
+    if not on_cpu and triton.unavailable(call, device) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
     if few and on_cpu:
-        return "reference", "so few scores a head that writing them all out is fastest"
-    return "blockwise", "tile by tile, in O(n) memory"
+        return "reference", "{kind}: so few scores a head that writing them all out is fastest"
+    return "blockwise", ""
 
 
 def _most_written_out(call: Call) -> int:
@@ -127,26 +128,26 @@ def _trains_in_half_precision(call: Call) -> bool:
     )
 
 
-def _onednn_beats_torch(call: Call) -> bool:
+def _onednn_beats_torch(call: Call, device: torch.device) -> bool:
     """Whether torch's attention would compute a long call without terms by products slower than ours.
 
     That is its kernel for the CPU, which multiplies by MKL. What only torch's attention can do is left to it:
     transforms of functions, tensors with products of their own, autocast's dtype, compiled and exported programs.
     """
-    tensors = call.query, call.key, call.value
+    tensors, sizes = (call.query, call.key, call.value), tuning.current()
     return (
         not torch.compiler.is_compiling()
-        and call.n_q * call.n_k >= LONG
+        and linear.by_onednn(call.value.dtype, device)
+        and call.n_q * call.n_k >= sizes.onednn_scores
         and not torch.is_autocast_enabled("cpu")
         and not linear.transforming()
         and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
         and call.query is not None
         and call.query.shape[3] == call.value.shape[3]
-        and min(call.n_q, call.n_k) >= FEWEST_ROWS
+        and min(call.n_q, call.n_k) >= sizes.onednn_rows
         and linear.is_regular(call.n_q)
         and linear.is_regular(call.n_k)
-        and call.value.shape[3] >= NARROWEST_HEAD
+        and call.value.shape[3] >= sizes.onednn_head_dim
         # Who switches its kernel off wants another one.
         and torch.backends.cuda.flash_sdp_enabled()
-        and linear.by_onednn(call.value.dtype, call.value.device)
     )

@@ -26,14 +26,14 @@ LARGEST_BIAS = 2**8
 the difference is as exact as the larger of the two."""
 
 
-def trains(problem: Problem) -> bool:
+def trains(problem: Problem, device: torch.device) -> bool:
     """Whether torch's kernels compute forward and backward: the table is short, or needs no gradient."""
     inputs = {name: tensor for name in GRADIENTS if (tensor := getattr(problem, name)) is not None}
     return (
         set(inputs) == {"query", "key", "value", "bias"}
         and not problem.has_gaps()
         and is_grid(*problem.positions())
-        and _suits(problem, problem.n_q, problem.n_k)
+        and _suits(problem, device, problem.n_q, problem.n_k)
         and problem.value.dtype in tuning.current().fused_backward_dtypes
         and torch.is_grad_enabled()
         and (not inputs["bias"].requires_grad or _is_short(problem))
@@ -55,22 +55,22 @@ def takes(problem: Problem, piece: Piece, tables: Tables) -> bool:
     return (
         isinstance(tables.bias, GridBias)
         and all(other is None for other in others)
-        and _suits(problem, len(piece.queries), len(piece.keys))
+        and _suits(problem, problem.value.device, len(piece.queries), len(piece.keys))
     )
 
 
-def _suits(problem: Problem, n_q: int, n_k: int) -> bool:
+def _suits(problem: Problem, device: torch.device, n_q: int, n_k: int) -> bool:
     query, value = problem.query, problem.value
     return (
         query is not None
         and problem.seed is None
         # It would compute what causality forbids.
         and not problem.causal
-        and value.device.type == "cpu"
+        and device.type == "cpu"
         and value.dtype in tuning.current().fused_dtypes
         and query.shape[3] == value.shape[3]
         # By oneDNN's products we are faster.
-        and not onednn_suits(value.dtype, value.device, n_q, n_k, value.shape[3])
+        and not onednn_suits(value.dtype, device, n_q, n_k, value.shape[3])
     )
 
 

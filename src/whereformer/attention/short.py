@@ -25,12 +25,12 @@ from .tracing import holds
 from .workspace import Workspace, add_product, put_product
 
 
-def takes(problem: Problem) -> bool:
+def takes(problem: Problem, device: torch.device) -> bool:
     """Whether a problem is computed here; without a backward to come, going tile by tile is as fast."""
     value = problem.value
     inputs = (getattr(problem, name) for name in GRADIENTS)
     return (
-        value.device.type == "cpu"
+        device.type == "cpu"
         and value.dtype in (torch.float32, torch.float64)
         and value.numel() > 0
         and holds(0 < problem.n_q * problem.n_k <= tuning.current().kept_scores)

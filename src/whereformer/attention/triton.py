@@ -37,14 +37,14 @@ _ROW_TABLE = 256
 _FEWEST_ROWS = 128
 
 
-def unavailable(call: Call) -> str | None:
-    """Why this backend cannot take the call, in a line that says what can; None if it can."""
-    reason = _unavailable(call)
+def unavailable(call: Call, device: torch.device) -> str | None:
+    """Why this backend cannot take the call on that device, in a line that says what can; None if it can."""
+    reason = _unavailable(call, device)
     return None if reason is None else f"backend 'triton' {reason}; use backend='blockwise'"
 
 
-def _unavailable(call: Call) -> str | None:
-    if reason := _unavailable_on(call.value.device):
+def _unavailable(call: Call, device: torch.device) -> str | None:
+    if reason := _unavailable_on(device):
         return reason
     if call.value.dtype not in _DTYPES:
         return f"needs bfloat16, float16 or float32, got {str(call.value.dtype).removeprefix('torch.')}"
@@ -65,6 +65,9 @@ def _unavailable(call: Call) -> str | None:
 
 def _unavailable_on(device: torch.device) -> str | None:
     """Why this backend cannot run on the device."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        # A call that is to run elsewhere, and nothing is known against the GPU there.
+        return None
     if not _INSTALLED:
         return "needs Triton, which is not installed"
     if device.type == "cpu" and _interpreted():

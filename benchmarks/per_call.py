@@ -1,0 +1,86 @@
+"""What a call of attention costs before there is anything to compute: 4 tokens, 1 sequence, 12 heads of 64, float32.
+
+Microseconds of one thread's CPU time, torch's attention and ours in turns, without gradients and as a training step
+(forward and all gradients); medians, and in brackets how many times torch's in the same round.
+
+Run: python benchmarks/per_call.py [--rounds 200] [--tokens 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from whereformer import OffsetBias, attention
+
+HEADS, HEAD_DIM = 12, 64
+CALLS = 20
+"""In a row, in each round."""
+
+Step = Callable[[], object]
+
+
+def steps(tokens: int, training: bool) -> dict[str, Step]:
+    """What is timed, torch's attention first."""
+    query, key, value = (torch.randn(1, HEADS, tokens, HEAD_DIM, requires_grad=training) for _ in range(3))
+    table = torch.randn(HEADS, 2 * tokens - 1, requires_grad=training)
+    seed = torch.randn(1, HEADS, tokens, HEAD_DIM)
+
+    def step(compute: Callable[[], torch.Tensor], *inputs: torch.Tensor) -> Step:
+        if training:
+            return lambda: torch.autograd.grad(compute(), inputs, seed)
+        return torch.no_grad()(compute)
+
+    def biased(backend: str) -> Step:
+        return step(
+            lambda: attention(query, key, value, (OffsetBias(table, 1 - tokens),), backend=backend),
+            *(query, key, value, table),
+        )
+
+    return {
+        "torch": step(lambda: functional.scaled_dot_product_attention(query, key, value), query, key, value),
+        "no terms": step(lambda: attention(query, key, value), query, key, value),
+        "a bias": biased("auto"),
+        "a bias, blockwise": biased("blockwise"),
+    }
+
+
+def microseconds(step: Step) -> float:
+    started = time.process_time()
+    for _ in range(CALLS):
+        step()
+    return (time.process_time() - started) / CALLS * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=4)
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    print(f"{'microseconds a call':20} {'forward':>15} {'training':>15}")
+    cells: dict[str, list[str]] = {}
+    for training in (False, True):
+        timed = steps(given.tokens, training)
+        for step in timed.values():
+            microseconds(step)  # what is compiled or kept in caches comes with the first calls
+        gc.disable()
+        rounds = [{name: microseconds(step) for name, step in timed.items()} for _ in range(given.rounds)]
+        gc.enable()
+        for name in timed:
+            ratio = statistics.median(times[name] / times["torch"] for times in rounds)
+            median = statistics.median(times[name] for times in rounds)
+            cells.setdefault(name, []).append(f"{median:,.0f} ({ratio:.1f})")
+    for name, found in cells.items():
+        print(f"{name:20} " + " ".join(f"{cell:>15}" for cell in found))
+
+
+if __name__ == "__main__":
+    main()
