@@ -40,7 +40,7 @@ class Tuning:
         tile_rows: rows of a tile at least, where there are so many.
         half_written_out_scores: the same where bfloat16 or float16 is trained, whose fused backward is slow in torch.
         fused_dtypes: of calls with nothing but an ``OffsetBias`` whose forward torch's own fused attention computes.
-        fused_backward_dtypes: of those whose backward it computes, too, where the table is short or needs no gradient.
+        fused_backward_dtypes: of those whose backward it also computes, where the table is short or needs no gradient.
         unturned_scores: scores a head up to which it reads a copy of the table for each query, in their order, instead
             of the table itself, for which they have to be turned around.
         band_rows: queries whose part of a short table's gradient is made at a time.
