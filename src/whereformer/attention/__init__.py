@@ -72,11 +72,10 @@ def attention(
             - "reference": everything written out, (n_q, n_k) memory. The definition, and differentiable twice.
             - "blockwise": tile by tile in plain PyTorch, O(n) memory forward and backward, any device.
             - "triton": fused kernels for NVIDIA GPUs from sm_80 on, O(n) memory.
-            - "auto": calls without terms go to torch's ``scaled_dot_product_attention`` (on the CPU, beyond 8192 scores
-              a head, only without dropout, masks and packing; up to there, in half precision and with a gradient, to
-              "reference"; on AMD's processors with 512-bit instructions float32 calls of 512 x 512 scores a head or
-              more go to "blockwise"; each is faster there); others to "triton" on
-              a GPU that has it, on the CPU to "reference" up to 8192 scores a head, else to "blockwise".
+            - "auto": calls without terms go to torch's ``scaled_dot_product_attention``, others to "triton" on a GPU
+              that has it and to "blockwise" elsewhere. On the CPU "reference" takes calls with few scores a head, and
+              "blockwise" takes long ones with dropout, masks or packing; how few and how long depends on the processor
+              (:mod:`whereformer.tuning`).
               :func:`explain` says what it comes to.
 
             Only "reference" has second and forward-mode derivatives, and with terms those of ``torch.func``; there
