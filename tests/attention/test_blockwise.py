@@ -73,6 +73,24 @@ def test_memory_kept_from_inference_serves_training():
     check("blockwise", inputs, terms)
 
 
+@pytest.mark.parametrize("tiles", [{}, {"kept_scores": 0}, {"kept_scores": 0, "tile_scores": 1, "tile_rows": 7}])
+@pytest.mark.parametrize("terms", [EVERY_KIND, ("bias",), ()], ids=str)
+def test_memory_may_hold_anything_when_it_is_taken(terms, tiles, monkeypatch):
+    take = workspace.Workspace.take
+    monkeypatch.setattr(workspace.Workspace, "take", lambda self, size, dtype: take(self, size, dtype).fill_(torch.nan))
+    with tuning.use(band_share=1e9, band_rows=5, **tiles):
+        check("blockwise", content(33, 40), terms_of(terms, 33, 40), causal=len(terms) != 1)
+
+
+def test_what_is_taken_is_free_only_after_its_scope():
+    memory = workspace.Workspace(torch.device("cpu"))
+    outer = memory.take((3,), torch.float32)
+    with memory.scope():
+        inner = memory.take((3,), torch.bfloat16)
+        assert inner.data_ptr() != outer.data_ptr()
+    assert memory.take((2,), torch.float64).data_ptr() not in (0, outer.data_ptr())
+
+
 # --- pieces
 
 
