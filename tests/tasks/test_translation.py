@@ -18,6 +18,7 @@ from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli import main
 from whereformer.tasks import judged, parallel, subwords, translation
 from whereformer.tasks.optimizer import inverse_sqrt_schedule
+from whereformer.tasks.trainer import quiet_transformers
 from whereformer.tasks.translation_settings import TranslationTraining, TranslatorSettings
 
 from ..failing import fails
@@ -251,7 +252,6 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         save_strategy="no",
         disable_tqdm=True,
         report_to="none",
-        log_level="error",
     )
     trainer = Seq2SeqTrainer(
         model,
@@ -262,8 +262,9 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         processing_class=tokenizer,
         compute_metrics=lambda predicted: {"longest": int((predicted.predictions > 2).sum(1).max())},
     )
-    trainer.train()
-    scores = trainer.evaluate()
+    with quiet_transformers():
+        trainer.train()
+        scores = trainer.evaluate()
     assert 0 < scores["eval_loss"] < 10
     assert 0 < scores["eval_longest"] <= 12
 
