@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .tasks.finetune import Encoded, Job
     from .tasks.gains import Table as GainsTable
     from .tasks.ticks import Row as TicksRow
+    from .tasks.tune import Row as TuneRow
 
 
 class Bar(Listener):
@@ -159,6 +160,37 @@ def _time(row: BenchRow | None, notes: dict[str, int]) -> str:
     if row.way == FLOOR.name:
         return f"{row.milliseconds:.3g} ms" if row.milliseconds < 1000 else f"{row.milliseconds:.0f} ms"
     return f"{row.ratio:.2f} ({row.lowest:.2f}-{row.highest:.2f})"
+
+
+def print_tuning(console: Console, rows: Sequence[TuneRow]) -> None:
+    """The table of measured thresholds, at most 80 columns wide, and what would change in ``tuning.py``."""
+    from . import tuning
+    from .tasks.tune import lines, show
+
+    processor = tuning.current().processor
+    table = Table(title=f"Thresholds of attention for {processor}, measured here", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("setting", no_wrap=True)
+    for title in ("now", "best\nhere", "time by\nbest / now"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        same = row.best == row.now
+        ratio = "-" if same else f"{row.ratio:.2f} ({row.lowest:.2f}-{row.highest:.2f})"
+        verdict = "keep" if same else "change" if row.better else "noise"
+        table.add_row(row.label, show(row.now), show(row.best), ratio, verdict)
+    console.print(table)
+    console.print(
+        "Medians of the rounds' ratios (lowest-highest). noise: less than 3% faster, or not in every round: keep.",
+        style="dim",
+        highlight=False,
+    )
+    for failure in dict.fromkeys(failure for row in rows for failure in row.failed):
+        console.print(f"can't: {failure}", style="dim", highlight=False)
+    changed = lines(rows)
+    if changed:
+        say(console, f"for {processor} in src/whereformer/tuning.py:", *(f"    {line}" for line in changed))
+    else:
+        say(console, "nothing to change in src/whereformer/tuning.py")
 
 
 def say(console: Console, *lines: str) -> None:

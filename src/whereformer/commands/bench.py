@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -29,7 +30,16 @@ class Bench:
 
     Writes results.json, results.csv and plot.svg. Ctrl-C keeps what is measured; a later run with other terms or
     lengths adds to the folder.
+
+    With --tune it measures something else: the thresholds by which attention on the CPU chooses between its ways (how
+    few scores are written out, how many are worked on at a time...), which whereformer has by family of processors.
+    It prints which values would be faster here, and the lines for tuning.py.
     """
+
+    tune: bool = False
+    """Measure the thresholds of attention on this CPU instead, in about five minutes; with --quick at fewer lengths, in
+    less than one. Of the other options it takes --rounds (default 9, with --quick 5), --batch (of up to 256 tokens; 1
+    beyond), --heads, --head-dim and --out, and writes PATH/tune.json only with that."""
 
     terms: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = None
     """What positions add: bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values), factors
@@ -75,7 +85,42 @@ class Bench:
 
     def run(self, console: Console) -> None:
         """Do it."""
-        self.measure(console)
+        if self.tune:
+            self._tune(console)
+        else:
+            self.measure(console)
+
+    def _tune(self, console: Console) -> None:
+        """Measure the thresholds."""
+        from ..tasks import compare, tune
+        from ..terminal import Bar, print_tuning, say
+
+        for name in ("terms", "lengths", "dtypes", "backends", "threads", "memory_limit", "device"):
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise InputError(f"--{name.replace('_', '-')}: not with --tune, whose calls are its own, on the CPU")
+        self._check_numbers()
+        sizes = tune.Sizes(
+            rounds=self.rounds or (5 if self.quick else 9),
+            quick=self.quick,
+            batch=self.batch or tune.Sizes.batch,
+            heads=self.heads,
+            head_dim=self.head_dim,
+        )
+        rows: list[tune.Row] = []
+        interrupted = False
+        with nullcontext() if self.out is None else compare.open_folder(self.out):
+            with Bar(console) as progress:
+                try:
+                    tune.run(sizes, rows.append, progress)
+                except KeyboardInterrupt:
+                    interrupted = True
+            if rows:
+                print_tuning(console, rows)
+            if rows and self.out is not None:
+                tune.write(self.out / "tune.json", rows, sizes)
+                say(console, f"wrote {self.out / 'tune.json'}")
+        if interrupted:
+            raise SystemExit(fail("interrupted; above is what was measured", 130))
 
     def measure(self, console: Console, peers: Sequence[Way] = (), out: Path = Path("runs/bench")) -> None:
         """Do it with more ways to compare with, and another default folder."""
@@ -113,10 +158,7 @@ class Bench:
     def _settings(self) -> Settings:
         from ..tasks import bench, cases
 
-        for name in ("rounds", "batch", "heads", "head_dim", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+        self._check_numbers()
         if self.memory_limit is not None and not 0 < self.memory_limit < float("inf"):
             raise InputError(f"--memory-limit: expected a positive number, got {self.memory_limit}")
         device = find_device(self.device)
@@ -140,6 +182,12 @@ class Bench:
             rounds=self.rounds or (3 if self.quick else 7),
             threads=self.threads,
         )
+
+    def _check_numbers(self) -> None:
+        for name in ("rounds", "batch", "heads", "head_dim", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
 
     def _backends(self, settings: Settings) -> list[str]:
         from ..attention.choose import BACKENDS

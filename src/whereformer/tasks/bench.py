@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ METHOD = (
     "by events on a GPU. Memory is what a call allocates at its peak beyond its inputs, counted in a call of its own."
 )
 
+Name = TypeVar("Name")
+Work = TypeVar("Work")
 RowKey = tuple[str, int, int, int, int, str, str, str, int, str]
 
 
@@ -211,6 +213,13 @@ class Clock:
         return self.now() - started
 
 
+def rounds_of(steps: Mapping[Name, Work], seconds: Callable[[Work], float], count: int) -> Iterator[dict[Name, float]]:
+    """The seconds of all steps, round by round, in an order that changes."""
+    order = random.Random(0)
+    for _ in range(count):
+        yield {name: seconds(steps[name]) for name in order.sample(list(steps), len(steps))}
+
+
 def memory_of(step: Callable[[], object], device: torch.device) -> int:
     """Peak memory of a call; what a thread keeps for its next call counts, so the call has a thread of its own."""
     with ThreadPoolExecutor(1) as fresh:
@@ -317,10 +326,8 @@ class Bench:
             return
         times: list[dict[Way, float]] = []
         try:
-            order = random.Random(0)
-            for _ in range(self.settings.rounds):
-                shuffled = order.sample(list(steps), len(steps))
-                times.append({way: self.clock.seconds(steps[way]) for way in shuffled})
+            for found in rounds_of(steps, self.clock.seconds, self.settings.rounds):
+                times.append(found)
                 self.progress.step(self._work(case))
         finally:
             if times:

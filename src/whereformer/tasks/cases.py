@@ -342,7 +342,8 @@ def make_step(way: Way, problem: Problem) -> Callable[[], list[Tensor]]:
                 return [compute()]
 
         return forward
-    inputs = problem.inputs[:3] if way.ignores_terms else problem.inputs
+    given = problem.inputs[:3] if way.ignores_terms else problem.inputs
+    inputs = [tensor for tensor in given if tensor.requires_grad]
     seed = torch.randn(problem.query.shape, generator=torch.Generator().manual_seed(1))
     seed = seed.to(DTYPES[problem.case.dtype]).to(problem.query)
 
