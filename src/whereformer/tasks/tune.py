@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import tuning
-from ..attention import attention
+from ..attention import OffsetBias, attention
 from ..attention.workspace import Workspace
 from ..files import write_atomically
 from ..linear import linear
@@ -143,7 +143,8 @@ def settings(sizes: Sizes) -> list[Setting]:
     """All that can be measured on this machine."""
     now = tuning.current()
     found = []
-    for setting in (*_shortest(sizes, now), *_tiles(sizes, now), *_by_dtype(sizes, now), *_by_onednn(sizes, now)):
+    parts = (_shortest, _tiles, _by_dtype, _bands, _by_onednn)
+    for setting in (each for part in parts for each in part(sizes, now)):
         calls = [workload for workload in setting.workloads if len(set(workload.ways.values())) > 1]
         if calls:
             found.append(replace(setting, workloads=calls))
@@ -167,15 +168,17 @@ def _shortest(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
     """How few scores a head are written out, and of how few the backward finds the weights of the forward."""
     values = _powers(11, 15, 2 if sizes.quick else 1, now.written_out_scores)
     ways = partial(_up_to, values, below=Way("reference"), above=Way("blockwise"))
-    kinds = [("bias", torch.float32), ("shaw", torch.float32), ("bias", torch.bfloat16)]
+    kinds = [(kind, torch.float32, training) for kind in ("bias", "shaw") for training in (False, True)]
+    kinds.append(("bias", torch.bfloat16, False))
     lengths = [n for n in map(math.isqrt, values) if n <= sizes.longest]
-    calls = [
-        _call(sizes, kind, n, training, ways(n), dtype=dtype)
-        for n in lengths
-        for kind, dtype in kinds
-        for training in (False, True)
-    ]
+    calls = [_call(sizes, kind, n, training, ways(n), dtype=dtype) for n in lengths for kind, dtype, training in kinds]
     yield Setting("written_out_scores", now.written_out_scores, calls)
+
+    values = _powers(12, 16, 2 if sizes.quick else 1, now.half_written_out_scores)
+    ways = partial(_up_to, values, below=Way("reference"), above=Way("blockwise"))
+    lengths = [n for n in map(math.isqrt, values) if n <= sizes.longest]
+    calls = [_call(sizes, "bias", n, True, ways(n), dtype=torch.bfloat16) for n in lengths]
+    yield Setting("half_written_out_scores", now.half_written_out_scores, calls)
 
     values = _powers(14, 18, 2 if sizes.quick else 1, now.kept_scores)
     keep, again = (Way("blockwise", (("kept_scores", scores),)) for scores in (ALWAYS, 0))
@@ -237,6 +240,32 @@ def _by_dtype(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
         for n in (n for n in map(math.isqrt, values) if n <= sizes.longest):
             calls.append(_call(sizes, "bias", n, False, _up_to(values, n, in_order, turned), dtype=dtype))
     yield Setting("unturned_scores", now.unturned_scores, calls)
+
+
+def _bands(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
+    """How short a table is whose gradient is made from its band, and how many queries of that at a time."""
+    length = 129
+    lengths = [n for n in ((1024,) if sizes.quick else (512, 1024, LONG)) if n <= sizes.longest]
+    for field, dtype in (("band_share", torch.float32), ("half_band_share", torch.bfloat16)):
+        if dtype not in now.fused_dtypes & now.fused_backward_dtypes:
+            continue
+        band, rows = (Way("blockwise", ((field, share), ("kept_scores", 0))) for share in (1.0, 0.0))
+        values = sorted({0.0, 0.06, 0.12, 0.25, 0.5, getattr(now, field)})
+        calls = []
+        for n in lengths:
+            share = (length + now.band_rows) / n
+            prepare = partial(_short, sizes.heads, n, sizes.head_dim, length, dtype)
+            ways: dict[Value, Way] = {value: band if share <= value else rows for value in values}
+            label = f"{length} offsets {_name(dtype)} n={n} training"
+            calls.append(Workload(label, 3 * sizes.heads * n * n, prepare, ways))
+        yield Setting(field, getattr(now, field), calls)
+    tried: dict[Value, Way] = {
+        rows: Way("blockwise", (("band_rows", rows), ("band_share", 1.0), ("kept_scores", 0)))
+        for rows in _values(64, 128, 256, now=now.band_rows)
+    }
+    prepare = partial(_short, sizes.heads, 1024, sizes.head_dim, length, torch.float32)
+    calls = [Workload(f"{length} offsets float32 n=1024 training", 3 * sizes.heads * 1024**2, prepare, tried)]
+    yield Setting("band_rows", now.band_rows, calls if sizes.longest >= 1024 else [])
 
 
 def _by_onednn(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
@@ -313,6 +342,16 @@ def _plain(heads: int, n_q: int, n_k: int, head_dim: int) -> Callable[[str], Ste
     query, key, value = (torch.randn(1, heads, n, head_dim, requires_grad=True) for n in (n_q, n_k, n_k))
     seed = torch.randn(query.shape)
     return lambda name: lambda: _differentiate(attention(query, key, value, backend=name), (query, key, value), seed)
+
+
+def _short(heads: int, n: int, head_dim: int, length: int, dtype: torch.dtype) -> Callable[[str], Step]:
+    """Training with a table of few offsets."""
+    query, key, value = (torch.randn(1, heads, n, head_dim, dtype=dtype, requires_grad=True) for _ in range(3))
+    table, seed = torch.randn(heads, length, requires_grad=True), torch.randn(query.shape, dtype=dtype)
+    terms = (OffsetBias(table, -(length // 2)),)
+    return lambda name: (
+        lambda: _differentiate(attention(query, key, value, terms, backend=name), (query, key, value, table), seed)
+    )
 
 
 def _linear(rows: int, width: int) -> Callable[[str], Step]:
