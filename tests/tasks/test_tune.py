@@ -84,6 +84,9 @@ def test_values_take_the_ways_that_they_stand_for(monkeypatch):
     for setting in tune.settings(SIZES):
         if setting.field not in tells:
             continue
+        if setting.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() != "AVX512":
+            # Where a processor has AMX and PyTorch was told to leave AVX-512 alone, its kernel raises.
+            continue
         for each in setting.workloads:
             n = int(each.label.partition("n=")[2].split()[0])
             make = each.prepare()
