@@ -33,12 +33,12 @@ class Tuning:
         processor: the family's name.
         onednn: whether PyTorch's float32 products are slower than oneDNN's, see :mod:`whereformer.linear`.
         written_out_scores: scores a head up to which writing them all out is faster than going tile by tile.
+        half_written_out_scores: the same where bfloat16 or float16 is trained, whose fused backward is slow in torch.
         kept_scores: scores a head up to which float32's training keeps the softmax's weights for the backward.
         kept_tile_scores: scores that are worked on at a time there.
         tile_scores: scores that are worked on at a time elsewhere, per thread: few enough to stay in a core's cache,
             many enough to make each operation worth it.
         tile_rows: rows of a tile at least, where there are so many.
-        half_written_out_scores: the same where bfloat16 or float16 is trained, whose fused backward is slow in torch.
         fused_dtypes: of calls with nothing but an ``OffsetBias`` whose forward torch's own fused attention computes.
         fused_backward_dtypes: of those whose backward it also computes, where the table is short or needs no gradient.
         unturned_scores: scores a head up to which it reads a copy of the table for each query, in their order, instead

@@ -1,13 +1,14 @@
 """What ``backend="blockwise"`` has beside what ``test_backends`` asks of all: its memory, its pieces, its operator."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whereformer import OffsetBias, OffsetKeys, OffsetValues, Positions, attention, tuning
+from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention, tuning
 from whereformer.attention.call import make_call
 from whereformer.attention.pieces import split
 from whereformer.attention.problem import GRADIENTS, Problem
@@ -264,6 +265,61 @@ def test_operator_contract(explicit, monkeypatch):
         for argument in calls[0]
     ]
     torch.library.opcheck(operator, arguments)
+
+
+LAYOUTS = {
+    "contiguous": lambda n: torch.randn(2, 3, n, 16),
+    "projected": lambda n: torch.randn(2, n, 3, 16).transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("keeps", ["weights", "norm", "nothing", "nothing, by rows"])
+def test_outputs_are_laid_out_as_compiled_programs_are_told(keeps, layout):
+    n = 60 if keeps == "weights" else 150
+    changes = {"kept_scores": 2**12, "unturned_scores": 2**12}
+    if keeps == "nothing, by rows":
+        changes["fused_dtypes"] = frozenset()
+    inputs = [LAYOUTS[layout](n).requires_grad_() for _ in range(3)]
+    term = OffsetBias(torch.randn(3, 9, requires_grad=keeps != "norm"), -4)
+    with tuning.use(**changes):
+        call = make_call(*inputs, [term])
+        found = Problem.of(call)
+        found = replace(found, keeps=blockwise.keeps(found, found.value.device))
+        assert found.keeps == keeps.partition(",")[0]
+        arguments = [
+            argument.detach().requires_grad_(argument.requires_grad) if isinstance(argument, torch.Tensor) else argument
+            for argument in found.arguments()
+        ]
+        torch.library.opcheck(blockwise._forward, arguments)
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(4096, 4), (4096, 16)])
+@pytest.mark.parametrize("training", [False, True])
+def test_few_keys_take_no_memory_by_the_square_of_queries(n_q, n_k, training):
+    query, key, value = (torch.randn(1, 2, n, 8, requires_grad=training) for n in (n_q, n_k, n_k))
+    table = torch.randn(2, 9, requires_grad=training)
+
+    def attend():
+        out = attention(query, key, value, [OffsetBias(table, -4)], backend="blockwise")
+        if training:
+            out.sum().backward()
+
+    with tuning.use(tile_scores=2**16):
+        assert peak_memory(attend, torch.device("cpu")) < n_q * n_q
+
+
+def test_gradients_of_dense_biases_that_a_batch_shares_are_summed_in_float32():
+    inputs = [tensor.bfloat16() for tensor in content(60, 200, batch=64)]
+    scores = random(1, HEADS, 60, 200).bfloat16().requires_grad_()
+    exact = scores.detach().double().requires_grad_()
+    d_out = output_gradient(inputs[0]).bfloat16()
+    out = attention(*inputs, [DenseBias(scores)], backend="blockwise")
+    expected = attention(*(tensor.double() for tensor in inputs), [DenseBias(exact)], backend="reference")
+    (found,) = torch.autograd.grad(out, scores, d_out)
+    (truth,) = torch.autograd.grad(expected, exact, d_out.double())
+    # Rounded once where it is stored, and what rounding of the output does to delta.
+    assert error(found, truth) <= 2 * torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize("length", [20, 300])

@@ -2,8 +2,9 @@
 
 Scores exist some rows at a time, in memory that is used again. A row has all of its keys, so its softmax is one call,
 and the backward makes it anew instead of reading what the forward kept: both give weights that sum to one, however
-large the scores are. Scores and everything that is summed over many of them are float32 (or float64); bfloat16 input is
-multiplied as bfloat16 only where torch's own attention does so too, after the softmax.
+large the scores are. (Torch's own kernels, see ``fused_bias``, are given small biases only.) Scores and everything that
+is summed over many of them are float32 (or float64); bfloat16 input is multiplied as bfloat16 only where torch's own
+attention does so too, after the softmax.
 """
 
 from __future__ import annotations
@@ -217,7 +218,9 @@ class Plan:
         if any(isinstance(table, GridRows) and len(table.window) > n_k for table in tables.rows()):
             # Few rows of many heads reach less of a long table than many rows of few heads.
             self.groups *= MORE_GROUPS
-        self.rows = min(n_q, max(sizes.tile_rows, scores // (self.groups * n_k)))
+        # Tiles that are read by diagonals have room for as many columns more as they have rows.
+        most = math.isqrt(2 * scores // (self.groups * max(1, tables.step)))
+        self.rows = min(n_q, max(sizes.tile_rows, min(most, scores // (self.groups * n_k))))
         self.parts = list(cut(piece.batch, problem.value.shape[1], self.groups))
         self.spans = self._spans()
 
@@ -303,7 +306,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """The output, and what the backward wants to know again: the norm of rows where it is torch's, else nothing."""
     workspace = Workspace(problem.value.device)
     plans = _plans(problem)
-    if len(plans) == 1 and fused_bias.takes(problem, plans[0].piece, plans[0].tables) and not problem.has_gaps():
+    whole = len(plans) == 1 and not problem.has_gaps()
+    if problem.keeps == "norm" or (whole and fused_bias.takes(problem, plans[0].piece, plans[0].tables)):
         output, norm = fused_bias.forward(problem, plans[0].piece, plans[0].tables, workspace)
         workspace.close()
         return output, norm if problem.keeps == "norm" else problem.value.new_empty(0)
@@ -322,7 +326,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
                 for block in plan.blocks(workspace):
                     rows.run(block)
     workspace.close()
-    return output, fused_bias.new_norm(problem) if problem.keeps == "norm" else problem.value.new_empty(0)
+    return output, problem.value.new_empty(0)
 
 
 class Forward:
@@ -391,6 +395,10 @@ def backward(problem: Problem, output_gradient: Tensor, output: Tensor, needed: 
     for name, gradient in into.items():
         if problem.has_gaps() or problem.causal or name not in ("query", "key", "value"):
             gradient.zero_()
+    dense = into.get("dense")
+    if dense is not None and dense.dtype != problem.dtype:
+        # Of scores that the batch shares it is a sum over the batch.
+        into["dense"] = torch.zeros_like(dense, dtype=problem.dtype)
     workspace = Workspace(output.device)
     for plan in _plans(problem):
         with workspace.scope():
@@ -402,6 +410,8 @@ def backward(problem: Problem, output_gradient: Tensor, output: Tensor, needed: 
             if table is not None and name in into:
                 table.add_to(into[name])
     workspace.close()
+    if dense is not None and dense is not into["dense"]:
+        dense.copy_(into["dense"])
     return gradients
 
 

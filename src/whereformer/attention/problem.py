@@ -18,7 +18,6 @@ from .pieces import Piece, split
 from .terms import Positions, PositionsLike
 
 LOG2E = math.log2(math.e)
-LN2 = math.log(2)
 
 ARGUMENTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? keys, Tensor? values, Tensor? query_factors, "

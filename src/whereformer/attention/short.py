@@ -34,6 +34,8 @@ def takes(problem: Problem, device: torch.device) -> bool:
         and value.dtype in (torch.float32, torch.float64)
         and value.numel() > 0
         and holds(0 < problem.n_q * problem.n_k <= tuning.current().kept_scores)
+        # Diagonals of many queries reach far beyond few keys.
+        and holds(problem.n_q * (problem.n_q + problem.n_k) <= 4 * tuning.current().kept_scores)
         and problem.query_documents is None
         and is_grid(*problem.positions())
         and torch.is_grad_enabled()

@@ -345,8 +345,3 @@ class Tables:
         """The parts of the keys' and the values' tables that some queries can read."""
         keys, values = (None if table is None else table.of_rows(queries) for table in (self.keys, self.values))
         return keys, values
-
-    def bands(self, *, bias: bool = False) -> list[range]:
-        """The windows of the tables that read or write tiles by diagonals; the bias does only for its gradient."""
-        tables = [self.keys, self.values, self.bias if bias else None]
-        return [table.window for table in tables if isinstance(table, GridRows | GridBias)]

@@ -45,7 +45,7 @@ class Workspace:
         """A contiguous tensor with whatever the memory held before."""
         wanted = math.prod(size) * dtype.itemsize
         if self._taken == len(self._slots):
-            self._slots.append(torch.empty(0, dtype=torch.uint8))
+            self._slots.append(torch.empty(0, dtype=torch.uint8, device=self.device))
         if self._slots[self._taken].numel() < wanted:
             # Memory made in inference mode could not be written to outside it.
             with torch.inference_mode(False):
