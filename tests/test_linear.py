@@ -29,7 +29,7 @@ SHAPES = {
 def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """OneDNN for every product, on any processor that has it."""
     need_onednn()
-    monkeypatch.setattr(module, "FEWEST", 1)
+    monkeypatch.setattr(tuning, "FEWEST_IN_LAYERS", 1)
     with tuning.use(onednn=True):
         yield
 
@@ -173,7 +173,7 @@ def test_sizes_that_follow_the_data_are_few(monkeypatch: pytest.MonkeyPatch, pro
 
 
 def test_small_products_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, products: list[tuple[int, ...]]) -> None:
-    monkeypatch.setattr(module, "FEWEST", 5 * 6 * 7)
+    monkeypatch.setattr(tuning, "FEWEST_IN_LAYERS", 5 * 6 * 7)
     linear(*tensors((4, 6), 7))
     assert not products
     linear(*tensors((5, 6), 7))

@@ -25,9 +25,6 @@ from . import tuning
 
 Activation = Callable[[Tensor], Tensor]
 
-FEWEST = 2**22
-"""Multiplications below which a call's own cost outweighs what is saved."""
-
 SMALL = 64
 """Sizes up to which all are regular."""
 
@@ -115,7 +112,7 @@ def _of_any_size(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 def _suits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     tensors = [hidden, weight] if bias is None else [hidden, weight, bias]
     return (
-        hidden.numel() * weight.shape[0] >= FEWEST
+        hidden.numel() * weight.shape[0] >= tuning.FEWEST_IN_LAYERS
         # What broadcasts, or fits nothing, is torch's to compute or to refuse.
         and hidden.dim() > 1
         and weight.dim() == 2

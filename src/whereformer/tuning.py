@@ -21,6 +21,15 @@ FEWEST_MULTIPLICATIONS = 2**21
 NARROWEST_PRODUCT = 32
 """Rows, columns and what is summed over, at least, where oneDNN's product is to be faster."""
 
+FEWEST_IN_LAYERS = 2**22
+"""Multiplications of a linear layer, likewise."""
+
+REPEATED_ROWS = 64
+"""Rows in which a table over offsets is repeated for attention's tiles to read: a part of a core's cache."""
+
+MORE_GROUPS = 4
+"""Times as many items and heads go together where tables of vectors are long, and so fewer rows of each."""
+
 KEPT_BYTES = 2**24
 """Of attention's memory that waits for a thread's next call, at most."""
 

@@ -217,7 +217,7 @@ class Plan:
         self.groups = max(1, scores // (n_q * n_k))
         if any(isinstance(table, GridRows) and len(table.window) > n_k for table in tables.rows()):
             # Few rows of many heads reach less of a long table than many rows of few heads.
-            self.groups *= MORE_GROUPS
+            self.groups *= tuning.MORE_GROUPS
         # Tiles that are read by diagonals have room for as many columns more as they have rows.
         most = math.isqrt(2 * scores // (self.groups * max(1, tables.step)))
         self.rows = min(n_q, max(sizes.tile_rows, min(most, scores // (self.groups * n_k))))
@@ -253,9 +253,6 @@ class Plan:
                     with workspace.scope():
                         yield Block(self.problem, self.piece, self.tables, bias, workspace, batch, heads)
 
-
-MORE_GROUPS = 4
-"""Times as many items and heads go together where tables of vectors are long, and so fewer rows of each."""
 
 GPU_SCORES = 2**24
 """Scores in a tile where there is no cache to stay in, and each operation costs a launch."""

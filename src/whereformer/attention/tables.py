@@ -12,14 +12,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from .. import tuning
 from .pieces import Piece
 from .problem import Problem
 from .terms import Positions, PositionsLike, offsets_between, position_values
 from .tiles import Span, Tile, chunks
 from .workspace import Workspace
-
-REPEATED_ROWS = 64
-"""Rows in which a table is repeated for tiles to read: a part of a core's cache."""
 
 MOST_STEP = 16
 """Keys by which a query may move on from the one before; more would take memory for the keys in between."""
@@ -132,7 +130,7 @@ class GridBias:
         strides = values.stride(0), grid.step, 1
         return values.as_strided((len(values), grid.n_q, grid.n_k), strides, values.storage_offset())
 
-    def reader(self, heads: range, workspace: Workspace, rows: int = REPEATED_ROWS) -> GridReader:
+    def reader(self, heads: range, workspace: Workspace, rows: int = tuning.REPEATED_ROWS) -> GridReader:
         """What reads tiles of some heads."""
         return GridReader(self.grid, self.values[heads.start : heads.stop], min(rows, self.grid.n_q), workspace)
 
