@@ -168,7 +168,7 @@ def _find(name: str) -> type[Position]:
     if name not in METHODS:
         close = get_close_matches(name, METHODS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
-        raise InputError("position", f"unknown method {name!r}{hint} known: {', '.join(METHODS)}, and a+b")
+        raise InputError("position", f"unknown position method {name!r}{hint} known: {', '.join(METHODS)}, and a+b")
     entry = METHODS[name]
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")

@@ -40,9 +40,16 @@ def as_setting(error: Exception, settings: Container[str], options: Container[st
     # Methods raise a TypeError for options that they do not have.
     if isinstance(error, TypeError) or field in options:
         return InputError("position_options", str(error))
-    if isinstance(error, InputError) and (field == "position" or field in settings):
+    if isinstance(error, InputError) and field in settings:
         return error
-    return InputError("position", str(error))
+    return about_method(error, "position")
+
+
+def about_method(error: Exception, field: str) -> InputError:
+    """A position method's error, as one about the setting ``field`` that names the method."""
+    if isinstance(error, InputError) and error.field == "position":
+        return InputError(field, error.reason)
+    return InputError(field, str(error))
 
 
 def parameters(model: nn.Module) -> dict[str, int]:

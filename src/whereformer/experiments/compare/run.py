@@ -28,6 +28,7 @@ from ...runs.memory import peak_memory
 from ...runs.progress import Progress
 from ...runs.results import read_results, refuse_other_settings
 from ...training.held_out import evaluate, unigram_entropy
+from ...training.model_options import about_method
 from ...training.optimizer import build_optimizer, linear_schedule
 
 BASELINE = "none"
@@ -393,7 +394,7 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
                 max_length=sizes.length,
             )
         except (ValueError, TypeError) as error:
-            raise InputError("positions", f"{error}") from None
+            raise about_method(error, "positions") from None
     return chosen
 
 

@@ -219,7 +219,7 @@ def _judge(options: Options, teacher: Encoder, tokenizer: PreTrainedTokenizerBas
     try:
         states = _states(teacher, windows)
     except PositionRangeError as error:
-        raise InputError("length", f"{error}") from None
+        raise InputError("length", str(error)) from None
     masked = None
     if isinstance(_load(options.path, None, {})[0], EncoderForMaskedLM) and tokenizer.mask_token_id is not None:
         masked = mask_tokens(windows, MASK_RATE, vocabulary_of(tokenizer, "model"), torch.Generator().manual_seed(0))

@@ -32,6 +32,7 @@ from ...runs.machine import machine
 from ...runs.progress import Progress
 from ...runs.results import read_results, refuse_other_settings
 from ...training import metrics
+from ...training.model_options import about_method
 from ...training.optimizer import build_optimizer, linear_schedule
 from ...training.trainer import quiet_transformers, training_arguments
 from .settings import TuningSettings
@@ -151,10 +152,10 @@ def load(
             **variant.options,
         )
     except OSError as error:
-        raise InputError("model", f"{error}") from None
+        raise InputError("model", str(error)) from None
     except (ValueError, TypeError) as error:
         if variant.position is None:
-            raise InputError("model", f"{error}") from None
+            raise InputError("model", str(error)) from None
         # What is wrong with the model is wrong without the method as well.
         own = load(model, Variant(OWN, None), classes)
         if variant.kernels is not None and "tisa" in own.config.position.split("+"):
@@ -163,7 +164,7 @@ def load(
                 "the model was pretrained with TISA, whose kernels stay as many as they are; `position` own "
                 "takes it as it is",
             ) from None
-        raise InputError("position", f"{error}") from None
+        raise about_method(error, "position") from None
     assert isinstance(found, EncoderForSequenceClassification)
     return found if device is None else found.to(device)
 

@@ -34,7 +34,7 @@ from ...runs.machine import machine
 from ...runs.progress import Progress
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
 from ...training.judged import Course, JudgedTrainer, Watch, judge_all, train
-from ...training.model_options import as_setting, check_position_options, parameters
+from ...training.model_options import about_method, as_setting, check_position_options, parameters
 from ...training.optimizer import build_optimizer, inverse_sqrt_schedule
 from ...training.trainer import quiet_transformers, training_arguments
 from ..pretrain.settings import parsed_options
@@ -140,7 +140,7 @@ def build_config(model: TranslatorSettings, training: TranslationTraining, vocab
         try:
             describe(part.strip())
         except ValueError as error:
-            raise InputError("cross_position", f"{error}") from None
+            raise about_method(error, "cross_position") from None
     sizes = {
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_heads,
