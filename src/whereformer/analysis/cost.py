@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.activations import ACT2FN
 
+from ..errors import InputError
 from ..kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 from ..kernels.call import Call, make_call
 from ..kernels.choose import choose
@@ -245,18 +246,18 @@ def cost(
         ValueError: for sizes that do not fit, among them a length beyond a position method's range.
     """
     if batch < 1:
-        raise ValueError(f"batch: expected at least 1, got {batch}")
+        raise InputError("batch", f"expected at least 1, got {batch}")
     config = config if decoder else config.without_decoder()
     if predictions is None:
         predictions = length if config.full_length else 0
     if predictions and not config.full_length:
-        raise ValueError(
-            f"predictions: blocks that pool need a decoder to predict tokens, got {predictions} without one"
+        raise InputError(
+            "predictions", f"blocks that pool need a decoder to predict tokens, got {predictions} without one"
         )
     if not 0 <= predictions <= length:
-        raise ValueError(f"predictions: expected 0 to length {length}, got {predictions}")
+        raise InputError("predictions", f"expected 0 to length {length}, got {predictions}")
     if device not in ("cpu", "cuda"):
-        raise ValueError(f"device: expected 'cpu' or 'cuda', got {device!r}")
+        raise InputError("device", f"expected 'cpu' or 'cuda', got {device!r}")
     trace = _Trace(config, length, batch, dtype, torch.device(device), config.attention_backend)
     flops = _flops(trace, predictions)
     parameters = count_parameters(config)

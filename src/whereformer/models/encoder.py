@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
+from ..errors import InputError
 from ..kernels import FactorPair, Positions, PositionsLike, Term, attention, attention_weights
 from ..kernels.cpu.products import is_watched, project
 from ..positions import Position, build_position
@@ -43,7 +44,7 @@ def position_of(config: EncoderConfig) -> Position:
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
     """Raise a ValueError that names the argument if its shape is another."""
     if tensor.shape != expected:
-        raise ValueError(f"{name}: expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
+        raise InputError(name, f"expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def check_types(types: Tensor, kinds: int) -> None:
     if types.device.type == "cpu" and not torch.compiler.is_compiling() and types.numel():
         low, high = int(types.min()), int(types.max())
         if low < 0 or high >= kinds:
-            raise ValueError(f"token_type_ids: expected types from 0 to {kinds - 1}, got {low if low < 0 else high}")
+            raise InputError("token_type_ids", f"expected types from 0 to {kinds - 1}, got {low if low < 0 else high}")
 
 
 class SegmentScores(nn.Module):
@@ -407,7 +408,7 @@ class Encoder(EncoderPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids and inputs_embeds: give exactly one of them")
         if input_ids is not None and input_ids.dim() != 2:
-            raise ValueError(f"input_ids: expected shape (batch, n), got {tuple(input_ids.shape)}")
+            raise InputError("input_ids", f"expected shape (batch, n), got {tuple(input_ids.shape)}")
         words = self.embeddings.word(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length = words.shape[:2]
         for name, ids in (
@@ -418,11 +419,11 @@ class Encoder(EncoderPreTrainedModel):
             if ids is not None:
                 check_shape(name, ids, (batch, length))
         if position_ids is not None and position_ids.shape not in ((length,), (1, length), (batch, length)):
-            raise ValueError(
-                f"position_ids: expected shape {(length,)} or {(batch, length)}, got {tuple(position_ids.shape)}"
+            raise InputError(
+                "position_ids", f"expected shape {(length,)} or {(batch, length)}, got {tuple(position_ids.shape)}"
             )
         if document_ids is not None and len(self.ends) > 1:
-            raise ValueError("document_ids: pooling would mix the documents of a row; give each a row of its own")
+            raise InputError("document_ids", "pooling would mix the documents of a row; give each a row of its own")
         if token_type_ids is not None and self.config.segments == "attention":
             check_types(token_type_ids, _kinds(self.config))
         sequence = Sequence(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
+from ..errors import InputError
 from ..kernels import Positions
 from ..kernels.cpu.products import project
 from ..positions import Position, Sum, build_position
@@ -116,9 +117,9 @@ class Seq2SeqDecoder(_Stack):
         )
         parts = self.cross_position if isinstance(self.cross_position, Sum) else [self.cross_position]
         if any(type(part).embed is not Position.embed for part in parts):
-            raise ValueError(
-                f"cross_position: expected methods that act in attention, got {config.cross_position!r}, which adds "
-                "to embeddings"
+            raise InputError(
+                "cross_position",
+                f"expected methods that act in attention, got {config.cross_position!r}, which adds to embeddings",
             )
         self.layers = nn.ModuleList(
             DecoderLayer(config, content=self.position.content, cross_content=self.cross_position.content)
@@ -217,7 +218,7 @@ def _words(name: str, embeddings: nn.Embedding, ids: Tensor | None, embedded: Te
         return embedded
     assert ids is not None
     if ids.dim() != 2:
-        raise ValueError(f"{name}: expected shape (batch, n), got {tuple(ids.shape)}")
+        raise InputError(name, f"expected shape (batch, n), got {tuple(ids.shape)}")
     return embeddings(ids)
 
 
@@ -355,7 +356,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         words = _words("decoder_input_ids", self.words, decoder_input_ids, decoder_inputs_embeds)
         if len(words) != len(source):
-            raise ValueError(f"decoder_input_ids: expected a batch of {len(source)} as the source, got {len(words)}")
+            raise InputError("decoder_input_ids", f"expected a batch of {len(source)} as the source, got {len(words)}")
         cache = self._cache(past_key_values, use_cache, labels)
         if decoder_attention_mask is not None:
             past = 0 if cache is None else cache.get_seq_length()
@@ -390,8 +391,8 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
             own = given.self_attention_cache if isinstance(given, EncoderDecoderCache) else given
             # What is allocated in advance holds more keys than there are.
             if own is given or own.is_compileable:
-                raise ValueError(
-                    "past_key_values: expected an EncoderDecoderCache of dynamic caches, got a " + type(own).__name__
+                raise InputError(
+                    "past_key_values", "expected an EncoderDecoderCache of dynamic caches, got a " + type(own).__name__
                 )
             return given
         wanted = (self.config.use_cache and labels is None) if use_cache is None else use_cache
