@@ -8,7 +8,7 @@ PIP := PIP_CONSTRAINT=constraints.txt $(VENV)/bin/pip install --quiet --disable-
 PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 # Tests of numbers, which depend on the instructions that a processor has; and variables that take some of them away.
-NUMERIC := tests/attention tests/positions tests/models tests/test_linear.py
+NUMERIC := tests/kernels tests/positions tests/models
 INSTRUCTION_SETS := \
 	ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=avx512 \
 	ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX512_CORE ONEDNN_MAX_CPU_ISA=AVX512_CORE_AMX \

@@ -25,10 +25,10 @@ import torch
 import tyro
 from torch import Tensor
 
-from whereformer.cli import execute
-from whereformer.commands.bench import Bench
-from whereformer.tasks.bench import describe_machine
-from whereformer.tasks.cases import SHAW_CLIP, Problem, Way, gather, tisa_curve
+from whereformer.cli.bench import Bench
+from whereformer.cli.main import execute
+from whereformer.experiments.bench.cases import SHAW_CLIP, Problem, Way, gather, tisa_curve
+from whereformer.experiments.bench.run import describe_machine
 
 Compute = Callable[[], Tensor]
 

@@ -32,14 +32,15 @@ from transformers import (
     TrainingArguments,
 )
 
-from whereformer.cli import execute
+from whereformer.cli.main import execute
+from whereformer.data import batches, glue, rows
+from whereformer.experiments.finetune import run as finetune
+from whereformer.experiments.finetune.settings import DataSettings
+from whereformer.experiments.finetune.variants import Variant
 from whereformer.files import write_atomically
-from whereformer.tasks import batches, finetune, glue, rows
-from whereformer.tasks.compare import machine
-from whereformer.tasks.finetune_settings import DataSettings
-from whereformer.tasks.optimizer import build_optimizer
-from whereformer.tasks.trainer import quiet_transformers
-from whereformer.tasks.variants import Variant
+from whereformer.runs.machine import machine
+from whereformer.training.optimizer import build_optimizer
+from whereformer.training.trainer import quiet_transformers
 
 PEER = "transformers"
 

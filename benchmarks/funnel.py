@@ -29,10 +29,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from whereformer import Encoder, EncoderConfig, load_pretrained
 from whereformer.analysis import cost
-from whereformer.cli import execute
+from whereformer.cli.main import execute
+from whereformer.experiments.bench.run import memory_of
 from whereformer.files import write_atomically
-from whereformer.tasks.bench import memory_of
-from whereformer.tasks.compare import machine
+from whereformer.runs.machine import machine
 
 
 def _call(model: nn.Module, name: str, ids: Tensor) -> Callable[[], Tensor]:

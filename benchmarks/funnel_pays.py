@@ -29,11 +29,14 @@ from torch import Tensor
 
 from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
 from whereformer.analysis import cost
-from whereformer.cli import execute
+from whereformer.cli.main import execute
+from whereformer.data import corpus
+from whereformer.data.masks import Batches, HeldOut
+from whereformer.data.tokenizers import CLS, PAD, SEP, token_stream, train_tokenizer
 from whereformer.files import write_atomically
-from whereformer.tasks import corpus, masked_lm
-from whereformer.tasks.compare import machine
-from whereformer.tasks.optimizer import build_optimizer
+from whereformer.runs.machine import machine
+from whereformer.training.held_out import evaluate
+from whereformer.training.optimizer import build_optimizer
 
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {"blocks": "4", "position": "transformer_xl"},
@@ -86,10 +89,10 @@ class Pays:
         torch.set_num_threads(1)
         documents = corpus.load_documents([self.text])
         training, held_out = corpus.split_documents(documents)
-        tokenizer = masked_lm.train_tokenizer(training, self.vocab_size)
+        tokenizer = train_tokenizer(training, self.vocab_size)
         vocabulary = tokenizer.get_vocab_size()
-        stream = masked_lm.token_stream(tokenizer, training)
-        judged = masked_lm.HeldOut(masked_lm.token_stream(tokenizer, held_out)[:65536], MASK_RATE, vocabulary)
+        stream = token_stream(tokenizer, training)
+        judged = HeldOut(token_stream(tokenizer, held_out)[:65536], MASK_RATE, vocabulary)
         train, test = (self._sentences(tokenizer, file) for file in (self.train, self.test))
         test = random.Random(self.seed).sample(test, min(self.test_rows, len(test)))
         file = self.out / "results.json"
@@ -104,11 +107,11 @@ class Pays:
             if name in results["models"]:
                 results["models"][name] |= self._costs(config)
                 continue
-            batches = masked_lm.Batches(stream, self.batch_size, self.length, MASK_RATE, vocabulary, self.seed)
+            batches = Batches(stream, self.batch_size, self.length, MASK_RATE, vocabulary, self.seed)
             torch.manual_seed(self.seed)
             model = EncoderForMaskedLM(config)
             steps = self._train(model, lambda step, b=batches: b[step], self.pretrain_seconds, 1e-3)
-            loss = masked_lm.evaluate(model, judged, self.length).loss
+            loss = evaluate(model, judged, self.length).loss
             console.print(f"{name}: {steps} steps of pretraining, held-out loss {loss:.3f}", highlight=False)
             classifier = EncoderForSequenceClassification(config)
             own = classifier.state_dict()
@@ -159,13 +162,13 @@ class Pays:
     def _sentences(self, tokenizer: Any, file: Path) -> list[tuple[list[int], int]]:
         table = parquet.read_table(file)
         encoded = tokenizer.encode_batch(table[self.column].to_pylist(), add_special_tokens=False)
-        ids = ([masked_lm.CLS, *one.ids[: self.sentence_length - 2], masked_lm.SEP] for one in encoded)
+        ids = ([CLS, *one.ids[: self.sentence_length - 2], SEP] for one in encoded)
         return list(zip(ids, table["label"].to_pylist(), strict=True))
 
     def _padded(self, rows: list[tuple[list[int], int]]) -> tuple[Tensor, Tensor, Tensor]:
         longest = max(len(ids) for ids, _ in rows)
-        ids = torch.tensor([row + [masked_lm.PAD] * (longest - len(row)) for row, _ in rows])
-        return ids, ids != masked_lm.PAD, torch.tensor([label for _, label in rows])
+        ids = torch.tensor([row + [PAD] * (longest - len(row)) for row, _ in rows])
+        return ids, ids != PAD, torch.tensor([label for _, label in rows])
 
     def _train(self, model: Any, batch: Any, seconds: float, learning_rate: float) -> int:
         """Steps until the CPU time is over; the learning rate follows the time."""

@@ -93,7 +93,7 @@ def tests(seconds: float) -> dict[str, Any]:
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     where: dict[str, Any] = {"cwd": Path(__file__).parents[1], "env": environment, "text": True}
     listed = subprocess.run(
-        [*pytest, "tests/attention/test_triton.py", "--collect-only", "-q", "-o", "addopts="],
+        [*pytest, "tests/kernels/test_triton.py", "--collect-only", "-q", "-o", "addopts="],
         **where,
         capture_output=True,
         check=False,

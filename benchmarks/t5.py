@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from transformers import T5Config, T5EncoderModel, T5Model
 
 import whereformer
-from whereformer.cli import execute
+from whereformer.cli.main import execute
+from whereformer.experiments.bench.run import memory_of
 from whereformer.files import write_atomically
-from whereformer.tasks.bench import memory_of
-from whereformer.tasks.compare import machine
+from whereformer.runs.machine import machine
 
 
 def _models(encoder_only: bool, layers: int) -> dict[str, nn.Module]:

@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 from translation_speed import BASELINE, VARIANTS
 
-from whereformer.cli import execute
-from whereformer.commands.arguments import split
+from whereformer.cli.arguments import split
+from whereformer.cli.main import execute
 from whereformer.errors import InputError
 from whereformer.files import write_atomically
 

@@ -25,13 +25,13 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from whereformer import Seq2SeqConfig, Seq2SeqForConditionalGeneration, position_names
-from whereformer.cli import execute
-from whereformer.commands.arguments import split
+from whereformer.cli.arguments import split
+from whereformer.cli.main import execute
 from whereformer.errors import InputError
+from whereformer.experiments.translate.run import collate
 from whereformer.files import write_atomically
-from whereformer.tasks.compare import machine
-from whereformer.tasks.optimizer import build_optimizer
-from whereformer.tasks.translation import collate
+from whereformer.runs.machine import machine
+from whereformer.training.optimizer import build_optimizer
 
 BASELINE = "sinusoidal"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

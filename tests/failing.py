@@ -2,7 +2,7 @@
 
 import pytest
 
-from whereformer.cli import main
+from whereformer.cli.main import main
 
 
 def fails(capsys, *arguments):

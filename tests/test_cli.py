@@ -2,7 +2,7 @@
 
 import pytest
 
-from whereformer.cli import COMMANDS, main
+from whereformer.cli.main import COMMANDS, main
 
 
 def help_of(capsys, *arguments):

@@ -58,9 +58,9 @@ def test_listed_names_are_sorted_and_what_dir_shows():
 
 
 def test_the_attention_package_lists_what_it_has():
-    from whereformer.attention.terms import Positions
+    from whereformer.kernels.terms import Positions
 
-    package = sys.modules["whereformer.attention"]
+    package = sys.modules["whereformer.kernels"]
     assert package.Positions is Positions
     for module in (package, whereformer.positions):
         assert all(hasattr(module, name) for name in module.__all__)
@@ -82,7 +82,7 @@ for name in whereformer.position_names():
 print(*sys.modules)
 """
     at_import, with_all_methods = (set(line.split()) for line in in_a_fresh_process(code).splitlines())
-    assert {"torch", "whereformer.attention"} <= at_import
+    assert {"torch", "whereformer.kernels"} <= at_import
     assert not HEAVY & with_all_methods
     methods = {f"whereformer.positions.{module}" for module in ("t5", "tisa", "floater", "rope")}
     assert not methods & at_import  # imported when they are asked for
@@ -91,9 +91,9 @@ print(*sys.modules)
 
 def test_attention_stays_a_function_when_submodules_are_imported():
     code = """
-from whereformer.attention.terms import Positions
+from whereformer.kernels.terms import Positions
 import whereformer
-import whereformer.attention.terms, whereformer.attention.reference
+import whereformer.kernels.terms, whereformer.kernels.reference
 import whereformer.positions.tisa
 from whereformer.attention import attention, terms
 assert whereformer.attention is attention

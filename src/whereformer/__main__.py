@@ -18,7 +18,7 @@ def main() -> None:
     except ImportError as error:
         print(f"whereformer: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    from .cli import main as run
+    from .cli.main import main as run
 
     run()
 

@@ -10,17 +10,17 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import whereformer
-from whereformer import tuning
 from whereformer.analysis import cost, count_flops, count_parameters, funnel_config, linear_flops, paper_table
 from whereformer.analysis.cost import Computed, Pass, _Trace, layer_passes
-from whereformer.attention import OffsetBias, Positions, attention, blockwise, explain
-from whereformer.attention.call import make_call
-from whereformer.attention.choose import choose
-from whereformer.attention.problem import Problem
-from whereformer.attention.workspace import Workspace
-from whereformer.cli import main
+from whereformer.cli.main import main
+from whereformer.kernels import OffsetBias, Positions, attention, explain, tuning
+from whereformer.kernels.call import make_call
+from whereformer.kernels.choose import choose
+from whereformer.kernels.cpu import blockwise
+from whereformer.kernels.cpu.workspace import Workspace
+from whereformer.kernels.problem import Problem
 from whereformer.models import EncoderConfig, EncoderForMaskedLM, encoder, parse_blocks
-from whereformer.tasks.memory import peak_memory
+from whereformer.runs.memory import peak_memory
 
 CPU = torch.device("cpu")
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

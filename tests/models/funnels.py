@@ -2,9 +2,8 @@
 
 import torch
 
+from tests.models.test_encoder import small_config
 from whereformer import DenseBias, attention
-
-from .test_encoder import small_config
 
 # Their first token may stand before the first position, where these have no row.
 OF_ROWS = {"floater", "synthesizer", "tupe", "tupe+t5"}

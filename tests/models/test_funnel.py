@@ -6,10 +6,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.models.funnels import funnel_config, inputs_of, strong, written_out
+from tests.models.test_encoder import POSITIONS
 from whereformer import Encoder, EncoderForMaskedLM
-
-from .funnels import funnel_config, inputs_of, strong, written_out
-from .test_encoder import POSITIONS
 
 LENGTHS = [*range(1, 10), 16, 17, 33]
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from whereformer import Electra, Encoder, EncoderConfig
-from whereformer.models.checkpoints import from_authors, from_funnel, to_funnel
+from whereformer.models.checkpoints.funnel import from_authors, from_funnel, to_funnel
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "funnel"
 TOLERANCE = 2e-5

@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch.export import Dim, export
 
+from tests.models.funnels import funnel_config
+from tests.models.test_encoder import small_config
 from whereformer import Encoder, Positions, build_position
 from whereformer.positions.alibi import Alibi
 from whereformer.positions.tisa import Tisa
-
-from .funnels import funnel_config
-from .test_encoder import small_config
 
 SIZES = {"hidden_size": 12, "num_heads": 3, "num_layers": 2}
 

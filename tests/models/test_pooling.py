@@ -5,11 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.models.funnels import MODES, funnel_config, pool, segment_scores, windows
 from whereformer import Positions
 from whereformer.models.encoder import SegmentScores
 from whereformer.models.pooling import Pooling, Sequence, unpool
-
-from .funnels import MODES, funnel_config, pool, segment_scores, windows
 
 WAYS = [
     {"separate_cls": True, "truncate_seq": True},

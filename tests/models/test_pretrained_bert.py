@@ -22,7 +22,7 @@ from whereformer import (
     EncoderForTokenClassification,
     load_pretrained,
 )
-from whereformer.models.loading import LoadingReport
+from whereformer.models.checkpoints.loading import LoadingReport
 
 SIZES = {
     "vocab_size": 50,

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.positions.stack import HEADS, WIDTH, build
 from whereformer import Positions
-from whereformer.attention import attention_weights
+from whereformer.kernels import attention_weights
 from whereformer.positions import transformer_xl
-
-from .stack import HEADS, WIDTH, build
 
 LAYER = 2
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.report.findings import FACTS, model_of
+from tests.report.pages import Page
 from whereformer.analysis.fit import TisaFit
-from whereformer.report.analyze import build_report, fitted_curve, kernels_of, write_report
-from whereformer.report.pictures import scatter_points
-
-from .findings import FACTS, model_of
-from .pages import Page
+from whereformer.experiments.analyze.pictures import scatter_points
+from whereformer.experiments.analyze.report import build_report, fitted_curve, kernels_of, write_report
 
 
 def heads_in(text):

@@ -4,11 +4,12 @@ import shutil
 
 import pytest
 
-from whereformer.report import analyze, compare, finetune
-
-from .findings import FACTS, model_of
-from .test_compare_report import results_of as compared
-from .test_finetune_report import results_of as finetuned
+from tests.report.findings import FACTS, model_of
+from tests.report.test_compare_report import results_of as compared
+from tests.report.test_finetune_report import results_of as finetuned
+from whereformer.experiments.analyze import report as analyze
+from whereformer.experiments.compare import report as compare
+from whereformer.experiments.finetune import report as finetune
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-from whereformer.report import figures, heads, write_report
-from whereformer.report.compare import build_report
-
-from .pages import Page
+from tests.report.pages import Page
+from whereformer.experiments.compare.report import build_report, write_report
+from whereformer.report import figures, heads
 
 LENGTH, LAYERS, HEADS = 16, 2, 3
 CANNOT = "learned covers positions 0 to 15 (max_length 16), got position {}; raise max_length"

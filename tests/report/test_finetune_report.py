@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from whereformer.report import finetune as report
-
-from .pages import Page
+from tests.report.pages import Page
+from whereformer.experiments.finetune import report
 
 MINUS, TO = "\N{MINUS SIGN}", "\N{EN DASH}"
 ODD = 'mine<b>&"own"'

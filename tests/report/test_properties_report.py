@@ -3,10 +3,9 @@
 import re
 from html.parser import HTMLParser
 
-from whereformer.report import properties as report
-from whereformer.tasks import ticks
-
-from ..tasks.test_ticks import data_of, losses_of
+from tests.experiments.test_properties_summary import data_of, losses_of
+from whereformer.experiments.properties import report
+from whereformer.experiments.properties import summary as ticks
 
 ODD_NAME = 'my<b>&"own"'
 

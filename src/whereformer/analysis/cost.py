@@ -19,11 +19,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.activations import ACT2FN
 
-from ..attention import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, blockwise
-from ..attention.call import Call, make_call
-from ..attention.choose import choose
-from ..attention.problem import GRADIENTS, Problem
-from ..attention.terms import Term
+from ..kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+from ..kernels.call import Call, make_call
+from ..kernels.choose import choose
+from ..kernels.cpu import blockwise
+from ..kernels.problem import GRADIENTS, Problem
+from ..kernels.terms import Term
 from ..models import Encoder, EncoderConfig, parse_blocks
 from ..models.encoder import SegmentScores, position_of
 from ..models.heads import MaskedLMHead

@@ -1,4 +1,4 @@
-"""What an analysis finds about a model's positions: filled by :mod:`whereformer.tasks.analyze`, drawn by its report."""
+"""What an analysis finds about a model's positions, as reports draw it."""
 
 from __future__ import annotations
 

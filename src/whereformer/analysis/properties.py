@@ -1,7 +1,7 @@
 """What a position method can do, measured: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
 
-Each function measures one thing and judges nothing; :mod:`whereformer.tasks.ticks` has the thresholds. (The column
-"inductive" is not here: it is a matter of training, see :mod:`whereformer.tasks.properties`.)
+Each function measures one thing and judges nothing: thresholds stand in ``experiments/properties/summary.py``. The
+column "inductive" is missing here because it takes training; ``experiments/properties/run.py`` measures it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..attention import Positions, attention
+from ..kernels import Positions, attention
 from ..models.encoder import Encoder, Layer, Place
 from ..models.heads import EncoderForMaskedLM
 from ..positions import Position, PositionRangeError, build_position

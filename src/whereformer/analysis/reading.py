@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..attention import Positions
-from ..attention.call import make_call
-from ..attention.reference import attention_scores
+from ..kernels import Positions
+from ..kernels.call import make_call
+from ..kernels.reference import attention_scores
 from ..models import Encoder
 from ..models.encoder import Layer, Place
 from ..models.pooling import Sequence

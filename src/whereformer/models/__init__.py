@@ -18,6 +18,7 @@ from transformers import (  # noqa: E402
 )
 
 from .attach import attach, detach, load_attached  # noqa: E402
+from .checkpoints.pretrained import from_authors_weights, load_pretrained, to_transformers  # noqa: E402
 from .config import Block, EncoderConfig, parse_blocks  # noqa: E402
 from .electra import Electra  # noqa: E402
 from .encoder import Encoder  # noqa: E402
@@ -28,7 +29,6 @@ from .heads import (  # noqa: E402
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
-from .pretrained import from_authors_weights, load_pretrained, to_transformers  # noqa: E402
 from .seq2seq import Seq2SeqForConditionalGeneration  # noqa: E402
 from .seq2seq_config import Seq2SeqConfig  # noqa: E402
 

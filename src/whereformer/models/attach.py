@@ -23,9 +23,9 @@ from transformers.masking_utils import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
-from ..attention import DenseBias, OffsetBias, Positions, Term, attention, attention_weights
+from ..kernels import DenseBias, OffsetBias, Positions, Term, attention, attention_weights
 from ..positions import Position, Sum, build_position
-from .pretrained import read_weights
+from .checkpoints.pretrained import read_weights
 
 Undo = list[Callable[[], None]]
 """What takes back what was done, in the order in which it was done."""

@@ -14,11 +14,11 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..attention import FactorPair, Positions, PositionsLike, Term, attention, attention_weights
-from ..linear import is_watched, project
+from ..kernels import FactorPair, Positions, PositionsLike, Term, attention, attention_weights
+from ..kernels.cpu.products import is_watched, project
 from ..positions import Position, build_position
+from .checkpoints.loading import LoadingReport
 from .config import EncoderConfig, parse_blocks
-from .loading import LoadingReport
 from .pooling import Sequence, unpool
 from .seq2seq_config import Seq2SeqConfig
 

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
-from ..linear import project
+from ..kernels.cpu.products import project
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel, check_shape
 

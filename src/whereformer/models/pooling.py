@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..attention import Positions, PositionsLike
+from ..kernels import Positions, PositionsLike
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from ..attention import Positions
-from ..linear import project
+from ..kernels import Positions
+from ..kernels.cpu.products import project
 from ..positions import Position, Sum, build_position
 from .encoder import Attention, Earlier, Layer, Place, check_shape
 from .pooling import Sequence

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..attention.terms import PositionsLike, Term
+from ..kernels.terms import PositionsLike, Term
 from .base import ModelShape, OffsetFunction
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..attention.terms import (
+from ..kernels.terms import (
     DenseBias,
     OffsetBias,
     Positions,
@@ -20,7 +20,7 @@ from ..attention.terms import (
     offsets_between,
     position_values,
 )
-from ..attention.tracing import are_numbers, can_look
+from ..kernels.tracing import are_numbers, can_look
 
 
 class PositionRangeError(ValueError):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..attention.precision import without_autocast
-from ..attention.terms import DenseBias, PositionsLike, Term, offsets_between, position_values
+from ..kernels.precision import without_autocast
+from ..kernels.terms import DenseBias, PositionsLike, Term, offsets_between, position_values
 from .base import ModelShape, Position, as_offsets, float_dtype
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..attention.precision import without_autocast
-from ..attention.terms import Positions, PositionsLike
+from ..kernels.precision import without_autocast
+from ..kernels.terms import Positions, PositionsLike
 from .base import ModelShape, Position, float_dtype, table_rows
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..attention.terms import PositionsLike
+from ..kernels.terms import PositionsLike
 from .base import ModelShape, Position, table_rows
 
 

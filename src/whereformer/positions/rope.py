@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention.terms import PositionsLike, position_values
+from ..kernels.terms import PositionsLike, position_values
 from .base import ModelShape, Position
 
 LAYOUTS = ("half", "interleaved")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention.terms import OffsetKeys, OffsetValues, PositionsLike, Term
+from ..kernels.terms import OffsetKeys, OffsetValues, PositionsLike, Term
 from .base import ModelShape, Position
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..attention.terms import PositionsLike, position_values
+from ..kernels.terms import PositionsLike, position_values
 from .base import ModelShape, Position
 
 LAYOUTS = ("interleaved", "blocks")

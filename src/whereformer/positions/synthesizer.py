@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention.terms import DenseBias, FactorPair, PositionsLike, Term
-from ..linear import linear
+from ..kernels.cpu.products import linear
+from ..kernels.terms import DenseBias, FactorPair, PositionsLike, Term
 from .base import ModelShape, Position, table_rows
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention.terms import FactorPair, PositionsLike, Term, position_values
+from ..kernels.terms import FactorPair, PositionsLike, Term, position_values
 from .base import ModelShape, OffsetFunction, whole_offsets
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..attention.terms import PositionsLike
-from ..attention.tracing import can_look
+from ..kernels.terms import PositionsLike
+from ..kernels.tracing import can_look
 from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
 
 

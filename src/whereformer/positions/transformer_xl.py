@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention.terms import (
+from ..kernels.cpu.products import linear, transforming
+from ..kernels.terms import (
     FactorPair,
     OffsetBias,
     OffsetKeys,
@@ -20,7 +21,6 @@ from ..attention.terms import (
     offset_step,
     position_values,
 )
-from ..linear import linear, transforming
 from .base import ModelShape, Position
 
 FORMS = ("shifted", "factorized")

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..attention.terms import FactorPair, PositionsLike, Term
-from ..linear import project
+from ..kernels.cpu.products import project
+from ..kernels.terms import FactorPair, PositionsLike, Term
 from .base import ModelShape, Position, table_rows
 
 

@@ -1,0 +1,120 @@
+"""``whereformer analyze``: what a model learned about position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from ..errors import InputError
+from ..experiments.settings import check_range
+
+
+@dataclass(frozen=True)
+class Analyze:
+    """What did a model learn about position? Reads it off the weights, fits and names every head, and draws it.
+
+    As in the TISA paper: how Toeplitz the position embeddings are (whether near and far is all that they know), and
+    what position alone adds to each head's scores, as a heatmap, as a curve over offsets, and as TISA's kernels. For
+    methods that act in every layer, in every layer. Over text, how much of the attention the offset alone explains.
+
+    Takes BERT, ALBERT, RoBERTa, ELECTRA and Funnel-Transformer of transformers and models of this library; of others,
+    as GPT-2, BART, DistilBERT, ViT or T5, the table of position embeddings or of buckets is looked at alone. Several
+    models are compared; a folder with checkpoint-* folders (as `whereformer pretrain` makes) shows how they became what
+    they are. Writes report.html (open it in a browser), results.json and pictures.
+    """
+
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")] = ()
+    """Folders, or ids on the Hugging Face Hub."""
+
+    scores: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = None
+    """A score of each model, as its GLUE average, that Toeplitzness is held against."""
+
+    length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Positions to look at. Default: those that the model was made for, 512 at most."""
+
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")] = ()
+    """Text to measure attention over: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the
+    documentation inside the running Python."""
+
+    column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
+
+    text: bool = True
+    """Whether attention over text is measured, which takes longer than all else."""
+
+    tokens: int = 8192
+    """Tokens of text to measure it over."""
+
+    max_kernels: int = 5
+    """Fit TISA with 1, 2, ... up to so many kernels to each head's curve."""
+
+    threads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Threads on the CPU. Default: torch's."""
+
+    out: Path = Path("runs/analyze")
+    """Folder for the results."""
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        check_range(self, length=(1, 2**16), tokens=(1, float("inf")), max_kernels=(1, 16), threads=(1, 2**20))
+        if not self.models:
+            raise InputError("MODEL: expected at least one folder or id on the Hugging Face Hub, got none")
+        if not self.text and (self.data or self.column):
+            raise InputError("--no-text: reads no text, so it goes without --data and --column")
+        import torch
+
+        from ..data import corpus
+        from ..experiments.analyze import report
+        from ..experiments.analyze import run as analyze
+        from ..runs.folder import open_folder
+        from ..runs.machine import machine
+        from .terminal import Bar, print_analysis, say
+
+        sources = analyze.sources_of(self.models, analyze.parsed_scores(self.scores))
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        with open_folder(self.out):
+            pages = None
+            if self.text:
+                with console.status("reading the text"):
+                    documents = corpus.documents_of(self.data, self.column)
+                    pages = analyze.pages_of(documents)
+            options = analyze.Options(
+                length=self.length,
+                max_kernels=self.max_kernels,
+                pages=pages,
+                text_source=corpus.source_of(self.data),
+                text_needed=bool(self.data),
+                tokens=self.tokens,
+            )
+            with Bar(console) as progress:
+                models, notes = analyze.analyze(sources, options, progress)
+            facts = analyze.facts_of(options, self._words(), notes, machine(torch.device("cpu")))
+            analyze.write_results(models, facts, self.out / "results.json")
+            print_analysis(console, models)
+            with console.status("drawing"):
+                written = report.write_report(models, facts, self.out)
+            pictures = len(written) - 1
+            say(
+                console,
+                f"wrote {self.out / 'report.html'} (open it in a browser), {self.out / 'results.json'}"
+                + (f" and {pictures} pictures in {self.out / 'pictures'}" if pictures else ""),
+            )
+
+    def _words(self) -> list[str]:
+        """The command that does it again."""
+        words = ["whereformer", "analyze", *self.models]
+        for option in ("scores", "length", "column", "threads"):
+            value = getattr(self, option)
+            words += [] if value is None else [f"--{option}", str(value)]
+        words += ["--data", *self.data] if self.data else []
+        words += [] if self.text else ["--no-text"]
+        if self.tokens != Analyze.tokens:
+            words += ["--tokens", str(self.tokens)]
+        if self.max_kernels != Analyze.max_kernels:
+            words += ["--max-kernels", str(self.max_kernels)]
+        return [*words, "--out", str(self.out)]

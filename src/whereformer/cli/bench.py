@@ -1,0 +1,203 @@
+"""``whereformer bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from ..errors import InputError, fail
+from .arguments import find_device, split
+
+if TYPE_CHECKING:
+    from ..experiments.bench.cases import Way
+    from ..experiments.bench.run import Settings
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How fast is attention with positions on this machine, compared with attention that has none?
+
+    Every way is checked against the float64 reference first, output and gradients. Then all are timed in turns, and
+    each time is divided by that of torch's own attention without positions ("sdpa") in the same round: 1.00 is as if
+    positions cost nothing, 2.00 twice the time. "sdpa+bias" is what most code does today: an (n, n) bias handed to
+    torch's attention. Forward is without gradients, training forward and backward with all of them.
+
+    Writes results.json, results.csv and plot.svg. Ctrl-C keeps what is measured; a later run with other terms or
+    lengths adds to the folder.
+
+    With --tune it measures something else: the thresholds by which attention on the CPU chooses between its ways (how
+    few scores are written out, how many are worked on at a time...), which whereformer has by family of processors.
+    It prints which values would be faster here, and the lines for tuning.py.
+    """
+
+    tune: bool = False
+    """Measure the thresholds of attention on this CPU instead, in about five minutes; with --quick at fewer lengths, in
+    less than one. Of the other options it takes --rounds (default 9, with --quick 5), --batch (of up to 256 tokens; 1
+    beyond), --heads, --head-dim and --out, and writes PATH/tune.json only with that."""
+
+    terms: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = None
+    """What positions add: bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values), factors
+    (a product of rank 66, as in TUPE), dense (a number per pair), and bias once more where queries are every second
+    token (funnel), in a batch of different lengths (padded), and causal; "all" takes every one. Default: bias,t5,shaw
+    (with --quick: bias)."""
+
+    lengths: Annotated[str | None, tyro.conf.arg(metavar="N,N")] = None
+    """Tokens of a sequence. Default: 128,512,2048 (with --quick: 128,512)."""
+
+    dtypes: Annotated[str | None, tyro.conf.arg(metavar="A,B")] = None
+    """float32, bfloat16 or float16. Default: float32, on a GPU bfloat16."""
+
+    backends: Annotated[str, tyro.conf.arg(metavar="A,B")] = "auto"
+    """Backends of whereformer.attention: "auto" chooses for the call, "reference" is the plain formula."""
+
+    rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """How often each way is timed. Default: 7 (with --quick: 3)."""
+
+    quick: bool = False
+    """A first look in less than a minute."""
+
+    batch: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Sequences at a time. Default: 4, and 1 for more than 2048 tokens."""
+
+    heads: int = 12
+    """Attention heads."""
+
+    head_dim: int = 64
+    """Width of a head."""
+
+    threads: int = 1
+    """Threads on the CPU. With one, time is the process's CPU time, which other programs disturb least."""
+
+    memory_limit: Annotated[float | None, tyro.conf.arg(metavar="GIB")] = None
+    """What would need more GiB is not tried, and the table says so. Default: half of what is free."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; "auto" takes a GPU if there is one."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """Folder for the results. Default: runs/bench."""
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        if self.tune:
+            self._tune(console)
+        else:
+            self.measure(console)
+
+    def _tune(self, console: Console) -> None:
+        """Measure the thresholds."""
+        from ..experiments.bench import tune
+        from ..runs.folder import open_folder
+        from .terminal import Bar, print_tuning, say
+
+        for name in ("terms", "lengths", "dtypes", "backends", "threads", "memory_limit", "device"):
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise InputError(f"--{name.replace('_', '-')}: not with --tune, whose calls are its own, on the CPU")
+        self._check_numbers()
+        sizes = tune.Sizes(
+            rounds=self.rounds or (5 if self.quick else 9),
+            quick=self.quick,
+            batch=self.batch or tune.Sizes.batch,
+            heads=self.heads,
+            head_dim=self.head_dim,
+        )
+        rows: list[tune.Row] = []
+        interrupted = False
+        with nullcontext() if self.out is None else open_folder(self.out):
+            with Bar(console) as progress:
+                try:
+                    tune.run(sizes, rows.append, progress)
+                except KeyboardInterrupt:
+                    interrupted = True
+            if rows:
+                print_tuning(console, rows)
+            if rows and self.out is not None:
+                tune.write(self.out / "tune.json", rows, sizes)
+                say(console, f"wrote {self.out / 'tune.json'}")
+        if interrupted:
+            raise SystemExit(fail("interrupted; above is what was measured", 130))
+
+    def measure(self, console: Console, peers: Sequence[Way] = (), out: Path = Path("runs/bench")) -> None:
+        """Do it with more ways to compare with, and another default folder."""
+        from ..experiments.bench import cases
+        from ..experiments.bench import run as bench
+        from ..experiments.bench.report import write_plot
+        from ..runs.folder import open_folder
+        from .terminal import Bar, print_bench, say
+
+        settings = self._settings()
+        names = self._backends(settings)
+        ways = [*map(cases.backend, names), cases.DENSE, *peers]
+        out = self.out or out
+        with open_folder(out):
+            results = bench.Results(out, settings.device)
+            measured: list[bench.Row] = []
+
+            def keep(rows: list[bench.Row]) -> None:
+                measured.extend(rows)
+                results.add(rows)
+
+            interrupted = False
+            with Bar(console) as progress:
+                try:
+                    bench.Bench(settings, ways, keep, progress).run()
+                except KeyboardInterrupt:
+                    interrupted = True
+            if measured:
+                print_bench(console, measured)
+                written = [results.path, results.csv]
+                if write_plot(list(results.rows.values()), names[0], out / "plot.svg"):
+                    written.append(out / "plot.svg")
+                say(console, f"wrote {', '.join(map(str, written))}")
+            if interrupted:
+                raise SystemExit(fail("interrupted; what is measured is kept", 130))
+
+    def _settings(self) -> Settings:
+        from ..experiments.bench import cases
+        from ..experiments.bench import run as bench
+
+        self._check_numbers()
+        if self.memory_limit is not None and not 0 < self.memory_limit < float("inf"):
+            raise InputError(f"--memory-limit: expected a positive number, got {self.memory_limit}")
+        device = find_device(self.device)
+        kinds = self.terms or ("bias" if self.quick else "bias,t5,shaw")
+        lengths = []
+        for text in split("lengths", self.lengths or ("128,512" if self.quick else "128,512,2048")):
+            if not text.isdecimal() or int(text) < 1:
+                raise InputError(f"--lengths: expected numbers of at least 1, got {text!r}")
+            lengths.append(int(text))
+        return bench.Settings(
+            kinds=list(cases.KINDS) if kinds == "all" else split("terms", kinds, list(cases.KINDS)),
+            lengths=lengths,
+            dtypes=split(
+                "dtypes", self.dtypes or ("float32" if device.type == "cpu" else "bfloat16"), list(cases.DTYPES)
+            ),
+            device=device,
+            memory_limit=int(self.memory_limit * 2**30) if self.memory_limit else bench.free_memory(device) // 2,
+            batch=self.batch,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            rounds=self.rounds or (3 if self.quick else 7),
+            threads=self.threads,
+        )
+
+    def _check_numbers(self) -> None:
+        for name in ("rounds", "batch", "heads", "head_dim", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+
+    def _backends(self, settings: Settings) -> list[str]:
+        from ..experiments.bench import run as bench
+        from ..kernels.choose import BACKENDS
+
+        names = split("backends", self.backends, BACKENDS)
+        for name in names:
+            bench.check_backend(name, settings)
+        return names

@@ -1,0 +1,173 @@
+"""``whereformer compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from ..errors import InputError
+from .arguments import find_device
+
+if TYPE_CHECKING:
+    from ..experiments.compare.run import Sizes
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Which position method suits your text? Trains the same small encoder once per method and compares.
+
+    By default the text is the documentation inside the running Python: about 2 MB, nothing is downloaded. All methods
+    start from the same weights and see the same batches and masks, so that only position differs. Writes report.html
+    (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
+    EncoderForMaskedLM.from_pretrained). If it is interrupted, the same command continues with what is missing.
+    """
+
+    positions: Annotated[str | None, tyro.conf.arg(metavar="A,B,C+D")] = None
+    """Methods to compare, split by commas; "a+b" uses both at once, "all" takes every method. Default: none,
+    sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
+
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")] = ()
+    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl."""
+
+    column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
+
+    out: Path = Path("runs/compare")
+    """Folder for the results."""
+
+    quick: bool = False
+    """A first look in about a minute: fewer methods and steps; too few for small differences."""
+
+    blocks: str = "4"
+    """Layers: "4" are four, "1x4" is one layer used four times, "2-2" a funnel, halving the sequence between blocks."""
+
+    decoder_layers: Annotated[str | None, tyro.conf.arg(metavar="LAYERS")] = None
+    """Full-length layers after the blocks of a funnel. Default: 1 where there are several blocks."""
+
+    length: int = 64
+    """Tokens of a training window. Held-out text is judged at this length and at 2 and 4 times it."""
+
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Training steps of each method. Default: 2400, with --quick 400."""
+
+    seeds: int = 1
+    """Repeat everything with so many seeds; the table then shows medians and ranges."""
+
+    seed: int = 0
+    """The first seed."""
+
+    batch_size: int = 16
+    """Windows of a training step."""
+
+    hidden_size: int = 64
+    """Width of the encoder."""
+
+    num_heads: int = 2
+    """Attention heads; they must divide the width."""
+
+    vocab_size: int = 1024
+    """Size of the WordPiece vocabulary that is trained on the text."""
+
+    mask_rate: float = 0.4
+    """Share of tokens to predict in training. Held-out text always has 15%."""
+
+    learning_rate: float = 8e-3
+    """The learning rate's peak."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; "auto" takes a GPU if there is one."""
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        from ..data import corpus
+        from ..experiments.compare import run as compare
+        from ..experiments.compare import summary as ranking
+        from ..experiments.compare.report import write_report
+        from ..positions import position_names
+        from ..runs.folder import open_folder
+        from .terminal import Bar, print_ranking, say
+
+        names: Sequence[str] = compare.QUICK_POSITIONS if self.quick else compare.DEFAULT_POSITIONS
+        if self.positions is not None:
+            names = position_names() if self.positions == "all" else self.positions.split(",")
+        sizes = self.sizes()
+        names = compare.check_positions(names, sizes)
+        device = find_device(self.device)
+        with open_folder(self.out):
+            with console.status("reading the text and training a tokenizer"):
+                documents = corpus.documents_of(self.data, self.column)
+                results = compare.Results(self.out, sizes, corpus.fingerprint(documents), device.type)
+                text = compare.prepare_text(documents, sizes, self.data, self.column, self.out)
+            console.print(
+                f"{text.facts['training_tokens']:,} training and {text.facts['held_out_tokens']:,} held-out tokens "
+                f"from {text.facts['source']}; guessing by frequency: loss {text.facts['unigram_entropy']:.2f}",
+                highlight=False,
+            )
+            with Bar(console) as progress:
+                compare.run(results, sizes, names, range(self.seed, self.seed + self.seeds), text, device, progress)
+            rows = ranking.rank(results.data)
+            report = self.out / "report.html"
+            write_report(results.data, report)
+            print_ranking(console, rows, self.length)
+            console.print(ranking.verdict(rows, results.data), style="bold", highlight=False)
+            say(console, f"wrote {report} (open it in a browser) and {results.path}")
+
+    def sizes(self) -> Sizes:
+        """All that decides a result besides text, method and seed.
+
+        Raises:
+            InputError: for an option out of range.
+        """
+        from ..experiments.compare import run as compare
+
+        self._check()
+        return compare.Sizes(
+            blocks=self.blocks,
+            decoder_layers=self._decoder_layers(),
+            length=self.length,
+            steps=self.steps or (compare.QUICK_STEPS if self.quick else compare.DEFAULT_STEPS),
+            batch_size=self.batch_size,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            vocab_size=self.vocab_size,
+            mask_rate=self.mask_rate,
+            learning_rate=self.learning_rate,
+        )
+
+    def _decoder_layers(self) -> str:
+        if self.decoder_layers is not None:
+            return self.decoder_layers
+        return "1" if "-" in self.blocks else "0"
+
+    def _check(self) -> None:
+        from ..models import EncoderConfig
+
+        least = {
+            "length": 8,
+            "seeds": 1,
+            "seed": 0,
+            "batch_size": 1,
+            "hidden_size": 1,
+            "num_heads": 1,
+            "vocab_size": 64,
+            "steps": 1,
+        }
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise InputError(f"--{name.replace('_', '-')}: expected at least {smallest}, got {value}")
+        if self.hidden_size % self.num_heads:
+            raise InputError(f"--num-heads: {self.num_heads} heads do not divide hidden_size {self.hidden_size}")
+        try:
+            EncoderConfig(blocks=self.blocks, decoder_layers=self._decoder_layers()).require_full_length()
+        except ValueError as error:
+            raise InputError(f"--{str(error).replace('_', '-', 1)}") from None
+        if not 0 < self.mask_rate < 1:
+            raise InputError(f"--mask-rate: expected a share between 0 and 1, got {self.mask_rate}")
+        if not 0 < self.learning_rate < float("inf"):
+            raise InputError(f"--learning-rate: expected a positive number, got {self.learning_rate}")

@@ -1,0 +1,166 @@
+"""``whereformer cost``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from .. import analysis
+
+
+MOST = 2**20
+"""What a size given to ``cost`` may be at most; numbers of bytes beyond are none that torch can hold."""
+MOST_LAYERS = 1000
+"""And layers, each of which is looked at: as many as the deepest Transformers have; that takes seconds."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What does an encoder cost? FLOPs, parameters and memory, counted without building it.
+
+    FLOPs are two for each multiply-add of a matrix product, and compared with BERT-base at the same length. A
+    Funnel-Transformer is --blocks 4-4-4 --decoder-layers 2 --position transformer_xl --segments attention
+    --no-query-bias.
+    """
+
+    blocks: str = "12"
+    """Layers: "12" are twelve, "1x12" is one used twelve times, "4-4-4" pools between its blocks."""
+
+    decoder_layers: str = "0"
+    """Full-length layers after pooled blocks, as "2" or "1x2"."""
+
+    decoder: bool = True
+    """Whether the decoder is there; a model that classifies sequences leaves it out."""
+
+    hidden_size: int = 768
+    """Width of the encoder."""
+
+    num_heads: int = 12
+    """Attention heads."""
+
+    head_dim: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Width of a head. Default: the encoder's width divided by the heads."""
+
+    intermediate_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Width within the feed-forward networks. Default: four times the encoder's."""
+
+    embedding_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Width of the token embeddings. Default: the encoder's."""
+
+    vocab_size: int = 30522
+    """Tokens in the vocabulary."""
+
+    position: str = "learned"
+    """A position method, or several joined by "+"."""
+
+    segments: Literal["embedding", "attention"] = "embedding"
+    """Where token types act: added to the embeddings (BERT), or to the scores (Funnel)."""
+
+    query_bias: bool = True
+    """Whether the queries' projection has a bias."""
+
+    pool_query_only: bool = True
+    """Whether the layer that halves the sequence still attends to the whole of it."""
+
+    separate_cls: bool = True
+    """Whether the first token is [CLS] and stays itself in every pooling."""
+
+    truncate_seq: bool = True
+    """Whether pooling drops the last token, so that 512 become 256."""
+
+    length: int = 512
+    """Tokens of a sequence."""
+
+    batch_size: int = 1
+    """Sequences at a time."""
+
+    predictions: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Tokens of a sequence that the masked-LM head predicts. Default: all; there is no such head where blocks pool
+    without a decoder."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of parameters and activations."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where it would run; it need not be there."""
+
+    paper: bool = False
+    """Print what the Funnel-Transformer paper's models cost relative to BERT-base instead, counted as in the authors'
+    code; of the other options only --out counts."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    """A file to write the numbers to, as JSON."""
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        from ..analysis import paper_table
+        from ..files import write_atomically
+        from .terminal import print_paper_flops, say
+
+        if self.out is not None and self.out.is_dir():
+            raise InputError(f"--out: expected a file, got the folder {str(self.out)!r}")
+        data: Any
+        if self.paper:
+            rows = paper_table()
+            data = [{"model": row.model, **row.relative} for row in rows]
+            print_paper_flops(console, rows)
+        else:
+            found = self._count()
+            data = found.to_dict()
+            say(console, str(found))
+        if self.out is not None:
+            write_atomically(self.out, json.dumps(data, indent=2, allow_nan=False) + "\n")
+            say(console, f"wrote {self.out}")
+
+    def _count(self) -> analysis.Cost:
+        import torch
+
+        from ..analysis import cost
+        from ..models import EncoderConfig, parse_blocks
+
+        sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
+        for name in (*sizes, "length", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MOST:
+                limit = "at least 1" if value < 1 else f"at most {MOST}"
+                raise InputError(f"--{name.replace('_', '-')}: expected {limit}, got {value}")
+        try:
+            config = EncoderConfig(
+                num_attention_heads=self.num_heads,
+                max_position_embeddings=max(512, self.length),
+                **{
+                    name: getattr(self, name)
+                    for name in (each.name for each in fields(self))
+                    if name in EncoderConfig.__dataclass_fields__
+                },
+            )
+            for name in ("blocks", "decoder_layers"):
+                given = getattr(config, name)
+                layers = 0 if given == "0" else sum(block.layers * block.repeats for block in parse_blocks(given))
+                if layers > MOST_LAYERS:
+                    raise ValueError(f"{name}: expected at most {MOST_LAYERS} layers, got {layers}")
+            return cost(
+                config,
+                self.length,
+                self.batch_size,
+                predictions=self.predictions,
+                decoder=self.decoder,
+                dtype=getattr(torch, self.dtype),
+                device=self.device,
+            )
+        except ValueError as error:
+            name, _, reason = str(error).partition(": ")
+            if name == "num_attention_heads":
+                name = "num_heads"
+            if name not in {each.name for each in fields(self)}:
+                # Of the method itself, which does not know what it was asked for by.
+                name, reason = "position", str(error)
+            raise InputError(f"--{name.replace('_', '-')}: {reason}") from None

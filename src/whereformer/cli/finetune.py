@@ -1,0 +1,115 @@
+"""``whereformer finetune``."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from ..errors import InputError
+from ..experiments.finetune.settings import DataSettings, TuningSettings
+from ..experiments.settings import check_range, listed
+from .arguments import find_device
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """What does a position method add to a pretrained model? Fine-tunes it with and without, on GLUE or your own task.
+
+    As in Table 3 of the TISA paper: each task is fine-tuned with several seeds, by default with 0, 1, 3 and 5 kernels
+    of TISA added to the model's position embeddings, and the table has medians with their range, the largest gain over
+    the baseline and what share of its errors that is. Writes results.json, results.md and report.html (with what each
+    head learned). Ctrl-C keeps every finished run; the same command continues with what is missing.
+    """
+
+    model: Annotated[str, tyro.conf.arg(metavar="PATH_OR_ID")]
+    """The pretrained model: a folder, or an id on the Hugging Face Hub."""
+
+    tokenizer: Annotated[str | None, tyro.conf.arg(metavar="PATH_OR_ID")] = None
+    """Its tokenizer, if it isn't where the model is."""
+
+    position: Annotated[str, tyro.conf.arg(metavar="A,B+C")] = "learned+tisa"
+    """Position methods, each with a table of its own: "learned+tisa" adds to the model's position embeddings, "tisa"
+    takes their place, "own" leaves the model as it is; `whereformer positions` lists others."""
+
+    kernels: Annotated[str, tyro.conf.arg(metavar="N,N")] = "0,1,3,5"
+    """TISA's kernels a head; 0 is the baseline, the same without."""
+
+    seeds: int = 5
+    """Repeat every run with so many seeds."""
+
+    seed: int = 0
+    """The first seed."""
+
+    out: Path = Path("runs/finetune")
+    """Folder for the results."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; "auto" takes a GPU if there is one."""
+
+    threads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Threads on the CPU. Default: torch's."""
+
+    dry_run: bool = False
+    """Only check everything and print what would be done."""
+
+    of: tyro.conf.OmitArgPrefixes[DataSettings] = field(default_factory=DataSettings)
+    tuning: tyro.conf.OmitArgPrefixes[TuningSettings] = field(default_factory=TuningSettings)
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        data, tuning = self.of.checked(), self.tuning.checked()
+        check_range(self, seeds=(1, 2**20), seed=(0, 2**31), threads=(1, 2**20))
+        kernels = []
+        for text in listed("kernels", self.kernels):
+            if not text.isdecimal():
+                raise InputError(f"--kernels: expected numbers of at least 0, got {text!r}")
+            kernels.append(int(text))
+        import torch
+
+        from ..data import glue
+        from ..experiments.finetune import run as finetune
+        from ..experiments.finetune import summary as gains
+        from ..experiments.finetune import variants
+        from ..runs.folder import open_folder
+        from .terminal import Bar, print_finetuning, print_gains
+
+        settings = variants.settings_of(listed("position", self.position), sorted(set(kernels)))
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        seeds = list(range(self.seed, self.seed + self.seeds))
+        tokenizer = finetune.load_tokenizer(self.model, self.tokenizer)
+        with ExitStack() as stack:
+            if not self.dry_run:
+                stack.enter_context(open_folder(self.out))
+            with console.status("reading rows and models"):
+                tasks = glue.load(data)
+                job = finetune.Job(self.model, tokenizer, tasks, settings, seeds, tuning, find_device(self.device))
+                encoded, facts = finetune.prepare(job)
+            results = finetune.Results(self.out, job, encoded, facts)
+            print_finetuning(console, job, encoded, facts)
+            if self.dry_run:
+                return
+            with Bar(console) as progress:
+                finetune.run(job, encoded, results, self.out, progress)
+            print_gains(console, gains.tables(results.data))
+            self._write(console, results.data)
+
+    def _write(self, console: Console, results: dict[str, Any]) -> None:
+        """The table as text and as a page."""
+        from ..experiments.finetune import report
+        from ..files import write_atomically
+        from .terminal import say
+
+        files = {"results.md": report.build_markdown(results), "report.html": report.build_report(results)}
+        for name, text in files.items():
+            write_atomically(self.out / name, text)
+        written = " and ".join(str(self.out / name) for name in ("results.json", "results.md"))
+        say(console, f"wrote {self.out / 'report.html'} (open it in a browser), {written}")

@@ -1,0 +1,78 @@
+"""The command line: parse, call, print. Bad input gives one line (or the parser's own box) and exit code 2."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Union, cast
+
+import tyro
+from rich.console import Console
+
+from .. import __version__
+from ..errors import InputError, fail
+from .analyze import Analyze
+from .bench import Bench
+from .compare import Compare
+from .cost import Cost
+from .distill_positions import DistillPositions
+from .finetune import Finetune
+from .positions import ListPositions
+from .pretrain import Pretrain
+from .properties import Properties
+from .translate import Translate
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "compare": Compare,
+    "bench": Bench,
+    "pretrain": Pretrain,
+    "finetune": Finetune,
+    "translate": Translate,
+    "analyze": Analyze,
+    "distill-positions": DistillPositions,
+    "properties": Properties,
+    "cost": Cost,
+    "positions": ListPositions,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the ``whereformer`` command."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given == ["--version"]:
+        print(f"whereformer {__version__}")
+        return
+    # A list of commands has a paragraph of each; who asks for one of them wants all of it.
+    parsers = (
+        Annotated[
+            Any,
+            tyro.conf.subcommand(
+                name, constructor=command, description=None if name in given[:1] else _summary(command)
+            ),
+        ]
+        for name, command in COMMANDS.items()
+    )
+    command = tyro.cli(
+        cast(Any, Union[tuple(parsers)]),  # noqa: UP007  # as many as there are commands
+        prog="whereformer",
+        description="Where a token is, as a swappable, inspectable, fast part of self-attention.",
+        args=given,
+    )
+    execute(command.run)
+
+
+def _summary(command: Callable[..., Any]) -> str:
+    """The first paragraph of what a command says of itself."""
+    return (inspect.getdoc(command) or "").partition("\n\n")[0]
+
+
+def execute(work: Callable[[Console], None]) -> None:
+    """Do a command's work, with one line on stderr and an exit code if it can't be done."""
+    try:
+        # Without markup, because paths may hold brackets.
+        work(Console(markup=False, width=None if sys.stdout.isatty() else 100))
+    except (InputError, OSError) as error:
+        raise SystemExit(fail(str(error))) from None
+    except KeyboardInterrupt:
+        raise SystemExit(fail("interrupted; what is finished is kept, the same command continues", 130)) from None

@@ -1,0 +1,378 @@
+"""``whereformer translate``: train, run, score."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal, TextIO
+
+import tyro
+from rich.console import Console
+
+from ..errors import InputError, fail
+from ..experiments.settings import check_range
+from ..experiments.translate.settings import (
+    Decoding,
+    ParallelData,
+    TranslationTraining,
+    TranslatorSettings,
+    ValidationData,
+)
+from .arguments import find_device
+
+Device = Literal["auto", "cpu", "cuda"]
+Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+Threads = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a translation Transformer on parallel text, with any position method.
+
+    Text is two aligned files (--source, --target) or tables (--data, --columns). From it a joint subword vocabulary is
+    learned; pairs with an empty or too long line are left out and counted. --out gets model/ (the mean of the last
+    checkpoints, which are in averaging/, and the tokenizer), results.json, checkpoints/ and, if TensorBoard is
+    installed, tensorboard/. Ctrl-C finishes the step and saves; the same command continues, to the same weights.
+    """
+
+    parallel: tyro.conf.OmitArgPrefixes[ParallelData] = field(default_factory=ParallelData)
+    judged: tyro.conf.OmitArgPrefixes[ValidationData] = field(default_factory=ValidationData)
+
+    out: Path = Path("runs/translate")
+    """Folder for the model and all else."""
+
+    device: Device = "auto"
+    """Where to train; "auto" takes a GPU if there is one."""
+
+    threads: Threads = None
+    """Threads on the CPU. Default: torch's."""
+
+    dry_run: bool = False
+    """Only print sizes, parameters and how often the text is read; train and write nothing."""
+
+    model: tyro.conf.OmitArgPrefixes[TranslatorSettings] = field(default_factory=TranslatorSettings)
+    training: tyro.conf.OmitArgPrefixes[TranslationTraining] = field(default_factory=TranslationTraining)
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        data, model, training = self.parallel.checked(), self.model.checked(), self.training.checked()
+        validation = self.judged.parallel(data.columns)
+        check_range(self, threads=(1, 2**20))
+        from ..data import parallel
+        from ..experiments.translate import run as translation
+        from ..runs.folder import open_folder
+        from ..training import folder as run_folder
+        from .terminal import Bar, print_translation_plan, say
+
+        device = find_device(self.device)
+        _use(self.threads)
+        # Before the text is read and encoded, which may take long.
+        translation.build_config(model, training, training.vocab_size)
+        with ExitStack() as stack:
+            if not self.dry_run:
+                stack.enter_context(open_folder(self.out))
+            with console.status("reading the text"):
+                pairs = parallel.load(data)
+                if validation is None:
+                    pairs, held_out = parallel.hold_out("data" if data.data else "source", pairs)
+                else:
+                    held_out = parallel.load(validation)
+            if not self.dry_run:
+                folder = run_folder.Folder(self.out, translation.settings_of(model, training, pairs, held_out, device))
+                results = folder.finished()
+                if results is not None:
+                    say(console, f"{self.out} is finished already; nothing to do")
+                    self._tell(console, results)
+                    return
+            with console.status("learning a vocabulary, encoding the text"):
+                text = translation.prepare(pairs, held_out, training.vocab_size, training.max_length)
+                config = translation.build_config(model, training, text.facts["vocabulary"])
+                job = translation.Job(model, training, text, config, device)
+                plan = job.facts()
+            print_translation_plan(console, text.facts, plan, training.max_length)
+            if self.dry_run:
+                return
+            with Bar(console) as progress:
+                results = translation.run(job, folder, progress)
+            self._tell(console, results)
+
+    def _tell(self, console: Console, results: dict[str, Any]) -> None:
+        """Where everything is, how good it is, and how to use it."""
+        from ..training.judged import score_text
+        from .terminal import say
+
+        found = results.get("averaged", results["held_out"][-1])
+        scores = ", ".join(score_text(name, value) for name, value in found.items() if name not in ("step", "steps"))
+        mean = f" (mean of {len(results['averaged']['steps'])} checkpoints)" if "averaged" in results else ""
+        say(
+            console,
+            f"{results['step']:,} steps, {results['tokens_seen']:,} tokens in {results['seconds']:.0f} s; "
+            f"held-out {scores}{mean}",
+            f"wrote {self.out / 'model'} (model and tokenizer), {self.out / 'results.json'} and "
+            f"{self.out / 'checkpoints'}",
+            f"\nwhereformer translate run {self.out / 'model'} < lines.txt",
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """Translate lines: those of a file, or of the standard input.
+
+    There are as many lines in the output as in the input, in the same order; empty lines stay empty. At a time 1024
+    lines are read, translated with those of like length, and written. A line that is too long or not UTF-8 is an error
+    that names it; the translations of all lines before it are written first. Only translations go to the standard
+    output.
+    """
+
+    model: Model
+    """The folder of a training, or an id on the Hugging Face Hub."""
+
+    input: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None  # the option is to be --input
+    """Lines to translate. Default: the standard input."""
+
+    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """File for the translations. Default: the standard output."""
+
+    device: Device = "auto"
+    """Where to compute; "auto" takes a GPU if there is one."""
+
+    threads: Threads = None
+    """Threads on the CPU. Default: torch's."""
+
+    decoding: tyro.conf.OmitArgPrefixes[Decoding] = field(default_factory=Decoding)
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        decoding = self.decoding.checked()
+        check_range(self, threads=(1, 2**20))
+        with _opened(self.input) as stream:
+            from ..experiments.translate import translating
+            from .terminal import Bar
+
+            if self.output and self.input and self.output.resolve() == self.input.resolve():
+                raise InputError(f"--output: expected another file than --input, got {str(self.output)!r}")
+            translator = translating.load(self.model, decoding, find_device(self.device))
+            _use(self.threads)
+            window = 1 if self.input is None and stream.isatty() else translating.WINDOW
+            lines = translating.lines_of("input", str(self.input or "the standard input"), stream)
+            errors = Console(stderr=True, markup=False)
+            with ExitStack() as stack:
+                progress = None
+                if errors.is_terminal and window > 1:
+                    progress = stack.enter_context(Bar(errors))
+                    progress.begin("translating")
+                    # What a pipe is read for is gone.
+                    if self.input is not None and self.input.is_file():
+                        progress.start(_count_lines(self.input))
+                advance = (lambda count: None) if progress is None else progress.step
+                out = stack.enter_context(_writable(self.output))
+                _write(translator.stream(lines, window, advance), out)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good are translations? BLEU and chrF by sacrebleu, with signatures, and BLEU by the length of the source.
+
+    Give a model and parallel text, which it then translates, or a file of translations with their --references; a
+    --source beside them tells the lengths.
+    """
+
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
+    """The folder of a training, or an id on the Hugging Face Hub."""
+
+    parallel: tyro.conf.OmitArgPrefixes[ParallelData] = field(default_factory=ParallelData)
+
+    hypotheses: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Translations, instead of a model."""
+
+    references: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """What they ought to be, line by line."""
+
+    words: Annotated[str, tyro.conf.arg(metavar="N,N")] = "8,12,16,24"
+    """BLEU by length: most words of the sources in each part, but for the last."""
+
+    tokenize: Literal["13a", "intl", "zh", "char", "none"] = "13a"
+    """sacrebleu's tokenization of BLEU: zh for Chinese, char where words have no spaces."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """File for the scores, and what they were made with, as JSON."""
+
+    translations: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """File for the model's translations."""
+
+    device: Device = "auto"
+    """Where to compute; "auto" takes a GPU if there is one."""
+
+    threads: Threads = None
+    """Threads on the CPU. Default: torch's."""
+
+    decoding: tyro.conf.OmitArgPrefixes[Decoding] = field(default_factory=Decoding)
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        decoding, edges = self.decoding.checked(), self._edges()
+        check_range(self, threads=(1, 2**20))
+        for name in ("out", "translations"):
+            file = getattr(self, name)
+            if file is None:
+                continue
+            if not file.parent.is_dir():
+                raise InputError(f"--{name}: no such folder: {str(file.parent)!r}")
+            # Afterwards the translations would be lost.
+            if file.is_dir() or not os.access(file.parent, os.W_OK):
+                raise InputError(f"--{name}: cannot write {str(file)!r}")
+        import json
+
+        from ..experiments.translate import scoring
+        from ..files import write_atomically
+        from .terminal import print_scores, say
+
+        if self.model is None:
+            hypotheses, references, sources, facts = self._files()
+        else:
+            hypotheses, references, sources, facts = self._translated(console, decoding)
+        found = scoring.score(hypotheses, references, sources, edges=edges, tokenize=self.tokenize)
+        print_scores(console, found)
+        written = []
+        if self.translations is not None:
+            write_atomically(self.translations, "".join(f"{line}\n" for line in hypotheses))
+            written.append(str(self.translations))
+        if self.out is not None:
+            write_atomically(self.out, json.dumps({**facts, **found}, indent=1, ensure_ascii=False) + "\n")
+            written.append(str(self.out))
+        if written:
+            say(console, f"wrote {' and '.join(written)}")
+
+    def _files(self) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
+        """Lines of files, and by what they are told apart."""
+        from ..data.parallel import check_aligned, read_lines
+
+        if self.hypotheses is None:
+            raise InputError("MODEL: expected a model, or --hypotheses and --references, got none")
+        if self.references is None:
+            raise InputError("--references: expected a file beside --hypotheses, got none")
+        given = {"data": self.parallel.data, "target": self.parallel.target, "translations": self.translations}
+        for name, value in given.items():
+            if value:
+                raise InputError(f"--{name}: only with a model")
+        hypotheses, references = read_lines("hypotheses", self.hypotheses), read_lines("references", self.references)
+        check_aligned("hypotheses", self.hypotheses, hypotheses, self.references, references)
+        sources = references
+        if self.parallel.source is not None:
+            sources = read_lines("source", self.parallel.source)
+            check_aligned("source", self.parallel.source, sources, self.references, references)
+        facts = {"hypotheses": str(self.hypotheses), "references": str(self.references)}
+        return hypotheses, references, sources, facts
+
+    def _translated(
+        self, console: Console, decoding: Decoding
+    ) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
+        """What a model makes of the sources."""
+        for name in ("hypotheses", "references"):
+            if getattr(self, name) is not None:
+                raise InputError(f"--{name}: either a model or files, got both")
+        from ..data import parallel
+        from ..experiments.translate import translating
+        from .terminal import Bar
+
+        pairs = parallel.load(self.parallel.checked())
+        translator = translating.load(str(self.model), decoding, find_device(self.device))
+        _use(self.threads)
+        with Bar(Console(stderr=True, markup=False)) as progress:
+            progress.start(len(pairs))
+            progress.begin("translating")
+            hypotheses = translator.translate(pairs.source, progress.step)
+        facts = {"model": str(self.model), "text": pairs.name, **asdict(decoding)}
+        return hypotheses, pairs.target, pairs.source, facts
+
+    def _edges(self) -> list[int]:
+        parts = [part.strip() for part in self.words.split(",")]
+        edges = [int(part) for part in parts if part.isdecimal()]
+        if len(edges) < len(parts) or edges != sorted({*edges}) or edges[0] < 1:
+            raise InputError(f"--words: expected ascending numbers as 8,12,16, got {self.words!r}")
+        return edges
+
+
+@dataclass(frozen=True)
+class Translate:
+    """Translation with any position method: train a model on parallel text, translate lines with it, score it."""
+
+    command: Annotated[
+        Annotated[Train, tyro.conf.subcommand("train")]
+        | Annotated[Run, tyro.conf.subcommand("run")]
+        | Annotated[Score, tyro.conf.subcommand("score")],
+        # None is to stand before the names of the options.
+        tyro.conf.arg(name=""),
+    ]
+    """What to do."""
+
+    def run(self, console: Console) -> None:
+        """Do it."""
+        try:
+            self.command.run(console)
+        except KeyboardInterrupt:
+            # A training goes on from where it was; a translation that has begun says itself how far it is.
+            if isinstance(self.command, Train):
+                raise
+            raise SystemExit(fail("interrupted; nothing is written yet", 130)) from None
+
+
+def _use(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _opened(file: Path | None) -> Iterator[BinaryIO]:
+    """A file, or the standard input."""
+    if file is None:
+        yield sys.stdin.buffer
+        return
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise InputError(f"--input: cannot read {str(file)!r}: {error.strerror or error}") from None
+    with stream:
+        yield stream
+
+
+@contextmanager
+def _writable(file: Path | None) -> Iterator[TextIO]:
+    """A file, or the standard output; UTF-8 as what is read."""
+    if file is None:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")
+        yield sys.stdout
+        return
+    try:
+        out = file.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--output: cannot write {str(file)!r}: {error.strerror or error}") from None
+    with out:
+        yield out
+
+
+def _count_lines(file: Path) -> int:
+    with file.open("rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def _write(translations: Iterable[str], out: TextIO) -> None:
+    """Line by line, so that what is done is there whatever happens next."""
+    done = 0
+    try:
+        for line in translations:
+            print(line, file=out, flush=True)
+            done += 1
+    except BrokenPipeError:
+        # Who reads has enough, as `head` does; Python would say so once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        raise SystemExit(fail(f"interrupted after {done:,} lines, which are written", 130)) from None

@@ -1,1 +1,0 @@
-"""One module a command: its options, and what it calls; heavy imports wait until it runs."""

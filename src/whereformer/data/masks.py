@@ -1,0 +1,103 @@
+"""Masked language modelling on a stream of text: tokenizer, batches, masks and the held-out score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .tokenizers import CLS, PAD, Vocabulary, trained_vocabulary
+
+if TYPE_CHECKING:
+    pass
+
+IGNORED = -100
+
+
+def mask_tokens(
+    tokens: Tensor, rate: float, vocabulary: Vocabulary, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """BERT's masking: of the chosen tokens 80% become [MASK], 10% a random token and 10% stay.
+
+    Args:
+        tokens: (batch, n) ids; special tokens are never chosen.
+        rate: share of each row that is chosen, at least one token.
+        vocabulary: which ids are special.
+        generator: decides all that is random.
+
+    Returns:
+        input ids and labels, (batch, n) each; a label is -100 where nothing is to be predicted.
+    """
+    noise = torch.rand(tokens.shape, generator=generator)
+    ordinary = vocabulary.is_ordinary[tokens]
+    count = max(1, round(rate * tokens.shape[1]))
+    chosen = torch.zeros_like(ordinary).scatter_(1, (noise * ordinary).topk(count, -1).indices, True) & ordinary
+    fate = torch.rand(tokens.shape, generator=generator)
+    drawn = torch.randint(len(vocabulary.ordinary), tokens.shape, generator=generator)
+    random_tokens = vocabulary.ordinary[drawn]
+    masked = torch.where(fate < 0.8, vocabulary.mask, torch.where(fate < 0.9, random_tokens, tokens))
+    return torch.where(chosen, masked, tokens), torch.where(chosen, tokens, IGNORED)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Training batches cut from random places of a stream; which ones is decided by seed and step alone.
+
+    Args:
+        stream: (tokens,) ids.
+        batch_size: rows.
+        length: tokens of a row; the first is [CLS].
+        rate: share of masked tokens.
+        vocab_size: tokens in the trained vocabulary.
+        seed: of places and masks.
+    """
+
+    stream: Tensor
+    batch_size: int
+    length: int
+    rate: float
+    vocab_size: int
+    seed: int
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        """Input ids and labels of one step, (batch_size, length) each."""
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % 2**63)
+        body = self.length - 1
+        starts = torch.randint(len(self.stream) - body + 1, (self.batch_size, 1), generator=generator)
+        tokens = self.stream[starts + torch.arange(body)]
+        tokens = torch.cat((torch.full_like(starts, CLS), tokens), 1)
+        return mask_tokens(tokens, self.rate, trained_vocabulary(self.vocab_size), generator)
+
+
+class HeldOut:
+    """Held-out text with one fixed set of masks, so that every method and length predicts the same tokens.
+
+    Args:
+        stream: (tokens,) ids.
+        rate: share of masked tokens.
+        vocab_size: tokens in the trained vocabulary.
+    """
+
+    GROUP = 64
+    """Masks are spread evenly: the rate holds within every group of so many tokens."""
+
+    def __init__(self, stream: Tensor, rate: float, vocab_size: int) -> None:
+        stream = stream[: len(stream) // self.GROUP * self.GROUP]
+        generator = torch.Generator().manual_seed(0)
+        inputs, labels = mask_tokens(stream.view(-1, self.GROUP), rate, trained_vocabulary(vocab_size), generator)
+        self.inputs, self.labels = inputs.flatten(), labels.flatten()
+
+    def windows(self, length: int, tokens_per_batch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Input ids, labels and attention mask in batches of windows, each [CLS] and ``length - 1`` tokens."""
+        body = length - 1
+        missing = -len(self.inputs) % body
+        inputs = functional.pad(self.inputs, (0, missing), value=PAD).view(-1, body)
+        labels = functional.pad(self.labels, (0, missing), value=IGNORED).view(-1, body)
+        inputs = functional.pad(inputs, (1, 0), value=CLS)
+        labels = functional.pad(labels, (1, 0), value=IGNORED)
+        for rows in torch.arange(len(inputs)).split(max(1, tokens_per_batch // length)):
+            yield inputs[rows], labels[rows], inputs[rows] != PAD

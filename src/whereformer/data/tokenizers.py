@@ -1,0 +1,193 @@
+"""Tokenizers for masked language models: trained on text or loaded, and what masking has to know of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+PAD, _, CLS, SEP, MASK = range(len(SPECIAL_TOKENS))
+
+
+ROLES = {
+    "pad_token": ("[PAD]", "<pad>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "mask_token": ("[MASK]", "<mask>"),
+}
+"""What a tokenizer.json that nothing else describes may call its special tokens."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ids that masking and windows need to know of a tokenizer.
+
+    Args:
+        size: ids are below it.
+        pad, cls, sep, mask: of these tokens.
+        special: ids that are never predicted, nor put in at random; these four among them.
+    """
+
+    size: int
+    pad: int
+    cls: int
+    sep: int
+    mask: int
+    special: tuple[int, ...]
+
+    @cached_property
+    def is_ordinary(self) -> Tensor:
+        """(size,), whether an id is none of the special ones."""
+        ordinary = torch.ones(self.size, dtype=torch.bool)
+        ordinary[list(self.special)] = False
+        return ordinary
+
+    @cached_property
+    def ordinary(self) -> Tensor:
+        """The ids that are not special, ascending."""
+        return self.is_ordinary.nonzero().flatten()
+
+
+def trained_vocabulary(size: int) -> Vocabulary:
+    """That of :func:`train_tokenizer`, which numbers the special tokens first."""
+    return Vocabulary(size, PAD, CLS, SEP, MASK, tuple(range(len(SPECIAL_TOKENS))))
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
+    """A lower-casing WordPiece tokenizer with BERT's rules, trained on ``texts``; it may end up smaller than asked."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
+        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS[1]))
+        tokenizer.normalizer = normalizers.BertNormalizer()
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return tokenizer
+
+    tokenizer = tokenizer_of({})
+    # The trainer numbers single characters in an order that changes from run to run and breaks ties by number, so
+    # that even the set of tokens would change. Given up front, in order, they have fixed numbers.
+    letters: Counter[str] = Counter()
+    for text in texts:
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
+            letters.update((word[0], *(f"##{letter}" for letter in word[1:])))
+    common = sorted(letters, key=lambda piece: (-letters[piece], piece))[: vocab_size // 2]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=[*SPECIAL_TOKENS, *sorted(common)], show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokens = (*SPECIAL_TOKENS, *sorted(tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)))
+    return tokenizer_of({token: index for index, token in enumerate(tokens)})
+
+
+def token_stream(tokenizer: Tokenizer, texts: Sequence[str], sep: int = SEP) -> Tensor:
+    """All texts as one stream of ids, each followed by ``sep`` and without what the tokenizer would add; (tokens,)."""
+    parts = []
+    # Some at a time, because lists of Python's numbers take several times the memory of the stream.
+    for start in range(0, len(texts), 1024):
+        encoded = tokenizer.encode_batch_fast(texts[start : start + 1024], add_special_tokens=False)
+        parts.append(torch.tensor([token for text in encoded for token in (*text.ids, sep)]))
+    return torch.cat(parts)
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """A tokenizer from a folder that ``save_pretrained`` wrote, or a tokenizer.json or a folder with nothing but one.
+
+    Raises:
+        InputError: if there is none, or it lacks a special token that pretraining needs.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    described = path.is_dir() and (path / "tokenizer_config.json").exists()
+    if not described and not file.is_file():
+        raise InputError(f"--tokenizer: expected a tokenizer.json or a folder with one, got {str(path)!r}")
+    try:
+        tokenizer = (
+            AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            if described
+            else _described(Tokenizer.from_file(str(file)))
+        )
+    except Exception as error:
+        # The libraries raise what they like for a broken file, Exception itself included.
+        raise InputError(f"--tokenizer: cannot read {path}: {error}") from None
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError(f"--tokenizer: {path} has no tokenizer.json; save it as a fast tokenizer")
+    backend = tokenizer.backend_tokenizer
+    # The stream is cut into windows later.
+    backend.no_truncation()
+    backend.no_padding()
+    for role in ROLES:
+        if role != "unk_token" and getattr(tokenizer, f"{role}_id") is None:
+            raise InputError(f"--tokenizer: {path} has no {role}, which pretraining needs ({ROLES[role][0]} in BERT)")
+    return tokenizer
+
+
+def fit_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer trained on ``texts``, with BERT's special tokens."""
+    from tokenizers import decoders
+
+    tokenizer = train_tokenizer(texts, vocab_size)
+    tokenizer.decoder = decoders.WordPiece()
+    return _described(tokenizer)
+
+
+def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """As Hugging Face's, with the special tokens that are found by name, and put around text as BERT does."""
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    names = {}
+    for role, choices in ROLES.items():
+        found = next((name for name in choices if tokenizer.token_to_id(name) is not None), None)
+        if found is not None:
+            names[role] = found
+    if tokenizer.post_processor is None and {"cls_token", "sep_token"} <= names.keys():
+        cls, sep = names["cls_token"], names["sep_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{cls} $A {sep}",
+            pair=f"{cls} $A {sep} $B:1 {sep}:1",
+            special_tokens=[(name, tokenizer.token_to_id(name)) for name in (cls, sep)],
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **names
+    )
+
+
+def vocabulary_of(tokenizer: PreTrainedTokenizerFast, option: str) -> Vocabulary:
+    """The ids that windows need; ``option`` is what an error names.
+
+    Raises:
+        InputError: if hardly anything is left to predict.
+    """
+    ids = tokenizer.get_vocab().values()
+    special = tuple(sorted(set(tokenizer.all_special_ids)))
+    if len(ids) - len(special) < 2:
+        raise InputError(
+            f"{option}: expected at least 2 tokens besides {', '.join(SPECIAL_TOKENS)}, got {len(ids) - len(special)}"
+        )
+    return Vocabulary(
+        max(ids) + 1,
+        tokenizer.pad_token_id,
+        tokenizer.cls_token_id,
+        tokenizer.sep_token_id,
+        tokenizer.mask_token_id,
+        special,
+    )

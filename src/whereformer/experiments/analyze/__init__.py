@@ -1,0 +1,1 @@
+"""Look at what models have learned about position."""

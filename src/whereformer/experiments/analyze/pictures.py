@@ -1,0 +1,264 @@
+"""The figures of an analysis as Matplotlib draws them: two of them also in the page, all of them as files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from ...analysis.findings import HeadFindings, ModelFindings, TableFindings
+from ...report import figures
+from ...report.heatmaps import PALETTES, averaged, limits
+from ...report.numbers import decimals, signed
+from ...report.panels import SMALL, Range
+
+Floats = NDArray[np.float64]
+Paint = Callable[[Figure], None]
+Point = tuple[str, float, float]
+"""A model's name, Toeplitzness and score."""
+
+SIZE = 420, 300
+PIXELS = 256
+"""Of a matrix in a file."""
+LEAST = 1.0
+"""The least range of scores that a small panel has."""
+PANEL, GAP, LEFT, HEAD = 92, 12, 24, 30
+"""Width of a head's panel, what is between two, room for the layers' names, and for what is above a panel."""
+
+
+def write(models: Sequence[ModelFindings], score: str, folder: Path) -> list[Path]:
+    """All figures as PNG and SVG; ``score`` is what the models' scores are called."""
+    folder.mkdir(exist_ok=True)
+    written = []
+    for model, name in zip(models, _file_names(models), strict=True):
+        if model.table is not None:
+            written += figures.save(folder / f"{name}-embeddings", 720, 290, embeddings(model.table))
+        if model.heads:
+            width, height, paint = head_panels(model.heads)
+            written += figures.save(folder / f"{name}-heads", width, height, paint)
+    points, measure = scatter_points(models)
+    if len(points) > 1:
+        written += figures.save(folder / "toeplitzness-over-score", *SIZE, scatter(points, measure, score))
+    lines = step_lines(models)
+    if lines:
+        written += figures.save(folder / "toeplitzness-over-steps", *SIZE, over_steps(lines))
+    return written
+
+
+def _file_names(models: Sequence[ModelFindings]) -> list[str]:
+    names = [re.sub(r"[^A-Za-z0-9.]+", "-", model.name).strip("-.") or "model" for model in models]
+    return [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names)]
+
+
+def embeddings(table: TableFindings) -> Paint:
+    """P, its best Toeplitz part and what is left."""
+    gram, part = averaged(table.gram, PIXELS), averaged(table.part, PIXELS)
+    rest, ends, length = gram - part, limits(gram), len(table.gram)
+
+    titles = ("$P = E E^T$", f"its best Toeplitz part: {decimals(table.toeplitzness)}", "what is left")
+
+    def paint(figure: Figure) -> None:
+        panels = figure.subplots(1, 3)
+        for axes, title, values, centre in zip(panels, titles, (gram, part, rest), (None, None, 0.0), strict=True):
+            low, high = ends if centre is None else limits(values, centre)
+            image = axes.imshow(
+                values,
+                cmap=PALETTES["sequential" if centre is None else "diverging"],
+                vmin=low,
+                vmax=high,
+                interpolation="nearest",
+                extent=(-0.5, length - 0.5, length - 0.5, -0.5),
+            )
+            axes.set_title(title, size=10)
+            axes.set(xticks=_ends(length), yticks=_ends(length))
+            axes.spines[:].set_visible(False)
+            axes.grid(visible=False)
+            bar = figure.colorbar(image, ax=axes, location="bottom", aspect=30)
+            bar.outline.set_visible(False)
+
+    return paint
+
+
+def _ends(length: int) -> list[int]:
+    return sorted({0, (length - 1) // 2, length - 1})
+
+
+def curve_of(head: HeadFindings) -> Floats:
+    """A head's curve; where it is measured from scores, less their mean, which attention does not see."""
+    curve = np.asarray(head.curve.detach().double().cpu().numpy())
+    if head.scores is None:
+        return curve
+    return np.asarray(curve - float(head.scores.double().mean()))
+
+
+def height_of(curve: Floats) -> Range:
+    """The range of a head's small panel: less than one unit of scores hardly moves attention, and shall look flat."""
+    return Range.of(curve).at_least(LEAST)
+
+
+def head_panels(found: Sequence[HeadFindings]) -> tuple[int, int, Paint]:
+    """All heads, layers downwards: scores where there are any, and the curve near 0. Width, height and how to draw."""
+    layers = sorted({head.layer for head in found})
+    mapped = any(head.scores is not None for head in found)
+    tall = HEAD + (PANEL if mapped else 0) + PANEL // 2 + GAP
+    columns = 1 + max(head.head for head in found)
+
+    def paint(figure: Figure) -> None:
+        axes = figures.canvas(figure)
+        muted, line = rcParams["axes.labelcolor"], rcParams["grid.color"]
+        for head in found:
+            left, top = LEFT + head.head * (PANEL + GAP), layers.index(head.layer) * tall + HEAD
+            axes.text(left, top - 15, f"head {head.head}: {decimals(head.toeplitzness, 2)}", size=8)
+            axes.text(left, top - 5, head.name, size=7, color=muted)
+            if head.scores is not None:
+                centre = float(head.scores.double().median())
+                values = averaged(head.scores, PANEL)
+                low, high = limits(values, centre)
+                axes.imshow(
+                    values,
+                    cmap=PALETTES["diverging"],
+                    vmin=low,
+                    vmax=high,
+                    interpolation="nearest",
+                    extent=(left, left + PANEL, top + PANEL, top),
+                )
+            heights = height_of(curve_of(head))
+            ground = top + (PANEL if mapped else 0) + PANEL // 2
+            curve, middle = curve_of(head), int(np.abs(head.offsets.cpu().numpy()).argmin())
+            reach = min(SMALL, middle, len(curve) - 1 - middle)
+            near = curve[middle - reach : middle + reach + 1]
+            across = np.linspace(left, left + PANEL, len(near)) if reach else np.array([left + PANEL / 2])
+
+            def down(value: Floats | float, ground: int = ground, heights: Range = heights) -> Floats:
+                return np.asarray(ground - (PANEL / 2 - 6) * (value - heights.low) / heights.span)
+
+            axes.plot([left, left + PANEL], [down(0.0)] * 2, color=line, linewidth=0.6)
+            axes.plot([left + PANEL / 2] * 2, [ground, ground - PANEL / 2 + 6], color=line, linewidth=0.6)
+            axes.plot(across, down(near), color="C0", linewidth=1.2, marker="" if reach else "o", markersize=3)
+        for row, layer in enumerate(layers):
+            axes.text(10, row * tall + HEAD + (tall - HEAD) / 2, f"layer {layer}", rotation=90, va="center", size=8)
+        width, height = figure.get_size_inches() * 72
+        reach = min(SMALL, len(found[0].offsets) // 2)
+        note = f"curves: offsets {signed(-reach)} to {signed(reach)}, heights each head's own"
+        axes.text(LEFT, height - 6, note, size=7, color=muted)
+        # Pictures move the limits.
+        axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")
+
+    return LEFT + columns * (PANEL + GAP), len(layers) * tall + 2 * GAP, paint
+
+
+def mean_of_heads(model: ModelFindings) -> float | None:
+    """The mean Toeplitzness of a model's heads; None without."""
+    return fmean(head.toeplitzness for head in model.heads) if model.heads else None
+
+
+def scatter_points(models: Sequence[ModelFindings]) -> tuple[list[Point], str]:
+    """Models that have a score, and what their Toeplitzness is of: of P if two have it, of heads otherwise.
+
+    Not of heads where P will do: for relative methods they are Toeplitz by design, which says nothing about a score.
+    """
+    scored = [(model, model.score) for model in models if model.score is not None]
+    tables = [(m.name, m.table.toeplitzness, score) for m, score in scored if m.table is not None]
+    if len(tables) > 1:
+        return tables, "Toeplitzness of P"
+    points = [(model.name, mean_of_heads(model), score) for model, score in scored]
+    return [(name, mean, score) for name, mean, score in points if mean is not None], "mean Toeplitzness of heads"
+
+
+def scatter_drawing(points: Sequence[Point], measure: str, score: str) -> Markup | None:
+    """The scatter in a page; None for fewer than two points."""
+    label = f"{measure} and {score} of each model; the numbers are in the table"
+    return figures.draw("scatter", label, *SIZE, scatter(points, measure, score)) if len(points) > 1 else None
+
+
+def scatter(points: Sequence[Point], measure: str, score: str) -> Paint:
+    """Models as labelled points."""
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot(xlabel=measure, ylabel=score)
+        _, across, up = zip(*points, strict=True)
+        axes.scatter(across, up, color="C0", s=28, zorder=3)
+        axes.margins(0.12)
+        _label(figure, axes, points)
+
+    return paint
+
+
+def _label(figure: Figure, axes: Axes, points: Sequence[Point]) -> None:
+    """Names beside their points, where they hide neither another name nor a point, as far as that can be."""
+    figure.draw_without_rendering()
+    inside = axes.get_window_extent()
+    places = axes.transData.transform([point[1:] for point in points])
+    taken: list[tuple[float, ...]] = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]
+    for name, x, y in points:
+        best = None
+        for right, above in ((8, 0), (-8, 0), (0, 10), (0, -10), (7, 8), (-7, 8), (7, -8), (-7, -8), (0, 20), (0, -20)):
+            text = axes.annotate(
+                name,
+                (x, y),
+                (right, above),
+                textcoords="offset points",
+                ha="left" if right > 0 else "right" if right < 0 else "center",
+                va="bottom" if above > 0 else "top" if above < 0 else "center",
+                size=9,
+            )
+            box = text.get_window_extent()
+            cost = sum(_overlap(box.extents, other) for other in taken)
+            cost += box.width * box.height - _overlap(box.extents, inside.extents)
+            if best is None or cost < best[0] - 1:
+                if best is not None:
+                    best[1].remove()
+                best = (cost, text)
+            else:
+                text.remove()
+            if cost < 1:
+                break
+        if best is not None:
+            taken.append(tuple(best[1].get_window_extent().extents))
+
+
+def _overlap(first: Sequence[float], second: Sequence[float]) -> float:
+    """The area that two boxes (left, bottom, right, top) share."""
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    return max(0.0, width) * max(0.0, height)
+
+
+def step_lines(models: Sequence[ModelFindings]) -> dict[str, list[tuple[int, float]]]:
+    """Toeplitzness over training, of P and of heads, where at least two checkpoints have it."""
+    stepped = [(model.step, model) for model in models if model.step is not None]
+    of_heads = [(step, mean_of_heads(model)) for step, model in stepped]
+    lines = {
+        "P": [(step, model.table.toeplitzness) for step, model in stepped if model.table is not None],
+        "heads, mean": [(step, mean) for step, mean in of_heads if mean is not None],
+    }
+    return {name: sorted(points) for name, points in lines.items() if len(points) > 1}
+
+
+def steps_drawing(models: Sequence[ModelFindings]) -> Markup | None:
+    """The progression in a page; None for fewer than two checkpoints."""
+    lines = step_lines(models)
+    label = "Toeplitzness over training steps; the numbers are in the table"
+    return figures.draw("steps", label, *SIZE, over_steps(lines)) if lines else None
+
+
+def over_steps(lines: dict[str, list[tuple[int, float]]]) -> Paint:
+    """Toeplitzness over training."""
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot(xlabel="training step", ylabel="Toeplitzness")
+        for number, (name, points) in enumerate(lines.items()):
+            axes.plot(*zip(*points, strict=True), color=f"C{number}", marker="os"[number], markersize=4.5, label=name)
+        axes.set_ylim(0, 1.03)
+        if len(lines) > 1:
+            axes.legend(frameon=False, loc="best")
+
+    return paint

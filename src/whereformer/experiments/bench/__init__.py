@@ -1,0 +1,1 @@
+"""Time attention with each kind of term, and measure better thresholds."""

@@ -1,0 +1,354 @@
+"""What the attention benchmark computes: *cases* (what is added to the scores, at which size) and *ways* to do it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, Term, attention
+from ...positions.t5 import buckets
+
+T5_REACH = 91
+"""From here on every offset is in T5's last bucket, with 32 buckets up to a distance of 128."""
+
+TISA_REACH = 30
+TISA_KERNELS = 5
+SHAW_CLIP = 16
+FACTOR_RANK = 66
+SHORTEST = 0.4
+"""In a padded batch, the share of the shortest sequence that is real; the longest is full, the others between."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Parameters = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to compute: ``kind`` of :data:`KINDS`, keys, sizes, a name of :data:`DTYPES`, with gradients or not."""
+
+    kind: str
+    n: int
+    batch: int
+    heads: int
+    head_dim: int
+    dtype: str
+    training: bool
+
+    @property
+    def direction(self) -> str:
+        """ "training" is forward and backward with all gradients, "forward" one without any."""
+        return "training" if self.training else "forward"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a case adds to attention.
+
+    Args:
+        about: a few words for people.
+        draw: random parameters of a case, whose gradients training needs. Tables are float32 whatever the case's
+            dtype is, as their gradients are sums over very many pairs.
+        terms: what parameters of that kind and a number of keys mean to :func:`whereformer.attention`.
+        causal, padded: whether queries see only earlier keys; whether sequences differ in length.
+        stride: between the positions of queries; keys have stride 1.
+    """
+
+    about: str
+    draw: Callable[[Case], Parameters]
+    terms: Callable[[Parameters, int], tuple[Term, ...]]
+    causal: bool = False
+    padded: bool = False
+    stride: int = 1
+
+
+def _draw_table(case: Case, columns: Callable[[int], int]) -> Parameters:
+    return {"table": torch.randn(case.heads, columns(case.n))}
+
+
+def _free(parameters: Parameters, n: int) -> tuple[Term, ...]:
+    return (OffsetBias(parameters["table"], 1 - n),)
+
+
+_FREE = partial(_draw_table, columns=lambda n: 2 * n - 1)
+
+
+def _draw_t5(case: Case) -> Parameters:
+    return {"weight": torch.randn(case.heads, 32)}
+
+
+def _t5(parameters: Parameters, n: int) -> tuple[Term, ...]:
+    weight = parameters["weight"]
+    return (OffsetBias(weight[:, _t5_buckets(weight.device)], -T5_REACH),)
+
+
+@cache
+def _t5_buckets(device: torch.device) -> Tensor:
+    return torch.tensor(buckets(32, 128, True)[128 - T5_REACH : 128 + T5_REACH + 1], device=device)
+
+
+def _draw_tisa(case: Case) -> Parameters:
+    size = (case.heads, TISA_KERNELS)
+    return {"amplitude": torch.randn(size), "sharpness": 0.1 + torch.rand(size), "center": 5 * torch.randn(size).tanh()}
+
+
+def tisa_curve(parameters: Parameters, reach: int) -> Tensor:
+    """TISA's kernels at offsets -reach .. reach, (heads, 2 reach + 1)."""
+    amplitude, sharpness, center = (parameters[name].unsqueeze(1) for name in ("amplitude", "sharpness", "center"))
+    offsets = torch.arange(-reach, reach + 1, device=center.device, dtype=center.dtype).unsqueeze(-1)
+    return (amplitude * torch.exp(-sharpness.abs() * (offsets - center) ** 2)).sum(-1)
+
+
+def _tisa(parameters: Parameters, n: int) -> tuple[Term, ...]:
+    return (OffsetBias(tisa_curve(parameters, TISA_REACH), -TISA_REACH),)
+
+
+def _draw_shaw(case: Case) -> Parameters:
+    size = (1, 2 * SHAW_CLIP + 1, case.head_dim)
+    return {"keys": torch.randn(size), "values": torch.randn(size)}
+
+
+def _shaw(parameters: Parameters, n: int) -> tuple[Term, ...]:
+    return OffsetKeys(parameters["keys"], -SHAW_CLIP), OffsetValues(parameters["values"], -SHAW_CLIP)
+
+
+def _draw_factors(case: Case) -> Parameters:
+    size = (1, case.heads, case.n, FACTOR_RANK)
+    scale = FACTOR_RANK**-0.25
+    dtype = DTYPES[case.dtype]
+    return {name: (scale * torch.randn(size)).to(dtype) for name in ("query_factors", "key_factors")}
+
+
+def _factors(parameters: Parameters, n: int) -> tuple[Term, ...]:
+    return (FactorPair(parameters["query_factors"], parameters["key_factors"]),)
+
+
+def _draw_dense(case: Case) -> Parameters:
+    return {"scores": torch.randn(1, case.heads, case.n, case.n, dtype=DTYPES[case.dtype])}
+
+
+def _dense(parameters: Parameters, n: int) -> tuple[Term, ...]:
+    return (DenseBias(parameters["scores"]),)
+
+
+KINDS = {
+    "bias": Kind("a number per head and offset", _FREE, _free),
+    "t5": Kind("T5's 32 buckets, which reach 91 tokens", _draw_t5, _t5),
+    "tisa": Kind("TISA's 5 kernels, which reach 30 tokens", _draw_tisa, _tisa),
+    "shaw": Kind("Shaw's vectors for keys and values, clipped at 16 tokens", _draw_shaw, _shaw),
+    "factors": Kind("a product of rank 66, as in TUPE", _draw_factors, _factors),
+    "dense": Kind("a number per head, query and key", _draw_dense, _dense),
+    "funnel": Kind("as bias, with every second query, as in Funnel-Transformer", _FREE, _free, stride=2),
+    "padded": Kind("as bias, in a batch of lengths from all down to 40%", _FREE, _free, padded=True),
+    "causal": Kind(
+        "as bias, each query with what is before it", partial(_draw_table, columns=lambda n: n), _free, causal=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A case's tensors; query, key and value are (batch, heads, n_q or n, head_dim)."""
+
+    case: Case
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    parameters: Parameters
+    key_mask: Tensor | None = None
+    query_positions: Positions | None = None
+    key_positions: Positions | None = None
+    causal: bool = False
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The terms, made anew from the parameters, as a model does in each forward."""
+        return KINDS[self.case.kind].terms(self.parameters, self.case.n)
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """Query, key, value and all parameters."""
+        return [self.query, self.key, self.value, *self.parameters.values()]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of :func:`whereformer.attention`."""
+        names = ("key_mask", "query_positions", "key_positions", "causal")
+        return {name: getattr(self, name) for name in names}
+
+    def offsets(self) -> Tensor:
+        """All offsets, (n_q, n)."""
+        keys = torch.arange(self.case.n, device=self.query.device)
+        queries = keys if self.query_positions is None else self.query_positions.values(self.query.device)
+        return keys - queries.unsqueeze(-1)
+
+    def exact(self) -> Problem:
+        """The same numbers in float64."""
+
+        def exact(tensor: Tensor) -> Tensor:
+            return tensor.detach().double().requires_grad_(tensor.requires_grad)
+
+        parameters = {name: exact(tensor) for name, tensor in self.parameters.items()}
+        return replace(
+            self, query=exact(self.query), key=exact(self.key), value=exact(self.value), parameters=parameters
+        )
+
+
+def make_problem(case: Case, device: torch.device) -> Problem:
+    """Random tensors of a case, always the same."""
+    kind = KINDS[case.kind]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        n_q = math.ceil(case.n / kind.stride)
+        query, key, value = (
+            torch.randn(case.batch, case.heads, length, case.head_dim).to(device, DTYPES[case.dtype])
+            for length in (n_q, case.n, case.n)
+        )
+        parameters = {name: tensor.to(device) for name, tensor in kind.draw(case).items()}
+    problem = Problem(case, query, key, value, parameters, causal=kind.causal)
+    for tensor in problem.inputs:
+        tensor.requires_grad_(case.training)
+    if kind.padded:
+        shares = torch.linspace(1, SHORTEST, case.batch) if case.batch > 1 else torch.tensor([(1 + SHORTEST) / 2])
+        lengths = (shares * case.n).ceil().to(device)
+        problem = replace(problem, key_mask=torch.arange(case.n, device=device) < lengths.unsqueeze(-1))
+    if kind.stride > 1:
+        grid = Positions(0, kind.stride, n_q)
+        problem = replace(problem, query_positions=grid, key_positions=Positions(0, 1, case.n))
+    return problem
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to compute a case.
+
+    Args:
+        name: short.
+        prepare: makes what doesn't depend on parameters, and gives a function that returns the output; both may raise.
+        kinds: what it can do; None for all.
+        ignores_terms: computes the case without its terms, and is right if it does that.
+    """
+
+    name: str
+    prepare: Callable[[Problem], Callable[[], Tensor]]
+    kinds: tuple[str, ...] | None = None
+    ignores_terms: bool = False
+
+    def does(self, kind: str) -> bool:
+        """Whether it can compute such a case."""
+        return self.kinds is None or kind in self.kinds
+
+
+def backend(name: str, ignores_terms: bool = False) -> Way:
+    """:func:`whereformer.attention` with one of its backends."""
+
+    def prepare(problem: Problem) -> Callable[[], Tensor]:
+        def compute() -> Tensor:
+            terms = () if ignores_terms else problem.terms
+            return attention(problem.query, problem.key, problem.value, terms, **problem.options, backend=name)
+
+        return compute
+
+    return Way(name, prepare, ignores_terms=ignores_terms)
+
+
+def _prepare_floor(problem: Problem) -> Callable[[], Tensor]:
+    mask = None if problem.key_mask is None else problem.key_mask[:, None, None, :]
+    return lambda: functional.scaled_dot_product_attention(
+        problem.query, problem.key, problem.value, attn_mask=mask, is_causal=problem.causal
+    )
+
+
+FLOOR = Way("sdpa", _prepare_floor, ignores_terms=True)
+"""Plain attention by torch without any position: what all others are compared with."""
+
+
+def gather(table: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    """``table[:, columns]`` in a dtype, (heads, n_q, n_k)."""
+    if table.requires_grad and torch.is_grad_enabled():
+        # The gradient sums over the pairs of an offset: in bfloat16 it would be wrong.
+        return table[:, columns].to(dtype)
+    return table.to(dtype)[:, columns]
+
+
+def bias_maker(problem: Problem) -> Callable[[], Tensor]:
+    """A function that gives what the terms add as one tensor in the case's dtype, -inf where a mask forbids.
+
+    The index of every pair is made here, once: a model could keep it.
+    """
+    dtype = problem.query.dtype
+    offsets = problem.offsets()
+    forbidden = None if problem.key_mask is None else ~problem.key_mask[:, None, None, :]
+    if problem.causal:
+        forbidden = offsets > 0 if forbidden is None else forbidden | (offsets > 0)
+    with torch.no_grad():
+        columns = [
+            (offsets - term.first).clamp_(0, term.table.shape[1] - 1) if isinstance(term, OffsetBias) else None
+            for term in problem.terms
+        ]
+    del offsets
+
+    def added(term: Term, columns: Tensor | None) -> Tensor:
+        match term:
+            case OffsetBias():
+                assert columns is not None
+                return gather(term.table, columns, dtype).unsqueeze(0)
+            case FactorPair():
+                return (term.query_factors @ term.key_factors.transpose(-1, -2)).to(dtype)
+            case DenseBias():
+                return term.scores.to(dtype)
+            case _:
+                raise TypeError(f"{type(term).__name__} is not a number per pair")
+
+    def bias() -> Tensor:
+        first, *more = (added(*pair) for pair in zip(problem.terms, columns, strict=True))
+        total = sum(more, first)
+        return total if forbidden is None else total.masked_fill(forbidden, -math.inf)
+
+    return bias
+
+
+def _prepare_dense(problem: Problem) -> Callable[[], Tensor]:
+    bias = bias_maker(problem)
+    return lambda: functional.scaled_dot_product_attention(problem.query, problem.key, problem.value, attn_mask=bias())
+
+
+def all_but(*kinds: str) -> tuple[str, ...]:
+    """All kinds but these."""
+    return tuple(kind for kind in KINDS if kind not in kinds)
+
+
+DENSE = Way("sdpa+bias", _prepare_dense, all_but("shaw"))
+"""What is added as a dense bias, which torch's attention takes: what most people do today."""
+
+
+def make_step(way: Way, problem: Problem) -> Callable[[], list[Tensor]]:
+    """A function that does the case once: its output and, in training, all gradients for one of the output.
+
+    A way that ignores the terms has gradients of query, key and value alone.
+    """
+    compute = way.prepare(problem)
+    if not problem.case.training:
+
+        def forward() -> list[Tensor]:
+            with torch.no_grad():
+                return [compute()]
+
+        return forward
+    given = problem.inputs[:3] if way.ignores_terms else problem.inputs
+    inputs = [tensor for tensor in given if tensor.requires_grad]
+    seed = torch.randn(problem.query.shape, generator=torch.Generator().manual_seed(1))
+    seed = seed.to(DTYPES[problem.case.dtype]).to(problem.query)
+
+    def train() -> list[Tensor]:
+        out = compute()
+        return [out.detach(), *torch.autograd.grad(out, inputs, seed)]
+
+    return train

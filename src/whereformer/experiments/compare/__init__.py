@@ -1,0 +1,1 @@
+"""Train every position method alike on one text, and rank them."""

@@ -1,0 +1,207 @@
+"""The report of ``whereformer compare``: which method suits the text, and what its heads learned."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from ... import __version__
+from ...files import write_atomically
+from ...positions import describe
+from ...report import figures, heads, losses, page
+from ...report.page import Column
+from .summary import SEED_NOISE, Cell, Row, rank, verdict
+
+BASELINE = "none"
+TIMES = "\N{MULTIPLICATION SIGN}"
+Runs = dict[str, dict[str, dict[str, Any]]]
+"""position -> seed -> run, as in ``results.json``."""
+
+
+def write_report(results: dict[str, Any], path: Path) -> None:
+    """Write the content of ``results.json`` as a page to ``path``; an old page stays until the new one is whole."""
+    write_atomically(path, build_report(results))
+
+
+def build_report(results: dict[str, Any]) -> str:
+    """The page; equal results give equal pages."""
+    settings, text = results["settings"], results["text"]
+    rows = rank(results)
+    runs: Runs = {row.position: results["runs"][row.position] for row in rows}
+    # By the order in which the methods were given, so that a method looks the same whatever its rank.
+    order = [name for name in results["runs"] if name in runs]
+    all_looks = figures.series(len(order), order.index(BASELINE) if BASELINE in order else None)
+    looks = {row.position: all_looks[order.index(row.position)] for row in rows}
+    seeds = sorted({int(seed) for by_seed in runs.values() for seed in by_seed})
+    first_run = next(iter(runs[rows[0].position].values()))
+    sizes = sorted({run["parameters"] for by_seed in runs.values() for run in by_seed.values()})
+    notes = cannot_notes(rows)
+    return page.render(
+        "compare.html.j2",
+        title="Which position method suits this text?",
+        version=__version__,
+        verdict=verdict(rows, results),
+        settings=settings,
+        text=text,
+        machine=results["machine"],
+        predicted_tokens=results["predicted_tokens"],
+        seeds=seeds,
+        layers=len(first_run["attention"]),
+        sizes=list(dict.fromkeys((sizes[0], sizes[-1]))),
+        seed_noise=SEED_NOISE / len(seeds) ** 0.5,
+        columns=columns(sorted(rows[0].loss)),
+        rows=[(row, [*table_cells(row, notes)]) for row in rows],
+        notes=notes,
+        looks=looks,
+        loss_over_steps=losses.over_steps(
+            {name: mean_curve(by_seed) for name, by_seed in runs.items()},
+            looks,
+            text["unigram_entropy"],
+            f"Training loss of {page.listed(list(runs))} over {settings['steps']} steps",
+        ),
+        loss_over_length=losses.over_length(
+            {row.position: measured(row) for row in rows},
+            looks,
+            "Held-out loss of each method over the number of tokens read at a time; the numbers are in the table",
+        ),
+        methods=[method(row, runs[row.position], looks[row.position], index) for index, row in enumerate(rows)],
+        even_share=1 / settings["length"],
+        command=command(order, settings, seeds, text.get("data", []), text.get("column")),
+    )
+
+
+def columns(lengths: Sequence[int]) -> list[Column]:
+    """The table's columns, when losses were taken at these lengths, the trained one first."""
+    trained, *longer = lengths
+    return [
+        Column("rank"),
+        Column("position"),
+        Column("loss", f"{trained} tokens"),
+        Column("accuracy", f"{trained} tokens", "descending"),
+        *(Column("loss", f"{length} tokens, {length // trained}{TIMES}") for length in longer),
+        Column("speed", f"{BASELINE} = 1", "descending"),
+        Column("memory", "of a step"),
+        Column("parameters", "of position"),
+    ]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A cell of the table: a number as text, a smaller line below it, what to sort by, and a note under the table."""
+
+    text: str
+    detail: str = ""
+    order: float | None = None
+    note: int | None = None
+
+
+def cannot_notes(rows: Sequence[Row]) -> dict[str, str]:
+    """Why a method has no loss at the first length where it has none: method -> reason."""
+    notes: dict[str, str] = {}
+    for row in rows:
+        for _, cell in sorted(row.loss.items()):
+            if cell.median is None:
+                notes.setdefault(row.position, cell.why_not)
+    return notes
+
+
+def table_cells(row: Row, notes: dict[str, str]) -> Sequence[Number]:
+    """What the table says of a method after its rank and name."""
+
+    def number(cell: Cell, form: str, unit: str = "") -> Number:
+        if cell.median is None or cell.low is None or cell.high is None:
+            return Number(cell.why_not)
+        spread = f"{cell.low:{form}}\N{EN DASH}{cell.high:{form}}" if cell.low != cell.high else ""
+        return Number(f"{cell.median:{form}}{unit}", spread, cell.median)
+
+    def loss(cell: Cell) -> Number:
+        if cell.median is None:
+            reasons = list(dict.fromkeys(notes.values()))
+            return Number("no: out of range", note=1 + reasons.index(notes[row.position]))
+        return number(cell, ".3f")
+
+    trained, *longer = (row.loss[length] for length in sorted(row.loss))
+    memory = row.peak_memory
+    return [
+        loss(trained),
+        number(row.accuracy, ".1%"),
+        *(loss(cell) for cell in longer),
+        number(row.relative_speed, ".2f", TIMES),
+        Number("\N{EN DASH}") if memory is None else Number(f"{memory / 2**20:,.1f} MiB", order=memory),
+        Number(page.count(row.positional_parameters), order=row.positional_parameters),
+    ]
+
+
+def mean_curve(by_seed: dict[str, dict[str, Any]]) -> list[float]:
+    """The training loss at each step, the mean over seeds."""
+    return [statistics.fmean(step) for step in zip(*(run["train_loss"] for run in by_seed.values()), strict=True)]
+
+
+def measured(row: Row) -> dict[int, tuple[float, float, float]]:
+    """The lengths at which a method has a loss: lowest, median, highest."""
+    return {
+        length: (cell.low, cell.median, cell.high)
+        for length, cell in sorted(row.loss.items())
+        if cell.low is not None and cell.median is not None and cell.high is not None
+    }
+
+
+@dataclass(frozen=True)
+class Method:
+    """The part of the page about one method's heads."""
+
+    row: Row
+    what: list[str]
+    curves: Markup | None
+    attention: Markup
+    wide: bool
+
+
+def method(row: Row, by_seed: dict[str, dict[str, Any]], look: figures.Series, index: int) -> Method:
+    """Draw the heads of a method's first seed."""
+    run = by_seed[min(by_seed, key=int)]
+    name, curves = row.position, run["curves"]
+    adds = f"What {name} adds to scores, per head and offset"
+    looks_at = f"Mean attention with {name}, per head and offset"
+    return Method(
+        row,
+        summaries(name),
+        curves=heads.offset_curves(curves, look, f"curves-{index}", adds) if curves else None,
+        attention=heads.attention_shares(run["attention"], look, f"attention-{index}", looks_at),
+        wide=len(run["attention"][0]) > 6,
+    )
+
+
+def summaries(position: str) -> list[str]:
+    """A sentence about each part of a method; nothing about parts that this Python doesn't know."""
+    sentences = []
+    for part in position.split("+"):
+        try:
+            sentences.append(describe(part)[0])
+        except ValueError:
+            continue
+    return sentences
+
+
+def command(
+    order: Sequence[str], settings: dict[str, Any], seeds: Sequence[int], data: Sequence[str], column: str | None
+) -> str:
+    """The command that gives these results again."""
+    options = {
+        "positions": ",".join(order),
+        **{name: value for name, value in settings.items() if name != "text"},
+        "seeds": len(seeds),
+        "seed": seeds[0],
+    }
+    parts = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items()]
+    if column:
+        parts.insert(0, f"--column {shlex.quote(column)}")
+    if data:
+        parts.insert(0, f"--data {shlex.join(data)}")
+    return " ".join(["whereformer compare", *parts])

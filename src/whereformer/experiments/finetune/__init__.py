@@ -1,0 +1,1 @@
+"""Fine-tune a pretrained model with and without a position method."""

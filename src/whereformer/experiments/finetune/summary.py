@@ -1,0 +1,92 @@
+"""From results to the table of the TISA paper: medians over seeds, the largest gain and what share of errors it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ..compare.summary import Cell
+from .variants import BASELINE, settings_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task and metric.
+
+    Args:
+        task, metric: their names; a task with several test sets names one.
+        cells: the scores in percent, one a column; None where nothing has been run.
+        gain: the largest gain over the baseline, in points.
+        error_reduction: that gain by the baseline's distance from 100, in percent.
+        clear: whether every seed of what gains is better than every seed of the baseline; never with one seed.
+    """
+
+    task: str
+    metric: str
+    cells: list[Cell | None]
+    gain: float | None
+    error_reduction: float | None
+    clear: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A setting: its position method, what its columns are, and the rows."""
+
+    position: str
+    columns: list[str]
+    rows: list[Row]
+
+
+def gain_over(baseline: float, others: list[float]) -> tuple[float, float | None]:
+    """The largest gain, and the relative error reduction: ``100 * gain / (100 - baseline)``.
+
+    As in Table 3 of Wennberg & Henter (2021), all in percent: from 57.2 to 58.5 are 1.3 points, 3.0% of the error. Both
+    are negative where everything is worse than the baseline; there is no reduction of no error.
+
+    Args:
+        baseline: its score.
+        others: the other scores, at least one.
+    """
+    gain = max(others) - baseline
+    return gain, None if baseline == 100 else 100 * gain / (100 - baseline)
+
+
+def tables(results: Mapping[str, Any]) -> list[Table]:
+    """The table of every setting, from the content of ``results.json``."""
+    shown = results["shown"]
+    found = []
+    for setting in settings_of(shown["positions"], shown["kernels"]):
+        rows = []
+        for task, facts in results["tasks"].items():
+            runs = results["runs"].get(task, {})
+            for judged in facts["judged"]:
+                for metric in facts["metrics"]:
+                    scores = [
+                        _scores(runs.get(variant.name, {}), judged, metric, shown["seeds"])
+                        for variant in setting.variants
+                    ]
+                    has_baseline = setting.variants[0].label == BASELINE
+                    rows.append(_row(f"{task} {judged}".strip(), metric, scores, has_baseline=has_baseline))
+        rows = [row for row in rows if any(row.cells)]
+        found.append(Table(setting.position, [variant.label for variant in setting.variants], rows))
+    return [table for table in found if table.rows]
+
+
+def _scores(by_seed: Mapping[str, Any], judged: str, metric: str, seeds: list[int]) -> list[float]:
+    """In percent, of the seeds that have been run."""
+    return [100 * by_seed[str(seed)]["scores"][judged][metric] for seed in seeds if str(seed) in by_seed]
+
+
+def _row(task: str, metric: str, scores: list[list[float]], *, has_baseline: bool) -> Row:
+    """From the scores of every column, the baseline's first if there is one."""
+    cells = [Cell.of(column) if column else None for column in scores]
+    baseline, others = scores[0], [column for column in scores[1:] if column]
+    if not (has_baseline and baseline and others):
+        return Row(task, metric, cells, None, None)
+    gain, reduction = gain_over(median(baseline), [median(column) for column in others])
+    best = max(others, key=median)
+    clear = min(len(baseline), len(best)) > 1 and min(best) > max(baseline)
+    return Row(task, metric, cells, gain, reduction, clear)

@@ -1,0 +1,1 @@
+"""Pretrain an encoder by masked language modelling or ELECTRA."""

@@ -1,0 +1,167 @@
+"""What `whereformer pretrain` can be told about the model and its training; imports nothing, so that --help is fast."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from ...errors import InputError
+from ..settings import check_range
+
+
+def parsed_options(text: str | None, option: str = "position-options") -> dict[str, Any]:
+    """A position method's options, a JSON object.
+
+    Raises:
+        InputError: naming the option of the command, if it is none.
+    """
+    try:
+        options = json.loads(text or "{}")
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise InputError(f"--{option}: expected a JSON object as '{{\"num_kernels\": 3}}', got {text!r}")
+    return options
+
+
+def canonical_options(text: str | None) -> str | None:
+    """Options written in one way, because a folder is held against them."""
+    return None if text is None else json.dumps(parsed_options(text), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The encoder, and what it learns from."""
+
+    objective: Literal["mlm", "electra"] = "mlm"
+    """mlm: predict the masked tokens. electra: a small generator predicts them, and the encoder learns to tell for
+    every token whether it was replaced."""
+
+    blocks: str = "4"
+    """Layers: "4" are four (BERT), "1x4" is one layer used four times (ALBERT), "4-4-4" three blocks with a sequence
+    half as long in each (Funnel-Transformer)."""
+
+    decoder_layers: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
+    """Full-length layers after several blocks, as "2" or "1x2". Default: 2, and 0 for one block."""
+
+    position: str = "tisa"
+    """Position method, or several joined by "+"; `whereformer positions` lists them."""
+
+    position_options: Annotated[str | None, tyro.conf.arg(metavar="JSON")] = None
+    """The method's options as a JSON object, as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
+
+    hidden_size: int = 128
+    """Width of the encoder."""
+
+    embedding_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Width of the token embeddings; narrower ones are projected up (ALBERT). Default: the encoder's."""
+
+    num_heads: int = 4
+    """Attention heads; they must divide the width."""
+
+    norm: Literal["pre", "post"] = "pre"
+    """Where layers normalise: their input (pre, which also trains without care) or their sum (post, as BERT)."""
+
+    dropout: float = 0.0
+    """Dropout on hidden states and attention weights. Small models that read a text a few times do best without;
+    0.1 for large ones."""
+
+    generator_size: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """electra: the generator's width by the encoder's. Default: 0.25."""
+
+    discriminator_weight: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """electra: what the encoder's loss counts for, the generator's being 1. Default: 50."""
+
+    def resolved(self) -> ModelSettings:
+        """Checked as far as that needs no model, with defaults in place of None.
+
+        Raises:
+            InputError: naming the option.
+        """
+        most = float("inf")
+        check_range(self, hidden_size=(1, most), embedding_size=(1, most), num_heads=(1, most), dropout=(0, 0.9))
+        options = canonical_options(self.position_options)
+        decoder = self.decoder_layers
+        funnel = "-" in self.blocks
+        if decoder is None:
+            decoder = "2" if funnel else "0"
+        elif funnel and decoder == "0":
+            raise InputError(
+                f"--decoder-layers: expected at least 1, got 0: blocks {self.blocks!r} shorten the sequence, "
+                "and pretraining predicts at every token"
+            )
+        if self.objective == "electra":
+            # Wider than the discriminator would be a generator that leaves nothing to learn.
+            check_range(self, generator_size=(0.01, 1), discriminator_weight=(0, 1e6))
+            size = 0.25 if self.generator_size is None else self.generator_size
+            weight = 50.0 if self.discriminator_weight is None else self.discriminator_weight
+            return dataclasses.replace(
+                self,
+                position_options=options,
+                decoder_layers=decoder,
+                generator_size=size,
+                discriminator_weight=weight,
+            )
+        for name in ("generator_size", "discriminator_weight"):
+            if getattr(self, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')}: only for --objective electra, got {self.objective}")
+        return dataclasses.replace(self, position_options=options, decoder_layers=decoder)
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How it is trained."""
+
+    length: int = 128
+    """Tokens of a window, [CLS] and [SEP] included."""
+
+    steps: int = 2000
+    """Training steps."""
+
+    batch_size: int = 16
+    """Windows that go through the model at a time."""
+
+    accumulate: int = 1
+    """So many batches make a step; for more windows a step than memory has room for."""
+
+    learning_rate: float = 2e-3
+    """The learning rate's peak; large models need less (BERT: 1e-4)."""
+
+    warmup: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Steps in which the learning rate rises; it falls to zero in the others. Default: a tenth of them."""
+
+    mask_rate: float = 0.15
+    """Share of tokens to predict in training. Held-out text always has 15%."""
+
+    hide_masked: bool = False
+    """Let no token attend to a [MASK], as Funnel-Transformer's authors do. Off by default, as in BERT: then windows
+    need no attention mask, which is faster, and the model may use where words are missing. Only for mlm."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: mixed precision, for GPUs and CPUs that are fast at it; weights stay float32."""
+
+    seed: int = 0
+    """Of weights, windows and masks."""
+
+    def resolved(self, objective: str) -> TrainingSettings:
+        """Checked, with defaults in place of None.
+
+        Raises:
+            InputError: naming the option.
+        """
+        most = float("inf")
+        check_range(self, length=(8, most), steps=(1, most), batch_size=(1, most), accumulate=(1, most))
+        check_range(self, warmup=(0, self.steps), seed=(0, 2**32 - 1))
+        if not 0 < self.learning_rate < most:
+            raise InputError(f"--learning-rate: expected a positive number, got {self.learning_rate}")
+        if not 0 < self.mask_rate < 1:
+            raise InputError(f"--mask-rate: expected a share between 0 and 1, got {self.mask_rate}")
+        if self.hide_masked and objective != "mlm":
+            raise InputError(
+                f"--hide-masked: only for --objective mlm, got {objective}, which sees samples instead of [MASK]"
+            )
+        return dataclasses.replace(self, warmup=max(1, self.steps // 10 if self.warmup is None else self.warmup))

@@ -1,0 +1,1 @@
+"""Measure what each position method can do."""

@@ -1,0 +1,258 @@
+"""From what was measured of position methods to the ticks of Table 1: thresholds, and what the paper says."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...analysis.properties import LENGTHS
+from ..compare.run import BASELINE
+from ..compare.summary import SEED_NOISE
+
+INDUCTIVE_RISE = SEED_NOISE
+"""Inductive: at 4 times the trained length the loss, in nats, is at most so much above that at the trained length.
+Longer text says more about a masked token, so it has no reason to rise; this is what another seed changes. A method
+that beats no positions by less than that has nothing to lose on longer text: that it does not get worse then says
+nothing, and the tick stays open."""
+
+REACHED_SHARE = 0.1
+"""Data-driven: the gradient of one batch reaches at least this share of the positional parameters, and there are some.
+Not all, since text need not have every offset, nor every hidden unit be on."""
+
+ATTENTION_SHARE = 0.01
+"""Parameter efficient: positional parameters, at BERT-base's sizes, are less than this share of those of its attention
+layers (28 million) ..."""
+
+LENGTH_POWER = 0.1
+"""... and grow with no power of the length beyond this."""
+
+INVARIANT_CHANGE = 1e-6
+"""Translation invariant: in float64, no shift changes a score or an output by more than this multiple of their root
+mean square, untrained or trained. Rounding is 1e-13 here, a method that knows where it is changes them by percents."""
+
+CHAIN_GROWTH = 0.1
+"""Parallelizable: the longest chain of operations that wait for one another grows with no power of the length beyond
+this."""
+
+CURVE_SHARE = 0.9
+"""Interpretable: a curve over offsets, one a layer and head, explains at least this share of what the method does to
+the scores of real text."""
+
+THRESHOLDS = {
+    "inductive": INDUCTIVE_RISE,
+    "data_driven": REACHED_SHARE,
+    "parameter_efficient": [ATTENTION_SHARE, LENGTH_POWER],
+    "translation_invariant": INVARIANT_CHANGE,
+    "parallelizable": CHAIN_GROWTH,
+    "interpretable": CURVE_SHARE,
+}
+
+MEANINGS = {
+    "inductive": f"loss at 4 times the trained length minus that at the trained length, in nats; yes up to "
+    f"{INDUCTIVE_RISE}, open where the method gains less than that over no positions",
+    "data_driven": f"positional parameters that the gradient of one batch reaches; yes from {REACHED_SHARE:.0%}",
+    "parameter_efficient": f"positional parameters at BERT-base's sizes, and the power of the length n with which they "
+    f"grow; yes below {ATTENTION_SHARE:.0%} of the attention layers' own and without growth",
+    "translation_invariant": f"largest change of a score or output when all positions are shifted, relative to their "
+    f"root mean square; yes up to {INVARIANT_CHANGE:.0e}",
+    "parallelizable": f"longest chain of operations that wait for one another, at {LENGTHS[0]} and at {LENGTHS[1]} "
+    "tokens; yes if it does not grow",
+    "interpretable": f"share of the method's effect on scores that a curve over offsets explains; yes from "
+    f"{CURVE_SHARE:.0%}",
+}
+"""What the number of each column is."""
+
+PAPER = {
+    "sinusoidal": "ynynyn",
+    "learned": "nynnyn",
+    "shaw": "nyyynn",
+    "t5": "nyyyyy",
+    "floater": "yyynnn",
+    "synthesizer": "nyynyn",
+    "tupe": "nynnyn",
+    "rope": "ynyyyn",
+    "tisa": "yyyyyy",
+}
+"""Table 1 of Wennberg & Henter (2021), in the order of :data:`MEANINGS`."""
+
+REASONS = {
+    ("sinusoidal", "inductive"): "there are vectors for any position, but the layers above have not learned to read "
+    "those beyond the trained length",
+    ("learned", "interpretable"): "text is cut anywhere, so that training makes the products of its vectors a curve, "
+    "as the paper's Section 3 saw in pretrained models; the curve has to be measured, the method does not promise it",
+    ("rope", "inductive"): "any angle can be computed, but beyond the trained length layers meet angles that they were "
+    "not trained on",
+    ("floater", "inductive"): "the equation can be integrated further, but the layers have not learned to read where "
+    "it goes",
+    ("shaw", "inductive"): "every distance beyond the clip has the same vector, trained on all of them",
+    ("t5", "inductive"): "buckets saturate, so that longer text meets none that was not trained",
+    (
+        "tisa",
+        "inductive",
+    ): "kernels were trained on the trained offsets only; one that is wide keeps its say beyond them",
+    ("floater", "parameter_efficient"): "its network maps the whole width to itself; only with the length it does not "
+    "grow, nor with the depth",
+    ("synthesizer", "parameter_efficient"): 'the default variant "random" has a number for every pair of positions, '
+    'layer and head; "factorized_random" has fewer, which grow with the length too',
+    (
+        "floater",
+        "interpretable",
+    ): "its vectors move along a smooth path, and training on text that is cut anywhere makes "
+    "their products a curve; it has to be measured, the method does not promise it",
+    ("shaw", "parallelizable"): "as a table over offsets it is one product per layer; slow where vectors are gathered "
+    "for every pair, which is cost and no chain",
+}
+"""Why a measured tick differs from the paper's, where that is known."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One property of one method.
+
+    Args:
+        holds: whether it has it; None if the measurement could not tell.
+        number: what was measured, as it is shown under the tick.
+        note: why it could not be measured, or what the number alone does not say.
+        paper: the paper's tick; None for a method that it does not have.
+        reason: why the two differ; empty if they don't.
+    """
+
+    holds: bool | None
+    number: str
+    note: str = ""
+    paper: bool | None = None
+    reason: str = ""
+
+    @property
+    def word(self) -> str:
+        """Yes, no or open."""
+        return "open" if self.holds is None else "yes" if self.holds else "no"
+
+    @property
+    def differs(self) -> bool:
+        """Whether the paper says something else."""
+        return None not in (self.holds, self.paper) and self.holds != self.paper
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method of the table."""
+
+    position: str
+    ticks: dict[str, Tick]
+
+    @property
+    def count(self) -> int:
+        """How many properties it has."""
+        return sum(tick.holds is True for tick in self.ticks.values())
+
+
+def rows(data: dict[str, Any], positions: Sequence[str]) -> list[Row]:
+    """The table of ``results.json``, which has the losses and measurements of these methods."""
+    return [Row(name, _ticks(name, data["runs"][name], data)) for name in positions]
+
+
+def _ticks(position: str, run: dict[str, Any], data: dict[str, Any]) -> dict[str, Tick]:
+    reached, growth, steps = run["reached"], run["growth"], run["steps"]
+    changes = [run[state][part] for state in ("shifted_fresh", "shifted_trained") for part in ("scores", "output")]
+    share = run["curve"]["share"]
+    short, long = steps["chain"]
+    longer = steps["lengths"][1] / steps["lengths"][0]
+    measured = {
+        "inductive": inductive(position, data),
+        "data_driven": Tick(
+            reached["total"] > 0 and reached["nonzero"] >= REACHED_SHARE * reached["total"],
+            f"{short_count(reached['nonzero'])}/{short_count(reached['total'])}" if reached["total"] else "0",
+            "" if reached["total"] else "it has no parameters",
+        ),
+        "parameter_efficient": Tick(
+            growth["count"] < ATTENTION_SHARE * growth["attention"] and growth["length"] <= LENGTH_POWER,
+            short_count(growth["count"]) + (f" n^{growth['length']:.1f}" if growth["length"] > LENGTH_POWER else ""),
+        ),
+        "translation_invariant": Tick(
+            None not in changes and max(changes) <= INVARIANT_CHANGE,
+            "not finite" if None in changes else short_number(max(changes)),
+        ),
+        "parallelizable": Tick(long <= short * longer**CHAIN_GROWTH, f"{short:,}, {long:,}"),
+        "interpretable": Tick(None, "no effect", "it does nothing to scores")
+        if share is None
+        else Tick(share >= CURVE_SHARE, f"{share:.0%}"),
+    }
+    return {
+        name: _beside_paper(position, name, tick, letter)
+        for (name, tick), letter in zip(measured.items(), PAPER.get(position, "------"), strict=True)
+    }
+
+
+def inductive(position: str, data: dict[str, Any]) -> Tick:
+    """Whether longer text than the trained is read as well; medians over seeds."""
+    by_seed = data["losses"][position]
+    length = data["settings"]["length"]
+    longest = str(4 * length)
+    for scores in by_seed.values():
+        if "cannot" in scores[longest]:
+            return Tick(False, "cannot", scores[longest]["cannot"])
+    rise = statistics.median(scores[longest]["loss"] - scores[str(length)]["loss"] for scores in by_seed.values())
+    gains = [
+        baseline[str(length)]["loss"] - by_seed[seed][str(length)]["loss"]
+        for seed, baseline in data["losses"].get(BASELINE, {}).items()
+        if seed in by_seed
+    ]
+    number = f"{rise:+z.2f}"
+    if rise <= INDUCTIVE_RISE and gains and statistics.median(gains) < INDUCTIVE_RISE:
+        gain = statistics.median(gains)
+        beside = f"{abs(gain):.2f} nats {'better' if gain >= 0 else 'worse'} than no positions"
+        return Tick(None, number, f"after this training it is {beside}: little to lose")
+    return Tick(rise <= INDUCTIVE_RISE, number)
+
+
+def _beside_paper(position: str, name: str, tick: Tick, letter: str) -> Tick:
+    """The tick with what the paper says, and why it differs."""
+    paper = {"y": True, "n": False}.get(letter)
+    beside = Tick(tick.holds, tick.number, tick.note, paper)
+    if not beside.differs:
+        return beside
+    reason = REASONS.get((position, name)) or f"measured: {tick.number} ({MEANINGS[name]})"
+    return Tick(tick.holds, tick.number, tick.note, paper, reason)
+
+
+def short_number(number: float) -> str:
+    """A number of any size: 0, 1e-13, 0.052, 6.3."""
+    return f"{number:.2g}" if number == 0 or number >= 1e-3 else f"{number:.0e}"
+
+
+def short_count(number: int) -> str:
+    """A count in four characters or so: 512, 5.5k, 394k, 37.7M."""
+    for unit, size in (("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            digits = 1 if number < 100 * size else 0
+            return f"{number / size:.{digits}f}{unit}"
+    return str(number)
+
+
+def disagreements(found: list[Row]) -> list[str]:
+    """A sentence for every tick that is not the paper's."""
+    return [
+        f"{row.position}, {title(name)}: {tick.word} ({tick.number}), the paper says "
+        f"{'yes' if tick.paper else 'no'}; {tick.reason}"
+        for row in found
+        for name, tick in row.ticks.items()
+        if tick.differs
+    ]
+
+
+def open_ticks(found: list[Row]) -> list[str]:
+    """A sentence for every tick that could not be decided, and for what can't be done at all."""
+    return [
+        f"{row.position}, {title(name)}: {tick.note}"
+        for row in found
+        for name, tick in row.ticks.items()
+        if tick.note and (tick.holds is None or tick.number == "cannot")
+    ]
+
+
+def title(name: str) -> str:
+    """A property's name as people write it."""
+    return {"data_driven": "data-driven"}.get(name, name.replace("_", " "))

@@ -1,0 +1,1 @@
+"""Train a translation model, translate with it, and score translations."""

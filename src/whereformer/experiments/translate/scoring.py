@@ -1,0 +1,61 @@
+"""How good translations are: BLEU and chrF as sacrebleu computes them, and BLEU by the length of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import InputError
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    lengths_of: Sequence[str],
+    *,
+    edges: Sequence[int],
+    tokenize: str = "13a",
+) -> dict[str, Any]:
+    """BLEU and chrF of a corpus, and BLEU of its parts.
+
+    Args:
+        hypotheses: translations, with their spaces and case as people write.
+        references: as many.
+        lengths_of: as many lines whose words are counted to tell the parts: the sources, or the references.
+        edges: most words of each part but the last, ascending.
+        tokenize: sacrebleu's tokenization for BLEU.
+
+    Raises:
+        InputError: for other numbers of lines, or none.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    if not len(hypotheses) == len(references) == len(lengths_of):
+        raise InputError(
+            f"--hypotheses: expected as many lines as references, got {len(hypotheses):,} and {len(references):,}"
+        )
+    if not references:
+        raise InputError("--references: expected lines, got none")
+    bleu, chrf = BLEU(tokenize=tokenize), CHRF()
+    found, letters = bleu.corpus_score(hypotheses, [references]), chrf.corpus_score(hypotheses, [references])
+    words = [len(line.split()) for line in lengths_of]
+    parts = []
+    for low, high in zip([0, *edges], [*edges, None], strict=True):
+        rows = [row for row, count in enumerate(words) if low < count + (low == 0) and (high is None or count <= high)]
+        if rows:
+            part = BLEU(tokenize=tokenize).corpus_score(
+                [hypotheses[row] for row in rows], [[references[row] for row in rows]]
+            )
+            parts.append({"from": low + 1 if low else 0, "to": high, "lines": len(rows), "bleu": round(part.score, 2)})
+    return {
+        "lines": len(references),
+        "bleu": round(found.score, 2),
+        "bleu_precisions": [round(value, 2) for value in found.precisions],
+        "brevity_penalty": round(found.bp, 4),
+        "length_ratio": round(found.sys_len / max(1, found.ref_len), 4),
+        "bleu_signature": str(bleu.get_signature()),
+        "chrf": round(letters.score, 2),
+        "chrf_signature": str(chrf.get_signature()),
+        "bleu_by_words": parts,
+    }

@@ -1,0 +1,260 @@
+"""What `whereformer translate` can be told about text, model and training; imports nothing heavy, so --help is fast."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from ...errors import InputError
+from ..pretrain.settings import canonical_options, parsed_options
+from ..settings import check_range
+
+MOST = float("inf")
+
+
+def columns_of(option: str, text: str | None) -> tuple[str, str] | None:
+    """Two columns' names, source first.
+
+    Raises:
+        InputError: if it isn't two.
+    """
+    if text is None:
+        return None
+    found = tuple(part.strip() for part in text.split(","))
+    if len(found) != 2 or found[0] == found[1] or not all(found):
+        raise InputError(f"--{option}: expected two columns, as en,de, got {text!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class ParallelData:
+    """Parallel text: two aligned files, or tables with a column for each language."""
+
+    source: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Lines to translate from, UTF-8."""
+
+    target: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """What they are in the other language, line by line."""
+
+    data: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = ()
+    """Instead of both: .parquet, .jsonl, .csv or .tsv with both languages."""
+
+    columns: Annotated[str | None, tyro.conf.arg(metavar="FROM,TO")] = None
+    """The tables' columns, as en,de. Default: both, if there are two. A .tsv has a header where it holds these;
+    without them, or with 1,2, its first line is text."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What errors call the options."""
+        return {name: name for name in ("source", "target", "data", "columns")}
+
+    def given(self) -> bool:
+        """Whether there is any."""
+        return bool(self.data) or self.source is not None or self.target is not None
+
+    def checked(self) -> ParallelData:
+        """As it is, if it makes sense.
+
+        Raises:
+            InputError: naming the option.
+        """
+        name = self.names
+        columns_of(name["columns"], self.columns)
+        if self.data:
+            if self.source is not None or self.target is not None:
+                raise InputError(f"--{name['data']}: either tables or --{name['source']} and --{name['target']}")
+            return self
+        for one, other in (("source", "target"), ("target", "source")):
+            if getattr(self, one) is None:
+                raise InputError(
+                    f"--{name[one]}: expected a file beside --{name[other]}, got none"
+                    if getattr(self, other) is not None
+                    else f"--{name['data']}: expected tables, or --{name['source']} and --{name['target']}, got none"
+                )
+        return self
+
+
+@dataclass(frozen=True)
+class ValidationData:
+    """What to judge by on the way."""
+
+    validation: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = ()
+    """Tables of pairs to judge by, with the same columns. Default: one pair in twenty, 2000 at most, is held out."""
+
+    validation_source: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The same as two aligned files."""
+
+    validation_target: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The other of them."""
+
+    def parallel(self, columns: str | None) -> ParallelData | None:
+        """As :class:`ParallelData`, checked, or None.
+
+        Raises:
+            InputError: naming the option.
+        """
+        found = _Validation(self.validation_source, self.validation_target, self.validation, columns)
+        return found.checked() if found.given() else None
+
+
+class _Validation(ParallelData):
+    @property
+    def names(self) -> Mapping[str, str]:
+        parts = {"source": "validation-source", "target": "validation-target"}
+        return {**parts, "data": "validation", "columns": "columns"}
+
+
+@dataclass(frozen=True)
+class TranslatorSettings:
+    """The model."""
+
+    preset: Literal["small", "base", "big"] = "small"
+    """Sizes: small (3+3 layers of width 256) learns on two cores; base (6+6 of 512) and big (6+6 of 1024) are those of
+    Vaswani et al. and of Shaw et al."""
+
+    position: str = "shaw"
+    """Position method of the self-attention in encoder and decoder, or several joined by "+"; `whereformer positions`
+    lists them."""
+
+    position_options: Annotated[str | None, tyro.conf.arg(metavar="JSON")] = None
+    """The method's options as a JSON object, as '{"clip": 8}'; `whereformer positions` lists these too."""
+
+    cross_position: str = "none"
+    """Position method of the attention from target to source; papers have none."""
+
+    hidden_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Width. Default: the preset's, as of the four below."""
+
+    num_heads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Attention heads; they must divide the width."""
+
+    intermediate_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Width within the feed-forward layers."""
+
+    encoder_layers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Layers that read."""
+
+    decoder_layers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Layers that write."""
+
+    norm: Literal["pre", "post"] = "pre"
+    """Where layers normalise: their input (pre, which also trains without care) or their sum (post, as in the
+    papers)."""
+
+    dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """Dropout on embeddings and on what layers add. Default: 0.2 for small, 0.1 for base, 0.3 for big."""
+
+    label_smoothing: float = 0.1
+    """The share of a target that is spread over all tokens."""
+
+    def checked(self) -> TranslatorSettings:
+        """As it is, with the options of the method written in one way, if it makes sense as far as that needs no model.
+
+        Raises:
+            InputError: naming the option.
+        """
+        check_range(self, dropout=(0, 0.9), label_smoothing=(0, 0.9))
+        sizes = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
+        check_range(self, **dict.fromkeys(sizes, (1, MOST)))
+        parsed_options(self.position_options)
+        dropout = self.dropout
+        if dropout is None:
+            dropout = {"small": 0.2, "base": 0.1, "big": 0.3}[self.preset]
+        return dataclasses.replace(self, position_options=canonical_options(self.position_options), dropout=dropout)
+
+
+@dataclass(frozen=True)
+class TranslationTraining:
+    """How it is trained."""
+
+    vocab_size: int = 8000
+    """Subwords that both languages share, learned from the text (byte-pair encoding over bytes: no script is unknown).
+    Large texts take 32000."""
+
+    max_length: int = 128
+    """Tokens of a line, its end included. Pairs with a longer one are left out, and counted."""
+
+    batch_tokens: int = 2048
+    """Tokens of a batch on either side, padding included; lines of like length are together. Large texts: 25000."""
+
+    accumulate: int = 1
+    """So many batches make a step; for more tokens a step than memory has room for."""
+
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Training steps. Default: as --epochs says."""
+
+    epochs: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """How often the text is read. Default: 20."""
+
+    learning_rate: float = 2e-3
+    """The learning rate's peak; large models need less (base: 7e-4)."""
+
+    warmup: int = 1000
+    """Steps in which the learning rate rises; then it falls with the square root of the steps. Large models: 4000."""
+
+    average: int = 5
+    """The model is the mean of so many checkpoints, the last ones; 1 takes the last as it is."""
+
+    every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Steps between checkpoints, each with a held-out score. Default: a twentieth of the steps."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: mixed precision, for GPUs and CPUs that are fast at it; weights stay float32."""
+
+    seed: int = 0
+    """Of weights, dropout and the order of the text."""
+
+    def checked(self) -> TranslationTraining:
+        """As it is, with the default of --epochs, if it makes sense.
+
+        Raises:
+            InputError: naming the option.
+        """
+        # 4 tokens are two of text at least, its end, and one to spare.
+        check_range(self, vocab_size=(300, MOST), max_length=(4, MOST), accumulate=(1, MOST), steps=(1, MOST))
+        check_range(self, warmup=(0, MOST), average=(1, MOST), every=(1, MOST), seed=(0, 2**32 - 1))
+        check_range(self, batch_tokens=(self.max_length, MOST))
+        if not 0 < self.learning_rate < MOST:
+            raise InputError(f"--learning-rate: expected a positive number, got {self.learning_rate}")
+        if self.steps is not None:
+            if self.epochs is not None:
+                raise InputError("--epochs: either --steps or --epochs")
+            return self
+        epochs = 20.0 if self.epochs is None else self.epochs
+        if not 0 < epochs < MOST:
+            raise InputError(f"--epochs: expected a positive number, got {epochs}")
+        return dataclasses.replace(self, epochs=epochs)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How translations are found."""
+
+    beams: int = 4
+    """Beams of the search; 1 is greedy."""
+
+    length_penalty: float = 0.6
+    """A translation's log-probability is divided by its length to this power; more makes longer ones."""
+
+    batch_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Tokens of source lines that are translated at a time, padding included. Default: 512, on a GPU 8192."""
+
+    max_length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    """Most tokens of a line. Default: what the model was trained with. Relative position methods also take more."""
+
+    truncate: bool = False
+    """Cut longer lines; otherwise they are an error."""
+
+    def checked(self) -> Decoding:
+        """As it is, if it makes sense.
+
+        Raises:
+            InputError: naming the option.
+        """
+        check_range(self, beams=(1, 1000), batch_tokens=(1, MOST), max_length=(2, MOST), length_penalty=(-10, 10))
+        return self

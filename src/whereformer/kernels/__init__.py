@@ -1,0 +1,151 @@
+"""Softmax attention that takes *descriptions* of position instead of n x n matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from . import fused, reference
+from .call import make_call
+from .choose import BACKENDS, Choice, choose, explain_choice
+from .cpu import blockwise
+from .precision import without_autocast
+from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, PositionsLike, Term
+from .triton import launch as triton
+
+__all__ = [
+    "Choice",
+    "DenseBias",
+    "FactorPair",
+    "OffsetBias",
+    "OffsetKeys",
+    "OffsetValues",
+    "Positions",
+    "PositionsLike",
+    "Term",
+    "attention",
+    "attention_weights",
+    "explain",
+]
+
+
+def attention(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    query_positions: PositionsLike | None = None,
+    key_positions: PositionsLike | None = None,
+    query_documents: Tensor | None = None,
+    key_documents: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Multi-head softmax attention with position terms.
+
+    ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
+    plus what :class:`OffsetValues` terms add.
+
+    Args:
+        query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores;
+            n_q then follows from ``query_positions``, from a term with rows, or is n_k. Query, key and value are of one
+            dtype; autocast gives them its own where they differ.
+        key: (batch, heads, n_k, head_dim).
+        value: (batch, heads, n_k, value_dim).
+        terms: what position adds; see :mod:`whereformer.kernels.terms`.
+        key_mask: (batch, n_k) bool, True = may be attended.
+        causal: allow only keys whose position is at most the query's.
+        scale: the factor on query . key (and on query . OffsetKeys), finite; ``head_dim ** -0.5`` by default.
+        dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
+        query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (batch, n_q). By default
+            queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are. Fractional
+            ones are finite, which is checked on the CPU; elsewhere NaN is after and before nothing.
+        key_positions: likewise for keys; 0 .. n_k - 1 by default.
+        query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to
+            keys of its own document.
+        backend: which implementation computes it; one that can't take the call is refused, never replaced.
+
+            - "reference": everything written out, (n_q, n_k) memory. The definition, and differentiable twice.
+            - "blockwise": tile by tile in plain PyTorch, O(n) memory forward and backward, any device.
+            - "triton": fused kernels for NVIDIA GPUs from sm_80 on, O(n) memory.
+            - "auto": calls without terms go to torch's ``scaled_dot_product_attention``, others to "triton" on a GPU
+              that has it and to "blockwise" elsewhere. On the CPU "reference" takes calls with few scores a head, and
+              "blockwise" takes long ones with dropout, masks or packing; how few and how long depends on the processor
+              (:mod:`whereformer.tuning`).
+              :func:`explain` says what it comes to.
+
+            Only "reference" has second and forward-mode derivatives, and with terms those of ``torch.func``; there
+            "auto" takes it.
+
+    Returns:
+        (batch, heads, n_q, value_dim) in the value's dtype (torch's own attention, under autocast, gives autocast's).
+        A row that may attend nothing gives zeros.
+
+    Raises:
+        TypeError, ValueError: for input that does not fit; the message names the argument, what came and what fits.
+    """
+    _check_backend(backend)
+    call = make_call(
+        query,
+        key,
+        value,
+        terms,
+        key_mask=key_mask,
+        causal=causal,
+        scale=scale,
+        dropout_p=dropout_p,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        query_documents=query_documents,
+        key_documents=key_documents,
+    )
+    return _RUN[choose(call, backend)](call)
+
+
+_RUN = {
+    "fused": fused.attend,
+    "reference": reference.attend,
+    "blockwise": blockwise.attend,
+    "triton": triton.attend,
+}
+
+
+def explain(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    backend: str = "auto",
+    **options: Any,
+) -> Choice:
+    """Which backend :func:`attention` would compute a call with, and why; ``options`` are its keyword arguments.
+
+    >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
+    blockwise: float32 on AMD with AVX-512: torch's own kernels read the table of offsets
+    """
+    _check_backend(backend)
+    return explain_choice(make_call(query, key, value, terms, **options), backend)
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+
+
+def attention_weights(
+    query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Any
+) -> Tensor:
+    """The softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
+
+    ``options`` are :func:`attention`'s keyword arguments other than ``dropout_p`` and ``backend``.
+    """
+    call = make_call(query, key, value, terms, **options)
+    with without_autocast(value.device):
+        return reference.attention_weights(call)

@@ -1,0 +1,155 @@
+"""Which backend computes a call, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from . import fused, tuning
+from .call import Call
+from .cpu import blockwise
+from .cpu import products as linear
+from .tracing import holds
+from .triton import launch as triton
+
+BACKENDS = ("auto", "reference", "blockwise", "triton")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What :func:`whereformer.explain` returns; printed, a line.
+
+    Args:
+        backend: "reference", "blockwise", "triton", or "fused" for torch's ``scaled_dot_product_attention``.
+        reason: why.
+        unavailable: for each backend that can't take the call, why not.
+    """
+
+    backend: str
+    reason: str
+    unavailable: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.reason}"
+
+
+def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
+    """The backend that computes the call.
+
+    Args:
+        device: where it is to run, if not where its tensors are: those of "meta" say no more than sizes.
+
+    Raises:
+        ValueError: if the one that was asked for by name can't.
+    """
+    device = call.value.device if device is None else device
+    if backend == "auto":
+        return _automatic(call, device)[0]
+    if backend == "triton" and (reason := triton.unavailable(call, device)):
+        raise ValueError(f"backend: {reason}")
+    if backend != "reference" and linear.forward_mode():
+        raise ValueError(f"backend: {backend!r} has no forward-mode derivative; use backend='reference'")
+    if backend != "reference" and _derivatives():
+        raise ValueError(f"backend: {backend!r} has no derivative for torch.func; use backend='reference'")
+    return backend
+
+
+def _derivatives() -> int:
+    """How many derivatives torch.func is taking, one of the other; our operators have none for it."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    kinds = torch._C._functorch.TransformType
+    return sum(transform.key() in (kinds.Grad, kinds.Jvp) for transform in stack)
+
+
+# As ``torch.compiler.assume_constant_result`` does, which would import the compiler. It knows to guard such transforms.
+_derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def explain_choice(call: Call, backend: str) -> Choice:
+    """The choice with its reasons."""
+    chosen, device = choose(call, backend), call.value.device
+    reasons = [_automatic(call, device)[1] if backend == "auto" else "asked for by name"]
+    if chosen == "blockwise":
+        reasons.append(blockwise.explain(call))
+    kind = f"{str(call.value.dtype).removeprefix('torch.')} on {tuning.current().processor}"
+    reason = "; ".join(filter(None, reasons)).format(kind=kind)
+    no_triton = triton.unavailable(call, device)
+    return Choice(chosen, reason, {"triton": no_triton} if no_triton else {})
+
+
+def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
+    """The rule of backend="auto", and which part of it decided; "{kind}" stands for the dtype and the processor."""
+    on_cpu = device.type == "cpu"
+    few = holds(call.n_q * call.n_k <= _most_written_out(call))
+    derivatives = _derivatives()
+    if linear.forward_mode() or derivatives > 1:
+        return "reference", "only the reference has forward-mode and second derivatives"
+    if fused.supports(call):
+        # On the CPU torch writes all scores out to drop some, and computes padding in full to mask it afterwards.
+        masked = call.dropout_p > 0 or call.key_mask is not None or call.query_documents is not None
+        if on_cpu and masked and not few and not derivatives:
+            return (
+                "blockwise",
+                "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
+            )
+        if on_cpu and few and _trains_in_half_precision(call):
+            return (
+                "reference",
+                "no terms, but {kind}: torch's own backward of few scores in half precision takes twice the time",
+            )
+        if _onednn_beats_torch(call, device):
+            return "blockwise", "no terms, but {kind}: our products are faster than torch's own attention's"
+        return "fused", "no terms, so torch's own attention computes it"
+    if derivatives:
+        return "reference", "torch.func takes derivatives of the reference only"
+    if not on_cpu and triton.unavailable(call, device) is None:
+        return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
+    if few and on_cpu:
+        return "reference", "{kind}: so few scores a head that writing them all out is fastest"
+    return "blockwise", ""
+
+
+def _most_written_out(call: Call) -> int:
+    """Scores a head up to which, on the CPU, writing them all out is faster than going tile by tile."""
+    sizes = tuning.current()
+    return sizes.half_written_out_scores if _trains_in_half_precision(call) else sizes.written_out_scores
+
+
+def _trains_in_half_precision(call: Call) -> bool:
+    """Whether there is a gradient of bfloat16 or float16.
+
+    At 17 to 90 tokens writing all scores out takes 0.3 to 0.6 of the time of torch's attention, forward and backward.
+    """
+    inputs = [each for each in (call.query, call.key, call.value) if each is not None]
+    return (
+        call.value.dtype in (torch.bfloat16, torch.float16)
+        and torch.is_grad_enabled()
+        and any(each.requires_grad for each in inputs)
+    )
+
+
+def _onednn_beats_torch(call: Call, device: torch.device) -> bool:
+    """Whether torch's attention would compute a long call without terms by products slower than ours.
+
+    That is its kernel for the CPU, which multiplies by MKL. What only torch's attention can do is left to it:
+    transforms of functions, tensors with products of their own, autocast's dtype, compiled and exported programs.
+    """
+    tensors, sizes = (call.query, call.key, call.value), tuning.current()
+    return (
+        not torch.compiler.is_compiling()
+        and linear.by_onednn(call.value.dtype, device)
+        and call.n_q * call.n_k >= sizes.onednn_scores
+        and not torch.is_autocast_enabled("cpu")
+        and not linear.transforming()
+        and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+        and call.query is not None
+        and call.query.shape[3] == call.value.shape[3]
+        and min(call.n_q, call.n_k) >= sizes.onednn_rows
+        and linear.is_regular(call.n_q)
+        and linear.is_regular(call.n_k)
+        and call.value.shape[3] >= sizes.onednn_head_dim
+        # Who switches its kernel off wants another one.
+        and torch.backends.cuda.flash_sdp_enabled()
+    )

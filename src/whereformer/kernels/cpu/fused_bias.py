@@ -1,0 +1,240 @@
+"""Calls with nothing but an ``OffsetBias`` on the CPU, by the kernels that torch's own attention has there.
+
+Those take a bias of any strides. In reverse order of queries a table over offsets is a view with positive strides (a
+Hankel matrix: row r column c reads entry r + c), so they read the table itself, as float32 beside bfloat16 too. They
+give the gradients of query, key and value. That of a table is made here, where it is short: from the band of scores
+that read its inside, and for its ends from sums over whole rectangles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import tuning
+from ..problem import GRADIENTS, Problem
+from ..tracing import holds
+from .pieces import Piece
+from .tables import GridBias, GridReader, Tables, is_grid
+from .tiles import Scratch, Span, chunks
+from .workspace import Workspace, add_product, onednn_suits, put_product
+
+LARGEST_BIAS = 2**8
+"""Of a table whose gradients of query, key and value are torch's: its backward subtracts a row's norm from scores, and
+the difference is as exact as the larger of the two."""
+
+
+def trains(problem: Problem, device: torch.device) -> bool:
+    """Whether torch's kernels compute forward and backward: the table is short, or needs no gradient."""
+    inputs = {name: tensor for name in GRADIENTS if (tensor := getattr(problem, name)) is not None}
+    return (
+        set(inputs) == {"query", "key", "value", "bias"}
+        and not problem.has_gaps()
+        and is_grid(*problem.positions())
+        and _suits(problem, device, problem.n_q, problem.n_k)
+        and problem.value.dtype in tuning.current().fused_backward_dtypes
+        and torch.is_grad_enabled()
+        and (not inputs["bias"].requires_grad or _is_short(problem))
+        and any(tensor.requires_grad for tensor in inputs.values())
+    )
+
+
+def _is_short(problem: Problem) -> bool:
+    """Whether few scores read more of the table than its ends."""
+    assert problem.bias is not None
+    sizes = tuning.current()
+    share = sizes.half_band_share if problem.value.dtype.itemsize == 2 else sizes.band_share
+    return holds(problem.bias.shape[1] + sizes.band_rows <= share * problem.n_k)
+
+
+def takes(problem: Problem, piece: Piece, tables: Tables) -> bool:
+    """Whether torch's kernel computes the forward of a piece."""
+    others = tables.keys, tables.values, problem.query_factors, problem.dense, piece.key_mask, piece.query_documents
+    return (
+        isinstance(tables.bias, GridBias)
+        and all(other is None for other in others)
+        and _suits(problem, problem.value.device, len(piece.queries), len(piece.keys))
+    )
+
+
+def _suits(problem: Problem, device: torch.device, n_q: int, n_k: int) -> bool:
+    query, value = problem.query, problem.value
+    return (
+        query is not None
+        and problem.seed is None
+        # It would compute what causality forbids.
+        and not problem.causal
+        and device.type == "cpu"
+        and value.dtype in tuning.current().fused_dtypes
+        and query.shape[3] == value.shape[3]
+        # By oneDNN's products we are faster.
+        and not onednn_suits(value.dtype, device, n_q, n_k, value.shape[3])
+    )
+
+
+def new_norm(problem: Problem) -> Tensor:
+    """Memory for the norm, (batch, heads, n_q), as torch's kernel has it."""
+    batch, heads = problem.value.shape[:2]
+    return problem.value.new_empty(batch, problem.n_q, heads, dtype=problem.dtype).transpose(1, 2)
+
+
+def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    """The outputs of a piece, and the logarithm of their sums of exponentials, the last query first."""
+    bias = tables.bias
+    assert isinstance(bias, GridBias)
+    assert problem.query is not None
+    assert problem.key is not None
+    items, queries, keys = (slice(part.start, part.stop) for part in (piece.batch, piece.queries, piece.keys))
+    query = _readable(problem.query[items, :, queries])
+    key, value = (_readable(tensor[items, :, keys]) for tensor in (problem.key, problem.value))
+    heads = range(value.shape[1])
+    # A table repeated for each query has some two numbers a score where there are as many queries as keys.
+    repeated = len(piece.queries) * bias.grid.count
+    in_order = problem.keeps != "norm" and repeated <= 2 * tuning.current().unturned_scores
+    if in_order:
+        span = Span(range(len(piece.queries)), range(len(piece.keys)))
+        view = bias.reader(heads, workspace, len(piece.queries)).view(span)
+    else:
+        query, view = turned(query.transpose(1, 2), 1).transpose(1, 2), bias.reversed_rows(heads)
+    output, norm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, attn_mask=view.expand(len(query), -1, -1, -1), scale=problem.scale
+    )
+    rows = output.transpose(1, 2)
+    if not in_order:
+        rows = turned(rows, 1)
+    # The kernel's output is laid out as the query was; the operator's is always laid out alike.
+    return rows.contiguous().transpose(1, 2), norm
+
+
+def is_exact(problem: Problem) -> bool:
+    """Whether the table is small enough for torch's backward, finite numbers all."""
+    assert problem.bias is not None
+    return bool(problem.bias.abs().amax() <= LARGEST_BIAS) if problem.bias.numel() else True
+
+
+def backward(
+    problem: Problem, output_gradient: Tensor, output: Tensor, norm: Tensor, needed: Sequence[bool]
+) -> list[Tensor]:
+    """The gradients of query, key, value and the table, as far as they are needed."""
+    [piece] = problem.pieces()
+    bias = Tables(problem, piece).bias
+    assert isinstance(bias, GridBias)
+    assert problem.query is not None
+    assert problem.key is not None
+    query, key, value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        _readable(turned(output_gradient)),
+        _readable(turned(problem.query)),
+        _readable(problem.key),
+        _readable(problem.value),
+        turned(output),
+        norm,
+        0.0,
+        False,
+        attn_mask=bias.reversed_rows(range(problem.value.shape[1])).expand(len(problem.value), -1, -1, -1),
+        scale=problem.scale,
+    )
+    gradients = {"query": turned(query), "key": key, "value": value}
+    if needed[GRADIENTS.index("bias")]:
+        gradients["bias"] = _TableGradient(problem, bias, output_gradient, output, norm.flip(2)).found()
+    return [gradients[name].contiguous() for name, need in zip(GRADIENTS, needed, strict=True) if need]
+
+
+class _TableGradient:
+    """The gradient of a short table: sums of the gradients of scores, which are weights times what follows here.
+
+    A rectangle of scores that all read one end of the table adds up to ``weight * <output gradient, its output - the
+    whole output>`` for each query, where ``weight`` is the rectangle's share of the query's attention. Torch's forward
+    of the rectangle gives both. A query's gradients of scores add up to 0, so the last end has what the others leave.
+    """
+
+    def __init__(self, problem: Problem, bias: GridBias, output_gradient: Tensor, output: Tensor, norm: Tensor) -> None:
+        assert problem.query is not None
+        assert problem.key is not None
+        self.problem, self.bias, self.norm = problem, bias, norm
+        self.query, self.key, self.value = (_readable(each) for each in (problem.query, problem.key, problem.value))
+        self.gradient = output_gradient.to(problem.dtype)
+        self.delta = torch.linalg.vecdot(output.to(problem.dtype), self.gradient)
+
+    def found(self) -> Tensor:
+        """The gradient, (heads, T)."""
+        bias, sizes = self.bias, tuning.current()
+        parts = chunks(range(self.problem.n_q), sizes.band_rows)
+        self._add_left(parts, 0)
+        spans = [span for queries in parts if (span := Span(queries, self._band(queries))).keys]
+        workspace = Workspace(self.value.device)
+        most = max((len(span.queries) * len(span.keys) for span in spans), default=1)
+        for heads in chunks(range(self.value.shape[1]), max(1, sizes.tile_scores // most)):
+            with workspace.scope():
+                reader = bias.reader(heads, workspace)
+                for span in spans:
+                    with workspace.scope():
+                        self._add_band(span, heads, reader, workspace)
+        workspace.close()
+        if self._band(parts[0]).stop < self.problem.n_k:
+            bias.sums[:, -1] -= bias.sums.sum(1)
+        gradient = torch.zeros_like(bias.table)
+        bias.add_to(gradient)
+        return gradient
+
+    def _band(self, queries: range) -> range:
+        """The keys left of which all of these queries read the table's first entry, and right of which its last one."""
+        step, window, n_k = self.bias.grid.step, self.bias.window, self.problem.n_k
+        start = min(max(window.start + step * queries.start, 0), n_k)
+        return range(start, max(start, min(window.stop - 1 + step * (queries.stop - 1), n_k)))
+
+    def _add_left(self, parts: list[range], first: int) -> None:
+        """Add what is left of the bands of neighbouring queries from key ``first`` on, in the largest rectangles."""
+        queries = range(parts[0].start, parts[-1].stop)
+        stop = self._band(queries).start
+        if stop > first:
+            part, keys = slice(queries.start, queries.stop), slice(first, stop)
+            output, norm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                self.query[:, :, part], self.key[:, :, keys], self.value[:, :, keys], scale=self.problem.scale
+            )
+            weight = (norm + self.bias.values[:, :1] - self.norm[:, :, part]).exp_()
+            change = torch.linalg.vecdot(output.to(weight.dtype), self.gradient[:, :, part]) - self.delta[:, :, part]
+            self.bias.sums[:, 0] += (weight * change).sum((0, 2))
+        if len(parts) > 1:
+            for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]):
+                self._add_left(half, max(first, stop))
+
+    def _add_band(self, span: Span, heads: range, reader: GridReader, workspace: Workspace) -> None:
+        """Add the gradients of a band of scores, by offset."""
+        problem, some = self.problem, slice(heads.start, heads.stop)
+        size = (len(heads), len(span.queries), len(span.keys))
+        scratch = Scratch(workspace, *size, self.bias.grid.step, problem.dtype)
+        weights = workspace.take(size, problem.dtype)
+        rows, keys = slice(span.queries.start, span.queries.stop), slice(span.keys.start, span.keys.stop)
+
+        def wide(tensor: Tensor, item: int, where: slice) -> Tensor:
+            part = tensor[item, some, where]
+            return part if part.dtype == problem.dtype else workspace.converted(part, problem.dtype)
+
+        for item in range(len(self.value)):
+            with workspace.scope():
+                query, key = wide(self.query, item, rows), wide(self.key, item, keys)
+                put_product(weights, query, key.mT, workspace, problem.scale)
+                reader.add_to(weights.unsqueeze(0), span)
+                weights.sub_(self.norm[item, some, rows].unsqueeze(-1)).exp_()
+                tile = scratch.tile(len(heads), span)
+                tile.scores.copy_(self.delta[item, some, rows].neg().unsqueeze(-1).expand_as(weights))
+                value, gradient = wide(self.value, item, keys), wide(self.gradient, item, rows)
+                add_product(tile.scores, gradient, value.mT, workspace)
+                tile.scores.mul_(weights)
+                self.bias.collect(tile, heads)
+
+
+def _readable(rows: Tensor) -> Tensor:
+    """The kernels take any strides but that within a row."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def turned(rows: Tensor, dim: int = 2) -> Tensor:
+    """Rows in reverse order, a copy."""
+    steps = rows.shape[-1], rows.storage_offset(), *rows.stride()[:-1]
+    if rows.dtype == torch.bfloat16 and rows.stride(-1) == 1 and not any(step % 2 for step in steps):
+        # In pairs, because torch's flip of 16-bit numbers is slow.
+        return rows.view(torch.int32).flip(dim).view(rows.dtype)
+    return rows.flip(dim)

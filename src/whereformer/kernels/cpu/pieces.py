@@ -1,0 +1,175 @@
+"""A batch as rectangles of queries and keys in which all may be attended and positions are regular, where that holds.
+
+A padded row becomes its real keys, a packed row one rectangle a document: less to compute, and every rectangle is
+as fast as a whole unpadded row. Finding them reads masks and ids, so it is done on the CPU only, where reading costs
+no synchronisation; elsewhere masks are applied as masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..terms import Positions, PositionsLike
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Queries and keys of some batch items, and what is left to mask among them.
+
+    Args:
+        batch, queries, keys: what it covers, as index ranges. A query lies in one piece at most, and so does a key.
+        query_positions, key_positions: of the piece's own rows; a tensor is of shape (n,).
+        key_mask: (batch items, keys), True = may be attended; None: all may.
+        query_documents, key_documents: (batch items, queries) and (batch items, keys) ids that have to agree.
+    """
+
+    batch: range
+    queries: range
+    keys: range
+    query_positions: PositionsLike
+    key_positions: PositionsLike
+    key_mask: Tensor | None = None
+    query_documents: Tensor | None = None
+    key_documents: Tensor | None = None
+
+
+def split(
+    batch: int,
+    query_positions: PositionsLike,
+    key_positions: PositionsLike,
+    key_mask: Tensor | None,
+    query_documents: Tensor | None,
+    key_documents: Tensor | None,
+) -> list[Piece]:
+    """The pieces of a batch; pairs in no piece may not attend."""
+    n_q, n_k = _length(query_positions), _length(key_positions)
+    whole = Piece(range(batch), range(n_q), range(n_k), query_positions, key_positions)
+    explicit = isinstance(query_positions, Tensor) or isinstance(key_positions, Tensor)
+    if key_mask is not None and key_mask.device.type == "cpu" and bool(key_mask.all()):
+        key_mask = None
+    if not explicit and key_mask is None and query_documents is None:
+        return [whole]
+    if not explicit and next(m for m in (key_mask, query_documents) if m is not None).device.type != "cpu":
+        return [
+            replace(whole, key_mask=key_mask, query_documents=query_documents, key_documents=key_documents),
+        ]
+    pieces: list[Piece] = []
+    for item in range(batch):
+        row = replace(
+            whole,
+            batch=range(item, item + 1),
+            query_positions=_of_item(query_positions, item),
+            key_positions=_of_item(key_positions, item),
+        )
+        documents = [row]
+        if query_documents is not None and key_documents is not None:
+            documents = _split_documents(row, query_documents[item : item + 1], key_documents[item : item + 1])
+        for piece in documents:
+            if key_mask is not None:
+                piece = _trim_keys(piece, key_mask[item : item + 1, piece.keys.start : piece.keys.stop])
+            _append(pieces, _with_regular_positions(piece))
+    return pieces
+
+
+def _append(pieces: list[Piece], piece: Piece) -> None:
+    """Add a piece, joined to the last one where both are the same rectangle of neighbouring items."""
+    if not piece.queries or not piece.keys:
+        return
+    if pieces and _is_plain(piece) and _is_plain(pieces[-1]):
+        last = pieces[-1]
+        # An item between them may have no piece at all.
+        neighbours = last.batch.stop == piece.batch.start
+        if neighbours and replace(last, batch=piece.batch) == piece:
+            piece = replace(piece, batch=range(last.batch.start, piece.batch.stop))
+            pieces.pop()
+    pieces.append(piece)
+
+
+def _is_plain(piece: Piece) -> bool:
+    """Whether the piece holds no tensor."""
+    regular = isinstance(piece.query_positions, Positions) and isinstance(piece.key_positions, Positions)
+    return regular and piece.key_mask is None and piece.query_documents is None
+
+
+def _split_documents(row: Piece, query_documents: Tensor, key_documents: Tensor) -> list[Piece]:
+    """One piece a document where each lies in one run; else the row with its ids."""
+    query_runs, key_runs = _runs(query_documents[0]), _runs(key_documents[0])
+    if query_runs is None or key_runs is None:
+        return [replace(row, query_documents=query_documents, key_documents=key_documents)]
+    return [
+        replace(
+            row,
+            queries=queries,
+            keys=key_runs[document],
+            query_positions=_part(row.query_positions, queries),
+            key_positions=_part(row.key_positions, key_runs[document]),
+        )
+        for document, queries in query_runs.items()
+        if document in key_runs
+    ]
+
+
+def _runs(ids: Tensor) -> dict[int | float, range] | None:
+    """Where each id stands; None where one stands in several runs, or ids are not on the CPU."""
+    if ids.device.type != "cpu":
+        return None
+    values, lengths = torch.unique_consecutive(ids, return_counts=True)
+    names = values.tolist()
+    if not names:
+        return {}
+    if len(set(names)) < len(names):
+        return None
+    ends = lengths.cumsum(0).tolist()
+    return {name: range(start, end) for name, start, end in zip(names, [0, *ends[:-1]], ends, strict=True)}
+
+
+def _trim_keys(piece: Piece, mask: Tensor) -> Piece:
+    """The piece from its first to its last key that may be attended; with a mask if there are gaps between."""
+    if mask.device.type != "cpu":
+        return replace(piece, key_mask=mask)
+    real = mask[0].nonzero()[:, 0]
+    if len(real) == 0:
+        return replace(piece, keys=range(0))
+    kept = range(int(real[0]), int(real[-1]) + 1)
+    return replace(
+        piece,
+        keys=piece.keys[kept.start : kept.stop],
+        key_positions=_part(piece.key_positions, kept),
+        key_mask=None if len(real) == len(kept) else mask[:, kept.start : kept.stop],
+        key_documents=None if piece.key_documents is None else piece.key_documents[:, kept.start : kept.stop],
+    )
+
+
+def _with_regular_positions(piece: Piece) -> Piece:
+    return replace(piece, query_positions=_regular(piece.query_positions), key_positions=_regular(piece.key_positions))
+
+
+def _regular(positions: PositionsLike) -> PositionsLike:
+    """Explicit positions as affine ones where they are."""
+    if isinstance(positions, Positions) or positions.device.type != "cpu" or positions.is_floating_point():
+        return positions
+    if len(positions) == 0:
+        return Positions(0, 1, 0)
+    start = int(positions[0])
+    stride = int(positions[1]) - start if len(positions) > 1 else 1
+    affine = Positions(start, stride, len(positions)) if stride > 0 else None
+    return affine if affine is not None and torch.equal(affine.values(), positions) else positions
+
+
+def _part(positions: PositionsLike, part: range) -> PositionsLike:
+    if isinstance(positions, Positions):
+        return Positions(positions.start + positions.stride * part.start, positions.stride, len(part))
+    return positions[part.start : part.stop]
+
+
+def _of_item(positions: PositionsLike, item: int) -> PositionsLike:
+    if isinstance(positions, Positions) or positions.dim() == 1:
+        return positions
+    return positions[item if positions.shape[0] > 1 else 0]
+
+
+def _length(positions: PositionsLike) -> int:
+    return positions.length if isinstance(positions, Positions) else positions.shape[-1]

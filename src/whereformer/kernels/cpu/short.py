@@ -1,0 +1,317 @@
+"""Short sequences on the CPU: all scores of some items and heads at once, and the backward reads the forward's weights.
+
+Here a row of weights has a few hundred numbers at most, not much more than its query, key, value and output together,
+so keeping them costs little memory and saves making them again. What all items of the batch add to their scores, which
+is every term but content, is made once.
+
+Rows are in their own order, scores in natural units, everything in the input's float32 or float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .. import tuning
+from ..dropout import keep_mask
+from ..problem import GRADIENTS, Problem
+from ..tracing import holds
+from .groups import Groups, cut
+from .pieces import Piece
+from .tables import Grid, GridBias, GridRows, Rows, Tables, is_grid
+from .workspace import Workspace, add_product, put_product
+
+
+def takes(problem: Problem, device: torch.device) -> bool:
+    """Whether a problem is computed here; without a backward to come, going tile by tile is as fast."""
+    value = problem.value
+    inputs = (getattr(problem, name) for name in GRADIENTS)
+    return (
+        device.type == "cpu"
+        and value.dtype in (torch.float32, torch.float64)
+        and value.numel() > 0
+        and holds(0 < problem.n_q * problem.n_k <= tuning.current().kept_scores)
+        # Diagonals of many queries reach far beyond few keys.
+        and holds(problem.n_q * (problem.n_q + problem.n_k) <= 4 * tuning.current().kept_scores)
+        and problem.query_documents is None
+        and is_grid(*problem.positions())
+        and torch.is_grad_enabled()
+        and any(tensor is not None and tensor.requires_grad for tensor in inputs)
+    )
+
+
+def new_output(problem: Problem) -> Tensor:
+    """Memory for the output, contiguous so that parts of it are views."""
+    return problem.value.new_empty(*problem.value.shape[:2], problem.n_q, problem.value.shape[3])
+
+
+def new_weights(problem: Problem) -> Tensor:
+    """Memory for the weights, (batch, heads, n_q, n_k)."""
+    return problem.value.new_empty(*problem.value.shape[:2], problem.n_q, problem.n_k)
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The output, and the weights before dropout."""
+    output, weights = new_output(problem), new_weights(problem)
+    if problem.has_gaps():
+        output.zero_()
+    work = _Work(problem)
+    values = work.tables.values
+    for part in work.parts():
+        part_weights = part.weights(weights)
+        part.fill_scores(part_weights)
+        torch.softmax(part_weights, -1, out=part_weights)
+        if part_weights[..., 0].isnan().any():
+            scores = torch.empty_like(part_weights)
+            part.fill_scores(scores)
+            part_weights.masked_fill_(scores.isneginf().all(-1, keepdim=True), 0.0)
+        kept = part.kept()
+        used = part_weights if kept is None else kept.mul_(part_weights)
+        target = part.query_rows(output)
+        put_product(target, used, part.key_rows(problem.value), work.workspace)
+        if values is not None:
+            target += part.from_offsets(part.collect(used, values), values)
+    work.workspace.close()
+    return output, weights
+
+
+def backward(problem: Problem, output_gradient: Tensor, weights: Tensor, needed: list[bool]) -> list[Tensor]:
+    """The gradients of the inputs in ``GRADIENTS`` that are needed, in that order."""
+    gradients = problem.new_gradients(needed)
+    into = dict(zip((name for name, need in zip(GRADIENTS, needed, strict=True) if need), gradients, strict=True))
+    for name, gradient in into.items():
+        if problem.has_gaps() or name not in ("query", "key", "value"):
+            gradient.zero_()
+    work = _Work(problem)
+    if any(name in into for name in work.common):
+        work.sums = work.workspace.zeros((weights.shape[1:]), weights.dtype)
+    for part in work.parts():
+        with work.workspace.scope():
+            _add_gradients(part, into, part.query_rows(output_gradient), part.weights(weights))
+    work.finish(into)
+    work.workspace.close()
+    return gradients
+
+
+def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weights: Tensor) -> None:
+    """What a part of the batch contributes; ``gradient`` is its output's."""
+    work, problem, tables = part.work, part.work.problem, part.work.tables
+    scores_gradient = work.workspace.take(tuple(weights.shape), weights.dtype)
+    value = part.key_rows(problem.value)
+    if tables.values is None:
+        put_product(scores_gradient, gradient, value.mT, work.workspace)
+    else:
+        part.spread(part.per_offset(gradient, tables.values), tables.values, scores_gradient)
+        add_product(scores_gradient, gradient, value.mT, work.workspace)
+    kept = part.kept()
+    used = weights
+    if kept is not None:
+        scores_gradient *= kept
+        used = kept.mul_(weights)
+    if "value" in into:
+        put_product(part.key_rows(into["value"]), used.mT, gradient, work.workspace)
+    if tables.values is not None and "values" in into:
+        part.collect_vectors(tables.values, part.collect(used, tables.values), gradient)
+    torch._softmax_backward_data(scores_gradient, weights, -1, weights.dtype, grad_input=scores_gradient)
+    if work.sums is not None:
+        by_head = part.by_head(scores_gradient)
+        sums = work.sums[part.heads.start : part.heads.stop, :, part.keys]
+        sums += by_head[0] if len(by_head) == 1 else by_head.sum(0)
+    if problem.query is not None and problem.key is not None:
+        query, key, scale = part.query_rows(problem.query), part.key_rows(problem.key), problem.scale
+        if "key" in into:
+            put_product(part.key_rows(into["key"]), scores_gradient.mT, query, work.workspace, scale)
+        if "query" in into:
+            put_product(part.query_rows(into["query"]), scores_gradient, key, work.workspace, scale)
+        if tables.keys is not None:
+            per_offset = part.collect(scores_gradient, tables.keys).mul_(scale)
+            if "query" in into:
+                part.query_rows(into["query"]).add_(part.from_offsets(per_offset, tables.keys))
+            if "keys" in into:
+                part.collect_vectors(tables.keys, per_offset, query)
+    if work.item_factors is not None:
+        query_factors, key_factors = (part.part_of(factors) for factors in work.item_factors)
+        by_head = part.by_head(scores_gradient)
+        if "query_factors" in into:
+            part.add(into["query_factors"], by_head @ key_factors[:, :, part.keys])
+        if "key_factors" in into:
+            part.add(into["key_factors"][:, :, part.keys], by_head.mT @ query_factors)
+    if work.item_dense is not None and "dense" in into:
+        part.part_of(into["dense"])[..., part.keys] = part.by_head(scores_gradient)
+
+
+class _Work:
+    """A problem with what all of its items have in common."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.workspace = Workspace(problem.value.device)
+        whole = Piece(range(0), range(problem.n_q), range(problem.n_k), *problem.positions())
+        self.tables = Tables(problem, whole)
+        grid = self.tables.layout
+        assert isinstance(grid, Grid)
+        self.grid = grid
+        self.m = torch.arange(problem.n_k) - grid.step * torch.arange(problem.n_q).unsqueeze(1)
+        self.factors = self.item_factors = None
+        if problem.query_factors is not None and problem.key_factors is not None:
+            pair = problem.query_factors, problem.key_factors
+            if all(len(factors) == 1 for factors in pair):
+                self.factors = pair
+            else:
+                self.item_factors = pair
+        self.dense = self.item_dense = None
+        if problem.dense is not None and len(problem.dense) == 1:
+            self.dense = problem.dense
+        elif problem.dense is not None:
+            self.item_dense = problem.dense
+        self.common = [
+            *(["bias"] if problem.bias is not None else []),
+            *(["query_factors", "key_factors"] if self.factors else []),
+            *(["dense"] if self.dense is not None else []),
+        ]
+        self.sums: Tensor | None = None
+        """The gradient of ``common_scores`` so far, (heads, n_q, n_k), where one is needed."""
+        self.columns = {
+            id(table): (self.m - table.window.start).clamp(0, len(table.window) - 1)
+            for table in (self.tables.keys, self.tables.values)
+            if isinstance(table, GridRows)
+        }
+
+    def parts(self) -> Iterator[_Part]:
+        """All pairs that may attend, some items and heads at a time."""
+        heads = self.problem.value.shape[1]
+        for piece in self.problem.pieces():
+            groups = tuning.current().kept_tile_scores // (len(piece.queries) * len(piece.keys))
+            for some, batches in cut(piece.batch, heads, groups):
+                for batch in batches:
+                    yield _Part(self, piece, batch, some)
+
+    @cached_property
+    def common_scores(self) -> Tensor | None:
+        """What every item adds to its scores, (heads, n_q, n_k)."""
+        scores = []
+        if isinstance(self.tables.bias, GridBias):
+            scores.append(self.tables.bias.whole())
+        if self.factors is not None:
+            scores.append(self.factors[0][0] @ self.factors[1][0].mT)
+        if self.dense is not None:
+            scores.append(self.dense[0].to(self.problem.dtype))
+        return sum(scores[1:], scores[0]) if scores else None
+
+    def finish(self, into: dict[str, Tensor]) -> None:
+        """Make the gradients of what items have in common, and those of tables."""
+        tables, grid = self.tables, self.grid
+        if self.sums is not None and isinstance(tables.bias, GridBias) and "bias" in into:
+            skewed = self.skewed(self.sums, slice(None), range(grid.low, grid.low + grid.count))
+            tables.bias.sums += skewed.sum(1)
+        for name, table in (("bias", tables.bias), ("keys", tables.keys), ("values", tables.values)):
+            if table is not None and name in into:
+                table.add_to(into[name])
+        if self.sums is not None and self.factors is not None:
+            if "query_factors" in into:
+                torch.bmm(self.sums, self.factors[1][0], out=into["query_factors"][0])
+            if "key_factors" in into:
+                torch.bmm(self.sums.mT, self.factors[0][0], out=into["key_factors"][0])
+        if self.sums is not None and self.dense is not None and "dense" in into:
+            into["dense"].copy_(self.sums)
+
+    def skewed(self, scores: Tensor, keys: slice, window: range) -> Tensor:
+        """Scores (groups, n_q, some keys) by query and m in ``window``: (groups, n_q, len(window)), zeros elsewhere."""
+        step, n_q, n_k = self.grid.step, self.problem.n_q, self.problem.n_k
+        # A row's diagonals reach this far beyond its keys; between two rows one margin does for both.
+        margin = max(0, -window.start, window.stop - 1 + step * (n_q - 1) - (n_k - 1))
+        pitch = n_k + margin
+        memory = self.workspace.zeros((len(scores) * n_q * pitch + margin,), scores.dtype)
+        strides = n_q * pitch, pitch, 1
+        memory.as_strided((len(scores), n_q, n_k), strides, margin)[:, :, keys] = scores
+        shape = len(scores), n_q, len(window)
+        return memory.as_strided(shape, (strides[0], pitch + step, 1), margin + window.start)
+
+
+class _Part(Groups):
+    """Some items and heads, and the keys that these may attend."""
+
+    def __init__(self, work: _Work, piece: Piece, batch: range, heads: range) -> None:
+        super().__init__(batch, heads, work.workspace)
+        self.work, self.piece = work, piece
+        self.keys = slice(piece.keys.start, piece.keys.stop)
+        self.size = (self.groups, work.problem.n_q, len(piece.keys))
+
+    def query_rows(self, tensor: Tensor) -> Tensor:
+        """The part's (groups, n_q, dim): a view if it can be, as it is of contiguous memory."""
+        return self.part_of(tensor).flatten(0, 1)
+
+    def key_rows(self, tensor: Tensor) -> Tensor:
+        """The part's (groups, keys, dim), likewise."""
+        return self.part_of(tensor).flatten(0, 1)[:, self.keys]
+
+    def add(self, whole: Tensor, rows: Tensor) -> None:
+        """Add (batch, heads, rows, dim) to its place in (1 or batch, heads, rows, dim)."""
+        target = self.part_of(whole)
+        target += rows if len(target) == len(rows) else rows.sum(0, keepdim=True)
+
+    def weights(self, whole: Tensor) -> Tensor:
+        """The part's (groups, n_q, keys) in the whole's memory: contiguous."""
+        groups, n_q, n_k = self.size
+        return self.part_of(whole).flatten()[: groups * n_q * n_k].view(self.size)
+
+    def fill_scores(self, scores: Tensor) -> None:
+        """Write the part's scores."""
+        work, problem, keys = self.work, self.work.problem, self.work.tables.keys
+        by_head = self.by_head(scores)
+        common = work.common_scores
+        if common is not None:
+            common = common[self.heads.start : self.heads.stop, :, self.keys]
+        if keys is not None and problem.query is not None:
+            self.spread(self.per_offset(self.query_rows(problem.query), keys).mul_(problem.scale), keys, scores)
+            if common is not None:
+                by_head += common
+        elif common is not None:
+            by_head.copy_(common.expand_as(by_head))
+        else:
+            scores.zero_()
+        if problem.query is not None and problem.key is not None:
+            query, key = self.query_rows(problem.query), self.key_rows(problem.key)
+            add_product(scores, query, key.mT, work.workspace, problem.scale)
+        if work.item_factors is not None:
+            query_factors, key_factors = (self.part_of(factors) for factors in work.item_factors)
+            by_head += query_factors @ key_factors[:, :, self.keys].mT
+        if work.item_dense is not None:
+            by_head += self.part_of(work.item_dense)[..., self.keys]
+        if self.piece.key_mask is not None:
+            first = self.batch.start - self.piece.batch.start
+            allowed = self.piece.key_mask[first : first + len(self.batch)]
+            by_head.masked_fill_(~allowed[:, None, None], -torch.inf)
+
+    def kept(self) -> Tensor | None:
+        """What dropout multiplies the weights by, (groups, n_q, keys)."""
+        problem = self.work.problem
+        if problem.dropout_keys is None:
+            return None
+        columns = torch.arange(self.keys.start, self.keys.stop)
+        kept = keep_mask(self.query_rows(problem.dropout_keys), columns, problem.dropout_p)
+        return kept.to(problem.dtype) / (1.0 - problem.dropout_p)
+
+    def spread(self, per_offset: Tensor, table: Rows, scores: Tensor) -> None:
+        """Write each pair's number of (groups, n_q, T) to ``scores``."""
+        columns = self.work.columns[id(table)][:, self.keys]
+        torch.gather(per_offset, -1, columns.expand_as(scores), out=scores)
+
+    def collect(self, scores: Tensor, table: Rows) -> Tensor:
+        """Each query's scores summed by offset, (groups, n_q, T)."""
+        assert isinstance(table, GridRows)
+        work, window = self.work, table.window
+        if len(window) == 1:
+            return scores.sum(-1, keepdim=True)
+        with work.workspace.scope():
+            per_offset = work.skewed(scores, self.keys, window).contiguous()
+        m, grid = work.m[:, self.keys], work.grid
+        # Its ends also stand for all that lies beyond.
+        if window.start > grid.low:
+            per_offset[..., 0] += torch.linalg.vecdot(scores, (m < window.start).to(scores.dtype))
+        if window.stop < grid.low + grid.count:
+            per_offset[..., -1] += torch.linalg.vecdot(scores, (m >= window.stop).to(scores.dtype))
+        return per_offset

@@ -1,0 +1,345 @@
+"""Tables over offsets as tiles read and sum them: by strides where positions are affine, else entry by entry.
+
+Everything here is of one piece: its layout of offsets, and its tables in that layout.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import tuning
+from ..problem import Problem
+from ..terms import Positions, PositionsLike, offsets_between, position_values
+from .pieces import Piece
+from .tiles import Span, Tile, chunks
+from .workspace import Workspace
+
+MOST_STEP = 16
+"""Keys by which a query may move on from the one before; more would take memory for the keys in between."""
+
+
+class Grid:
+    """Offsets between affine positions: ``base + unit * (column - step * row)`` with whole ``step``.
+
+    ``column - step * row`` is called *m* below; it runs over ``range(low, low + count)``.
+    """
+
+    def __init__(self, base: int, unit: int, step: int, n_q: int, n_k: int, device: torch.device) -> None:
+        self.base, self.unit, self.step = base, unit, step
+        self.n_q, self.n_k = n_q, n_k
+        self.low, self.count = -step * (n_q - 1), step * (n_q - 1) + n_k
+        self.device = device
+
+    def lowest(self, span: Span) -> int:
+        """The m of a tile's last query and first key."""
+        return span.keys.start - self.step * (span.queries.stop - 1)
+
+    def window(self, first: int, length: int) -> range:
+        """The values of m between which a table of ``length`` offsets from ``first`` is not constant."""
+        start = (first - self.base) // self.unit
+        stop = -((self.base - first - length + 1) // self.unit)
+        start, stop = (max(self.low, min(self.low + self.count - 1, m)) for m in (start, stop))
+        return range(start, max(start, stop) + 1)
+
+    def rows(self, first: int, length: int, window: range | None = None) -> Tensor:
+        """Which row of a table each m of a window (all of them by default) reads."""
+        window = range(self.low, self.low + self.count) if window is None else window
+        m = torch.arange(window.start, window.stop, device=self.device)
+        return (self.base + self.unit * m - first).clamp(0, length - 1)
+
+    def past(self, queries: range) -> int:
+        """How many keys, from the first on, the last of these queries may attend under a causal mask."""
+        return self.step * (queries.stop - 1) + (-self.base) // self.unit + 1
+
+
+class Listed:
+    """Offsets between explicit positions, one by one."""
+
+    def __init__(self, query_positions: Tensor, key_positions: Tensor) -> None:
+        self.query_positions, self.key_positions = query_positions, key_positions
+
+    def offsets(self, span: Span) -> Tensor:
+        """The offsets of a tile, (rows, columns)."""
+        queries = self.query_positions[span.queries.start : span.queries.stop]
+        return offsets_between(queries, self.key_positions[span.keys.start : span.keys.stop])
+
+    def entries(self, span: Span, first: int, length: int) -> Tensor:
+        """Which entry of a table of ``length`` offsets from ``first`` each pair of a tile reads, (rows, columns)."""
+        return (self.offsets(span) - first).clamp(0, length - 1)
+
+
+def layout(query_positions: PositionsLike, key_positions: PositionsLike, device: torch.device) -> Grid | Listed:
+    """How offsets vary over a piece: a grid unless its diagonals would be far longer than the piece is."""
+    if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
+        unit, step = _steps(query_positions, key_positions)
+        if step is not None:
+            base = key_positions.start - query_positions.start
+            return Grid(base, unit, step, query_positions.length, key_positions.length, device)
+    return Listed(position_values(query_positions, device), position_values(key_positions, device))
+
+
+def is_grid(query_positions: PositionsLike, key_positions: PositionsLike) -> bool:
+    """Whether the layout of these is a grid."""
+    if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
+        return _steps(query_positions, key_positions)[1] is not None
+    return False
+
+
+def _steps(query_positions: Positions, key_positions: Positions) -> tuple[int, int | None]:
+    """The unit of a grid, and its step if there can be one."""
+    query_stride, key_stride = query_positions.stride, key_positions.stride
+    if query_positions.length == 1:
+        query_stride = key_stride
+    if key_positions.length == 1:
+        key_stride = query_stride
+    step = query_stride // key_stride
+    fits = query_stride % key_stride == 0 and (step <= MOST_STEP or query_positions.length == 1)
+    return key_stride, step if fits else None
+
+
+class GridBias:
+    """A number per head and offset on a grid: what an ``OffsetBias`` (``table`` (heads, T)) and causality add."""
+
+    def __init__(self, grid: Grid, table: Tensor, first: int, causal: bool) -> None:
+        self.grid, self.table, self.causal = grid, table, causal
+        self.window = grid.window(first, table.shape[1])
+        self.index = grid.rows(first, table.shape[1])
+        self.sums = table.new_zeros(len(table), grid.count)
+
+    @cached_property
+    def values(self) -> Tensor:
+        """What is added at each m, (heads, grid.count)."""
+        values = self.table[:, self.index]
+        if self.causal:
+            m = torch.arange(self.grid.low, self.grid.low + self.grid.count, device=self.grid.device)
+            values.masked_fill_(self.grid.base + self.grid.unit * m > 0, -torch.inf)
+        return values
+
+    def whole(self) -> Tensor:
+        """What is added, (heads, n_q, n_k)."""
+        return self.reversed_rows(range(len(self.values))).flip(1)
+
+    def reversed_rows(self, heads: range) -> Tensor:
+        """What is added, (heads, n_q, n_k), the last query first: a view of the table, with positive strides."""
+        values, grid = self.values[heads.start : heads.stop], self.grid
+        strides = values.stride(0), grid.step, 1
+        return values.as_strided((len(values), grid.n_q, grid.n_k), strides, values.storage_offset())
+
+    def reader(self, heads: range, workspace: Workspace, rows: int = tuning.REPEATED_ROWS) -> GridReader:
+        """What reads tiles of some heads."""
+        return GridReader(self.grid, self.values[heads.start : heads.stop], min(rows, self.grid.n_q), workspace)
+
+    def collect(self, tile: Tile, heads: range) -> None:
+        """Add a tile of score gradients to the table's gradient."""
+        start, width = self.grid.lowest(tile.span), tile.skewed.shape[2]
+        sums = self.sums[heads.start : heads.stop, start - self.grid.low :]
+        if start >= self.window.stop - 1 or start + width <= self.window.start + 1:
+            # All of the tile reads the same entry of the table, so any m of it will do.
+            found = tile.scores.sum((1, 2)).unsqueeze(1)
+        else:
+            found = tile.skewed.sum(1)
+        if len(found) > len(heads):
+            found = found.unflatten(0, (-1, len(heads))).sum(0)
+        sums[:, : found.shape[1]].add_(found)
+
+    def add_to(self, gradient: Tensor) -> None:
+        """Add all that was collected to the table's gradient, (heads, T)."""
+        gradient.index_add_(1, self.index, self.sums)
+
+
+class GridReader:
+    """A table of numbers as tiles of some heads read it.
+
+    Each row of its memory repeats the table, so that a tile's row begins ``step`` entries before the one above. It has
+    few rows, which stay in the cache.
+
+    Args:
+        values: (heads, grid.count).
+        rows: of a tile that are read at a time.
+    """
+
+    def __init__(self, grid: Grid, values: Tensor, rows: int, workspace: Workspace) -> None:
+        self.grid, self.rows = grid, rows
+        self.memory = workspace.take((len(values), rows, grid.count), values.dtype)
+        self.memory.copy_(values.unsqueeze(1).expand_as(self.memory))
+
+    def view(self, span: Span) -> Tensor:
+        """What is added to at most ``rows`` queries, (heads, rows, columns)."""
+        grid, memory = self.grid, self.memory
+        start = span.keys.start - grid.step * span.queries.start - grid.low
+        size = (memory.shape[0], len(span.queries), len(span.keys))
+        return memory.as_strided(size, (memory.stride(0), grid.count - grid.step, 1), memory.storage_offset() + start)
+
+    def add_to(self, scores: Tensor, span: Span) -> None:
+        """Add to a tile's scores, (batch, heads, rows, columns)."""
+        first = span.queries.start
+        for queries in chunks(span.queries, self.rows):
+            scores[:, :, queries.start - first : queries.stop - first].add_(self.view(Span(queries, span.keys)))
+
+
+class ListedReader:
+    """The same for explicit positions."""
+
+    def __init__(self, bias: ListedBias, heads: range) -> None:
+        self.bias, self.heads = bias, heads
+
+    def add_to(self, scores: Tensor, span: Span) -> None:
+        """Add to a tile's scores, (batch, heads, rows, columns)."""
+        entries = self.bias.offsets.entries(span, self.bias.first, self.bias.values.shape[1])
+        scores += self.bias.values[self.heads.start : self.heads.stop, entries]
+
+
+class GridRows:
+    """A vector per offset on a grid, of which each query makes a number per offset: ``OffsetKeys``, ``OffsetValues``.
+
+    ``vectors`` (heads or 1, T, dim) are the table's rows that tiles tell apart; the first and the last also stand for
+    all offsets beyond. ``sums``, alike, takes their gradient.
+    """
+
+    def __init__(self, grid: Grid, table: Tensor, first: int) -> None:
+        self.grid = grid
+        self.window = grid.window(first, table.shape[1])
+        self.index = grid.rows(first, table.shape[1], self.window)
+        self.vectors = table[:, self.index]
+        self.sums = torch.zeros_like(self.vectors)
+
+    def of_rows(self, queries: range) -> GridRows:
+        """The part of the table that some queries can read, with the same memory."""
+        grid, window = self.grid, self.window
+        low = max(window.start, -grid.step * (queries.stop - 1))
+        high = min(window.stop, grid.n_k - grid.step * queries.start)
+        if high <= low:
+            # They read one of the table's ends only.
+            low = window.start if high <= window.start else window.stop - 1
+            high = low + 1
+        part = copy(self)
+        part.window = range(low, high)
+        columns = slice(low - window.start, high - window.start)
+        part.vectors, part.sums = self.vectors[:, columns], self.sums[:, columns]
+        return part
+
+    def spread(self, per_offset: Tensor, tile: Tile) -> None:
+        """Write each pair's number of (groups, rows, T) to the tile."""
+        for part, columns in self._parts(tile):
+            part.copy_(per_offset[..., columns].expand_as(part))
+        tile.clear_margins()
+
+    def collect(self, tile: Tile, per_offset: Tensor) -> None:
+        """Add each query's scores, by offset, to (groups, rows, T)."""
+        for part, columns in self._parts(tile):
+            target = per_offset[..., columns]
+            target += part if target.shape[-1] == part.shape[-1] else part.sum(-1, keepdim=True)
+
+    def _parts(self, tile: Tile) -> list[tuple[Tensor, slice]]:
+        """The tile cut into views with a column an offset, and the offsets that each reads."""
+        size, start = len(self.window), self.window.start - self.grid.lowest(tile.span)
+        width = tile.skewed.shape[2]
+        if start >= width - 1:
+            return [(tile.scores, slice(0, 1))]
+        if start + size <= 1:
+            return [(tile.scores, slice(size - 1, size))]
+        left, right = max(start, 0), min(start + size, width)
+        parts = [(tile.skewed[..., left:right], slice(left - start, right - start))]
+        if left > 0:
+            parts.append((tile.skewed[..., :left], slice(0, 1)))
+        if right < width:
+            parts.append((tile.skewed[..., right:], slice(size - 1, size)))
+        return parts
+
+    def add_to(self, gradient: Tensor) -> None:
+        """Add ``sums`` to the table's gradient, (heads or 1, T, dim)."""
+        gradient.index_add_(1, self.index, self.sums)
+
+
+class ListedBias:
+    """What :class:`GridBias` does, for explicit positions."""
+
+    def __init__(self, offsets: Listed, table: Tensor, first: int) -> None:
+        self.offsets, self.values, self.first = offsets, table, first
+        self.sums = torch.zeros_like(table)
+
+    def reader(self, heads: range, workspace: Workspace) -> ListedReader:
+        return ListedReader(self, heads)
+
+    def collect(self, tile: Tile, heads: range) -> None:
+        entries = self.offsets.entries(tile.span, self.first, self.values.shape[1]).flatten()
+        by_head = tile.scores.unflatten(0, (-1, len(heads))).sum(0)
+        self.sums[heads.start : heads.stop].index_add_(1, entries, by_head.flatten(1))
+
+    def add_to(self, gradient: Tensor) -> None:
+        gradient += self.sums
+
+
+class ListedRows:
+    """What :class:`GridRows` does, for explicit positions."""
+
+    def __init__(self, offsets: Listed, table: Tensor, first: int) -> None:
+        self.offsets, self.vectors, self.first = offsets, table, first
+        self.sums = torch.zeros_like(table)
+
+    def of_rows(self, queries: range) -> ListedRows:
+        return self
+
+    def _entries(self, tile: Tile) -> Tensor:
+        return self.offsets.entries(tile.span, self.first, self.vectors.shape[1]).expand_as(tile.scores)
+
+    def spread(self, per_offset: Tensor, tile: Tile) -> None:
+        tile.scores.copy_(per_offset.gather(-1, self._entries(tile)))
+
+    def collect(self, tile: Tile, per_offset: Tensor) -> None:
+        per_offset.scatter_add_(-1, self._entries(tile), tile.scores)
+
+    def add_to(self, gradient: Tensor) -> None:
+        gradient += self.sums
+
+
+Bias: TypeAlias = GridBias | ListedBias
+Rows: TypeAlias = GridRows | ListedRows
+BiasReader: TypeAlias = GridReader | ListedReader
+
+
+def rows_table(offsets: Grid | Listed, table: Tensor, first: int) -> Rows:
+    """A table of vectors in a piece's layout."""
+    return GridRows(offsets, table, first) if isinstance(offsets, Grid) else ListedRows(offsets, table, first)
+
+
+class Tables:
+    """The tables of a problem in the layout of one piece."""
+
+    def __init__(self, problem: Problem, piece: Piece) -> None:
+        value = problem.value
+        self.forbids = problem.causal or (problem.bias is not None and bool(problem.bias.isneginf().any()))
+        """Whether there may be pairs that causality or the bias forbids."""
+        offsets = layout(piece.query_positions, piece.key_positions, value.device)
+        self.layout = offsets
+        self.bias: Bias | None = None
+        self.keys, self.values = (
+            None if table is None else rows_table(offsets, table, first)
+            for table, first in zip((problem.keys, problem.values), problem.first[1:], strict=True)
+        )
+        if isinstance(offsets, Grid):
+            if problem.bias is not None or problem.causal:
+                nothing = value.new_zeros(1, 1, dtype=problem.dtype).expand(value.shape[1], -1)
+                table = nothing if problem.bias is None else problem.bias
+                self.bias = GridBias(offsets, table, problem.first[0], problem.causal)
+        elif problem.bias is not None:
+            self.bias = ListedBias(offsets, problem.bias, problem.first[0])
+
+    @property
+    def step(self) -> int:
+        """Of scratch memory that tables write to or read from."""
+        return self.layout.step if isinstance(self.layout, Grid) else 0
+
+    def rows(self) -> tuple[Rows | None, Rows | None]:
+        """The keys' and the values' tables."""
+        return self.keys, self.values
+
+    def of_rows(self, queries: range) -> tuple[Rows | None, Rows | None]:
+        """The parts of the keys' and the values' tables that some queries can read."""
+        keys, values = (None if table is None else table.of_rows(queries) for table in (self.keys, self.values))
+        return keys, values

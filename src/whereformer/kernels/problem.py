@@ -1,0 +1,195 @@
+"""What the operators of the fast backends are given: a call with merged terms, as tensors and plain numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .call import Call
+from .cpu.pieces import Piece, split
+from .dropout import draw_seed, row_keys
+from .merge import merge
+from .terms import Positions, PositionsLike
+
+LOG2E = math.log2(math.e)
+
+ARGUMENTS = (
+    "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? keys, Tensor? values, Tensor? query_factors, "
+    "Tensor? key_factors, Tensor? dense, Tensor? key_mask, Tensor? query_positions, Tensor? key_positions, "
+    "Tensor? query_documents, Tensor? key_documents, Tensor? seed, SymInt n_q, SymInt[] first, SymInt[] affine, "
+    "bool causal, float scale, float dropout_p, str keeps"
+)
+"""The fields of :class:`Problem` as arguments of an operator, in the language of torch's schemas."""
+
+GRADIENTS = ("query", "key", "value", "bias", "keys", "values", "query_factors", "key_factors", "dense")
+"""The inputs that have gradients: the first fields of :class:`Problem`."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Shapes are as in :class:`Call`, tables and factors as in ``merge``.
+
+    Args:
+        seed: of dropout, where weights drop.
+        first: the first offsets of ``bias``, ``keys`` and ``values``.
+        affine: start and stride of the queries' positions, then of the keys'; of no meaning where they are explicit.
+        keeps: what the forward keeps for the backward beside the output: the softmax's "weights", as for short
+            sequences, the "norm" of its rows, or "nothing".
+    """
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor
+    bias: Tensor | None
+    keys: Tensor | None
+    values: Tensor | None
+    query_factors: Tensor | None
+    key_factors: Tensor | None
+    dense: Tensor | None
+    key_mask: Tensor | None
+    query_positions: Tensor | None
+    key_positions: Tensor | None
+    query_documents: Tensor | None
+    key_documents: Tensor | None
+    seed: Tensor | None
+    n_q: int
+    first: Sequence[int]
+    affine: Sequence[int]
+    causal: bool
+    scale: float
+    dropout_p: float
+    keeps: str
+
+    @classmethod
+    def of(cls, call: Call) -> Problem:
+        """The problem of a call; outside autocast's reach."""
+        terms = merge(call)
+        tables = (terms.bias, terms.keys, terms.values)
+        bias, keys, values = (None if term is None else term.table for term in tables)
+        query_positions, key_positions = call.query_positions, call.key_positions
+        affine = [
+            number
+            for at in (query_positions, key_positions)
+            for number in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))
+        ]
+        return cls(
+            query=call.query,
+            key=call.key,
+            value=call.value,
+            bias=bias,
+            keys=keys,
+            values=values,
+            query_factors=None if terms.factors is None else terms.factors.query_factors,
+            key_factors=None if terms.factors is None else terms.factors.key_factors,
+            dense=terms.dense,
+            key_mask=call.key_mask,
+            query_positions=None if isinstance(query_positions, Positions) else query_positions,
+            key_positions=None if isinstance(key_positions, Positions) else key_positions,
+            query_documents=call.query_documents,
+            key_documents=call.key_documents,
+            seed=draw_seed(call.value.device) if call.dropout_p else None,
+            n_q=call.n_q,
+            first=[0 if term is None else term.first for term in tables],
+            affine=affine,
+            causal=call.causal,
+            scale=call.scale,
+            dropout_p=call.dropout_p,
+            keeps="nothing",
+        )
+
+    def arguments(self) -> tuple[Any, ...]:
+        """The fields in their order."""
+        return tuple(getattr(self, name) for name in _FIELDS)
+
+    @property
+    def n_k(self) -> int:
+        return self.value.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of scores and sums."""
+        return torch.promote_types(self.value.dtype, torch.float32)
+
+    @cached_property
+    def dropout_keys(self) -> Tensor | None:
+        """Dropout's key of every row of scores, (batch, heads, n_q)."""
+        return None if self.seed is None else row_keys(self.seed, self.value.shape[0], self.value.shape[1], self.n_q)
+
+    def has_gaps(self) -> bool:
+        """Whether there may be queries or keys in no piece, whose outputs and gradients are zeros."""
+        return self.key_mask is not None or self.query_documents is not None or 0 in (self.value.numel(), self.n_q)
+
+    def positions(self) -> tuple[PositionsLike, PositionsLike]:
+        """Of queries and of keys."""
+        query_start, query_stride, key_start, key_stride = self.affine
+        query, key = Positions(query_start, query_stride, self.n_q), Positions(key_start, key_stride, self.n_k)
+        return (
+            query if self.query_positions is None else self.query_positions,
+            key if self.key_positions is None else self.key_positions,
+        )
+
+    def pieces(self) -> list[Piece]:
+        """The problem as rectangles of what may attend, see ``split``."""
+        return split(
+            self.value.shape[0],
+            *self.positions(),
+            self.key_mask,
+            self.query_documents,
+            self.key_documents,
+        )
+
+    def new_output(self) -> Tensor:
+        """Memory for the output, in the layout that the next projection wants."""
+        batch, heads, _, value_dim = self.value.shape
+        return self.value.new_empty(batch, self.n_q, heads, value_dim).transpose(1, 2)
+
+    def new_gradients(self, needed: Sequence[bool]) -> list[Tensor]:
+        """Memory for the gradients of ``GRADIENTS`` that are needed."""
+        inputs = (getattr(self, name) for name in GRADIENTS)
+        return [
+            torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            for tensor, need in zip(inputs, needed, strict=True)
+            if need
+        ]
+
+
+_FIELDS = tuple(Problem.__dataclass_fields__)
+
+
+def register_gradients(forward: Any, backward: Any) -> None:
+    """Make one operator the derivative of another.
+
+    ``forward(*arguments)`` returns the output and what the backward wants to know again;
+    ``backward(output_gradient, output, kept, needed, *arguments)`` the gradients of ``GRADIENTS`` that are needed.
+    """
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        tensors = [value if isinstance(value, Tensor) else None for value in inputs]
+        ctx.save_for_backward(*tensors, *output)
+        ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx: Any, output_gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        *tensors, output, kept = ctx.saved_tensors
+        inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
+        found: list[Tensor | None] = [None] * len(inputs)
+        needed = list(ctx.needs_input_grad[: len(GRADIENTS)])
+        if output_gradient is None or not any(needed):
+            return tuple(found)
+        gradients = iter(backward(output_gradient, output, kept, needed, *inputs))
+        for index, need in enumerate(needed):
+            if need:
+                found[index] = next(gradients)
+        return tuple(found)
+
+    def differentiate_again(ctx: Any, *_: Any) -> None:
+        raise NotImplementedError("backend: only 'reference' has second derivatives; use backend='reference'")
+
+    forward.register_autograd(differentiate, setup_context=save)
+    backward.register_autograd(differentiate_again)

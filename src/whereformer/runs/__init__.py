@@ -1,0 +1,1 @@
+"""What every run shares: its folder, its progress, its results, and what it was measured on."""

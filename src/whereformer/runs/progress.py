@@ -1,0 +1,19 @@
+"""What a long run tells about its progress."""
+
+from __future__ import annotations
+
+
+class Progress:
+    """What :func:`run` tells about its progress; every method does nothing here."""
+
+    def start(self, steps: int) -> None:
+        """The whole job has so many steps."""
+
+    def begin(self, label: str) -> None:
+        """A part of the job begins."""
+
+    def step(self, steps: int = 1, detail: str = "") -> None:
+        """So many steps are done."""
+
+    def line(self, text: str) -> None:
+        """Something is worth a line."""

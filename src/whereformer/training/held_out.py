@@ -1,0 +1,48 @@
+"""How well a model predicts held-out text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..data.masks import IGNORED, HeldOut
+
+if TYPE_CHECKING:
+    from ..models import EncoderForMaskedLM
+
+
+def unigram_entropy(training: Tensor, held_out: Tensor, vocab_size: int) -> float:
+    """Held-out loss in nats of guessing by frequency alone: where a model stands that uses no context."""
+    counts = torch.bincount(training, minlength=vocab_size).double() + 1.0
+    return float(-(counts / counts.sum()).log()[held_out].mean())
+
+
+@dataclass(frozen=True)
+class Score:
+    """Held-out masked-LM quality: mean loss in nats, accuracy in 0..1, and the loss of every predicted token."""
+
+    loss: float
+    accuracy: float
+    losses: Tensor
+
+
+@torch.no_grad()
+def evaluate(model: EncoderForMaskedLM, held_out: HeldOut, length: int, tokens_per_batch: int = 8192) -> Score:
+    """Score ``model`` (built with ``sparse_prediction``) on held-out text in windows of ``length`` tokens."""
+    was_training = model.training
+    model.eval()
+    losses, right = [], 0
+    for inputs, labels, mask in held_out.windows(length, tokens_per_batch):
+        # Without padding there is nothing to mask, and unmasked attention is the faster one.
+        attention_mask = None if bool(mask.all()) else mask.to(model.device)
+        wanted = labels[labels != IGNORED].to(model.device)
+        logits = model(inputs.to(model.device), attention_mask, labels=labels.to(model.device)).logits.float()
+        losses.append(functional.cross_entropy(logits, wanted, reduction="none").cpu())
+        right += int((logits.argmax(-1) == wanted).sum())
+    model.train(was_training)
+    every = torch.cat(losses)
+    return Score(float(every.mean()), right / len(every), every)

@@ -1,0 +1,288 @@
+"""A long training on transformers' Trainer: judged on the way, stopped when asked, continued where it was stopped.
+
+The Trainer's own intervals are off: one callback says when to log, judge and save.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import TrainerControl, TrainerState
+
+from ..errors import InputError
+from ..runs.progress import Progress
+from .folder import FORMAT, Folder
+
+Judge = Callable[[nn.Module, dict[str, Tensor]], dict[str, tuple[float, int]]]
+"""From a model and a batch to sums and what they are sums over, by name."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How long a training is, and what its steps mean.
+
+    Args:
+        steps: of the optimizer.
+        every: steps between checkpoints, each with a held-out score.
+        learning_rate: its peak, for advice.
+        epochs: how often the data is read in so many steps.
+        tokens_seen: in so many steps.
+    """
+
+    steps: int
+    every: int
+    learning_rate: float
+    epochs: Callable[[int], float]
+    tokens_seen: Callable[[int], int]
+
+    def is_judged(self, step: int) -> bool:
+        """Whether a checkpoint and a held-out score follow a step."""
+        return step % self.every == 0 or step == self.steps
+
+
+class JudgedTrainer(Trainer):
+    """Hugging Face's Trainer with batches in our order, held-out scores of ours and the time of earlier runs.
+
+    Args:
+        course: of the training.
+        training: all its batches in their order. The Trainer's own would be another one after a resume.
+        held_out: batches to judge by, on the CPU.
+        judge: scores a batch.
+        seconds: that earlier runs took.
+    """
+
+    def __init__(
+        self,
+        *,
+        course: Course,
+        training: DataLoader[dict[str, Tensor]],
+        held_out: Iterable[dict[str, Tensor]],
+        judge: Judge,
+        seconds: float,
+        **options: Any,
+    ) -> None:
+        self.control: TrainerControl
+        self.course = course
+        self.training = training
+        self.held_out = held_out
+        self.judge = judge
+        self.started = time.perf_counter() - seconds
+        super().__init__(train_dataset=training.dataset, **options)
+
+    def get_train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
+        return self.accelerator.prepare(self.training)
+
+    @torch.no_grad()
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Means over what the held-out data has in all, whatever the batches.
+
+        The numbers that a run draws afterwards are the same as without.
+        """
+        means = self.means(judge_all(self.model, self.held_out, self.judge, self.args.device, bf16=self.args.bf16))
+        scores = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
+        self.log(dict(scores))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scores)
+        return scores
+
+    def means(self, found: dict[str, float]) -> dict[str, float]:
+        """What is told of the means, "loss" first."""
+        return found
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        # To the Trainer all steps are one epoch; people mean passes over the data.
+        self.state.epoch = self.course.epochs(self.state.global_step)
+        super().log({**logs, "seconds": time.perf_counter() - self.started}, start_time)
+
+
+@torch.no_grad()
+def judge_all(
+    model: nn.Module, batches: Iterable[dict[str, Tensor]], judge: Judge, device: torch.device, *, bf16: bool = False
+) -> dict[str, float]:
+    """Means over all batches, by name; the random numbers drawn afterwards are the same as without."""
+    was_training = model.training
+    model.eval()
+    sums: dict[str, tuple[float, int]] = {}
+    with torch.random.fork_rng([torch.cuda.current_device()] if device.type == "cuda" else []):
+        torch.manual_seed(0)  # ELECTRA's generator draws its tokens
+        for batch in batches:
+            moved = {name: value.to(device) for name, value in batch.items()}
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                for name, (value, count) in judge(model, moved).items():
+                    before = sums.get(name, (0.0, 0))
+                    sums[name] = before[0] + value, before[1] + count
+    model.train(was_training)
+    return {name: value / count for name, (value, count) in sums.items()}
+
+
+class Watch(TrainerCallback):
+    """Says when to log, judge and save, shows it, keeps the results and stops where that was asked for.
+
+    Args:
+        course: of the training.
+        folder: where the results go.
+        facts: what they say from the start.
+        progress: is told.
+    """
+
+    def __init__(self, course: Course, folder: Folder, facts: Mapping[str, Any], progress: Progress) -> None:
+        self.course = course
+        self.folder = folder
+        self.facts = facts
+        self.progress = progress
+        self.interrupted = False
+        self.loss = ""
+        # A few hundred points make a curve, however long it takes.
+        self.log_every = max(1, min(50, course.steps // 200))
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        # Only what is left, or the time that it takes would be guessed from steps that were not taken.
+        self.progress.start(state.max_steps - state.global_step)
+        self.progress.begin("training")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        step = state.global_step
+        judged = self.course.is_judged(step)
+        control.should_evaluate = judged
+        control.should_save = judged or self.interrupted
+        # Logging tells whether the loss is still a number, so it comes before every checkpoint.
+        control.should_log = control.should_save or step % self.log_every == 0
+        control.should_training_stop = step == state.max_steps or self.interrupted
+        self.progress.step(1, f"step {step:,}/{state.max_steps:,}{self.loss}")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **others: Any,
+    ) -> None:
+        logs = logs or {}
+        watched = {name: value for name, value in logs.items() if name == "grad_norm" or name.endswith("loss")}
+        for name, value in watched.items():
+            if not math.isfinite(value):
+                rate = self.course.learning_rate
+                raise InputError(
+                    f"--learning-rate: {name} is not a number after {state.global_step} steps; {rate} is too high, "
+                    f"try {rate / 4} (and another --out), or more --warmup"
+                )
+        if "loss" in logs:
+            self.loss = f", loss {logs['loss']:.3f}"
+        if "eval_loss" in logs:
+            told = ", ".join(score_text(name[5:], value) for name, value in logs.items() if name.startswith("eval_"))
+            self.progress.line(f"step {state.global_step:,}: held-out {told}")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        self.folder.write(self.results(state))
+
+    def results(self, state: TrainerState, finished: bool = False) -> dict[str, Any]:
+        """What there is to tell after ``state.global_step`` steps."""
+        logs = state.log_history
+        return {
+            "format": FORMAT,
+            "finished": finished,
+            "settings": self.folder.settings,
+            **self.facts,
+            "step": state.global_step,
+            "tokens_seen": self.course.tokens_seen(state.global_step),
+            "seconds": round(_seconds(logs), 1),
+            "losses": [{"step": log["step"], "loss": round(log["loss"], 4)} for log in logs if "loss" in log],
+            "held_out": [
+                {
+                    "step": log["step"],
+                    **{name[5:]: round(value, 4) for name, value in log.items() if name.startswith("eval_")},
+                }
+                for log in logs
+                if "eval_loss" in log
+            ],
+        }
+
+
+def score_text(name: str, value: float) -> str:
+    """A held-out number for people: shares in percent."""
+    shown = f"{value:.1%}" if name.endswith(("accuracy", "recall")) else f"{value:.3f}"
+    return f"{name.replace('_', ' ')} {shown}"
+
+
+def _seconds(logs: Sequence[dict[str, float]]) -> float:
+    return max((log.get("seconds", 0.0) for log in logs), default=0.0)
+
+
+def train(
+    make: Callable[[float, list[TrainerCallback]], JudgedTrainer], watch: Watch, folder: Folder, progress: Progress
+) -> TrainerState:
+    """Train from the folder's newest checkpoint or the start, to the end.
+
+    Args:
+        make: the trainer, from the seconds that earlier runs took and its callbacks.
+        watch: one of them.
+        folder: of the run.
+        progress: is told.
+
+    Raises:
+        InputError: if the loss stops being a number.
+        KeyboardInterrupt: if it was interrupted; a checkpoint is there then.
+    """
+    folder.claim()
+    checkpoint = folder.newest_checkpoint()
+    seconds, step = 0.0, 0
+    if checkpoint is not None:
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        seconds, step = _seconds(state.log_history), state.global_step
+        progress.line(f"continuing after step {step:,} of {watch.course.steps:,}")
+    trainer = make(seconds, [watch, *_tensorboard(folder.out / "tensorboard", step)])
+    trainer.remove_callback(PrinterCallback)
+    with _stopped_by_signals(watch):
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if trainer.state.global_step < watch.course.steps:
+        progress.line(f"stopped after step {trainer.state.global_step:,}, which is kept in {folder.checkpoints}")
+        raise KeyboardInterrupt
+    return trainer.state
+
+
+@contextmanager
+def _stopped_by_signals(watch: Watch) -> Iterator[None]:
+    """Ctrl-C (or SIGTERM) finishes the step and saves; a second one stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread gets signals
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if watch.interrupted:
+            raise KeyboardInterrupt
+        watch.interrupted = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tensorboard(folder: Path, step: int) -> list[TrainerCallback]:
+    """The callback that writes TensorBoard's files, if TensorBoard is installed; what came after ``step`` is hidden."""
+    if find_spec("tensorboard") is None:
+        return []
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations import TensorBoardCallback
+
+    return [TensorBoardCallback(SummaryWriter(str(folder), purge_step=step + 1 if step else None))]

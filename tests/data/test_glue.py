@@ -1,0 +1,156 @@
+"""Labelled text: GLUE by name, from a folder or the Hub, and tables of one's own."""
+
+import json
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests.experiments.finetuning import columns, save_glue
+from whereformer.data import glue
+from whereformer.errors import InputError
+from whereformer.experiments.finetune.settings import DataSettings
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_glue(tmp_path_factory.mktemp("glue"), *glue.GLUE, subsets=("validation_mismatched",))
+
+
+def load(**settings):
+    return glue.load(DataSettings(**settings).checked())
+
+
+def fails(match, **settings):
+    with pytest.raises(InputError, match=match):
+        load(**settings)
+
+
+def test_every_task_has_its_columns_and_metrics(folder):
+    found = {data.task.name: data for data in load(task="all", data=folder)}
+    assert list(found) == ["sst2", "mnli", "qqp", "stsb", "cola", "mrpc", "qnli", "rte", "wnli"]
+    assert found["cola"].task.metrics == ("matthews",)
+    assert found["mrpc"].task.metrics == found["qqp"].task.metrics == ("f1", "accuracy")
+    assert found["stsb"].task.metrics == ("pearson", "spearman")
+    assert list(found["mnli"].judged) == ["matched", "mismatched"]
+    assert found["mnli"].facts["rows"] == {"train": 24, "validation_matched": 24, "validation_mismatched": 24}
+    assert {name: data.facts["subsets"] for name, data in found.items() if data.facts["subsets"]} == {
+        "mnli": ["validation_mismatched"]
+    }
+    expected = columns(glue.GLUE["qnli"], 24)
+    assert found["qnli"].train.texts == list(zip(expected["question"], expected["sentence"], strict=True))
+    assert found["qnli"].train.labels == expected["label"]
+
+
+def test_some_rows_are_the_same_ones_every_time(folder):
+    whole, part, again = (load(task="cola", data=folder, train_rows=rows)[0] for rows in (None, 5, 5))
+    assert part.train == again.train
+    assert len(part.train.texts) == 5
+    assert set(part.train.texts) <= set(whole.train.texts)
+    assert part.judged == whole.judged
+    assert part.facts["subsets"] == ["train"]
+    assert part.facts["fingerprint"] != whole.facts["fingerprint"]
+    assert load(task="cola", data=folder, train_rows=1000)[0].facts == whole.facts
+
+
+def test_the_hub(monkeypatch):
+    def load_dataset(name, task, split):
+        assert name == "nyu-mll/glue"
+        return datasets.Dataset.from_dict(columns(glue.GLUE[task], 6, len(split)))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    (data,) = load(task="stsb")
+    assert data.train.labels == columns(glue.GLUE["stsb"], 6, 5)["label"]
+
+    def unreachable(*arguments, **options):
+        raise ConnectionError("no network\nat all")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    fails(r"--data: cannot get cola from the Hub \(no network\); or give a folder", task="cola")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_own_tables(tmp_path, suffix):
+    rows = [("a, b", "2024", "yes"), ('c "d"', "x\ty", "no"), ("line\nend", "NA", "yes")]
+    for name in ("own", "judged"):
+        file = tmp_path / f"{name}.{suffix}"
+        named = [dict(zip(("one", "two", "kind"), row, strict=True)) for row in rows]
+        if suffix == "parquet":
+            parquet.write_table(pa.Table.from_pylist(named), file)
+        elif suffix == "jsonl":
+            file.write_text("\n".join(map(json.dumps, named)))
+        else:
+            mark = "," if suffix == "csv" else "\t"
+            lines = [mark.join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows]
+            file.write_text("\n".join([mark.join(named[0]), *lines]))
+    paths = {"train": tmp_path / f"own.{suffix}", "validation": tmp_path / f"judged.{suffix}"}
+    (data,) = load(**paths, text="one,two", label="kind")
+    assert data.task.name == "own"
+    assert data.task.classes == ("no", "yes")
+    assert data.task.metrics == ("accuracy", "matthews")
+    assert data.train.texts == [row[:2] for row in rows]
+    assert data.train.labels == data.judged[""].labels == [1, 0, 1]
+
+
+def own(tmp_path, train, validation=None):
+    files = {}
+    for name, labels in (("train", train), ("validation", train if validation is None else validation)):
+        files[name] = tmp_path / f"{name}.jsonl"
+        files[name].write_text("".join(json.dumps({"t": "the cat", "y": label}) + "\n" for label in labels))
+    return {**files, "text": "t", "label": "y"}
+
+
+def test_own_classes_may_be_numbers_and_own_numbers_whole(tmp_path):
+    assert load(**own(tmp_path, [10, 9, 10]))[0].task.classes == ("9", "10")
+    (data,) = load(**own(tmp_path, [1, 2, 3]), regression=True)
+    assert data.task.classes is None
+    assert data.task.metrics == ("pearson", "spearman")
+    assert data.train.labels == [1, 2, 3]
+
+
+def test_errors_of_own_tables(tmp_path):
+    good = own(tmp_path, ["a", "b"])
+    fails("train.jsonl: expected a column 'x', found t, y", **{**good, "text": "x"})
+    fails("train.jsonl: expected a column 'z', found t, y", **{**good, "label": "z"})
+    fails("--validation: no such file", **{**good, "validation": tmp_path / "none.csv"})
+    fails("--train: expected a .csv, .* file, got '.*folder'", **{**good, "train": tmp_path / "folder"})
+    fails("--label: a task of your own", **{**good, "label": None})
+    fails("--text: expected one column or two", **{**good, "text": "a,b,c"})
+    fails("--task: GLUE's tasks and a task of your own", **good, task="cola")
+    fails(
+        r"validation.jsonl, row 1: expected a label of 0 \(10\), 1 \(20\), got '1'", **own(tmp_path, [10, 20], [10, 1])
+    )
+    fails("--label: expected at least two classes", **own(tmp_path, ["a", "a"]))
+    good = own(tmp_path, ["a", "b"])
+    (tmp_path / "broken.parquet").write_text("no")
+    fails("--train: cannot read .*broken.parquet", **{**good, "train": tmp_path / "broken.parquet"})
+    (tmp_path / "twice.csv").write_text("t,y,t\na,1,b\n")
+    fails("--train: .*twice.csv has more than one column 't'", **{**good, "train": tmp_path / "twice.csv"})
+    (tmp_path / "empty.csv").write_text("t,y\n")
+    fails("empty.csv: expected at least one row", **{**good, "validation": tmp_path / "empty.csv"})
+
+
+def test_a_number_has_to_be_one(tmp_path):
+    fails("row 0: expected a number in 'y', got 'a'", **own(tmp_path, ["a", "b"]), regression=True)
+
+
+def test_errors_of_glue(tmp_path, folder):
+    fails("--task: expected a GLUE task", data=folder)
+    fails("--task: expected sst2, mnli, .* or all, got 'colla'", task="cola,colla", data=folder)
+    fails("--data: no such folder", task="cola", data=tmp_path / "none")
+    fails(r"--data: expected .*cola/train.parquet \(or train_subset.parquet\)", task="cola", data=tmp_path)
+    fails("--validation: only with --train", task="cola", data=folder, validation=Path("x.csv"))
+    fails("--regression: only with --train", task="cola", data=folder, regression=True)
+    fails("--train-rows: expected at least 1, got 0", task="cola", data=folder, train_rows=0)
+    broken = save_glue(tmp_path, "rte")
+    table = columns(glue.GLUE["rte"], 3)
+    for changed, message in (
+        ({"label": [0, -1, 1]}, r"row 1: expected a label of 0 \(entailment\), 1 \(not_entailment\), got -1"),
+        ({"sentence2": ["a", None, "b"]}, "row 1: expected text in sentence1 and sentence2, got"),
+    ):
+        parquet.write_table(pa.table({**table, **changed}), broken / "rte" / "validation.parquet")
+        fails(message, task="rte", data=broken)
+    parquet.write_table(pa.table(table).slice(0, 0), broken / "rte" / "validation.parquet")
+    fails("rte, validation: expected at least one row, got none", task="rte", data=broken)

@@ -1,0 +1,141 @@
+"""Masks, batches and the held-out score."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from whereformer import EncoderConfig, EncoderForMaskedLM
+from whereformer.data import corpus
+from whereformer.data import masks as masked_lm
+from whereformer.data.masks import IGNORED, Batches, HeldOut, mask_tokens
+from whereformer.data.tokenizers import (
+    CLS,
+    MASK,
+    PAD,
+    SEP,
+    SPECIAL_TOKENS,
+    Vocabulary,
+    token_stream,
+    train_tokenizer,
+    trained_vocabulary,
+)
+from whereformer.training.held_out import evaluate, unigram_entropy
+
+TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
+
+
+def stream(tokens=5000, vocab=100):
+    return torch.randint(5, vocab, (tokens,), generator=torch.Generator().manual_seed(0))
+
+
+def test_the_tokenizer_lowers_case_and_survives_saving(tmp_path):
+    tokenizer = train_tokenizer(TEXTS, 100)
+    assert [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == [0, 1, 2, 3, 4]
+    assert tokenizer.encode("The CAT").tokens == ["the", "cat"]
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ids = token_stream(loaded, TEXTS[:2])
+    assert ids.tolist() == token_stream(tokenizer, TEXTS[:2]).tolist()
+    assert (ids == SEP).sum() == 2
+    assert ids[-1] == SEP
+
+
+def test_masking_follows_bert():
+    tokens = stream(200_000).view(-1, 100)
+    inputs, labels = mask_tokens(tokens, 0.15, trained_vocabulary(100), torch.Generator().manual_seed(1))
+    chosen = labels != IGNORED
+    assert (chosen.sum(1) == 15).all()
+    assert torch.equal(labels[chosen], tokens[chosen])
+    assert torch.equal(inputs[~chosen], tokens[~chosen])
+    masked = inputs[chosen] == MASK
+    kept = inputs[chosen] == tokens[chosen]
+    assert masked.float().mean() == pytest.approx(0.8, abs=0.01)
+    # One random token in 95 is the right one.
+    assert kept.float().mean() == pytest.approx(0.1 + 0.1 / 95, abs=0.01)
+    assert inputs.min() >= MASK
+
+
+def test_special_tokens_are_never_masked():
+    tokens = torch.tensor([[CLS, 7, SEP, PAD, 8], [CLS, SEP, SEP, PAD, PAD]])
+    for seed in range(20):
+        _, labels = mask_tokens(tokens, 0.5, trained_vocabulary(100), torch.Generator().manual_seed(seed))
+        assert (labels[tokens < 5] == IGNORED).all()
+
+
+def test_masking_finds_special_tokens_wherever_they_are():
+    vocabulary = Vocabulary(100, pad=99, cls=50, sep=98, mask=7, special=(7, 50, 98, 99))
+    tokens = torch.randint(100, (500, 40), generator=torch.Generator().manual_seed(0))
+    inputs, labels = mask_tokens(tokens, 0.3, vocabulary, torch.Generator().manual_seed(1))
+    special = torch.isin(tokens, torch.tensor(vocabulary.special))
+    assert (labels[special] == IGNORED).all()
+    changed = inputs != tokens
+    assert (labels[changed] == tokens[changed]).all()
+    assert not torch.isin(inputs[changed], torch.tensor([50, 98, 99])).any()
+    assert (inputs[changed] == 7).float().mean() == pytest.approx(0.8 / 0.9, abs=0.02)
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+    batches = Batches(stream(), 4, 16, 0.3, 100, seed=3)
+    inputs, labels = batches[7]
+    again = batches[7]
+    assert torch.equal(inputs, again[0])
+    assert torch.equal(labels, again[1])
+    assert inputs.shape == (4, 16)
+    assert (inputs[:, 0] == CLS).all()
+    assert not torch.equal(inputs, batches[8][0])
+    assert not torch.equal(inputs, Batches(stream(), 4, 16, 0.3, 100, seed=4)[7][0])
+
+
+def test_a_batch_can_be_as_long_as_the_text():
+    inputs, labels = Batches(stream(15), 2, 16, 0.3, 100, seed=0)[0]
+    assert torch.equal(torch.where(labels == IGNORED, inputs, labels)[0, 1:], stream(15))
+
+
+@pytest.mark.parametrize("length", [8, 64, 100, 5000])
+def test_every_length_predicts_the_same_tokens(length):
+    held_out = HeldOut(stream(1000), 0.15, 100)
+    inputs, labels, mask = (torch.cat(parts) for parts in zip(*held_out.windows(length, 512), strict=True))
+    assert inputs.shape[1] == length
+    assert torch.equal(labels[labels != IGNORED], held_out.labels[held_out.labels != IGNORED])
+    assert mask.sum() == len(held_out.inputs) + len(inputs)
+    assert torch.equal(mask, inputs != PAD)
+
+
+def test_the_score_is_the_mean_loss_and_does_not_depend_on_batching():
+    torch.manual_seed(0)
+    model = EncoderForMaskedLM(
+        EncoderConfig(
+            vocab_size=100, hidden_size=16, num_attention_heads=2, blocks="1", position="t5", sparse_prediction=True
+        )
+    )
+    held_out = HeldOut(stream(1000), 0.15, 100)
+    score = evaluate(model, held_out, 32, tokens_per_batch=4096)
+    assert model.training
+    assert score.loss == pytest.approx(float(score.losses.mean()))
+    assert len(score.losses) == (held_out.labels != IGNORED).sum()
+    other = evaluate(model, held_out, 32, tokens_per_batch=64)
+    torch.testing.assert_close(other.losses, score.losses, rtol=1e-4, atol=1e-4)
+    assert 4 < score.loss < 6
+    assert 0 <= score.accuracy <= 0.1
+
+
+def test_unigram_entropy_of_uniform_text_is_the_log_of_its_vocabulary():
+    entropy = unigram_entropy(stream(200_000), stream(50_000), 100)
+    assert entropy == pytest.approx(torch.log(torch.tensor(95.0)).item(), abs=0.01)
+
+
+def test_the_vocabulary_is_the_same_in_every_process():
+    """The trainer's own order changes with the process, so a fresh one has to agree with this one."""
+    script = (
+        "from whereformer.tasks import corpus, masked_lm\n"
+        "texts = corpus.__doc__, masked_lm.__doc__, open(masked_lm.__file__).read(), open(corpus.__file__).read()\n"
+        "print(train_tokenizer(texts, 600).to_str())"
+    )
+    there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    texts = corpus.__doc__, masked_lm.__doc__, Path(masked_lm.__file__).read_text(), Path(corpus.__file__).read_text()
+    assert there == train_tokenizer(texts, 600).to_str()
+    assert len(there) > 1000

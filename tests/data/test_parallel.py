@@ -1,0 +1,199 @@
+"""Parallel text from files and tables, and what is said where they do not belong together."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from whereformer.data import parallel
+from whereformer.errors import InputError
+from whereformer.experiments.translate.settings import ParallelData, ValidationData
+
+ENGLISH = ['He said "yes', "a\u2028b\x85c", "", "tab less", "last"]
+GERMAN = ['Er sagte "ja', "a b c", "leer", "ohne Tab", "zuletzt"]
+
+
+def aligned(folder, source, target, end="\n"):
+    files = folder / "a.en", folder / "a.de"
+    for file, lines in zip(files, (source, target), strict=True):
+        file.write_bytes("".join(line + end for line in lines).encode())
+    return ParallelData(source=files[0], target=files[1])
+
+
+def table(folder, kind):
+    """The same pairs as a table, and its columns."""
+    file = folder / f"text{kind}"
+    rows = [
+        {"id": number, "en": one, "de": other} for number, (one, other) in enumerate(zip(ENGLISH, GERMAN, strict=True))
+    ]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    if kind == ".parquet":
+        parquet.write_table(pa.table(columns), file)
+    elif kind == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == ".csv":
+        quoted = [
+            "id,en,de",
+            *(
+                f'{row["id"]},"{row["en"].replace(chr(34), chr(34) * 2)}","{row["de"].replace(chr(34), chr(34) * 2)}"'
+                for row in rows
+            ),
+        ]
+        file.write_text("\n".join(quoted), newline="")
+    else:
+        file.write_text(
+            "\n".join(
+                "\t".join(map(str, row.values())) for row in [dict.fromkeys(rows[0]) and {n: n for n in rows[0]}, *rows]
+            ),
+            newline="",
+        )
+    return file
+
+
+def test_only_line_feeds_end_lines(tmp_path):
+    pairs = parallel.load(aligned(tmp_path, ENGLISH, GERMAN))
+    assert (pairs.source, pairs.target) == (ENGLISH, GERMAN)
+    assert parallel.load(aligned(tmp_path, ENGLISH, GERMAN, end="\r\n")).source == ENGLISH
+
+
+def test_a_mark_at_the_beginning_and_a_missing_line_feed_at_the_end(tmp_path):
+    file = tmp_path / "text"
+    file.write_bytes(b"\xef\xbb\xbfone\ntwo")
+    assert parallel.read_lines("source", file) == ["one", "two"]
+    file.write_bytes(b"one\n\n")
+    assert parallel.read_lines("source", file) == ["one", ""]
+    file.write_bytes(b"")
+    assert parallel.read_lines("source", file) == []
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"])), max_size=20))
+def test_lines_come_back_as_they_were_written(lines):
+    data = "".join(f"{line}\n" for line in lines).encode()
+    assume_no_mark = data.removeprefix(b"\xef\xbb\xbf")
+    expected = assume_no_mark.decode().split("\n")[:-1]
+    assert parallel.split_lines("source", "text", data) == expected
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv", ".tsv"])
+@pytest.mark.parametrize("columns", ["en,de", "de, en"])
+def test_tables_give_both_columns_in_the_order_asked_for(tmp_path, kind, columns):
+    pairs = parallel.load(ParallelData(data=(table(tmp_path, kind),), columns=columns))
+    found = {"en": pairs.source, "de": pairs.target} if columns == "en,de" else {"de": pairs.source, "en": pairs.target}
+    assert found == {"en": ENGLISH, "de": GERMAN}
+
+
+def test_several_tables_follow_one_another(tmp_path):
+    file = table(tmp_path, ".jsonl")
+    assert parallel.load(ParallelData(data=(file, file), columns="en,de")).source == ENGLISH * 2
+
+
+def test_tabs_alone_need_no_header(tmp_path):
+    file = tmp_path / "text.tsv"
+    file.write_text('one "\teins\n"two\tzwei\n')
+    for columns in (None, "1,2"):
+        pairs = parallel.load(ParallelData(data=(file,), columns=columns))
+        assert (pairs.source, pairs.target) == (['one "', '"two'], ["eins", "zwei"])
+    assert parallel.load(ParallelData(data=(file,), columns="2,1")).source == ["eins", "zwei"]
+
+
+def test_two_columns_need_no_names_and_nothing_is_an_empty_line(tmp_path):
+    file = tmp_path / "text.jsonl"
+    file.write_text('{"x": "one", "y": null}\n{"x": "two", "y": "zwei"}\n')
+    pairs = parallel.load(ParallelData(data=(file,)))
+    assert (pairs.source, pairs.target) == (["one", "two"], ["", "zwei"])
+    assert parallel.Pairs.without_empty(pairs).target == ["zwei"]
+
+
+def test_pairs_are_held_out_once_and_always_the_same():
+    pairs = parallel.Pairs([f"s{n}" for n in range(200)], [f"t{n}" for n in range(200)], "text")
+    training, held_out = parallel.hold_out("data", pairs)
+    assert len(held_out) == 10
+    assert sorted(training.source + held_out.source) == sorted(pairs.source)
+    assert all(one[1:] == other[1:] for one, other in zip(held_out.source, held_out.target, strict=True))
+    assert parallel.hold_out("data", pairs) == (training, held_out)
+    with pytest.raises(InputError, match="--source: expected at least 2 pairs of lines with text on both sides, got 1"):
+        parallel.hold_out("source", pairs.chosen([0]))
+
+
+def test_what_is_judged_by_has_text():
+    pairs = parallel.Pairs(["a", "", "c", " "] * 10, ["w", "x", "y", "z"] * 10, "text")
+    training, held_out = parallel.hold_out("data", pairs)
+    assert len(held_out.without_empty()) == len(held_out) == 1
+    assert len(training) == 39
+    with pytest.raises(InputError, match="got 1"):
+        parallel.hold_out("data", pairs.chosen([0, 1, 3]))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (["a", "b", "c"], ["x", "y"], "has 3 lines and .*a.de 2: .*a.de ends where line 3 of .*a.en is 'c'$"),
+        (["a"], ["x", "y", "z"], "has 1 lines and .*a.de 3: .*a.en ends where line 2 of .*a.de is 'y'$"),
+        (["a", "", "c", "d"], ["x", "y", "z"], "is 'd'; line 2 is the first that is empty in .*a.en alone$"),
+        (["a", "b", "c", "d"], ["x", "y", ""], "line 3 is the first that is empty in .*a.de alone$"),
+        (["", " "], ["x", "y"], "--source: no text in"),
+        ([], [], "--source: no text in"),
+    ],
+)
+def test_files_that_do_not_belong_together(tmp_path, source, target, message):
+    with pytest.raises(InputError, match=message):
+        parallel.load(aligned(tmp_path, source, target))
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
+    file = tmp_path / "latin"
+    file.write_bytes(mark + b"one\ntwo\nf\xfcnf\n")
+    with pytest.raises(InputError, match=r"--target: .*latin, line 3: not UTF-8 text \(byte 2 of the line"):
+        parallel.read_lines("target", file)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "message"),
+    [
+        ("a.tsv", "x\ty\nx\n", None, "line 2: expected 2 columns as in line 1, got 1"),
+        ("a.tsv", "en\ten\nx\ty\n", "en,de", "has more than one column 'en'"),
+        ("a.tsv", "x\ty\tz\n", None, "--columns: .*a.tsv has columns 1, 2, 3; expected two of them, as en,de"),
+        ("a.tsv", "x\ty\n", "1,3", "--columns: .*a.tsv has no column '1'; it has x, y"),
+        ("a.jsonl", '{"en": "x", "de": 3}\n', "en,de", "row 1, de: expected text, got 3"),
+        ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; it has en, de"),
+        ("a.jsonl", '{"en": ', "en,de", "--data: cannot read"),
+        ("a.txt", "x", "en,de", "--data: expected a .csv, .tsv, .jsonl"),
+        ("a.tsv", "", None, "--data: no text in .*a.tsv"),
+        ("a.jsonl", '{"en": "f\xfcnf", "de": "y"}\n', "en,de", r"--data: .*a.jsonl is not UTF-8 text: b'f\\xfcnf'"),
+    ],
+)
+def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):
+    file = tmp_path / name
+    file.write_text(content, encoding="latin-1")
+    with pytest.raises(InputError, match=message):
+        parallel.load(ParallelData(data=(file,), columns=columns))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (ParallelData(), "--data: expected tables, or --source and --target, got none"),
+        (ParallelData(source=Path("a")), "--target: expected a file beside --source, got none"),
+        (ParallelData(target=Path("a")), "--source: expected a file beside --target, got none"),
+        (ParallelData(source=Path("a"), data=(Path("b"),)), "--data: either tables or --source and --target"),
+        (ParallelData(data=(Path("b"),), columns="en"), "--columns: expected two columns, as en,de, got 'en'"),
+        (ParallelData(data=(Path("b"),), columns="en,en"), "--columns: expected two columns"),
+    ],
+)
+def test_options_that_do_not_go_together(data, message):
+    with pytest.raises(InputError, match=message):
+        data.checked()
+
+
+def test_options_of_validation_have_names_of_their_own(tmp_path):
+    assert ValidationData().parallel(None) is None
+    with pytest.raises(InputError, match="--validation-target: expected a file beside --validation-source, got none"):
+        ValidationData(validation_source=Path("a")).parallel(None)
+    found = ValidationData(validation=(tmp_path / "no.tsv",)).parallel(None)
+    with pytest.raises(InputError, match="--validation: cannot read"):
+        parallel.load(found)

@@ -1,0 +1,104 @@
+"""Batches of labelled rows: the same padded or packed."""
+
+import pytest
+import torch
+from tokenizers import processors
+from transformers import AutoTokenizer
+
+from tests.experiments.finetuning import save_model
+from whereformer import EncoderConfig, EncoderForSequenceClassification
+from whereformer.data import rows
+from whereformer.data.glue import Split
+from whereformer.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(save_model(tmp_path_factory.mktemp("model")))
+
+
+def encoded(tokenizer, max_length=None, regression=False, **config):
+    texts = ["the cat saw the dog", "the dog", "the king met the queen again again", "a horse"]
+    split = Split([(text,) for text in texts], [0, 1, 1, 0])
+    return rows.encode(split, tokenizer, max_length, EncoderConfig(blocks="2", **config), regression=regression)
+
+
+def test_padded_and_packed_batches(tokenizer):
+    found = encoded(tokenizer)
+    batch = [found[row] for row in (0, 1)]
+    padded, packed = found.padded(batch), found.packed(batch)
+    long, short = found.lengths[:2]
+    assert padded["input_ids"].shape == (2, long)
+    assert padded["attention_mask"].tolist() == [[1] * long, [1] * short + [0] * (long - short)]
+    assert packed["input_ids"][0].tolist() == found.ids[0] + found.ids[1]
+    assert packed["position_ids"][0].tolist() == [*range(long), *range(short)]
+    assert packed["document_ids"][0].tolist() == [0] * long + [1] * short
+    assert padded["labels"].tolist() == packed["labels"].tolist() == [0, 1]
+    assert "attention_mask" not in found.padded(batch[:1])
+    assert found.padded(batch)["labels"].dtype == torch.int64
+    assert encoded(tokenizer, regression=True).padded(batch[:1])["input_ids"].shape == (1, long)
+
+
+def test_a_funnel_drops_only_padding(tokenizer):
+    found = encoded(tokenizer)
+    funnel = rows.Rows(found.ids, None, found.labels, 0, found.pad, end=3)
+    batch = funnel.padded([funnel[0]])
+    assert batch["attention_mask"].tolist() == [[1] * found.lengths[0] + [0] * 3]
+    split = Split([("the cat",)], [0])
+    assert rows.encode(split, tokenizer, None, EncoderConfig(blocks="1-1-1"), regression=False).end == 3
+
+
+@pytest.mark.parametrize("position", ["learned", "learned+tisa", "rope"])
+def test_packed_is_padded(tokenizer, position):
+    found = encoded(tokenizer)
+    batch = [found[row] for row in range(4)]
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        vocab_size=200, hidden_size=16, num_attention_heads=2, blocks="2", position=position, num_labels=2
+    )
+    model = EncoderForSequenceClassification(config).eval()
+    results = []
+    for inputs in (found.padded(batch), found.packed(batch)):
+        model.zero_grad()
+        output = model(**inputs)
+        output.loss.backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        results.append((output.logits, output.loss, gradients))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+
+
+def test_rows_are_cut_where_that_is_asked_for(tokenizer):
+    assert encoded(tokenizer).cut == 0
+    found = encoded(tokenizer, max_length=6)
+    assert found.cut == 2
+    assert max(found.lengths) == 6
+    assert all(row[-1] == tokenizer.sep_token_id for row in found.ids)
+
+
+def test_token_types_that_the_model_lacks_are_left_out(tokenizer):
+    class Typed:
+        pad_token_id = 0
+
+        def __call__(self, *texts, **options):
+            return {"input_ids": [[2, 3, 4]], "token_type_ids": [[0, 0, 1]]}
+
+    split = Split([("a", "b")], [0])
+    for kinds, types in ((2, [[0, 0, 1]]), (1, None), (0, None)):
+        config = EncoderConfig(type_vocab_size=kinds)
+        assert rows.encode(split, Typed(), None, config, regression=False).types == types
+    typed = rows.encode(split, Typed(), None, EncoderConfig(), regression=False)
+    for collate in (typed.padded, typed.packed):
+        assert collate([typed[0]])["token_type_ids"].tolist() == [[0, 0, 1]]
+
+
+def test_a_tokenizer_has_to_fit(tokenizer):
+    rows.check_tokenizer(tokenizer, 200)
+    with pytest.raises(InputError, match=r"--tokenizer: it has ids up to .* the model 50 tokens"):
+        rows.check_tokenizer(tokenizer, 50)
+    bare = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    bare.backend_tokenizer.post_processor = processors.TemplateProcessing("$A")
+    with pytest.raises(InputError, match="no special token before text"):
+        rows.check_tokenizer(bare, 200)
+    bare.pad_token = None
+    with pytest.raises(InputError, match="no padding token"):
+        rows.check_tokenizer(bare, 200)

@@ -1,0 +1,215 @@
+"""The comparison end to end, at a size that takes seconds."""
+
+import json
+
+import pytest
+import torch
+
+from tests.failing import fails
+from whereformer.cli.main import main
+from whereformer.experiments.compare import run as compare
+from whereformer.runs.folder import open_folder
+
+TINY = [
+    "--length=16",
+    "--hidden-size=16",
+    "--num-heads=2",
+    "--blocks=1",
+    "--vocab-size=64",
+    "--batch-size=4",
+    "--steps=6",
+]
+
+
+def run(text, out, *more, positions="none,learned,tisa"):
+    main(["compare", "--data", text, "--out", str(out), "--positions", positions, *TINY, *more])
+    return json.loads((out / "results.json").read_text())
+
+
+def test_it_writes_results_and_report_and_prints_a_ranking(text, tmp_path, capsys):
+    results = run(text, tmp_path)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert set(results["runs"]) == {"none", "learned", "tisa"}
+    tisa, learned = results["runs"]["tisa"]["0"], results["runs"]["learned"]["0"]
+    assert set(tisa["scores"]) == {"16", "32", "64"}
+    assert all("loss" in score for score in tisa["scores"].values())
+    assert "covers positions 0 to 15" in learned["scores"]["32"]["cannot"]
+    assert "cannot" in out
+    assert len(tisa["train_loss"]) == 6
+    assert tisa["positional_parameters"] == 3 * 5 * 2
+    assert torch.tensor(tisa["curves"]).shape == (1, 2, 31)
+    assert learned["curves"] is None
+    assert torch.tensor(learned["attention"]).shape == (1, 2, 31)
+    assert set(results["speed"]) == {"none", "learned", "tisa"}
+    assert results["speed"]["none"]["relative_speed"] == 1.0
+    assert all(speed["peak_memory"] > 0 for speed in results["speed"].values())
+
+
+def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
+    sizes = compare.Sizes("1x2", "0", 16, 4, 4, 16, 2, 64, 0.3, 1e-3)
+    models = {name: compare.build_model(sizes, name, 64, seed=5) for name in ("none", "tisa", "tupe+t5", "floater")}
+    backbone = models["none"].state_dict()
+    for model in models.values():
+        state = model.state_dict()
+        assert all(torch.equal(state[name], weight) for name, weight in backbone.items())
+    other = compare.build_model(sizes, "none", 64, seed=6).state_dict()
+    assert not torch.equal(other["encoder.layers.0.up.weight"], backbone["encoder.layers.0.up.weight"])
+
+
+def test_the_same_command_gives_the_same_numbers(text, tmp_path):
+    first = run(text, tmp_path / "a", positions="rope")["runs"]["rope"]["0"]
+    second = run(text, tmp_path / "b", positions="rope")["runs"]["rope"]["0"]
+    assert first["train_loss"] == second["train_loss"]
+    assert first["scores"] == second["scores"]
+
+
+def test_an_interrupted_run_keeps_finished_methods_and_continues(text, tmp_path, capsys, monkeypatch):
+    real, trained = compare.train_and_judge, []
+
+    def interrupted(sizes, position, *rest):
+        if position == "tisa" and len(trained) == 1:
+            raise KeyboardInterrupt
+        trained.append(position)
+        return real(sizes, position, *rest)
+
+    monkeypatch.setattr(compare, "train_and_judge", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        run(text, tmp_path, positions="none,tisa")
+    assert stop.value.code == 130
+    assert "interrupted" in capsys.readouterr().err
+    kept = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert set(kept) == {"none"}
+    monkeypatch.setattr(compare, "train_and_judge", lambda *args: (trained.append(args[1]), real(*args))[1])
+    results = run(text, tmp_path, positions="none,tisa")
+    assert trained == ["none", "tisa"]
+    assert results["runs"]["none"] == kept["none"]
+    run(text, tmp_path, "--seeds", "2", positions="none,tisa")
+    assert trained == ["none", "tisa", "none", "tisa"]
+
+
+def test_other_settings_do_not_mix_with_results_already_there(text, tmp_path, capsys):
+    run(text, tmp_path, positions="none")
+    before = (tmp_path / "results.json").read_bytes()
+    message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *TINY[:-1], "--steps=7")
+    assert "--out:" in message
+    assert "steps 6, not 7" in message
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+def test_a_half_written_result_is_refused_and_left_alone(text, tmp_path, capsys):
+    (tmp_path / "results.json").write_text('{"format": 1, "settings": {')
+    message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *TINY)
+    assert "results.json is not a complete result" in message
+    assert (tmp_path / "results.json").read_text() == '{"format": 1, "settings": {'
+
+
+def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, tmp_path, capsys):
+    run(text, tmp_path, positions="none")
+    kept = json.loads((tmp_path / "results.json").read_text())["runs"]
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(compare, "train_step", lambda *_: torch.tensor(float("nan")))
+    with monkey.context():
+        message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), "--positions", "none,tisa", *TINY)
+    monkey.undo()
+    assert "--learning-rate: the loss of 'tisa' is not a number after 0 steps" in message
+    assert json.loads((tmp_path / "results.json").read_text())["runs"] == kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--positions", "tsia"], "--positions: unknown position method 'tsia'; did you mean 'tisa'?"),
+        (["--positions", ""], "--positions: expected at least one method, got none"),
+        (["--positions", " , "], "--positions: expected at least one method, got none"),
+        (["--positions", "tisa+tisa"], "names a method twice"),
+        (["--positions", "tisa+"], "unknown position method ''"),
+        (["--num-heads", "5"], "5 heads do not divide hidden_size 64"),
+        (["--num-heads", "0"], "--num-heads: expected at least 1, got 0"),
+        (["--length", "4"], "--length: expected at least 8, got 4"),
+        (["--steps", "0"], "--steps: expected at least 1, got 0"),
+        (["--seeds", "0"], "--seeds: expected at least 1, got 0"),
+        (["--mask-rate", "1.5"], "--mask-rate: expected a share between 0 and 1, got 1.5"),
+        (["--learning-rate", "-1"], "--learning-rate: expected a positive number, got -1.0"),
+        (["--blocks", "4--4"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got '4--4'"),
+        (["--blocks", "four"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'"),
+        (["--blocks", "1-1", "--decoder-layers", "0"], "--decoder-layers: a prediction for every token needs"),
+        (["--blocks", "2", "--decoder-layers", "1"], "--decoder-layers: a single block is never pooled"),
+        (["--blocks", "1-1", "--decoder-layers", "x"], "--decoder-layers: expected layers as"),
+        (["--data", "no/such/file"], "--data: no such file or folder: 'no/such/file'"),
+    ],
+)
+def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
+    message = fails(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
+    assert expected in message
+
+
+def test_funnels_are_compared_too(text, tmp_path):
+    results = run(text, tmp_path, "--blocks", "1-1", positions="none,tisa")
+    for name in ("none", "tisa"):
+        whole, pooled, decoder = results["runs"][name]["0"]["attention"]
+        assert whole is not None
+        assert pooled is None
+        assert decoder is not None
+    assert "layer 2" in (tmp_path / "report.html").read_text()
+
+
+def test_an_output_folder_that_cannot_be_made(text, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path / "file" / "out"), *TINY)
+    assert "--out: cannot write" in message
+
+
+def test_too_little_text_for_the_length(text, tmp_path, capsys):
+    arguments = ["--length", "4096", "--vocab-size", "64"]
+    message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *arguments)
+    assert "--data: too little text" in message
+    assert "expected at least 16384 of each" in message
+
+
+def test_a_method_can_be_added_to_results_already_there(text, tmp_path):
+    run(text, tmp_path, positions="none")
+    results = run(text, tmp_path, positions="alibi")
+    assert set(results["runs"]) == {"none", "alibi"}
+    assert set(results["speed"]) >= {"none", "alibi"}
+
+
+def test_the_list_of_positions_names_every_method(capsys):
+    from whereformer import position_names
+
+    main(["positions"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in position_names())
+    assert "num_kernels=5, share_layers=false" in out
+
+
+@pytest.mark.slow
+def test_every_method_can_be_compared(text, tmp_path):
+    from whereformer import position_names
+
+    results = run(text, tmp_path, positions="all")
+    assert list(results["runs"]) == position_names()
+    fixed = {name for name, runs in results["runs"].items() if "cannot" in runs["0"]["scores"]["32"]}
+    assert fixed == {"learned", "synthesizer", "tupe"}
+    with_curves = {name for name, runs in results["runs"].items() if runs["0"]["curves"]}
+    assert with_curves == {"t5", "tisa", "alibi", "fire"}
+
+
+def test_two_commands_do_not_write_to_one_folder(text, tmp_path, capsys):
+    with open_folder(tmp_path):
+        message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *TINY)
+    assert "--out: another command is writing to" in message
+
+
+def test_other_text_does_not_mix_with_results_already_there(text, tmp_path, capsys):
+    run(text, tmp_path / "out", positions="none")
+    other = tmp_path / "other.txt"
+    other.write_text("something else entirely. " * 2000)
+    message = fails(capsys, "compare", "--data", str(other), "--out", str(tmp_path / "out"), *TINY)
+    assert "holds results of other text" in message
+
+
+def test_paths_with_brackets_are_printed_as_they_are(text, tmp_path, capsys):
+    run(text, tmp_path / "[b]out[/b]", positions="none")
+    assert "[b]out[/b]/report.html" in capsys.readouterr().out

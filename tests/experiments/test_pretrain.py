@@ -1,0 +1,516 @@
+"""Pretraining end to end, at a size that takes seconds."""
+
+import json
+import shutil
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+
+from tests.experiments.trainings import interrupt_at, same, weights, without_time
+from tests.failing import fails
+from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
+from whereformer.analysis import cost
+from whereformer.cli.main import main
+from whereformer.data.tokenizers import train_tokenizer
+from whereformer.experiments.pretrain import run as pretrain
+from whereformer.runs.folder import open_folder
+
+TINY = [
+    "--length=16",
+    "--hidden-size=16",
+    "--num-heads=2",
+    "--blocks=1",
+    "--vocab-size=64",
+    "--batch-size=4",
+    "--steps=6",
+    "--every=2",
+    "--learning-rate=0.01",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _judged_on_little_text():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pretrain, "HELD_OUT_WINDOWS", 16)
+        yield
+
+
+def run(text, out, *more):
+    main(["pretrain", "--data", text, "--out", str(out), *TINY, *more])
+    return results_of(out)
+
+
+def results_of(out):
+    return json.loads((out / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(text, tmp_path_factory):
+    """The folder of a finished run; to be left as it is."""
+    out = tmp_path_factory.mktemp("finished")
+    run(text, out)
+    return out
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """A copy of it to change."""
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+def test_it_writes_model_tokenizer_and_results_and_says_how_to_use_them(text, tmp_path, capsys):
+    results = run(text, tmp_path)
+    out = capsys.readouterr().out
+    assert results["finished"]
+    assert [loss["step"] for loss in results["losses"]] == [1, 2, 3, 4, 5, 6]
+    assert [score["step"] for score in results["held_out"]] == [2, 4, 6]
+    assert all(score["loss"] > 0 and 0 <= score["accuracy"] <= 1 for score in results["held_out"])
+    assert results["tokens_seen"] == 6 * 4 * 16
+    assert results["parameters"] > results["embedding_parameters"] > results["positional_parameters"] == 30
+    assert results["seconds"] > 0
+    assert results["settings"]["warmup"] == 1
+    assert "step 6: held-out loss" in out
+    snippet = out[out.index("from transformers import") :]
+    namespace = {}
+    exec(snippet, namespace)
+    assert namespace["hidden"].shape[-1] == 16
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_what_is_saved_is_what_was_trained(text, finished):
+    model = AutoModelForMaskedLM.from_pretrained(finished / "model")
+    assert isinstance(model, EncoderForMaskedLM)
+    assert isinstance(Encoder.from_pretrained(finished / "model"), Encoder)
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
+    assert model(**tokenizer("the cat", return_tensors="pt")).logits.shape[-1] == len(tokenizer)
+    assert same(weights(finished), load_file(finished / "checkpoints" / "checkpoint-6" / "model.safetensors"))
+    # The score by hand, from the saved model and the text.
+    windows = held_out_windows(text, finished, 0)
+    batch = pretrain.collate([windows[row] for row in range(len(windows))])
+    with torch.no_grad():
+        score = float(model.eval()(**batch).loss)
+    assert results_of(finished)["held_out"][-1]["loss"] == pytest.approx(score, abs=1e-3)
+
+
+def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "HELD_OUT_WINDOWS", 1000)
+    results = run(text, tmp_path, "--steps=150", "--every=150", "--batch-size=16")
+    assert results["held_out"][-1]["loss"] < results["text"]["unigram_entropy"] - 0.3
+    assert results["losses"][-1]["loss"] < results["losses"][0]["loss"] - 0.5
+
+
+ELECTRA = ["--objective=electra", "--num-heads=4", "--dropout=0.1"]
+FUNNEL = ["--blocks=1-1x2", "--decoder-layers=1"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--dropout=0.2", "--accumulate=2", "--hide-masked"],
+        pytest.param(ELECTRA, marks=pytest.mark.slow),
+        pytest.param(FUNNEL, marks=pytest.mark.slow),
+        [*ELECTRA, *FUNNEL],
+    ],
+)
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(text, tmp_path, options):
+    whole = run(text, tmp_path / "whole", *options)
+    resumed = tmp_path / "resumed"
+    shutil.copytree(tmp_path / "whole", resumed)
+    # As after a crash behind step 4: no model, nothing that was kept later.
+    shutil.rmtree(resumed / "model")
+    shutil.rmtree(resumed / "checkpoints" / "checkpoint-6")
+    again = run(text, resumed, *options)
+    assert same(weights(tmp_path / "whole"), weights(resumed))
+    assert without_time(whole) == without_time(again)
+    state = [torch.load(out / "checkpoints" / "checkpoint-6" / "optimizer.pt") for out in (tmp_path / "whole", resumed)]
+    for slot, moments in state[0]["state"].items():
+        assert all(torch.equal(value, state[1]["state"][slot][name]) for name, value in moments.items())
+
+
+def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
+    results = run(text, tmp_path, *ELECTRA)
+    scores = results["held_out"][-1]
+    assert {"loss", "generator_loss", "discriminator_loss", "accuracy"} <= scores.keys()
+    weight = results["settings"]["discriminator_weight"]
+    assert scores["loss"] == pytest.approx(scores["generator_loss"] + weight * scores["discriminator_loss"], abs=0.01)
+    model, loading = EncoderForPreTraining.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    assert model.config.hidden_size == 16
+    joint = load_file(tmp_path / "checkpoints" / "checkpoint-6" / "model.safetensors")
+    assert any(name.startswith("generator.") for name in joint)
+    kept = weights(tmp_path)
+    assert all(torch.equal(weight, joint[f"discriminator.{name}"]) for name, weight in kept.items())
+    assert results["parameters"] > sum(parameter.numel() for parameter in model.parameters())
+    assert "generator loss" in capsys.readouterr().out
+
+
+def held_out_windows(text, out, padding):
+    """As pretraining at TINY's sizes scores them, and the tokens of text in each."""
+    prepared = pretrain.prepare_text(pretrain.corpus.load_documents([text]), "", out / "model", 64)
+    body = pretrain.body_length(16, padding)
+    return pretrain.Windows(
+        prepared.held_out,
+        prepared.vocabulary,
+        length=16,
+        padding=padding,
+        rate=0.15,
+        hide_masked=False,
+        rows=min(pretrain.HELD_OUT_WINDOWS, len(prepared.held_out) // body),
+        seed=0,
+        shuffled=False,
+    )
+
+
+@pytest.mark.parametrize(("blocks", "padding"), [("1", 0), ("1-1-1", 3)])
+def test_electras_scores_are_over_all_held_out_tokens_and_not_means_of_batches(text, tmp_path, blocks, padding):
+    # A discriminator that has learnt little is right about some of the replaced tokens.
+    results = run(text, tmp_path, *ELECTRA, f"--blocks={blocks}", "--learning-rate=1e-5")
+    model = Electra.from_pretrained(tmp_path / "checkpoints" / "checkpoint-6").eval()
+    chances, judged, found = [], [], []
+    torch.manual_seed(0)
+    for batch in DataLoader(held_out_windows(text, tmp_path, padding), batch_size=4, collate_fn=pretrain.collate):
+        with torch.no_grad():
+            out = model(**batch)
+        wanted = batch["labels"] != -100
+        chances.append(out.generator_logits.log_softmax(-1).gather(1, batch["labels"][wanted][:, None]))
+        replaced = wanted & (out.sampled_ids != batch["labels"])
+        right = torch.where(replaced, -out.discriminator_logits, out.discriminator_logits)
+        judged.append(right[:, : 16 - padding].flatten())
+        found.append(right[replaced])
+    chances, judged, found = (torch.cat(parts) for parts in (chances, judged, found))
+    scores = results["held_out"][-1]
+    assert scores["generator_loss"] == pytest.approx(float(-chances.mean()), abs=1e-4)
+    assert scores["discriminator_loss"] == pytest.approx(float(-judged.sigmoid().log().mean()), abs=1e-4)
+    assert scores["accuracy"] == pytest.approx(float((judged > 0).float().mean()), abs=1e-4)
+    assert scores["replaced_recall"] == pytest.approx(float((found >= 0).float().mean()), abs=1e-4)
+    assert 0 < scores["replaced_recall"] < 1
+
+
+def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, capsys):
+    results = run(text, tmp_path, "--blocks=1-1-1")
+    assert results["settings"]["decoder_layers"] == "2"
+    assert results["block_lengths"] == [16, 8, 4]
+    assert results["tokens_seen"] == 6 * 4 * 13
+    assert "blocks 1-1-1 of 16, 8, 4 tokens" in capsys.readouterr().out
+    model = EncoderForMaskedLM.from_pretrained(tmp_path / "model")
+    assert model(torch.full((1, 16), 9)).logits.shape[1] == 16
+
+
+def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path, capsys, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    whole = run(text, tmp_path / "whole", "--dropout=0.1")
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patched:
+        interrupt_at(patched, 3)
+        with pytest.raises(SystemExit) as stop:
+            run(text, out, "--dropout=0.1")
+    captured = capsys.readouterr()
+    assert stop.value.code == 130
+    assert "the same command continues" in captured.err
+    assert "stopped after step 3" in captured.out
+    kept = json.loads((out / "results.json").read_text())
+    assert (kept["step"], kept["finished"]) == (3, False)
+    assert signal.getsignal(signal.SIGINT) is before
+    again = run(text, out, "--dropout=0.1")
+    assert "continuing after step 3 of 6" in capsys.readouterr().out
+    assert same(weights(tmp_path / "whole"), weights(out))
+    assert without_time(again) == without_time(whole)
+    assert again["seconds"] > kept["seconds"]
+
+
+def test_a_second_ctrl_c_stops_at_once_and_keeps_the_last_checkpoint(text, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        interrupt_at(patched, 4, times=2)
+        with pytest.raises(SystemExit) as stop:
+            run(text, tmp_path)
+    assert stop.value.code == 130
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert run(text, tmp_path)["step"] == 6
+
+
+def test_a_half_written_checkpoint_is_not_used(text, copy, capsys):
+    shutil.rmtree(copy / "model")
+    (copy / "checkpoints" / "checkpoint-6" / "trainer_state.json").write_text('{"global_st')
+    run(text, copy)
+    assert "continuing after step 4 of 6" in capsys.readouterr().out
+
+
+def test_a_run_that_stopped_before_its_model_was_saved_saves_it(text, finished, copy):
+    shutil.rmtree(copy / "model")
+    first, again = results_of(finished), run(text, copy)
+    assert again["losses"] == first["losses"]
+    assert again["held_out"] == first["held_out"]
+    assert same(weights(copy), weights(finished))
+
+
+def test_a_finished_run_is_left_as_it_is(text, copy, capsys):
+    shutil.rmtree(copy / "checkpoints")
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock" and path.is_file()}
+    run(text, copy)
+    out = capsys.readouterr().out
+    assert "is finished already" in out
+    assert "Encoder.from_pretrained" in out
+    after = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock" and path.is_file()}
+    assert after == before
+
+
+def test_other_settings_do_not_mix_with_a_run_already_there(text, finished, capsys):
+    before = (finished / "results.json").read_bytes()
+    common = ["pretrain", "--data", text, "--out", str(finished), *TINY]
+    assert "holds results with hidden_size 16, not 32" in fails(capsys, *common, "--hidden-size=32")
+    assert "holds results with seed 0, not 1" in fails(capsys, *common, "--seed=1")
+    tokenizer = finished / "model"
+    without_size = [option for option in common if not option.startswith("--vocab-size")]
+    assert "holds results with tokenizer" in fails(capsys, *without_size, "--tokenizer", str(tokenizer))
+    assert (finished / "results.json").read_bytes() == before
+
+
+def test_results_of_another_command_are_left_alone(text, tmp_path, capsys):
+    (tmp_path / "results.json").write_text("{}")
+    assert "is not of this command" in fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
+    assert (tmp_path / "results.json").read_text() == "{}"
+    (tmp_path / "settings.json").write_text("{")
+    assert "is not complete" in fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dry-run"])
+    out = capsys.readouterr().out
+    assert "parameters" in out
+    assert "6 steps of 64 tokens" in out
+    assert "blocks 1 of 16 tokens" in out
+    assert "FLOPs a batch" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("objective", ["mlm", "electra"])
+def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(text, tmp_path, capsys, objective):
+    options = ["--position=tisa+fire", '--position-options={"width": 6, "initial_threshold": 8, "num_kernels": 2}']
+    options += ["--embedding-size=4", "--objective", objective]
+    results = run(text, tmp_path, *options)
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    assert config.position_options == {"num_kernels": 2, "width": 6, "initial_threshold": 8}
+    assert config.embedding_size == 4
+    assert results["embedding_parameters"] == 64 * 4
+    saved = weights(tmp_path)
+    assert saved["encoder.position.parts.0.amplitude"].shape == (1, 2, 2)
+    assert saved["encoder.embeddings.projection.weight"].shape == (16, 4)
+    # The same said otherwise goes on; other options don't.
+    options[1] = '--position-options={"num_kernels": 2, "initial_threshold": 8,"width":6}'
+    assert run(text, tmp_path, *options) == results
+    options[1] = '--position-options={"num_kernels": 3}'
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, *options)
+    assert "holds results with position_options" in message
+
+
+def test_a_dry_run_counts_a_methods_options_and_narrow_embeddings(text, tmp_path, capsys):
+    common = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dry-run"]
+    main([*common, '--position-options={"num_kernels": 100}', "--embedding-size=4"])
+    config = EncoderConfig(
+        vocab_size=64,
+        hidden_size=16,
+        embedding_size=4,
+        num_attention_heads=2,
+        blocks="1",
+        position="tisa",
+        position_options={"num_kernels": 100},
+        type_vocab_size=0,
+        norm="pre",
+        sparse_prediction=True,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    assert str(cost(config, 16, 4, predictions=2)) in capsys.readouterr().out
+
+
+def test_parameters_are_counted_without_memory_for_them(text, tmp_path):
+    results = run(text, tmp_path, "--position=learned+t5")
+    model = EncoderForMaskedLM.from_pretrained(tmp_path / "model")
+    assert results["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert results["positional_parameters"] == 16 * 16 + 32 * 2
+
+
+def test_another_tokenizer(text, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(train_tokenizer(["the cat saw a dog near the house"] * 9, 80).to_str())
+    options = [option for option in TINY if not option.startswith("--vocab-size")]
+    out = tmp_path / "out"
+    main(["pretrain", "--data", text, "--out", str(out), *options, "--tokenizer", str(file)])
+    saved = AutoTokenizer.from_pretrained(out / "model")
+    model = EncoderForMaskedLM.from_pretrained(out / "model")
+    assert len(saved) == model.config.vocab_size == json.loads((out / "results.json").read_text())["text"]["vocabulary"]
+
+
+def test_mixed_precision_trains_and_keeps_float32_weights(text, finished, tmp_path):
+    half, whole = run(text, tmp_path, "--dtype=bfloat16"), results_of(finished)
+    assert all(weight.dtype == torch.float32 for weight in weights(tmp_path).values())
+    assert half["held_out"] != whole["held_out"]
+    assert half["held_out"][-1]["loss"] == pytest.approx(whole["held_out"][-1]["loss"], abs=0.05)
+
+
+def test_the_seed_decides_and_judging_does_not(text, tmp_path):
+    first = run(text, tmp_path / "a", "--dropout=0.1")
+    often = run(text, tmp_path / "b", "--dropout=0.1", "--every=1")
+    other = run(text, tmp_path / "c", "--dropout=0.1", "--seed=1")
+    assert first["losses"] == often["losses"]
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert first["losses"] != other["losses"]
+
+
+def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_what_is_there(text, tmp_path, capsys, monkeypatch):
+    real = pretrain.Pretrainer.training_step
+
+    def training_step(self, *arguments):
+        return real(self, *arguments) * (float("nan") if self.state.global_step >= 4 else 1.0)
+
+    monkeypatch.setattr(pretrain.Pretrainer, "training_step", training_step)
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
+    assert "--learning-rate: loss is not a number after 5 steps; 0.01 is too high, try 0.0025" in message
+    assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
+
+
+def test_tensorboard_gets_the_losses(finished):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in events.Scalars("eval/loss")] == [2, 4, 6]
+
+
+def test_only_matrices_of_the_backbone_decay():
+    from whereformer import EncoderConfig
+    from whereformer.training.optimizer import build_optimizer
+
+    config = EncoderConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, blocks="1", position="learned+t5")
+    model = EncoderForMaskedLM(config)
+    decayed, others = (
+        {id(parameter) for parameter in group["params"]} for group in build_optimizer(model, 1e-3).param_groups
+    )
+    for name, parameter in model.named_parameters():
+        assert (id(parameter) in decayed) == (parameter.dim() > 1 and ".position." not in name), name
+        assert (id(parameter) in decayed) != (id(parameter) in others)
+
+
+@pytest.mark.parametrize(("blocks", "padding"), [("4", 0), ("2x3-2-2", 3), ("1-1", 1)])
+def test_the_padding_that_truncation_drops(blocks, padding):
+    from whereformer import EncoderConfig
+
+    config = EncoderConfig(blocks=blocks)
+    assert pretrain.end_padding(config) == padding
+    config = EncoderConfig(blocks=blocks, truncate_seq=False)
+    assert pretrain.end_padding(config) == 0
+
+
+XL = ["--position", "transformer_xl"]
+OPTIONS = "--position-options"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--position", "tsia"], "--position: unknown position method 'tsia'; did you mean 'tisa'?"),
+        (["--blocks", "four"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'"),
+        (["--blocks", ""], "--blocks: expected layers as"),
+        (["--blocks", "4-4", "--decoder-layers", "0"], "--decoder-layers: expected at least 1, got 0"),
+        (["--decoder-layers", "2"], "--decoder-layers: a single block is never pooled"),
+        (["--blocks", "2-2", "--decoder-layers", "x"], "--decoder-layers: expected layers as"),
+        (["--num-heads", "5"], "--num-heads: 5 heads do not divide hidden_size 128"),
+        (["--num-heads", "0"], "--num-heads: expected at least 1, got 0"),
+        (["--hidden-size", "0"], "--hidden-size: expected at least 1, got 0"),
+        (["--dropout", "1"], "--dropout: expected 0 to 0.9, got 1.0"),
+        (["--dropout", "nan"], "--dropout: expected 0 to 0.9, got nan"),
+        (["--length", "4"], "--length: expected at least 8, got 4"),
+        (["--steps", "0"], "--steps: expected at least 1, got 0"),
+        (["--batch-size", "0"], "--batch-size: expected at least 1, got 0"),
+        (["--accumulate", "0"], "--accumulate: expected at least 1, got 0"),
+        (["--every", "0"], "--every: expected at least 1, got 0"),
+        (["--warmup", "3000"], "--warmup: expected 0 to 2000, got 3000"),
+        (["--seed", "-1"], "--seed: expected 0 to 4294967295, got -1"),
+        (["--mask-rate", "1"], "--mask-rate: expected a share between 0 and 1, got 1.0"),
+        (["--learning-rate", "nan"], "--learning-rate: expected a positive number, got nan"),
+        (["--vocab-size", "10"], "--vocab-size: expected at least 64, got 10"),
+        (["--vocab-size", "100", "--tokenizer", "x"], "--vocab-size: only without --tokenizer"),
+        (["--tokenizer", "no/such"], "--tokenizer: expected a tokenizer.json or a folder with one, got 'no/such'"),
+        (["--generator-size", "0.5"], "--generator-size: only for --objective electra, got mlm"),
+        (["--objective", "electra", "--hide-masked"], "--hide-masked: only for --objective mlm"),
+        (["--objective", "electra", "--generator-size", "2"], "--generator-size: expected 0.01 to 1, got 2.0"),
+        (
+            ["--objective", "electra", "--generator-size", "0.01", *XL],
+            "--generator-size: no generator 0.01 times as wide",
+        ),
+        ([*XL, "--hidden-size", "15", "--num-heads", "5"], "--hidden-size: transformer_xl needs an even one, got 15"),
+        (["--position", "rope", "--num-heads", "128"], "--position: rotary_dim: expected an even number"),
+        (["--embedding-size", "0"], "--embedding-size: expected at least 1, got 0"),
+        ([OPTIONS, "{"], "--position-options: expected a JSON object as '{\"num_kernels\": 3}', got '{'"),
+        ([OPTIONS, "[3]"], "--position-options: expected a JSON object as '{\"num_kernels\": 3}', got '[3]'"),
+        (
+            [OPTIONS, '{"clip": 3}'],
+            "--position-options: position 'tisa' has no option 'clip'; it has num_kernels, share",
+        ),
+        ([OPTIONS, '{"num_kernels": -1}'], "--position-options: num_kernels: expected at least 0, got -1"),
+        ([OPTIONS, '{"num_kernels": "3"}'], '--position-options: num_kernels: expected a value as 5, got "3"'),
+        ([OPTIONS, '{"share_layers": 1}'], "--position-options: share_layers: expected a value as false, got 1"),
+        (
+            [OPTIONS, '{"rotary_dim": 7}', "--position", "rope"],
+            "--position-options: rotary_dim: expected an even number",
+        ),
+        (
+            [OPTIONS, '{"keys": false, "values": false}', "--position", "shaw+t5"],
+            "--position-options: keys and values: at least one must be True",
+        ),
+        ([OPTIONS, "{}", "--position", "tsia"], "--position: unknown position method 'tsia'"),
+        (["--position", "tisa+tisa"], "--position: 'tisa+tisa' names a method twice"),
+        (["--data", "no/such/file"], "--data: no such file or folder: 'no/such/file'"),
+    ],
+)
+def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_encoded(
+    arguments, expected, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(pretrain, "prepare_text", None)
+    message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), *arguments)
+    assert expected in message
+
+
+def test_too_little_text_for_a_window(text, tmp_path, capsys):
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, "--length=9000")
+    assert "--data: too little text" in message
+    assert "expected at least 8998 for one window" in message
+
+
+def test_a_window_too_short_for_its_padding(text, tmp_path, capsys):
+    options = ["--blocks=1-1-1-1-1", "--length=16"]
+    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, *options)
+    assert "--length: expected at least 21 for blocks '1-1-1-1-1', got 16" in message
+
+
+def test_two_commands_do_not_write_to_one_folder(text, tmp_path, capsys):
+    with open_folder(tmp_path):
+        message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
+    assert "--out: another command is writing to" in message
+
+
+def test_a_thread_can_train(text, tmp_path):
+    """Where there are no signals."""
+    import threading
+
+    errors = []
+
+    def work():
+        try:
+            run(text, tmp_path)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not errors
+    assert (tmp_path / "model" / "config.json").exists()

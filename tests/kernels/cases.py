@@ -1,0 +1,98 @@
+"""What backends have in common, for tests: terms by name, a call with all its gradients, and how exact they are."""
+
+import torch
+
+from tests.kernels.rounding import allowed_errors
+from whereformer import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, attention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BATCH, HEADS, DIM = 2, 2, 16
+SEED = 3  # of dropout
+
+
+def content(n_q, n_k, head_dim=DIM, value_dim=None, batch=BATCH):
+    value_dim = head_dim if value_dim is None else value_dim
+    shapes = (batch, HEADS, n_q, head_dim), (batch, HEADS, n_k, head_dim), (batch, HEADS, n_k, value_dim)
+    return [random(*shape) for shape in shapes]
+
+
+def random(*shape):
+    return torch.randn(shape, dtype=torch.float64, device=DEVICE)
+
+
+# A term as its class, its tensors and its first offset, so that tests can put other tensors in their place.
+TERMS = {
+    "bias": lambda n_q, n_k: (OffsetBias, [random(HEADS, 9)], -4),
+    "bias_of_one_number": lambda n_q, n_k: (OffsetBias, [random(HEADS, 1)], 3),
+    "bias_of_two_numbers": lambda n_q, n_k: (OffsetBias, [random(HEADS, 2)], -1),
+    "bias_left_of_all_offsets": lambda n_q, n_k: (OffsetBias, [random(HEADS, 7)], -90),
+    "bias_right_of_all_offsets": lambda n_q, n_k: (OffsetBias, [random(HEADS, 7)], 90),
+    "bias_with_a_tail_on_the_left_alone": lambda n_q, n_k: (OffsetBias, [random(HEADS, 60)], -3),
+    "bias_for_all_offsets": lambda n_q, n_k: (OffsetBias, [random(HEADS, n_q + n_k)], -n_q),
+    "keys": lambda n_q, n_k: (OffsetKeys, [random(1, 9, DIM)], -5),
+    "keys_per_head": lambda n_q, n_k: (OffsetKeys, [random(HEADS, 2, DIM)], 0),
+    "values": lambda n_q, n_k: (OffsetValues, [random(1, 7, DIM)], -2),
+    "values_per_head": lambda n_q, n_k: (OffsetValues, [random(HEADS, 20, DIM)], -9),
+    "values_of_one_vector": lambda n_q, n_k: (OffsetValues, [random(1, 1, DIM)], 4),
+    "factors": lambda n_q, n_k: (FactorPair, [random(BATCH, HEADS, n_q, 3), random(1, HEADS, n_k, 3)], None),
+    "factors_of_all_rows": lambda n_q, n_k: (FactorPair, [random(1, HEADS, n_q, 17), random(1, HEADS, n_k, 17)], None),
+    "dense": lambda n_q, n_k: (DenseBias, [random(BATCH, HEADS, n_q, n_k)], None),
+    "dense_of_all_rows": lambda n_q, n_k: (DenseBias, [random(1, HEADS, n_q, n_k)], None),
+}
+EVERY_KIND = ("bias", "keys", "values", "factors", "dense_of_all_rows")
+TABLES = ("bias", "keys", "values")
+
+
+def terms_of(names, n_q, n_k):
+    return [TERMS[name](n_q, n_k) for name in names]
+
+
+def output_gradient(out):
+    """A gradient that is neither constant nor random."""
+    return (torch.arange(out.numel(), dtype=torch.float64, device=DEVICE) * 1.7).sin().view(out.shape)
+
+
+def run(name, dtype, inputs, terms, options, d_out=None):
+    """The output and all gradients."""
+    leaves = [None if tensor is None else tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
+    built = []
+    for kind, tensors, first in terms:
+        parts = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
+        leaves += parts
+        built.append(kind(*parts) if first is None else kind(*parts, first))
+    torch.manual_seed(SEED)
+    out = attention(*leaves[:3], built, **options, backend=name)
+    if d_out is None:
+        d_out = output_gradient(out)
+    leaves = [leaf for leaf in leaves if leaf is not None]
+    gradients = torch.autograd.grad(out, leaves, d_out.to(dtype), materialize_grads=True)
+    return [out.detach(), *gradients]
+
+
+@torch.no_grad()
+def error(found, expected):
+    """The error of a tensor, relative to its norm or to that of as many ones."""
+    if expected.numel() == 0:
+        return 0.0
+    return float((found.double() - expected).norm() / max(expected.norm(), expected.numel() ** 0.5))
+
+
+@torch.no_grad()
+def relative_error(found, expected):
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def check(fast, inputs, terms=(), dtype=torch.float32, **options):
+    """The same as float64 up to rounding, in every number of the output and of every gradient."""
+    options = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    expected = run("reference", torch.float64, inputs, terms, options)
+    found = run(fast, dtype, inputs, terms, options)
+    allowed = allowed_errors(inputs, terms, options, output_gradient(expected[0]), SEED, dtype)
+    for place, (ours, theirs, most) in enumerate(zip(found, expected, allowed, strict=True)):
+        assert ours.dtype == dtype
+        assert ours.isfinite().all()
+        assert ours.shape == theirs.shape
+        errors = (ours.double() - theirs).abs()
+        excess = (errors / most)[errors > most]
+        assert not len(excess), f"tensor {place}: {len(excess)} numbers off, by up to {excess.max():.1f} times too much"
+    return found

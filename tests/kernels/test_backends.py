@@ -1,0 +1,324 @@
+"""Every fast backend against the reference in float64: the same tests for all.
+
+On a GPU where there is one; else Triton's kernels run in its interpreter.
+"""
+
+import math
+import os
+
+import pytest
+import torch
+
+from tests.kernels.cases import (
+    BATCH,
+    DEVICE,
+    DIM,
+    EVERY_KIND,
+    HEADS,
+    TABLES,
+    TERMS,
+    check,
+    content,
+    error,
+    random,
+    relative_error,
+    run,
+    terms_of,
+)
+from tests.onednn import need_onednn
+from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer.kernels import tuning
+
+HOW = ["", " item by item", " in tiles", " in small tiles"]
+
+
+WAYS = [f"blockwise{how}{by}" for by in ("", " by oneDNN") for how in HOW]
+
+
+# Triton's interpreter is slow; what every day's tests ask of it is in test_triton.
+@pytest.fixture(params=[*WAYS, pytest.param("triton", marks=pytest.mark.slow)])
+def fast(request, monkeypatch):
+    """A fast backend's name; tiles as small as can be make a short sequence as a long one is.
+
+    OneDNN's products are those of some processors alone, so here each processor is tested with and without.
+    """
+    name, _, how = request.param.partition(" ")
+    how, by_onednn, _ = how.partition("by oneDNN")
+    how = how.strip()
+    changes = {"onednn": bool(by_onednn)}
+    if by_onednn:
+        need_onednn()
+        if DEVICE != "cpu":
+            pytest.skip("needs a CPU")
+        monkeypatch.setattr(tuning, "FEWEST_MULTIPLICATIONS", 1)
+        monkeypatch.setattr(tuning, "NARROWEST_PRODUCT", 1)
+    if name == "triton":
+        pytest.importorskip("triton")
+        if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("needs a CUDA device or TRITON_INTERPRET=1")
+        from tests.kernels import interpreter
+
+        interpreter.mend()
+    if how == "item by item":
+        changes["kept_tile_scores"] = 1
+    elif how:
+        changes["kept_scores"] = 0
+    if how == "in small tiles":
+        changes |= {"tile_scores": 1, "tile_rows": 7}
+    with tuning.use(**changes):
+        yield name
+
+
+# --- what is computed
+
+LENGTHS = [(1, 1), (2, 2), (1, 35), (33, 5), (35, 40)]
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), LENGTHS)
+def test_content_alone(fast, n_q, n_k):
+    check(fast, content(n_q, n_k), causal=n_q == n_k)
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_each_term(fast, term):
+    check(fast, content(33, 40), terms_of([term], 33, 40))
+
+
+@pytest.mark.parametrize("term", ["bias", "bias_right_of_all_offsets", "keys_per_head", "values"])
+def test_each_term_causal(fast, term):
+    check(fast, content(40, 33), terms_of([term], 40, 33), causal=True)
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), LENGTHS)
+def test_terms_add_up(fast, n_q, n_k):
+    check(fast, content(n_q, n_k), terms_of(EVERY_KIND, n_q, n_k), causal=True, scale=-0.3)
+
+
+def test_the_same_kind_twice(fast):
+    names = ("bias", "bias_for_all_offsets", "keys", "keys_per_head", "values", "values_of_one_vector")
+    check(fast, content(20, 20), terms_of(names, 20, 20))
+
+
+def test_masks(fast):
+    mask = torch.rand(BATCH, 40) > 0.3
+    mask[1, 15:] = False
+    check(fast, content(33, 40), terms_of(EVERY_KIND, 33, 40), key_mask=mask)
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_packed_rows(fast, positions):
+    lengths = [13, 1, 20]
+    documents = torch.repeat_interleave(torch.tensor([7, 2, 5]), torch.tensor(lengths)).expand(BATCH, -1)
+    options = {"query_documents": documents, "key_documents": documents.int()}
+    if positions:
+        ids = torch.cat([torch.arange(length) for length in lengths])
+        options |= {"query_positions": ids, "key_positions": ids, "causal": True}
+    check(fast, content(34, 34), terms_of(TABLES, 34, 34), **options)
+
+
+POSITIONS = {
+    "strided_queries": (Positions(0, 2, 37), Positions(0, 1, 50)),
+    "pooled_queries_after_a_cls": (Positions(-1, 4, 37), Positions(0, 1, 50)),
+    "strided_keys": (None, Positions(1, 3, 50)),
+    "strides_that_differ": (Positions(2, 3, 37), Positions(-5, 2, 50)),
+    "strides_with_a_common_divisor": (Positions(1, 2, 37), Positions(0, 4, 50)),
+    "cache": (Positions(100, 1, 37), Positions(87, 1, 50)),
+    "ids": (torch.arange(37) * 7 % 40, torch.arange(50) * 11 % 30 - 3),
+    "ids_with_a_batch_of_one": ((torch.arange(37) * 7 % 40)[None], torch.arange(50)[None].int()),
+    "ids_per_row_against_a_range": (torch.arange(74).view(2, 37) % 40, Positions(3, 1, 50)),
+    "all_keys_in_one_place": (None, torch.full((BATCH, 50), 30)),
+}
+
+
+@pytest.mark.parametrize("case", POSITIONS)
+def test_positions(fast, case):
+    query_positions, key_positions = (at.to(DEVICE) if isinstance(at, torch.Tensor) else at for at in POSITIONS[case])
+    options = {"query_positions": query_positions, "key_positions": key_positions, "causal": case != "ids"}
+    check(fast, content(37, 50), terms_of(TABLES, 37, 50), **options)
+
+
+def test_causal_with_fractional_positions(fast):
+    options = {"query_positions": torch.linspace(0, 3, 20), "key_positions": torch.linspace(0.5, 4, 30)}
+    check(fast, content(20, 30), terms_of(["dense"], 20, 30), causal=True, **options)
+
+
+@pytest.mark.parametrize("term", [None, "bias", "values", "factors", "dense"])
+def test_without_content(fast, term):
+    terms = [] if term is None else terms_of([term], 37, 37)
+    check(fast, [None, None, content(37, 37)[2]], terms, causal=True)
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 24), (80, 16), (16, 129)])
+def test_widths(fast, head_dim, value_dim):
+    terms = [
+        (OffsetBias, [random(HEADS, 5)], -2),
+        (OffsetKeys, [random(1, 5, head_dim)], -2),
+        (OffsetValues, [random(1, 5, value_dim)], -2),
+    ]
+    check(fast, content(20, 20, head_dim, value_dim), terms)
+
+
+# --- dropout
+
+
+@pytest.mark.parametrize("positions", ["affine", "ids"])
+def test_dropout_drops_what_the_reference_drops(fast, positions):
+    options = {"query_positions": torch.arange(37)} if positions == "ids" else {}
+    check(fast, content(37, 30), terms_of(EVERY_KIND, 37, 30), dropout_p=0.6, **options)
+
+
+# --- sizes and layouts at the edge
+
+
+@pytest.mark.parametrize(("batch", "n_q", "n_k"), [(2, 0, 5), (2, 5, 0), (0, 4, 5)])
+def test_nothing(fast, batch, n_q, n_k):
+    terms = terms_of(TABLES, n_q, n_k)
+    out, *gradients = check(fast, content(n_q, n_k, batch=batch), terms)
+    assert out.shape == (batch, HEADS, n_q, DIM)
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+def test_memory_layout_does_not_matter(fast):
+    query, key, value = content(20, 20)
+    key, value = key[:1, :1].expand(BATCH, HEADS, -1, -1), value[:, :1].expand(-1, HEADS, -1, -1)
+    query = query.transpose(1, 2).contiguous().transpose(1, 2)
+    terms = terms_of(EVERY_KIND, 20, 20)
+    strange = [lambda tensor: tensor, lambda tensor: tensor.mT.contiguous().mT]
+    outs = []
+    for change in strange:
+        leaves = [change(tensor.float()).detach().requires_grad_() for tensor in (query, key, value)]
+        parts = [[change(tensor.float()).detach().requires_grad_() for tensor in term[1]] for term in terms]
+        built = [
+            kind(*part) if first is None else kind(*part, first)
+            for (kind, _, first), part in zip(terms, parts, strict=True)
+        ]
+        out = attention(*leaves, built, backend=fast)
+        flat = [*leaves, *(tensor for part in parts for tensor in part)]
+        # A sum's gradient has strides of zero.
+        outs.append([out, *torch.autograd.grad(out.sum(), flat)])
+    for ours, theirs in zip(*outs, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_may_attend_nothing_are_zeros_with_zero_gradients(fast):
+    scores = random(1, HEADS, 20, 20)
+    scores[:, 0, 3] = -math.inf
+    # Of these rows' keys none is better than another: each has the same weight.
+    scores[:, :, 5] = torch.finfo(torch.float32).min
+    scores[:, :, 7] = -1e9
+    mask = torch.ones(BATCH, 20, dtype=torch.bool)
+    mask[1] = False
+    terms = [(DenseBias, [scores], None), (OffsetValues, [random(1, 5, DIM)], -2)]
+    inputs = content(20, 20)
+    inputs[0][:, :, 7] = 0.0
+    out, *gradients = check(fast, inputs, terms, key_mask=mask)
+    assert (out[1] == 0).all()
+    assert (out[0, 0, 3] == 0).all()
+    assert (out[0, :, 5] != 0).any()
+    assert all((gradient[1] == 0).all() for gradient in gradients[:3])
+    assert (gradients[3][:, 0, 3] == 0).all()
+
+
+def test_gradients_only_where_needed(fast):
+    query, key, value = (tensor.float() for tensor in content(20, 20))
+    table = random(HEADS, 5).float()
+    for needed in (query, key, value, table):
+        needed.requires_grad_()
+        out = attention(query, key, value, [OffsetBias(table, -2)], backend=fast)
+        out.sum().backward()
+        assert needed.grad is not None
+        needed.requires_grad_(False)
+    with torch.no_grad():
+        assert not attention(query, key, value, backend=fast).requires_grad
+
+
+# --- precision
+
+
+def test_errors_are_those_of_plain_float32_over_many_seeds(fast):
+    """One error is luck, and its bound has to be wide; the median of several tells a lost digit."""
+    found = {"reference": [], fast: []}
+    for seed in range(9):
+        torch.manual_seed(seed)
+        inputs, terms = content(20, 30), terms_of(TABLES, 20, 30)
+        exact = run("reference", torch.float64, inputs, terms, {"causal": True})
+        for name, errors in found.items():
+            errors.append(list(map(error, run(name, torch.float32, inputs, terms, {"causal": True}), exact)))
+    plain, ours = (torch.tensor(errors).median(0).values for errors in found.values())
+    # Weights that the backward makes anew, and what it takes from the output in place of them, cost up to twice.
+    assert (ours <= 3 * plain).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("terms", [("bias",), ("keys", "values"), ("factors", "dense")])
+def test_half_precision_rounds_after_the_softmax_alone(fast, dtype, terms):
+    """As torch's fused attention does: scores are float32's, also where they are large."""
+    query, key, value = content(37, 50)
+    inputs = [tensor.to(dtype).double() for tensor in (4 * query, key, value)]
+    terms = [
+        (kind, [tensor.to(dtype).double() for tensor in tensors], first)
+        for kind, tensors, first in terms_of(terms, 37, 50)
+    ]
+    out, _, _, value_gradient, *_ = check(fast, inputs, terms, dtype)
+    expected = run("reference", torch.float64, inputs, terms, {})
+    # These two follow the weights alone. Were scores rounded too, they would be off by twice as much.
+    for ours, theirs in ((out, expected[0]), (value_gradient, expected[3])):
+        assert relative_error(ours, theirs) <= torch.finfo(dtype).eps / 2
+
+
+def test_tables_stay_float32_beside_half_precision(fast):
+    table = random(HEADS, 9).float().requires_grad_()
+    query, key, value = (tensor.bfloat16() for tensor in content(37, 37))
+    attention(query, key, value, [OffsetBias(table, -4)], backend=fast).float().pow(2).sum().backward()
+    assert table.grad.dtype == torch.float32
+    expected = table.detach().double().requires_grad_()
+    inputs = [tensor.double() for tensor in (query, key, value)]
+    attention(*inputs, [OffsetBias(expected, -4)], backend="reference").pow(2).sum().backward()
+    assert error(table.grad, expected.grad) < 2e-2
+
+
+def test_autocast_changes_nothing(fast):
+    inputs = [tensor.float().requires_grad_() for tensor in content(20, 20)]
+    tables = [random(1, 5, DIM).float().requires_grad_() for _ in range(2)]
+    terms = [OffsetKeys(tables[0], -2), OffsetValues(tables[1], -2)]
+    outs = []
+    for enabled in (False, True):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=enabled):
+            out = attention(*inputs, terms, backend=fast)
+            outs.append([out, *torch.autograd.grad(out.sum(), [*inputs, *tables])])
+    assert all(torch.equal(*pair) for pair in zip(*outs, strict=True))
+
+
+# --- as an operator of torch
+
+
+def test_the_same_bits_every_time(fast):
+    inputs, terms = content(20, 20), terms_of(EVERY_KIND, 20, 20)
+    first, second = (run(fast, torch.float32, inputs, terms, {"dropout_p": 0.1}) for _ in range(2))
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+def test_compiles_as_one_graph(fast):
+    inputs = [tensor.float().requires_grad_() for tensor in content(20, 20)]
+    table = random(HEADS, 5).float().requires_grad_()
+
+    def attend(query, key, value, table):
+        return attention(query, key, value, [OffsetBias(table, -2)], causal=True, dropout_p=0.1, backend=fast)
+
+    outs = []
+    for function in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        torch.manual_seed(0)
+        out = function(*inputs, table)
+        outs.append([out, *torch.autograd.grad(out.sum(), [*inputs, table])])
+    assert all(torch.equal(*pair) for pair in zip(*outs, strict=True))
+
+
+def test_compiles_for_any_length(fast):
+    def attend(query, key, value):
+        return attention(query, key, value, [OffsetBias(table, -2)], causal=True, backend=fast)
+
+    table = random(HEADS, 5).float()
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (17, 30):
+        inputs = [tensor.float() for tensor in content(length, length)]
+        assert torch.equal(compiled(*inputs), attend(*inputs))

@@ -1,0 +1,233 @@
+"""What comes in at the edge of a call: numbers of other libraries, infinite ones, dtypes, lengths that differ."""
+
+import io
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from whereformer import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer.kernels.call import Call
+
+B, H, D = 2, 3, 8
+
+
+def content(n_q, n_k, dtype=torch.float64):
+    return [torch.randn(B, H, length, D, dtype=dtype, requires_grad=True) for length in (n_q, n_k, n_k)]
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+# --- numbers of other libraries
+
+
+def test_positions_and_offsets_may_be_numpys():
+    numpy = pytest.importorskip("numpy")
+    positions = Positions(numpy.int64(-3), numpy.int32(2), numpy.uint8(5))
+    assert positions == Positions(-3, 2, 5)
+    assert all(type(number) is int for number in vars(positions).values())
+    table = torch.randn(H, 9)
+    term = OffsetBias(table, numpy.int64(-8), numpy.int16(2))
+    assert (type(term.first), type(term.step)) == (int, int)
+    inputs = [tensor.detach().float() for tensor in content(5, 5)]
+    options = {"query_positions": positions, "key_positions": positions}
+    expected = attention(*inputs, [OffsetBias(table, -8, 2)], scale=0.25, **options)
+    assert torch.equal(attention(*inputs, [term], scale=numpy.float32(0.25), **options), expected)
+    with pytest.raises(TypeError, match=r"^Positions: start must be an int"):
+        Positions(numpy.float64(1.0), 1, 3)
+    with pytest.raises(TypeError, match=r"^OffsetBias.first: expected an int, got float64"):
+        attention(*inputs, [OffsetBias(table, numpy.float64(1.0))])
+
+
+def test_a_scale_is_any_finite_number():
+    inputs = [tensor.detach() for tensor in content(5, 5)]
+    assert torch.equal(attention(*inputs, scale=Fraction(1, 4)), attention(*inputs, scale=0.25))
+    for scale in (math.nan, math.inf, -math.inf):
+        for backend in ("auto", "reference", "blockwise"):
+            with pytest.raises(ValueError, match=rf"^scale: expected a finite number, got {scale}"):
+                attention(*inputs, scale=scale, backend=backend)
+    for scale in ("1", torch.ones(())):
+        with pytest.raises(TypeError, match=r"^scale: expected a number, got"):
+            attention(*inputs, scale=scale)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_positions_are_finite(number):
+    positions = torch.tensor([0.0, 1.0, number, 2.0, 3.0])
+    for name in ("query_positions", "key_positions"):
+        with pytest.raises(ValueError, match=rf"^{name}: expected finite numbers, got infinite ones or NaN"):
+            attention(*content(5, 5), causal=True, **{name: positions})
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int16])
+@pytest.mark.parametrize("backend", ["auto", "reference", "blockwise"])
+def test_positions_and_documents_of_any_whole_dtype(backend, dtype):
+    inputs, terms = content(7, 7), [OffsetBias(torch.randn(H, 5, dtype=torch.float64), -2)]
+    ids = torch.tensor([0, 1, 2, 0, 1, 2, 3])
+    documents = torch.tensor([[0, 0, 0, 4, 4, 4, 4]]).expand(B, -1)
+
+    def attend(dtype):
+        options = {"query_positions": ids.to(dtype), "key_positions": ids.to(dtype), "causal": True}
+        packed = {"query_documents": documents.to(dtype), "key_documents": documents.to(dtype)}
+        return attention(*inputs, terms, backend=backend, **options, **packed)
+
+    assert torch.equal(attend(dtype), attend(torch.int64))
+
+
+# --- terms and positions as objects
+
+
+TERMS = {
+    "bias": lambda: OffsetBias(torch.randn(H, 5), -2),
+    "keys": lambda: OffsetKeys(torch.randn(1, 5, D), -2),
+    "values": lambda: OffsetValues(torch.randn(1, 5, D), -2),
+    "factors": lambda: FactorPair(torch.randn(1, H, 5, 2), torch.randn(1, H, 5, 2)),
+    "dense": lambda: DenseBias(torch.randn(1, H, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_terms_are_equal_to_themselves_alone(term):
+    first, second = TERMS[term](), TERMS[term]()
+    assert first == first
+    assert first != second
+    assert first in [second, first]
+    assert len({first, second}) == 2
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_terms_and_positions_load_with_weights_only(term):
+    file = io.BytesIO()
+    torch.save({"term": TERMS[term](), "positions": Positions(3, 2, 5)}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert loaded["positions"] == Positions(3, 2, 5)
+    attention(*(tensor.detach().float() for tensor in content(5, 5)), [loaded["term"]])
+
+
+# --- infinite biases
+
+
+BIASES = {
+    "offsets": lambda table: OffsetBias(table, -3),
+    "pairs": lambda table: DenseBias(
+        table[:, (torch.arange(7) - torch.arange(7).unsqueeze(1)).clamp(-3, 3) + 3].unsqueeze(0)
+    ),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", BIASES)
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_minus_infinity_forbids_pairs(backend, kind, causal):
+    """The first head forbids the offset -1, the second all but the pairs far to the right: a row that has none is 0."""
+    table = torch.randn(H, 7, dtype=torch.float64)
+    table[0, 2] = table[1, :5] = -math.inf
+    table.requires_grad_()
+    inputs = content(7, 7)
+    # The same with pairs left out by hand
+    offsets = torch.arange(7) - torch.arange(7).unsqueeze(1)
+    bias = table[:, offsets.clamp(-3, 3) + 3]
+    allowed = bias.isfinite() & (offsets <= 0 if causal else True)
+    query, key, value = inputs
+    weights = (query @ key.mT * D**-0.5 + bias.where(allowed, 0.0)).exp() * allowed
+    expected = weights / weights.sum(-1, keepdim=True).where(allowed.any(-1, keepdim=True), 1.0) @ value
+    out = attention(*inputs, [BIASES[kind](table)], causal=causal, backend=backend)
+    torch.testing.assert_close(out, expected)
+    assert (out[:, 1, 5:] == 0).all()
+    leaves = [*inputs, table]
+    weigh = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).view(out.shape)
+    found, by_hand = (torch.autograd.grad((each * weigh).sum(), leaves) for each in (out, expected))
+    torch.testing.assert_close(found, by_hand)
+
+
+@pytest.mark.parametrize("length", [7, 300])
+@pytest.mark.parametrize("kind", ["offsets", "pairs"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_rows_that_read_plus_infinity_are_not_a_number(backend, kind, length):
+    bias = torch.zeros(1, H, length, length)
+    bias[:, 0, 3, 5] = math.inf
+    term = DenseBias(bias)
+    if kind == "offsets":
+        bias = torch.zeros(H, 2 * length - 1)
+        bias[0, 0] = math.inf
+        term = OffsetBias(bias, 1 - length)  # the last query's offset from the first key
+    inputs = [tensor.detach() for tensor in content(length, length, torch.float32)]
+    expected = torch.zeros(B, H, length, D, dtype=torch.bool)
+    expected[:, 0, 3 if kind == "pairs" else -1] = True
+    assert torch.equal(attention(*inputs, [term], backend=backend).isnan(), expected)
+
+
+# --- dtypes that autocast makes
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "blockwise"])
+@pytest.mark.parametrize("terms", [False, True])
+def test_autocast_casts_what_differs_as_torchs_attention_does(terms, backend):
+    query, key, value = (tensor.detach() for tensor in content(5, 5, torch.float32))
+    mixed = query, key.bfloat16(), value.bfloat16()
+    biases = [OffsetBias(torch.randn(H, 5), -2)] * terms
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(*mixed, biases, backend=backend)
+        assert out.dtype == torch.bfloat16
+        alike = attention(*(tensor.bfloat16() for tensor in mixed), biases, backend=backend)
+        assert torch.equal(out, alike)
+        if backend == "auto" and not terms:
+            torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(*mixed))
+        with pytest.raises(TypeError, match=r"^key: expected the query's dtype torch.float64, got torch.bfloat16"):
+            attention(query.double(), *mixed[1:], biases, backend=backend)
+    with pytest.raises(TypeError, match=r"^key: expected the query's dtype torch.float32, got torch.bfloat16"):
+        attention(*mixed, biases, backend=backend)
+
+
+def test_numbers_of_one_dtype_keep_it_under_autocast():
+    inputs, term = [tensor.detach().float() for tensor in content(5, 5)], OffsetBias(torch.randn(H, 5), -2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(*inputs, [term])
+    assert torch.equal(out, attention(*inputs, [term]))
+
+
+# --- causal rows without terms
+
+
+AFFINE = {
+    "default": (None, None),
+    "a cache": (3, 0),
+    "a cache that some queries see all of": (12, 2),
+    "keys that no query sees": (1, 0),
+    "queries before all keys": (0, 4),
+    "everything is past": (40, 2),
+    "everything is to come": (0, 40),
+}
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("case", AFFINE)
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 9), (4, 9), (9, 9), (12, 9), (12, 1), (3, 0), (0, 3)])
+def test_causal_rows_need_no_number_for_each_pair(n_q, n_k, case, stride, monkeypatch):
+    starts = AFFINE[case]
+    options = {"causal": True}
+    if starts[0] is not None:
+        options["query_positions"] = Positions(starts[0], stride, n_q)
+        options["key_positions"] = Positions(starts[1], stride, n_k)
+    inputs = content(n_q, n_k)
+    outs = []
+    for backend in ("reference", "auto"):
+        if backend == "auto":
+            monkeypatch.setattr(Call, "offsets", lambda _: pytest.fail("made the offsets of all pairs"))
+        out = attention(*inputs, backend=backend, **options)
+        weigh = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).view(out.shape)
+        outs.append([out, *torch.autograd.grad((out * weigh).sum(), inputs, materialize_grads=True)])
+    for expected, found in zip(*outs, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_masked_query_after_all_keys_needs_no_offsets(monkeypatch):
+    inputs, mask = content(1, 9), torch.rand(B, 9) > 0.4
+    expected = attention(*inputs, key_mask=mask)
+    monkeypatch.setattr(Call, "offsets", lambda _: pytest.fail("made the offsets of all pairs"))
+    assert torch.equal(attention(*inputs, key_mask=mask, causal=True), expected)

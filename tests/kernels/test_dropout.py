@@ -1,0 +1,192 @@
+"""Attention dropout: decided by torch's seed, unbiased, independent, and consistent with its gradient."""
+
+import math
+
+import pytest
+import torch
+
+from whereformer import OffsetBias, OffsetValues, attention, attention_weights
+from whereformer.kernels.dropout import keep_mask, row_keys
+
+
+def dropped_weights(batch, heads, n_q, n_k, dropout_p, seed, **options):
+    """The weights after dropout, of attention that weighs all keys alike: a value of unit vectors shows them."""
+    value = torch.eye(n_k, dtype=torch.float64).expand(batch, heads, n_k, n_k)
+    query = torch.zeros(batch, heads, n_q, 2, dtype=torch.float64)
+    key = torch.zeros(batch, heads, n_k, 2, dtype=torch.float64)
+    torch.manual_seed(seed)
+    return attention(query, key, value, dropout_p=dropout_p, backend="reference", **options)
+
+
+def kept(*args, **options):
+    return (dropped_weights(*args, **options) > 0).double()
+
+
+def content(n_q=4, n_k=6):
+    return tuple(torch.randn(2, 3, length, 4, dtype=torch.float64) for length in (n_q, n_k, n_k))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_the_seed_decides(backend):
+    inputs = content()
+
+    def run(seed):
+        torch.manual_seed(seed)
+        return attention(*inputs, dropout_p=0.4, backend=backend)
+
+    assert torch.equal(run(1), run(1))
+    assert not torch.equal(run(1), run(2))
+
+
+def test_successive_calls_differ():
+    inputs = content()
+    first, second = (attention(*inputs, dropout_p=0.4, backend="reference") for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_probability_zero_drops_nothing_and_draws_nothing(backend):
+    inputs = content()
+    plain = attention(*inputs, backend=backend)
+    state = torch.get_rng_state()
+    assert torch.equal(attention(*inputs, dropout_p=0.0, backend=backend), plain)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_weights_are_returned_before_dropout(backend):
+    inputs = content()
+    weights = attention_weights(*inputs, dropout_p=0.4)
+    torch.testing.assert_close(weights @ inputs[2], attention(*inputs, backend=backend))
+
+
+@pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
+def test_survivors_are_scaled_up(dropout_p):
+    weights = dropped_weights(2, 2, 8, 16, dropout_p, seed=0)
+    survivors = weights[weights > 0]
+    assert 0 < len(survivors) < weights.numel()
+    torch.testing.assert_close(survivors, torch.full_like(survivors, 1 / (16 * (1 - dropout_p))))
+
+
+@pytest.mark.parametrize("dropout_p", [0.05, 0.3, 0.5, 0.95])
+def test_every_row_and_column_keeps_its_share(dropout_p):
+    mask = kept(2, 4, 128, 128, dropout_p, seed=3)
+    deviation = math.sqrt(dropout_p * (1 - dropout_p))
+    for dims in [(0, 1, 2, 3), (1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)]:  # all; per batch, head, row, column
+        shares = mask.mean(dims)
+        count = mask.numel() / shares.numel()
+        assert (shares - (1 - dropout_p)).abs().max() < 5 * deviation / math.sqrt(count)
+
+
+def test_expectation_is_the_output_without_dropout():
+    inputs = content()
+    terms = [OffsetValues(torch.randn(1, 3, 4, dtype=torch.float64), -1)]
+    draws = torch.stack([attention(*inputs, terms, dropout_p=0.3, backend="reference") for _ in range(2000)])
+    error = draws.mean(0) - attention(*inputs, terms, backend="reference")
+    assert (error.abs() < 5 * draws.std(0) / math.sqrt(len(draws))).all()
+
+
+def test_rows_columns_heads_and_seeds_drop_independently():
+    dropout_p = 0.3
+    mask = kept(2, 4, 128, 128, dropout_p, seed=5)
+    signal = (mask - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
+    other_seed = (kept(2, 4, 128, 128, dropout_p, seed=6) - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
+    pairs = {
+        "neighbouring columns": (signal[..., 1:], signal[..., :-1]),
+        "columns a power of two apart": (signal[..., 64:], signal[..., :-64]),
+        "neighbouring rows": (signal[:, :, 1:], signal[:, :, :-1]),
+        "diagonals": (signal[:, :, 1:, 1:], signal[:, :, :-1, :-1]),
+        "transposed": (signal.triu(1), signal.mT.triu(1)),
+        "heads": (signal[:, 1:], signal[:, :-1]),
+        "batch": (signal[1:], signal[:-1]),
+        "neighbouring seeds": (signal, other_seed),
+    }
+    for name, (one, other) in pairs.items():
+        assert abs(float((one * other).sum())) < 5 * math.sqrt(one.numel()), name
+
+
+def test_columns_do_not_depend_on_how_many_there_are():
+    assert torch.equal(kept(1, 2, 4, 10, 0.5, seed=1), kept(1, 2, 4, 30, 0.5, seed=1)[..., :10])
+
+
+def test_mask_is_the_documented_function_of_seed_and_indices():
+    """splitmix64 of seed and row, then murmur3's finaliser of key and column, in Python's unbounded integers."""
+
+    def splitmix64(state):
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+        return state ^ state >> 31
+
+    def murmur3(value):
+        value = (value ^ value >> 16) * 0x85EBCA6B % 2**32
+        value = (value ^ value >> 13) * 0xC2B2AE35 % 2**32
+        return value ^ value >> 16
+
+    for seed in (0, 1, 123456789123456789, 2**62 - 1):
+        keys = row_keys(torch.tensor(seed), 2, 3, 5)
+        expected = [splitmix64((seed + (index + 1) * 0x9E3779B97F4A7C15) % 2**64) % 2**32 for index in range(30)]
+        assert keys.flatten().tolist() == expected
+        columns = torch.tensor([0, 1, 2, 100, 65_535])
+        for dropout_p in (0.1, 0.5):
+            survivors = [
+                [murmur3((key + column * 0x9E3779B9) % 2**32) >= int(dropout_p * 2**32) for column in columns.tolist()]
+                for key in expected
+            ]
+            assert keep_mask(keys, columns, dropout_p).flatten(0, 2).tolist() == survivors
+
+
+def test_offset_values_read_the_dropped_weights():
+    inputs = content(5, 5)
+    identity = torch.eye(5, dtype=torch.float64).expand(2, 3, 5, 5)
+    table = torch.randn(3, 9, 4, dtype=torch.float64)
+    torch.manual_seed(0)
+    weights = attention(*inputs[:2], identity, dropout_p=0.5, backend="reference")
+    torch.manual_seed(0)
+    out = attention(*inputs, [OffsetValues(table, -4)], dropout_p=0.5, backend="reference")
+    offsets = torch.arange(5) - torch.arange(5).unsqueeze(-1)
+    expected = weights @ inputs[2] + (weights.unsqueeze(-2) @ table[:, offsets + 4]).squeeze(-2)
+    torch.testing.assert_close(out, expected)
+
+
+def test_gradients():
+    tables = torch.randn(3, 3, dtype=torch.float64), torch.randn(1, 3, 4, dtype=torch.float64)
+
+    def call(query, key, value, bias, vectors):
+        torch.manual_seed(0)
+        terms = [OffsetBias(bias, -1), OffsetValues(vectors, -1)]
+        return attention(query, key, value, terms, dropout_p=0.4, backend="reference")
+
+    assert torch.autograd.gradcheck(call, [tensor.requires_grad_() for tensor in (*content(3, 4), *tables)])
+
+
+def test_dropped_weights_send_no_gradient_to_the_value():
+    value = torch.randn(1, 1, 6, 2, dtype=torch.float64, requires_grad=True)
+    zeros = torch.zeros(1, 1, 1, 2, dtype=torch.float64), torch.zeros(1, 1, 6, 2, dtype=torch.float64)
+    torch.manual_seed(0)
+    attention(*zeros, value, dropout_p=0.5, backend="reference").sum().backward()
+    weights = dropped_weights(1, 1, 1, 6, 0.5, seed=0)
+    assert 0 < (weights == 0).sum() < 6
+    torch.testing.assert_close(value.grad, weights[0, 0, 0, :, None].expand(6, 2)[None, None])
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_nearly_everything_dropped_stays_finite(backend):
+    inputs = [tensor.requires_grad_() for tensor in content()]
+    mask = torch.tensor([[True] * 6, [False] * 6])
+    out = attention(*inputs, key_mask=mask, dropout_p=0.999, backend=backend)
+    gradients = torch.autograd.grad(out.sum(), inputs)
+    assert all(tensor.isfinite().all() for tensor in (out, *gradients))
+    assert (out[1] == 0).all()
+
+
+def test_compiling_keeps_the_mask():
+    inputs = content()
+
+    def call(query, key, value):
+        return attention(query, key, value, [OffsetBias(torch.ones(3, 1).double(), 0)], dropout_p=0.4)
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(*inputs)
+    torch.manual_seed(0)
+    torch.testing.assert_close(compiled, call(*inputs))

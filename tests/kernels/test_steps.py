@@ -1,0 +1,121 @@
+"""Offset tables with a step are the same tables with an entry for every offset."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kernels.cases import DIM, HEADS, check, content, random
+from whereformer import FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+
+KINDS = [OffsetBias, OffsetKeys, OffsetValues]
+
+
+def table_of(kind, entries, heads=HEADS):
+    return random(HEADS, entries) if kind is OffsetBias else random(heads, entries, DIM)
+
+
+def expanded(term):
+    """The same with step 1; what stands between its entries would show."""
+    rows = term.step * (term.table.shape[1] - 1) + 1
+    table = term.table.new_full((term.table.shape[0], rows, *term.table.shape[2:]), 1e6)
+    table[:, :: term.step] = term.table
+    return type(term)(table, term.first)
+
+
+def attend(terms, queries, keys, inputs, backend="reference"):
+    return attention(*inputs, terms, query_positions=queries, key_positions=keys, backend=backend)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    step=st.integers(2, 4),
+    starts=st.tuples(st.integers(-5, 5), st.integers(-5, 5)),
+    strides=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    lengths=st.tuples(st.integers(0, 5), st.integers(1, 6)),
+    entries=st.integers(1, 12),
+    first=st.integers(-7, 7),
+)
+def test_a_step_skips_offsets_that_do_not_occur(kind, step, starts, strides, lengths, entries, first):
+    """Also where the table ends before the offsets do, and where all offsets lie to one side of it."""
+    shift = 3  # Positions need no common origin, only offsets that are multiples of the step.
+    queries, keys = (
+        Positions(shift + step * start, step * stride, length)
+        for start, stride, length in zip(starts, strides, lengths, strict=True)
+    )
+    term = kind(table_of(kind, entries), step * first, step)
+    inputs = content(lengths[0], lengths[1])
+    expected = attend([expanded(term)], queries, keys, inputs)
+    torch.testing.assert_close(attend([term], queries, keys, inputs), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 6), (6, 1), (1, 1)])
+def test_one_token_has_no_stride(kind, n_q, n_k):
+    """Its own says nothing about offsets, and may be anything."""
+    inputs, term = content(n_q, n_k), kind(table_of(kind, 9), -12, 3)
+    strides = (1 if n_q == 1 else 3), (7 if n_k == 1 else 6)
+    queries, keys = Positions(2, strides[0], n_q), Positions(-4, strides[1], n_k)
+    torch.testing.assert_close(attend([term], queries, keys, inputs), attend([expanded(term)], queries, keys, inputs))
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_tables_with_and_without_a_step_go_together(backend):
+    """As transformer_xl's and a bias of another method do; the pooled queries of a funnel, [CLS] before the first."""
+    inputs = content(9, 17)
+    queries, keys = Positions(-3, 4, 9), Positions(-1, 2, 17)
+    stepped = [kind(table_of(kind, 40), -40, 2) for kind in KINDS]
+    plain = [OffsetBias(random(HEADS, 9), -4), OffsetKeys(random(1, 5, DIM), 1), OffsetValues(random(1, 1, DIM), 90)]
+    factors = [FactorPair(random(1, HEADS, 9, 3), random(1, HEADS, 17, 3))]
+    found = attend([*stepped, *plain, *factors], queries, keys, inputs, backend)
+    expected = attend([*map(expanded, stepped), *plain, *factors], queries, keys, inputs)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_tiles(kind):
+    at = {"query_positions": Positions(-3, 4, 70), "key_positions": Positions(-1, 2, 140)}
+    terms = [(lambda table, first: kind(table, first, 2), [table_of(kind, 420)], -280)]
+    check("blockwise", content(70, 140), terms, **at)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_compiles(kind):
+    table = table_of(kind, 30)
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="eager")
+    def run(*inputs):
+        n_q, n_k = inputs[0].shape[2], inputs[1].shape[2]
+        return attend([kind(table, -24, 2)], Positions(-3, 4, n_q), Positions(-1, 2, n_k), inputs)
+
+    for n_q, n_k in ((5, 9), (6, 11), (8, 17)):
+        inputs = content(n_q, n_k)
+        expected = attend([kind(table, -24, 2)], Positions(-3, 4, n_q), Positions(-1, 2, n_k), inputs)
+        torch.testing.assert_close(run(*inputs), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("first", "step", "queries", "keys", "message"),
+    [
+        (0, 2, Positions(0, 2, 3), Positions(1, 2, 4), "offsets between these positions and first are no multiples"),
+        (0, 2, Positions(0, 1, 3), Positions(0, 2, 4), "offsets between these positions and first are no multiples"),
+        (0, 2, Positions(0, 2, 3), Positions(0, 3, 4), "offsets between these positions and first are no multiples"),
+        (1, 2, Positions(0, 2, 3), Positions(0, 2, 4), "offsets between these positions and first are no multiples"),
+        (0, 2, torch.arange(3) * 2, Positions(0, 2, 4), "a step of 2 needs affine positions, got explicit ones"),
+        (0, 2, Positions(0, 2, 3), torch.arange(4) * 2, "a step of 2 needs affine positions, got explicit ones"),
+        (0, 0, Positions(0, 2, 3), Positions(0, 2, 4), "expected an int of at least 1, got 0"),
+        (0, 2.0, Positions(0, 2, 3), Positions(0, 2, 4), "expected an int of at least 1, got 2.0"),
+        (0, True, Positions(0, 2, 3), Positions(0, 2, 4), "expected an int of at least 1, got True"),
+    ],
+)
+def test_misfits_are_named(kind, first, step, queries, keys, message):
+    term = kind(table_of(kind, 5), first, step)
+    with pytest.raises(ValueError, match=f"^{kind.__name__}.step: {message}"):
+        attend([term], queries, keys, content(3, 4))
+
+
+def test_two_steps_do_not_go_together():
+    terms = [OffsetBias(random(HEADS, 5), 0, 2), OffsetBias(random(HEADS, 5), 0, 4)]
+    with pytest.raises(ValueError, match=r"OffsetBias.step: expected the same step in all tables, got \[2, 4\]"):
+        attend(terms, Positions(0, 4, 3), Positions(0, 4, 4), content(3, 4))

@@ -1,0 +1,126 @@
+"""What ``backend="triton"`` has beside what ``test_backends`` asks of all: its own limits and its operator."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.kernels.cases import BATCH, DEVICE, DIM, EVERY_KIND, HEADS, check, content, random, terms_of
+from whereformer import OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer.kernels.call import make_call
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a CUDA device or TRITON_INTERPRET=1", allow_module_level=True)
+
+from tests.kernels import interpreter  # it imports Triton
+
+interpreter.mend()
+backend = importlib.import_module("whereformer.kernels.triton.launch")
+
+
+IN_SHORT = {
+    "by strides": {"causal": True, "scale": -0.3, "query_positions": Positions(-1, 2, 20)},
+    "by ids": {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0},
+}
+
+
+@pytest.mark.parametrize("case", IN_SHORT)
+def test_in_short(case):
+    """A little of all that test_backends asks of it at length."""
+    check("triton", content(20, 20), terms_of(EVERY_KIND, 20, 20), dropout_p=0.2, **IN_SHORT[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("explicit", [False, True])
+def test_long_tables_go_in_parts(explicit, monkeypatch):
+    monkeypatch.setattr(backend, "_ROW_TABLE", 8)
+    monkeypatch.setattr(backend, "_FEWEST_ROWS", 16)
+    terms = [
+        (OffsetBias, [random(HEADS, 70)], -40),
+        (OffsetKeys, [random(1, 70, DIM)], -40),
+        (OffsetValues, [random(HEADS, 70, DIM)], -30),
+        *terms_of(["factors", "dense_of_all_rows"], 37, 30),
+    ]
+    options = {"query_positions": torch.arange(37), "query_documents": torch.arange(74).view(2, 37) // 24}
+    if explicit:
+        options["key_documents"] = torch.arange(60).view(2, 30) // 20
+    else:
+        options = {"key_mask": torch.rand(BATCH, 30) > 0.2}
+    check("triton", content(37, 30), terms, causal=True, dropout_p=0.2, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("explicit", [False, True])
+def test_operator_contract(explicit, monkeypatch):
+    calls = []
+    forward = torch.ops.whereformer.triton_forward
+
+    class Spy:
+        def triton_forward(self, *arguments):
+            calls.append(arguments)
+            return forward(*arguments)
+
+    inputs = [tensor.float().requires_grad_() for tensor in content(7, 9)]
+    built = [
+        kind(*(tensor.float().requires_grad_() for tensor in tensors), *(() if first is None else (first,)))
+        for kind, tensors, first in terms_of(EVERY_KIND, 7, 9)
+    ]
+    options = {"query_positions": torch.arange(7, device=DEVICE)} if explicit else {}
+    call = make_call(*inputs, built, dropout_p=0.1, **options)
+    monkeypatch.setattr(torch.ops, "whereformer", Spy())
+    backend.attend(call)
+    monkeypatch.undo()
+    arguments = [
+        tensor.detach().requires_grad_(tensor.is_floating_point()) if isinstance(tensor, torch.Tensor) else tensor
+        for tensor in calls[0]
+    ]
+    torch.library.opcheck(forward, arguments)
+
+
+# --- what it cannot take
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((1, 2, 4, 8), torch.float32, "needs a value's head_dim from 16 to 256, got 8"),
+        ((1, 2, 4, 257), torch.float32, "needs a value's head_dim from 16 to 256, got 257"),
+        ((1, 2, 4, 16), torch.float64, "needs bfloat16, float16 or float32, got float64"),
+    ],
+)
+def test_says_what_it_cannot_take(shape, dtype, message):
+    tensors = [torch.zeros(shape, dtype=dtype, device=DEVICE)] * 3
+    with pytest.raises(ValueError, match=f"^backend: backend 'triton' {message}; use backend='blockwise'$"):
+        attention(*tensors, backend="triton")
+
+
+def test_needs_a_cuda_device_unless_interpreted(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="needs a CUDA device, got cpu"):
+        attention(*[torch.zeros(1, 2, 4, 16)] * 3, backend="triton")
+
+
+def test_needs_positions_that_fit():
+    tensors = [torch.zeros(1, 2, 4, 16, device=DEVICE)] * 3
+    with pytest.raises(ValueError, match=r"needs offsets below 2\*\*30"):
+        attention(*tensors, key_positions=Positions(2**31, 1, 4), backend="triton")
+
+
+def test_importing_needs_no_triton():
+    program = """
+import sys
+sys.modules["triton"] = None
+import torch, whereformer
+inputs = [torch.zeros(1, 2, 4, 16)] * 3
+whereformer.attention(*inputs)
+try:
+    whereformer.attention(*inputs, backend="triton")
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "needs Triton, which is not installed" in done.stdout
