@@ -23,9 +23,9 @@ from ...errors import InputError
 from ...files import write_atomically
 from ...models import EncoderConfig, EncoderForMaskedLM
 from ...positions import PositionRangeError, build_position
-from ...runs.machine import machine
 from ...runs.memory import peak_memory
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...runs.results import read_results, refuse_other_settings
 from ...training.held_out import evaluate, unigram_entropy
 from ...training.model_options import about_method
@@ -413,7 +413,7 @@ def run(
     held_out = HeldOut(text.held_out, HELD_OUT_RATE, text.vocab_size)
     missing = [(name, seed) for seed in seeds for name in positions if results.get(name, seed) is None]
     results.data["text"] = text.facts
-    results.data["machine"] = machine(device)
+    results.data |= provenance(device)
     results.data["predicted_tokens"] = int((held_out.labels != IGNORED).sum())
     # A run's judging takes about as long as a tenth of its training, the speed rounds a step each.
     judging = max(1, sizes.steps // 10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +19,10 @@ from ...data.masks import IGNORED, mask_tokens
 from ...data.tables import read_table
 from ...data.tokenizers import vocabulary_of
 from ...errors import InputError
-from ...files import write_atomically
 from ...models import Encoder, EncoderForMaskedLM, load_pretrained
 from ...positions import PositionRangeError
 from ...runs.progress import Progress
+from ...runs.provenance import write_results
 from ...training.metrics import METRICS
 from ...training.trainer import quiet_transformers
 from ..analyze.run import load, text_windows, tokenizer_of
@@ -197,7 +196,7 @@ def distill(options: Options, out: Path, progress: Progress) -> dict[str, Any]:
     with quiet_transformers():
         model.save_pretrained(out / "model")
         tokenizer.save_pretrained(out / "model")
-    write_atomically(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write_results(out / "results.json", results)
     return results
 
 

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from ... import __version__
 from ...data import batches, rows
 from ...data.corpus import fingerprint
 from ...data.glue import Data
@@ -28,8 +27,8 @@ from ...errors import InputError
 from ...files import write_atomically
 from ...models import EncoderConfig, EncoderForSequenceClassification, load_pretrained
 from ...positions import PositionRangeError
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...runs.results import read_results, refuse_other_settings
 from ...training import metrics
 from ...training.model_options import about_method
@@ -289,11 +288,8 @@ class Results:
         self.data["model"] = job.model
         self.data["tasks"] |= {task.data.task.name: task.facts() for task in tasks}
         self.data["parameters"] = {**self.data.get("parameters", {}), **facts["parameters"]}
-        self.data["machine"] = machine(job.device)
-        self.data["versions"] = {
-            "whereformer": __version__,
-            **{name: version(name) for name in ("torch", "transformers", "tokenizers", "scikit-learn", "scipy")},
-        }
+        self.data |= provenance(job.device)
+        self.data["versions"] |= {name: version(name) for name in ("tokenizers", "scikit-learn", "scipy")}
         variants = [variant for setting in job.settings for variant in setting.variants]
         self.data["shown"] = {
             "positions": [setting.position for setting in job.settings],

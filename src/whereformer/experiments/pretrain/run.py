@@ -28,8 +28,8 @@ from ...data.tokenizers import (
 from ...data.windows import Windows, body_length, collate
 from ...errors import InputError
 from ...models import Electra, EncoderConfig, EncoderForMaskedLM, parse_blocks
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
 from ...training.held_out import unigram_entropy
 from ...training.judged import Course, JudgedTrainer, Watch, train
@@ -339,7 +339,7 @@ def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
         epochs=lambda step: step * job.rows_per_step / job.rows_per_pass,
         tokens_seen=lambda step: step * job.rows_per_step * (job.body + 2),
     )
-    facts = {"text": job.text.facts, "machine": machine(job.device), **job.facts()}
+    facts = {"text": job.text.facts, **provenance(job.device), **job.facts()}
     watch = Watch(course, folder, facts, progress)
 
     def loader(windows: Windows, *, pinned: bool = False) -> DataLoader[dict[str, Tensor]]:

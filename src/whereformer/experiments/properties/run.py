@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -21,8 +20,8 @@ from ...errors import InputError
 from ...files import write_atomically
 from ...models import EncoderForMaskedLM
 from ...positions import build_position
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...runs.results import read_results, refuse_other_settings
 from ...training.trainer import quiet_transformers
 from ..compare import run as compare
@@ -164,7 +163,7 @@ class Results:
             refuse_other_settings(out, found["settings"], settings)
             self.data = found
         self.data["text"] = {name: value for name, value in comparison.data["text"].items() if name != "data"}
-        self.data["machine"] = machine(torch.device("cpu"))
+        self.data |= provenance()
         self.data["thresholds"] = ticks.THRESHOLDS
 
     def get(self, position: str) -> dict[str, Any] | None:

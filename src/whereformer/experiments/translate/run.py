@@ -30,8 +30,8 @@ from ...errors import InputError
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...models.smoothed import IGNORED
 from ...positions import describe
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
 from ...training.judged import Course, JudgedTrainer, Watch, judge_all, train
 from ...training.model_options import about_method, as_setting, check_position_options, parameters
@@ -348,7 +348,7 @@ def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
     training, course = job.training, job.course
     torch.manual_seed(training.seed)
     model = Seq2SeqForConditionalGeneration(job.config).to(job.device)
-    watch = Watch(course, folder, {"text": job.text.facts, "machine": machine(job.device), **job.facts()}, progress)
+    watch = Watch(course, folder, {"text": job.text.facts, **provenance(job.device), **job.facts()}, progress)
     averaging = Averaging(folder, job.averaged_steps)
     newest = folder.newest_checkpoint()
     if newest is not None:
