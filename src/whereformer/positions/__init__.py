@@ -8,10 +8,11 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from .base import ModelShape, Position, PositionRangeError, Sum
+from .base import ModelShape, Place, Position, PositionRangeError, Sum
 
 __all__ = [
     "ModelShape",
+    "Place",
     "Position",
     "PositionRangeError",
     "Sum",
