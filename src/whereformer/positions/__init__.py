@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError
-from .base import ModelShape, Position, PositionRangeError, Sum
+from .base import ModelShape, Place, Position, PositionRangeError, Sum
 
 __all__ = [
     "ModelShape",
+    "Place",
     "Position",
     "PositionRangeError",
     "Sum",

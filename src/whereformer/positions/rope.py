@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Position
+from .base import ModelShape, Place, Position
 
 LAYOUTS = ("half", "interleaved")
 
@@ -51,18 +51,8 @@ class Rope(Position):
         query = self._turns(query_positions)
         return query, query if key_positions is query_positions else self._turns(key_positions)
 
-    def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = shared or self.shared(query_positions, key_positions)
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        query_turns, key_turns = place.shared or self.shared(place.queries, place.keys)
         return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
 
     def _turns(self, positions: PositionsLike) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import FactorPair, PositionsLike, Term, position_values
-from .base import ModelShape, OffsetFunction, whole_offsets
+from .base import ModelShape, OffsetFunction, Place, whole_offsets
 
 
 def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[int, ...]:
@@ -92,33 +92,23 @@ class T5(OffsetFunction):
         of_offset = torch.tensor(self.buckets, device=self.weight.device) if shared is None else shared
         return self.weight[:, of_offset[columns]]
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
-        terms = super().terms(hidden, query_positions, key_positions, shared=shared)
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        terms = super().terms(hidden, place)
         if not self.reset_cls or hidden.shape[1] == 0:
             return terms
-        return (*terms, self._cls_correction(hidden, query_positions, key_positions, shared))
+        return (*terms, self._cls_correction(hidden, place))
 
-    def _cls_correction(
-        self, hidden: Tensor, query_positions: PositionsLike, key_positions: PositionsLike, shared: Tensor | None
-    ) -> FactorPair:
+    def _cls_correction(self, hidden: Tensor, place: Place) -> FactorPair:
         """What turns the plain bias of [CLS]'s row and column into its own two buckets: a score of rank two."""
         query_values, key_values = (
-            torch.atleast_2d(position_values(p, hidden.device)) for p in (query_positions, key_positions)
+            torch.atleast_2d(position_values(p, hidden.device)) for p in (place.queries, place.keys)
         )
         query_is_cls, key_is_cls = ((values <= 0).to(self.weight.dtype) for values in (query_values, key_values))
         first_query = query_values.amin(-1, keepdim=True)
         first_key = key_values.amin(-1, keepdim=True)
         # (heads, batch, n_q) and (heads, batch, n_k)
         plain_to, plain_from = (
-            self._curve(offsets, 0, shared) for offsets in (first_key - query_values, key_values - first_query)
+            self._curve(offsets, 0, place.shared) for offsets in (first_key - query_values, key_values - first_query)
         )
         to_cls = self.weight[:, -1, None, None] - plain_to
         from_cls = self.weight[:, self.num_buckets // 2, None, None] - plain_from
