@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 from rich.console import Console
@@ -26,6 +26,8 @@ class Analyze:
     models are compared; a folder with checkpoint-* folders (as `whereformer pretrain` makes) shows how they became what
     they are. Writes report.html (open it in a browser), results.json and pictures.
     """
+
+    FLAGS: ClassVar = {"model": "MODEL", "models": "MODEL", "text": "--no-text"}
 
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")] = ()
     """Folders, or ids on the Hugging Face Hub."""
@@ -62,9 +64,9 @@ class Analyze:
         """Do it."""
         check_range(self, length=(1, 2**16), tokens=(1, float("inf")), max_kernels=(1, 16), threads=(1, 2**20))
         if not self.models:
-            raise InputError("MODEL: expected at least one folder or id on the Hugging Face Hub, got none")
+            raise InputError("model", "expected at least one folder or id on the Hugging Face Hub, got none")
         if not self.text and (self.data or self.column):
-            raise InputError("--no-text: reads no text, so it goes without --data and --column")
+            raise InputError("text", "reads no text, so it goes without `data` and `column`")
         import torch
 
         from ..data import corpus

@@ -98,7 +98,7 @@ class Bench:
 
         for name in ("terms", "lengths", "dtypes", "backends", "threads", "memory_limit", "device"):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise InputError(f"--{name.replace('_', '-')}: not with --tune, whose calls are its own, on the CPU")
+                raise InputError(name, "not with `tune`, whose calls are its own, on the CPU")
         self._check_numbers()
         sizes = tune.Sizes(
             rounds=self.rounds or (5 if self.quick else 9),
@@ -164,13 +164,13 @@ class Bench:
 
         self._check_numbers()
         if self.memory_limit is not None and not 0 < self.memory_limit < float("inf"):
-            raise InputError(f"--memory-limit: expected a positive number, got {self.memory_limit}")
+            raise InputError("memory_limit", f"expected a positive number, got {self.memory_limit}")
         device = find_device(self.device)
         kinds = self.terms or ("bias" if self.quick else "bias,t5,shaw")
         lengths = []
         for text in split("lengths", self.lengths or ("128,512" if self.quick else "128,512,2048")):
             if not text.isdecimal() or int(text) < 1:
-                raise InputError(f"--lengths: expected numbers of at least 1, got {text!r}")
+                raise InputError("lengths", f"expected numbers of at least 1, got {text!r}")
             lengths.append(int(text))
         return bench.Settings(
             kinds=list(cases.KINDS) if kinds == "all" else split("terms", kinds, list(cases.KINDS)),
@@ -191,7 +191,7 @@ class Bench:
         for name in ("rounds", "batch", "heads", "head_dim", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+                raise InputError(name, f"expected at least 1, got {value}")
 
     def _backends(self, settings: Settings) -> list[str]:
         from ..experiments.bench import run as bench

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 from rich.console import Console
@@ -26,6 +26,8 @@ class Compare:
     (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
     EncoderForMaskedLM.from_pretrained). If it is interrupted, the same command continues with what is missing.
     """
+
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
 
     positions: Annotated[str | None, tyro.conf.arg(metavar="A,B,C+D")] = None
     """Methods to compare, split by commas; "a+b" uses both at once, "all" takes every method. Default: none,
@@ -160,14 +162,14 @@ class Compare:
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and value < smallest:
-                raise InputError(f"--{name.replace('_', '-')}: expected at least {smallest}, got {value}")
+                raise InputError(name, f"expected at least {smallest}, got {value}")
         if self.hidden_size % self.num_heads:
-            raise InputError(f"--num-heads: {self.num_heads} heads do not divide hidden_size {self.hidden_size}")
+            raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         try:
             EncoderConfig(blocks=self.blocks, decoder_layers=self._decoder_layers()).require_full_length()
-        except ValueError as error:
-            raise InputError(f"--{str(error).replace('_', '-', 1)}") from None
+        except ValueError:
+            raise
         if not 0 < self.mask_rate < 1:
-            raise InputError(f"--mask-rate: expected a share between 0 and 1, got {self.mask_rate}")
+            raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
         if not 0 < self.learning_rate < float("inf"):
-            raise InputError(f"--learning-rate: expected a positive number, got {self.learning_rate}")
+            raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")

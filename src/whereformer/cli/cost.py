@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 from rich.console import Console
@@ -30,6 +30,8 @@ class Cost:
     Funnel-Transformer is --blocks 4-4-4 --decoder-layers 2 --position transformer_xl --segments attention
     --no-query-bias.
     """
+
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "batch": "--batch-size"}
 
     blocks: str = "12"
     """Layers: "12" are twelve, "1x12" is one used twelve times, "4-4-4" pools between its blocks."""
@@ -106,7 +108,7 @@ class Cost:
         from .terminal import print_paper_flops, say
 
         if self.out is not None and self.out.is_dir():
-            raise InputError(f"--out: expected a file, got the folder {str(self.out)!r}")
+            raise InputError("out", f"expected a file, got the folder {str(self.out)!r}")
         data: Any
         if self.paper:
             rows = paper_table()
@@ -125,13 +127,14 @@ class Cost:
 
         from ..analysis import cost
         from ..models import EncoderConfig, parse_blocks
+        from ..training.model_options import as_setting
 
         sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
         for name in (*sizes, "length", "batch_size"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST:
                 limit = "at least 1" if value < 1 else f"at most {MOST}"
-                raise InputError(f"--{name.replace('_', '-')}: expected {limit}, got {value}")
+                raise InputError(name, f"expected {limit}, got {value}")
         try:
             config = EncoderConfig(
                 num_attention_heads=self.num_heads,
@@ -146,7 +149,7 @@ class Cost:
                 given = getattr(config, name)
                 layers = 0 if given == "0" else sum(block.layers * block.repeats for block in parse_blocks(given))
                 if layers > MOST_LAYERS:
-                    raise ValueError(f"{name}: expected at most {MOST_LAYERS} layers, got {layers}")
+                    raise InputError(name, f"expected at most {MOST_LAYERS} layers, got {layers}")
             return cost(
                 config,
                 self.length,
@@ -157,10 +160,4 @@ class Cost:
                 device=self.device,
             )
         except ValueError as error:
-            name, _, reason = str(error).partition(": ")
-            if name == "num_attention_heads":
-                name = "num_heads"
-            if name not in {each.name for each in fields(self)}:
-                # Of the method itself, which does not know what it was asked for by.
-                name, reason = "position", str(error)
-            raise InputError(f"--{name.replace('_', '-')}: {reason}") from None
+            raise as_setting(error, {each.name for each in fields(self)} | self.FLAGS.keys()) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 from rich.console import Console
@@ -25,6 +25,8 @@ class DistillPositions:
     Writes model/ (with the most kernels; fine-tune it with `whereformer finetune --position own`, or look at it with
     `whereformer analyze`) and results.json.
     """
+
+    FLAGS: ClassVar = {"model": "MODEL"}
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A folder, or an id on the Hugging Face Hub: BERT, ALBERT, RoBERTa, ELECTRA or a model of this library."""
@@ -73,7 +75,7 @@ class DistillPositions:
         from .terminal import Bar, print_distilling, say
 
         if self.pairs is None and (self.text or self.label):
-            raise InputError("--text and --label: name columns of --pairs, which is not given")
+            raise InputError("text" if self.text else "label", "only with `pairs`, whose column it names")
         pairs = None if self.pairs is None else distill.read_pairs(self.pairs, self.text, self.label)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -97,5 +99,5 @@ class DistillPositions:
     def _kernels(self) -> list[int]:
         parts = [part.strip() for part in self.kernels.split(",") if part.strip()]
         if not parts or not all(part.isdecimal() and 1 <= int(part) <= 16 for part in parts):
-            raise InputError(f"--kernels: expected numbers from 1 to 16 split by commas, got {self.kernels!r}")
+            raise InputError("kernels", f"expected numbers from 1 to 16 split by commas, got {self.kernels!r}")
         return sorted({int(part) for part in parts})

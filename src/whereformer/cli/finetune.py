@@ -70,7 +70,7 @@ class Finetune:
         kernels = []
         for text in listed("kernels", self.kernels):
             if not text.isdecimal():
-                raise InputError(f"--kernels: expected numbers of at least 0, got {text!r}")
+                raise InputError("kernels", f"expected numbers of at least 0, got {text!r}")
             kernels.append(int(text))
         import torch
 

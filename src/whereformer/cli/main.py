@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Union, cast
@@ -59,7 +61,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Where a token is, as a swappable, inspectable, fast part of self-attention.",
         args=given,
     )
-    execute(command.run)
+    execute(command)
+
+
+def in_flags(error: InputError, command: Any) -> str:
+    """An error as a command's user reads it: with flags where Python says names of arguments."""
+    flags = flags_of(command)
+    reason = re.sub("`([a-z_]+)`", lambda found: flags.get(found[1], found[0]), error.reason)
+    if error.field is None:
+        return reason
+    return f"{flags.get(error.field, _flag(error.field))}: {reason}"
+
+
+def flags_of(command: Any) -> dict[str, str]:
+    """What the command line calls a command's fields, by name; FLAGS are those that are called otherwise."""
+    flags: dict[str, str] = {}
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name)
+        flags |= flags_of(value) if dataclasses.is_dataclass(value) else {field.name: _flag(field.name)}
+    return flags | getattr(command, "FLAGS", {})
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _summary(command: Callable[..., Any]) -> str:
@@ -67,12 +91,14 @@ def _summary(command: Callable[..., Any]) -> str:
     return (inspect.getdoc(command) or "").partition("\n\n")[0]
 
 
-def execute(work: Callable[[Console], None]) -> None:
-    """Do a command's work, with one line on stderr and an exit code if it can't be done."""
+def execute(command: Any) -> None:
+    """Run a command. If it cannot do its work, print one line to stderr and exit with a code."""
     try:
         # Without markup, because paths may hold brackets.
-        work(Console(markup=False, width=None if sys.stdout.isatty() else 100))
-    except (InputError, OSError) as error:
+        command.run(Console(markup=False, width=None if sys.stdout.isatty() else 100))
+    except InputError as error:
+        raise SystemExit(fail(in_flags(error, command))) from None
+    except OSError as error:
         raise SystemExit(fail(str(error))) from None
     except KeyboardInterrupt:
         raise SystemExit(fail("interrupted; what is finished is kept, the same command continues", 130)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 from rich.console import Console
@@ -29,6 +29,8 @@ class Pretrain:
     tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json, checkpoints/ and, if TensorBoard is
     installed, tensorboard/. Ctrl-C finishes the step and saves; the same command continues, to the same weights.
     """
+
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")] = ()
     """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation inside
@@ -68,7 +70,7 @@ class Pretrain:
         training = self.training.resolved(model.objective)
         check_range(self, vocab_size=(64, float("inf")), every=(1, float("inf")), keep=(1, float("inf")))
         if self.tokenizer is not None and self.vocab_size is not None:
-            raise InputError(f"--vocab-size: only without --tokenizer, whose size it is, got {self.vocab_size}")
+            raise InputError("vocab_size", f"only without `tokenizer`, whose size it is, got {self.vocab_size}")
         from ..data import corpus
         from ..experiments.pretrain import run as pretrain
         from ..runs.folder import open_folder

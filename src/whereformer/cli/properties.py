@@ -73,7 +73,7 @@ class Properties:
         names = self._names()
         for name in ("data", "column", "quick", "length", "steps", "seeds", "seed"):
             if self.results is not None and getattr(self, name) not in (None, (), False):
-                raise InputError(f"--{name}: only without --results, which is trained already")
+                raise InputError(name, "only without `results`, which is trained already")
         with ExitStack() as stack:
             if self.results is None:
                 comparison, names = self._train(console, names, stack)
@@ -96,7 +96,7 @@ class Properties:
 
         names = ["".join(name.split()) for name in listed("positions", self.positions)]
         if BASELINE in names:
-            raise InputError(f"--positions: {BASELINE!r} has no properties; it is what the others are compared with")
+            raise InputError("positions", f"{BASELINE!r} has no properties; it is what the others are compared with")
         return names
 
     def _train(self, console: Console, names: list[str] | None, stack: ExitStack) -> tuple[Comparison, list[str]]:

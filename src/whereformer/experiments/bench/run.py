@@ -421,8 +421,8 @@ class Results:
             if different:
                 key = different[0]
                 raise InputError(
-                    f"--out: {out} has results with {key} {facts[name].get(key)}, not {value.get(key)}; "
-                    "choose another folder"
+                    "out",
+                    f"{out} has results with {key} {facts[name].get(key)}, not {value.get(key)}; choose another folder",
                 )
         self.rows = {row.key: row for row in found}
 
@@ -462,7 +462,7 @@ def load(path: Path) -> tuple[list[Row], dict[str, dict[str, Any]]]:
         return rows, {name: dict(data[name]) for name in ("machine", "versions")}
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            f"--out: {path} is not a complete result of this command; move it away or choose another folder"
+            "out", f"{path} is not a complete result of this command; move it away or choose another folder"
         ) from None
 
 
@@ -518,4 +518,4 @@ def check_backend(name: str, settings: Settings) -> None:
         try:
             make_step(backend(name), make_problem(case, settings.device))()
         except Exception as error:
-            raise InputError(f"--backends: {name} can't run here: {in_a_line(error)}") from None
+            raise InputError("backends", f"{name} can't run here: {in_a_line(error)}") from None

@@ -45,25 +45,25 @@ class DataSettings:
         """As it is, if it makes sense.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         check_range(self, train_rows=(1, float("inf")))
         own = {"validation": self.validation, "text": self.text, "label": self.label}
         if self.train is None:
             for name, value in {**own, "regression": self.regression or None}.items():
                 if value is not None:
-                    raise InputError(f"--{name}: only with --train, for a task of your own")
+                    raise InputError(name, "only with `train`, for a task of your own")
             if self.task is None:
-                raise InputError("--task: expected a GLUE task (or --train FILE for a task of your own), got none")
+                raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
             return self
         for name in ("task", "data"):
             if getattr(self, name) is not None:
-                raise InputError(f"--{name}: GLUE's tasks and a task of your own (--train) go into runs of their own")
+                raise InputError(name, "GLUE's tasks and a task of your own (`train`) go into runs of their own")
         for name, value in own.items():
             if value is None:
-                raise InputError(f"--{name}: a task of your own (--train) needs it")
+                raise InputError(name, "a task of your own (`train`) needs it")
         if self.text is not None and len(listed("text", self.text)) > 2:
-            raise InputError(f"--text: expected one column or two, got {self.text!r}")
+            raise InputError("text", f"expected one column or two, got {self.text!r}")
         return self
 
 
@@ -96,12 +96,12 @@ class TuningSettings:
         """As it is, if it makes sense.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         most = float("inf")
         check_range(self, batch_size=(1, most), max_length=(4, most))
         for name in ("epochs", "learning_rate", "kernel_learning_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < most:
-                raise InputError(f"--{name.replace('_', '-')}: expected a positive number, got {value}")
+                raise InputError(name, f"expected a positive number, got {value}")
         return self

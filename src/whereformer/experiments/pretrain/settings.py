@@ -13,18 +13,18 @@ from ...errors import InputError
 from ..settings import check_range
 
 
-def parsed_options(text: str | None, option: str = "position-options") -> dict[str, Any]:
+def parsed_options(text: str | None, field: str = "position_options") -> dict[str, Any]:
     """A position method's options, a JSON object.
 
     Raises:
-        InputError: naming the option of the command, if it is none.
+        InputError: naming the field, if it is none.
     """
     try:
         options = json.loads(text or "{}")
     except ValueError:
         options = None
     if not isinstance(options, dict):
-        raise InputError(f"--{option}: expected a JSON object as '{{\"num_kernels\": 3}}', got {text!r}")
+        raise InputError(field, f"expected a JSON object as '{{\"num_kernels\": 3}}', got {text!r}")
     return options
 
 
@@ -80,7 +80,7 @@ class ModelSettings:
         """Checked as far as that needs no model, with defaults in place of None.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         most = float("inf")
         check_range(self, hidden_size=(1, most), embedding_size=(1, most), num_heads=(1, most), dropout=(0, 0.9))
@@ -91,8 +91,9 @@ class ModelSettings:
             decoder = "2" if funnel else "0"
         elif funnel and decoder == "0":
             raise InputError(
-                f"--decoder-layers: expected at least 1, got 0: blocks {self.blocks!r} shorten the sequence, "
-                "and pretraining predicts at every token"
+                "decoder_layers",
+                f"expected at least 1, got 0: blocks {self.blocks!r} shorten the sequence, "
+                "and pretraining predicts at every token",
             )
         if self.objective == "electra":
             # Wider than the discriminator would be a generator that leaves nothing to learn.
@@ -108,7 +109,7 @@ class ModelSettings:
             )
         for name in ("generator_size", "discriminator_weight"):
             if getattr(self, name) is not None:
-                raise InputError(f"--{name.replace('_', '-')}: only for --objective electra, got {self.objective}")
+                raise InputError(name, f"only for `objective` electra, got {self.objective}")
         return dataclasses.replace(self, position_options=options, decoder_layers=decoder)
 
 
@@ -151,17 +152,17 @@ class TrainingSettings:
         """Checked, with defaults in place of None.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         most = float("inf")
         check_range(self, length=(8, most), steps=(1, most), batch_size=(1, most), accumulate=(1, most))
         check_range(self, warmup=(0, self.steps), seed=(0, 2**32 - 1))
         if not 0 < self.learning_rate < most:
-            raise InputError(f"--learning-rate: expected a positive number, got {self.learning_rate}")
+            raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")
         if not 0 < self.mask_rate < 1:
-            raise InputError(f"--mask-rate: expected a share between 0 and 1, got {self.mask_rate}")
+            raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
         if self.hide_masked and objective != "mlm":
             raise InputError(
-                f"--hide-masked: only for --objective mlm, got {objective}, which sees samples instead of [MASK]"
+                "hide_masked", f"only for `objective` mlm, got {objective}, which sees samples instead of [MASK]"
             )
         return dataclasses.replace(self, warmup=max(1, self.steps // 10 if self.warmup is None else self.warmup))

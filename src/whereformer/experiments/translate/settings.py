@@ -17,7 +17,7 @@ from ..settings import check_range
 MOST = float("inf")
 
 
-def columns_of(option: str, text: str | None) -> tuple[str, str] | None:
+def columns_of(field: str, text: str | None) -> tuple[str, str] | None:
     """Two columns' names, source first.
 
     Raises:
@@ -27,7 +27,7 @@ def columns_of(option: str, text: str | None) -> tuple[str, str] | None:
         return None
     found = tuple(part.strip() for part in text.split(","))
     if len(found) != 2 or found[0] == found[1] or not all(found):
-        raise InputError(f"--{option}: expected two columns, as en,de, got {text!r}")
+        raise InputError(field, f"expected two columns, as en,de, got {text!r}")
     return found
 
 
@@ -61,21 +61,19 @@ class ParallelData:
         """As it is, if it makes sense.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         name = self.names
         columns_of(name["columns"], self.columns)
         if self.data:
             if self.source is not None or self.target is not None:
-                raise InputError(f"--{name['data']}: either tables or --{name['source']} and --{name['target']}")
+                raise InputError(name["data"], f"either tables or `{name['source']}` and `{name['target']}`, got both")
             return self
+        if self.source is None and self.target is None:
+            raise InputError(name["data"], f"expected tables, or `{name['source']}` and `{name['target']}`, got none")
         for one, other in (("source", "target"), ("target", "source")):
             if getattr(self, one) is None:
-                raise InputError(
-                    f"--{name[one]}: expected a file beside --{name[other]}, got none"
-                    if getattr(self, other) is not None
-                    else f"--{name['data']}: expected tables, or --{name['source']} and --{name['target']}, got none"
-                )
+                raise InputError(name[one], f"expected a file beside `{name[other]}`, got none")
         return self
 
 
@@ -96,7 +94,7 @@ class ValidationData:
         """As :class:`ParallelData`, checked, or None.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         found = _Validation(self.validation_source, self.validation_target, self.validation, columns)
         return found.checked() if found.given() else None
@@ -105,7 +103,7 @@ class ValidationData:
 class _Validation(ParallelData):
     @property
     def names(self) -> Mapping[str, str]:
-        parts = {"source": "validation-source", "target": "validation-target"}
+        parts = {"source": "validation_source", "target": "validation_target"}
         return {**parts, "data": "validation", "columns": "columns"}
 
 
@@ -156,7 +154,7 @@ class TranslatorSettings:
         """As it is, with the options of the method written in one way, if it makes sense as far as that needs no model.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         check_range(self, dropout=(0, 0.9), label_smoothing=(0, 0.9))
         sizes = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
@@ -213,21 +211,21 @@ class TranslationTraining:
         """As it is, with the default of --epochs, if it makes sense.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         # 4 tokens are two of text at least, its end, and one to spare.
         check_range(self, vocab_size=(300, MOST), max_length=(4, MOST), accumulate=(1, MOST), steps=(1, MOST))
         check_range(self, warmup=(0, MOST), average=(1, MOST), every=(1, MOST), seed=(0, 2**32 - 1))
         check_range(self, batch_tokens=(self.max_length, MOST))
         if not 0 < self.learning_rate < MOST:
-            raise InputError(f"--learning-rate: expected a positive number, got {self.learning_rate}")
+            raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")
         if self.steps is not None:
             if self.epochs is not None:
-                raise InputError("--epochs: either --steps or --epochs")
+                raise InputError("epochs", "either `steps` or `epochs`")
             return self
         epochs = 20.0 if self.epochs is None else self.epochs
         if not 0 < epochs < MOST:
-            raise InputError(f"--epochs: expected a positive number, got {epochs}")
+            raise InputError("epochs", f"expected a positive number, got {epochs}")
         return dataclasses.replace(self, epochs=epochs)
 
 
@@ -254,7 +252,7 @@ class Decoding:
         """As it is, if it makes sense.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         check_range(self, beams=(1, 1000), batch_tokens=(1, MOST), max_length=(2, MOST), length_penalty=(-10, 10))
         return self
