@@ -16,8 +16,10 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "docstrings",
     "mathml",
     "methods",
+    "source",
 ]
 exclude_patterns = ["_build", "README.md"]
 
@@ -35,20 +37,23 @@ myst_heading_anchors = 3
 # Types are in the signatures; docstrings give shapes and units.
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_class_signature = "mixed"
 autodoc_preserve_defaults = True
 autodoc_use_legacy_class_based = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-napoleon_custom_sections = [("Shape", "params_style")]
 add_module_names = False
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 
 # A role that names nothing is an error. Types in signatures are of other libraries, whose pages are not at hand.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!whereformer\.).*"), ("py:.*", r"whereformer\..*\b_?[A-Z]\w*Like")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!whereformer\b).*"),
+    # Types in signatures that are no public names.
+    ("py:class", r"whereformer\.(models\.\w+|kernels\.terms)\.\w+"),
+]
 copybutton_exclude = ".linenos, .gp"
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
