@@ -17,7 +17,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "docstrings",
-    "mathml",
+    "formulas",
     "methods",
     "source",
 ]
@@ -29,9 +29,9 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
-html_math_renderer = "mathml"
+html_math_renderer = "svg"
 
-myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 # Types are in the signatures; docstrings give shapes and units.

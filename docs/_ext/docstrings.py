@@ -24,6 +24,6 @@ def _paragraphs(app, what, name, obj, options, lines):
 
 
 def setup(app):
-    # Before napoleon.
+    """Work before napoleon, which reads what is left."""
     app.connect("autodoc-process-docstring", _paragraphs, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -55,6 +55,7 @@ class Files(SphinxDirective):
 
 
 def setup(app):
+    """Register the role and the directive."""
     app.add_role("path", FileRole())
     app.add_directive("files", Files)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
