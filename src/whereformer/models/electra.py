@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from transformers.utils import ModelOutput
 from .config import EncoderConfig
 from .encoder import EncoderPreTrainedModel, check_shape
 from .heads import EncoderForMaskedLM, EncoderForPreTraining
+from .inputs import TokenInputs, takes
 
 
 class ElectraPretrainingConfig(EncoderConfig):
@@ -157,18 +158,16 @@ class Electra(EncoderPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.generator.set_output_embeddings(new_embeddings)
 
+    @takes(TokenInputs)
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
         *,
         labels: Tensor,
         sampled_ids: Tensor | None = None,
-        return_dict: bool | None = None,
-    ) -> ElectraOutput | tuple[Any, ...]:
+        **inputs: Unpack[TokenInputs],
+    ) -> ElectraOutput:
         """Let the generator predict the targets, sample from it, and let the discriminator judge every token.
 
         Arguments as :meth:`Encoder.forward`, and:
@@ -187,23 +186,16 @@ class Electra(EncoderPreTrainedModel):
         if sampled_ids is not None:
             check_shape("sampled_ids", sampled_ids, input_ids.shape)
         targets = labels != -100
-        where = {
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "document_ids": document_ids,
-            "return_dict": True,
-        }
-        generated = self.generator(input_ids, labels=labels, **where)
+        generated = self.generator(input_ids, attention_mask, labels=labels, **inputs, return_dict=True)
         if len(generated.logits) == 0:
             raise ValueError("labels: expected a target at least, got -100 everywhere")
         if sampled_ids is None:
             sampled_ids = input_ids.masked_scatter(targets, sample(generated.logits).to(input_ids.dtype))
         original = sampled_ids == torch.where(targets, labels, input_ids)
-        judged = self.discriminator(sampled_ids, labels=original, **where)
+        judged = self.discriminator(sampled_ids, attention_mask, labels=original, **inputs, return_dict=True)
         real = torch.ones_like(targets) if attention_mask is None else attention_mask.bool()
         right = (judged.logits > 0) == original
-        output = ElectraOutput(
+        return ElectraOutput(
             loss=generated.loss + self.config.discriminator_weight * judged.loss,
             generator_loss=generated.loss,
             discriminator_loss=judged.loss,
@@ -213,7 +205,6 @@ class Electra(EncoderPreTrainedModel):
             generator_logits=generated.logits,
             discriminator_logits=judged.logits,
         )
-        return output if self._wants_dict(return_dict) else output.to_tuple()
 
 
 @torch.no_grad()
