@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
+from ..errors import InputError
 from .config import EncoderConfig
 from .encoder import EncoderPreTrainedModel, check_shape
 from .heads import EncoderForMaskedLM, EncoderForPreTraining
@@ -38,9 +39,9 @@ class ElectraPretrainingConfig(EncoderConfig):
         super().__post_init__(**kwargs)
         # Not "value <= 0", which lets NaN pass.
         if not self.generator_size > 0:
-            raise ValueError(f"generator_size: expected a positive number, got {self.generator_size}")
+            raise InputError("generator_size", f"expected a positive number, got {self.generator_size}")
         if not self.discriminator_weight >= 0:
-            raise ValueError(f"discriminator_weight: expected at least 0, got {self.discriminator_weight}")
+            raise InputError("discriminator_weight", f"expected at least 0, got {self.discriminator_weight}")
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -129,14 +130,14 @@ class Electra(EncoderPreTrainedModel):
         if not isinstance(config, ElectraPretrainingConfig):
             raise TypeError(f"config: expected an ElectraPretrainingConfig, got {type(config).__name__}")
         if not config.tie_word_embeddings:
-            raise ValueError("tie_word_embeddings: generator and discriminator share their embeddings, got False")
+            raise InputError("tie_word_embeddings", "generator and discriminator share their embeddings, got False")
         self.discriminator = EncoderForPreTraining(config.discriminator_config())
         try:
             self.generator = EncoderForMaskedLM(config.generator_config())
         except ValueError as error:
             # The message names a size of the generator, which follows from this one.
             size = config.generator_size
-            raise ValueError(f"generator_size: no generator {size} times as wide can be built: {error}") from None
+            raise InputError("generator_size", f"no generator {size} times as wide can be built: {error}") from None
         self._tied_weights_keys = {
             f"generator.encoder.embeddings.{name}": f"discriminator.encoder.embeddings.{name}"
             for name, _ in self.discriminator.encoder.embeddings.named_parameters()
@@ -188,7 +189,7 @@ class Electra(EncoderPreTrainedModel):
         targets = labels != -100
         generated = self.generator(input_ids, attention_mask, labels=labels, **inputs, return_dict=True)
         if len(generated.logits) == 0:
-            raise ValueError("labels: expected a target at least, got -100 everywhere")
+            raise InputError("labels", "expected a target at least, got -100 everywhere")
         if sampled_ids is None:
             sampled_ids = input_ids.masked_scatter(targets, sample(generated.logits).to(input_ids.dtype))
         original = sampled_ids == torch.where(targets, labels, input_ids)
