@@ -480,18 +480,13 @@ class _Run:
         self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
-        self.last_context: AttentionContext | None = None
+        self.once = encoder.position.once()
         self.add(hidden)
 
     def context(self, queries: Tokens, keys: Tokens) -> AttentionContext:
         """The context of layers that attend from some tokens to some."""
-        position, positions = self.encoder.position, (queries.positions, keys.positions)
-        if self.last_context is None:
-            shared = position.shared(*positions)
-        else:
-            shared = position.shared_elsewhere(self.last_context.shared, *positions)
-        self.last_context = AttentionContext(queries, keys, shared)
-        return self.last_context
+        shared = self.encoder.position.shared(queries.positions, keys.positions, self.once)
+        return AttentionContext(queries, keys, shared)
 
     def layer(self, layer: int, context: AttentionContext, pooled: Tensor | None = None) -> None:
         """Run one layer; from ``pooled`` if given, looking at the states before pooling."""
