@@ -543,7 +543,7 @@ WRONG_OPTIONS = [
     ("sinusoidal", {"max_timescale": 0.5}, r"min_timescale: .*max_timescale, got 1.0 and 0.5"),
     ("learned", {"initializer_range": 0.0}, r"initializer_range: expected a positive number, got 0.0"),
     ("shaw", {"clip": -1}, r"clip: expected a distance of at least 0, got -1"),
-    ("shaw", {"keys": False, "values": False}, r"keys and values: at least one must be True"),
+    ("shaw", {"keys": False, "values": False}, r"keys: expected keys or values to be True"),
     ("t5", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, got 7"),
     ("t5", {"num_buckets": 2}, r"num_buckets: expected an even number of at least 4, got 2"),
     ("t5", {"num_buckets": -8}, r"num_buckets: expected an even number of at least 4, got -8"),

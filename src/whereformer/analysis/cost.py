@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.activations import ACT2FN
 
+from ..errors import InputError
 from ..kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 from ..kernels.call import Call, make_call
 from ..kernels.choose import choose
@@ -121,7 +122,7 @@ class Memory:
     bfloat16 3 to 25%. Inference was within 5% for most methods; for those that need much for a moment (tupe, fire,
     floater, synthesizer, transformer_xl in bfloat16, and below about 90 tokens all with terms) it may be half too low
     or too high. Nor is the memory of attention's tiles counted, which a thread keeps from call to call: up to 6 MiB
-    with BERT-base's heads, and some more where oneDNN multiplies (see :mod:`whereformer.linear`). A batch without
+    with BERT-base's heads, and some more where oneDNN multiplies (see ``whereformer.kernels.cpu.products``). A batch without
     padding is assumed.
 
     Args:
@@ -245,18 +246,18 @@ def cost(
         ValueError: for sizes that do not fit, among them a length beyond a position method's range.
     """
     if batch < 1:
-        raise ValueError(f"batch: expected at least 1, got {batch}")
+        raise InputError("batch", f"expected at least 1, got {batch}")
     config = config if decoder else config.without_decoder()
     if predictions is None:
         predictions = length if config.full_length else 0
     if predictions and not config.full_length:
-        raise ValueError(
-            f"predictions: blocks that pool need a decoder to predict tokens, got {predictions} without one"
+        raise InputError(
+            "predictions", f"blocks that pool need a decoder to predict tokens, got {predictions} without one"
         )
     if not 0 <= predictions <= length:
-        raise ValueError(f"predictions: expected 0 to length {length}, got {predictions}")
+        raise InputError("predictions", f"expected 0 to length {length}, got {predictions}")
     if device not in ("cpu", "cuda"):
-        raise ValueError(f"device: expected 'cpu' or 'cuda', got {device!r}")
+        raise InputError("device", f"expected 'cpu' or 'cuda', got {device!r}")
     trace = _Trace(config, length, batch, dtype, torch.device(device), config.attention_backend)
     flops = _flops(trace, predictions)
     parameters = count_parameters(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,11 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
+from ..errors import InputError
 from ..kernels.cpu.products import project
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel, check_shape
+from .inputs import EncoderInputs, takes
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
@@ -64,36 +66,28 @@ class EncoderWithHead(EncoderPreTrainedModel):
         """What the model returns: the logits and whatever else there is."""
         return self.output_class(logits=logits, **others)
 
+    @takes(EncoderInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        document_ids: Tensor | None = None,
+        *,
         labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> ModelOutput | tuple[Any, ...]:
+        **inputs: Unpack[EncoderInputs],
+    ) -> ModelOutput:
         """Predict, and with labels compute the loss, both as the class says; the rest as :meth:`Encoder.forward`."""
-        encoded = self.encoder(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            document_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            return_dict=True,
-        )
-        hidden, labels = self.targets(encoded.last_hidden_state, labels, attention_mask, document_ids)
+        return self.run(input_ids, attention_mask, labels, inputs)
+
+    def run(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None, inputs: EncoderInputs
+    ) -> ModelOutput:
+        """Encode, predict and, with labels, compute the loss."""
+        encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
+        states = encoded.last_hidden_state
+        hidden, labels = self.targets(states, labels, attention_mask, inputs.get("document_ids"))
         logits = self.predict(hidden)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
-        output = self.output(logits, loss=loss, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
-        return output if self._wants_dict(return_dict) else output.to_tuple()
+        return self.output(logits, loss=loss, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
 
 
 class MaskedLMHead(nn.Module):
@@ -110,9 +104,10 @@ class MaskedLMHead(nn.Module):
         super().__init__()
         bert = config.lm_head == "bert"
         if not bert and config.hidden_size != config.embedding_size:
-            raise ValueError(
-                f"lm_head: 'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
-                f"and embedding_size {config.embedding_size}; use lm_head='bert'"
+            raise InputError(
+                "lm_head",
+                f"'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
+                f"and embedding_size {config.embedding_size}; use lm_head='bert'",
             )
         self.dense = nn.Linear(config.hidden_size, config.embedding_size) if bert else None
         self.activation = ACT2FN[config.hidden_act]
@@ -251,7 +246,7 @@ class EncoderForSequenceClassification(EncoderWithHead):
         problem = self.config.problem_type or self._infer_problem(labels)
         expected = logits.shape[:1] if problem == "single_label_classification" else logits.shape
         if labels.shape[:1] != expected[:1] or labels.numel() != prod(expected):
-            raise ValueError(f"labels: expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
+            raise InputError("labels", f"expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
         logits, labels = logits.float(), labels.reshape(expected)
         if problem == "single_label_classification":
             return functional.cross_entropy(logits, labels)
@@ -314,20 +309,16 @@ class EncoderForQuestionAnswering(EncoderWithHead):
         start, end = logits.unbind(-1)
         return QuestionAnsweringModelOutput(start_logits=start, end_logits=end, **others)
 
+    @takes(EncoderInputs)
     def forward(  # type: ignore[override]  # the labels are two
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        document_ids: Tensor | None = None,
+        *,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> ModelOutput | tuple[Any, ...]:
+        **inputs: Unpack[EncoderInputs],
+    ) -> ModelOutput:
         """Score every token as an answer's first and last; the rest as :meth:`Encoder.forward`.
 
         Args:
@@ -345,23 +336,12 @@ class EncoderForQuestionAnswering(EncoderWithHead):
             raise ValueError("start_positions and end_positions: give both or neither")
         labels = None
         if start_positions is not None and end_positions is not None:
-            words = input_ids if inputs_embeds is None else inputs_embeds
+            words = inputs.get("inputs_embeds") if input_ids is None else input_ids
             if words is not None:
                 check_shape("start_positions", start_positions, words.shape[:1])
                 check_shape("end_positions", end_positions, words.shape[:1])
             labels = torch.stack([start_positions, end_positions], -1)
-        return super().forward(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            document_ids,
-            labels,
-            output_hidden_states,
-            output_attentions,
-            return_dict,
-        )
+        return self.run(input_ids, attention_mask, labels, inputs)
 
 
 class DiscriminatorHead(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..kernels.terms import (
     DenseBias,
     OffsetBias,
@@ -262,9 +263,10 @@ class Sum(Position):
         self.content = all(part.content for part in self)
         for part in self:
             if part.needs_content and not self.content:
-                raise ValueError(
-                    f"position: {type(part).__name__} acts on query and key, which a Synthesizer with "
-                    "content='none' does without; use content='add' or 'mix'"
+                raise InputError(
+                    "position",
+                    f"{type(part).__name__} acts on query and key, which a Synthesizer with "
+                    "content='none' does without; use content='add' or 'mix'",
                 )
         self.embedding_scale = max(part.embedding_scale for part in self)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import DenseBias, Term, offsets_between, position_values
 from .base import ModelShape, Place, Position, as_offsets, float_dtype
@@ -37,9 +38,9 @@ class Fire(Position):
     def __init__(self, model: ModelShape, *, width: int = 32, initial_threshold: float = 512.0) -> None:
         super().__init__(model)
         if width < 1:
-            raise ValueError(f"width: expected at least 1, got {width}")
+            raise InputError("width", f"expected at least 1, got {width}")
         if initial_threshold <= 0:
-            raise ValueError(f"initial_threshold: expected a positive number, got {initial_threshold}")
+            raise InputError("initial_threshold", f"expected a positive number, got {initial_threshold}")
         layers = model.num_layers
         self.initial_threshold = initial_threshold
         self.scale = nn.Parameter(torch.empty(layers))

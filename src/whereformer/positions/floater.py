@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
 from .base import ModelShape, Place, Position, float_dtype, table_rows
@@ -148,9 +149,9 @@ class Floater(Position):
     def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
         super().__init__(model)
         if solver not in SOLVERS:
-            raise ValueError(f"solver: expected one of {', '.join(SOLVERS)}, got {solver!r}")
+            raise InputError("solver", f"expected one of {', '.join(SOLVERS)}, got {solver!r}")
         if substeps < 1:
-            raise ValueError(f"substeps: expected at least 1, got {substeps}")
+            raise InputError("substeps", f"expected at least 1, got {substeps}")
         self.solver = solver
         self.substeps = substeps
         width = model.num_heads * model.head_dim

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..kernels.terms import PositionsLike, position_values
 from .base import ModelShape, Place, Position
 
@@ -38,12 +39,12 @@ class Rope(Position):
     ) -> None:
         super().__init__(model)
         if layout not in LAYOUTS:
-            raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
+            raise InputError("layout", f"expected one of {', '.join(LAYOUTS)}, got {layout!r}")
         rotary_dim = model.head_dim if rotary_dim is None else rotary_dim
         if rotary_dim % 2 or not 0 < rotary_dim <= model.head_dim:
-            raise ValueError(f"rotary_dim: expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")
+            raise InputError("rotary_dim", f"expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")
         if base <= 0:
-            raise ValueError(f"base: expected a positive number, got {base}")
+            raise InputError("base", f"expected a positive number, got {base}")
         self.layout = layout
         self.base = base
         self.rotary_dim = rotary_dim

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetValues, Term
 from .base import ModelShape, Place, Position
 
@@ -34,9 +35,9 @@ class Shaw(Position):
     ) -> None:
         super().__init__(model)
         if clip < 0:
-            raise ValueError(f"clip: expected a distance of at least 0, got {clip}")
+            raise InputError("clip", f"expected a distance of at least 0, got {clip}")
         if not (keys or values):
-            raise ValueError("keys and values: at least one must be True, got False and False")
+            raise InputError("keys", "expected keys or values to be True, got False for both")
         self.clip = clip
         self.needs_content = keys
         heads = (model.num_heads,) if per_head else ()

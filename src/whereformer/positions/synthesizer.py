@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..kernels.cpu.products import linear
 from ..kernels.terms import DenseBias, FactorPair, Term
 from .base import ModelShape, Place, Position, table_rows
@@ -52,13 +53,13 @@ class Synthesizer(Position):
     ) -> None:
         super().__init__(model)
         if variant not in VARIANTS:
-            raise ValueError(f"variant: expected one of {', '.join(VARIANTS)}, got {variant!r}")
+            raise InputError("variant", f"expected one of {', '.join(VARIANTS)}, got {variant!r}")
         if content not in CONTENT:
-            raise ValueError(f"content: expected one of {', '.join(CONTENT)}, got {content!r}")
+            raise InputError("content", f"expected one of {', '.join(CONTENT)}, got {content!r}")
         if tiling not in TILINGS:
-            raise ValueError(f"tiling: expected one of {', '.join(TILINGS)}, got {tiling!r}")
+            raise InputError("tiling", f"expected one of {', '.join(TILINGS)}, got {tiling!r}")
         if rank < 1:
-            raise ValueError(f"rank: expected at least 1, got {rank}")
+            raise InputError("rank", f"expected at least 1, got {rank}")
         self.variant = variant
         self.mode = content
         self.tiling = tiling

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..kernels.terms import FactorPair, OffsetBias, PositionsLike, Term, position_values
 from .base import ModelShape, OffsetFunction, Place, offset_span, whole_offsets
 
@@ -65,9 +66,9 @@ class T5(OffsetFunction):
         exact = num_buckets // (4 if self.bidirectional else 2)
         if exact < 1 or (self.bidirectional and num_buckets % 2):
             least = "an even number of at least 4" if self.bidirectional else "at least 2"
-            raise ValueError(f"num_buckets: expected {least}, got {num_buckets}")
+            raise InputError("num_buckets", f"expected {least}, got {num_buckets}")
         if max_distance <= exact:
-            raise ValueError(f"max_distance: expected more than {exact} (the exact buckets), got {max_distance}")
+            raise InputError("max_distance", f"expected more than {exact} (the exact buckets), got {max_distance}")
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.reset_cls = reset_cls

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..kernels.cpu.products import linear, transforming
 from ..kernels.terms import (
     FactorPair,
@@ -100,11 +101,11 @@ class TransformerXL(Position):
     ) -> None:
         super().__init__(model)
         if form not in FORMS:
-            raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+            raise InputError("form", f"expected one of {', '.join(FORMS)}, got {form!r}")
         if model.hidden_size % 2:
-            raise ValueError(f"hidden_size: transformer_xl needs an even one, got {model.hidden_size}")
+            raise InputError("hidden_size", f"transformer_xl needs an even one, got {model.hidden_size}")
         if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout: expected a number in [0, 1), got {dropout}")
+            raise InputError("dropout", f"expected a number in [0, 1), got {dropout}")
         self.form = form
         self.reset_cls = model.separate_cls if reset_cls is None else reset_cls
         self.dropout = nn.Dropout(dropout)
