@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 import whereformer
-from whereformer.cli.main import in_flags
+from whereformer.cli.flags import in_flags
 from whereformer.errors import InputError
 from whereformer.models import EncoderConfig
 

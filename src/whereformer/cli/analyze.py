@@ -32,17 +32,17 @@ class Analyze:
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")] = ()
     """Folders, or ids on the Hugging Face Hub."""
 
-    scores: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = None
+    scores: str | None = None
     """A score of each model, as its GLUE average, that Toeplitzness is held against."""
 
-    length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    length: int | None = None
     """Positions to look at. Default: those that the model was made for, 512 at most."""
 
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")] = ()
+    data: tuple[str, ...] = ()
     """Text to measure attention over: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the
     documentation inside the running Python."""
 
-    column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    column: str | None = None
     """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
 
     text: bool = True
@@ -54,7 +54,7 @@ class Analyze:
     max_kernels: int = 5
     """Fit TISA with 1, 2, ... up to so many kernels to each head's curve."""
 
-    threads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    threads: int | None = None
     """Threads on the CPU. Default: torch's."""
 
     out: Path = Path("runs/analyze")

@@ -41,28 +41,28 @@ class Bench:
     less than one. Of the other options it takes --rounds (default 9, with --quick 5), --batch (of up to 256 tokens; 1
     beyond), --heads, --head-dim and --out, and writes PATH/tune.json only with that."""
 
-    terms: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = None
+    terms: str | None = None
     """What positions add: bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values), factors
     (a product of rank 66, as in TUPE), dense (a number per pair), and bias once more where queries are every second
     token (funnel), in a batch of different lengths (padded), and causal; "all" takes every one. Default: bias,t5,shaw
     (with --quick: bias)."""
 
-    lengths: Annotated[str | None, tyro.conf.arg(metavar="N,N")] = None
+    lengths: str | None = None
     """Tokens of a sequence. Default: 128,512,2048 (with --quick: 128,512)."""
 
-    dtypes: Annotated[str | None, tyro.conf.arg(metavar="A,B")] = None
+    dtypes: str | None = None
     """float32, bfloat16 or float16. Default: float32, on a GPU bfloat16."""
 
-    backends: Annotated[str, tyro.conf.arg(metavar="A,B")] = "auto"
+    backends: str = "auto"
     """Backends of whereformer.attention: "auto" chooses for the call, "reference" is the plain formula."""
 
-    rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    rounds: int | None = None
     """How often each way is timed. Default: 7 (with --quick: 3)."""
 
     quick: bool = False
     """A first look in less than a minute."""
 
-    batch: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    batch: int | None = None
     """Sequences at a time. Default: 4, and 1 for more than 2048 tokens."""
 
     heads: int = 12
@@ -80,7 +80,7 @@ class Bench:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; "auto" takes a GPU if there is one."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    out: Path | None = None
     """Folder for the results. Default: runs/bench."""
 
     def run(self, console: Console) -> None:

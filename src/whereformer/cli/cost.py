@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import tyro
 from rich.console import Console
 
 from ..errors import InputError
@@ -48,13 +47,13 @@ class Cost:
     num_heads: int = 12
     """Attention heads."""
 
-    head_dim: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    head_dim: int | None = None
     """Width of a head. Default: the encoder's width divided by the heads."""
 
-    intermediate_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    intermediate_size: int | None = None
     """Width within the feed-forward networks. Default: four times the encoder's."""
 
-    embedding_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    embedding_size: int | None = None
     """Width of the token embeddings. Default: the encoder's."""
 
     vocab_size: int = 30522
@@ -84,7 +83,7 @@ class Cost:
     batch_size: int = 1
     """Sequences at a time."""
 
-    predictions: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    predictions: int | None = None
     """Tokens of a sequence that the masked-LM head predicts. Default: all; there is no such head where blocks pool
     without a decoder."""
 
@@ -98,7 +97,7 @@ class Cost:
     """Print what the Funnel-Transformer paper's models cost relative to BERT-base instead, counted as in the authors'
     code; of the other options only --out counts."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    out: Path | None = None
     """A file to write the numbers to, as JSON."""
 
     def run(self, console: Console) -> None:

@@ -34,29 +34,29 @@ class DistillPositions:
     kernels: str = "1,3,5"
     """Numbers of kernels a head to try."""
 
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")] = ()
+    data: tuple[str, ...] = ()
     """Text to fit to and to judge on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the
     documentation inside the running Python."""
 
-    column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    column: str | None = None
     """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
 
     tokens: int = 16384
     """Tokens of text; a quarter of them is kept for judging."""
 
-    length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    length: int | None = None
     """Tokens of a window. Default: 128."""
 
-    pairs: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    pairs: Path | None = None
     """Pairs of texts with a number for how alike they are (.csv, .tsv, .jsonl, .parquet), for models of sentences."""
 
-    text: Annotated[str | None, tyro.conf.arg(metavar="COLUMN,COLUMN")] = None
+    text: str | None = None
     """The pairs' columns."""
 
-    label: Annotated[str | None, tyro.conf.arg(metavar="COLUMN")] = None
+    label: str | None = None
     """The column with how alike they are."""
 
-    threads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    threads: int | None = None
     """Threads on the CPU. Default: torch's."""
 
     out: Path = Path("runs/distill-positions")

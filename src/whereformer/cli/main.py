@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Union, cast
@@ -20,6 +18,7 @@ from .compare import Compare
 from .cost import Cost
 from .distill_positions import DistillPositions
 from .finetune import Finetune
+from .flags import in_flags, registry
 from .positions import ListPositions
 from .pretrain import Pretrain
 from .properties import Properties
@@ -60,30 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="whereformer",
         description="Where a token is, as a swappable, inspectable, fast part of self-attention.",
         args=given,
+        registry=registry(),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
     execute(command)
-
-
-def in_flags(error: InputError, command: Any) -> str:
-    """An error as a command's user reads it: with flags where Python says names of arguments."""
-    flags = flags_of(command)
-    reason = re.sub("`([a-z_]+)`", lambda found: flags.get(found[1], found[0]), error.reason)
-    if error.field is None:
-        return reason
-    return f"{flags.get(error.field, _flag(error.field))}: {reason}"
-
-
-def flags_of(command: Any) -> dict[str, str]:
-    """What the command line calls a command's fields, by name; FLAGS are those that are called otherwise."""
-    flags: dict[str, str] = {}
-    for field in dataclasses.fields(command):
-        value = getattr(command, field.name)
-        flags |= flags_of(value) if dataclasses.is_dataclass(value) else {field.name: _flag(field.name)}
-    return flags | getattr(command, "FLAGS", {})
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _summary(command: Callable[..., Any]) -> str:

@@ -27,7 +27,7 @@ from .arguments import find_device
 
 Device = Literal["auto", "cpu", "cuda"]
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-Threads = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Threads = int | None
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Train:
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
-    parallel: tyro.conf.OmitArgPrefixes[ParallelData] = field(default_factory=ParallelData)
-    judged: tyro.conf.OmitArgPrefixes[ValidationData] = field(default_factory=ValidationData)
+    parallel: ParallelData = field(default_factory=ParallelData)
+    judged: ValidationData = field(default_factory=ValidationData)
 
     out: Path = Path("runs/translate")
     """Folder for the model and all else."""
@@ -57,8 +57,8 @@ class Train:
     dry_run: bool = False
     """Only print sizes, parameters and how often the text is read; train and write nothing."""
 
-    model: tyro.conf.OmitArgPrefixes[TranslatorSettings] = field(default_factory=TranslatorSettings)
-    training: tyro.conf.OmitArgPrefixes[TranslationTraining] = field(default_factory=TranslationTraining)
+    model: TranslatorSettings = field(default_factory=TranslatorSettings)
+    training: TranslationTraining = field(default_factory=TranslationTraining)
 
     def run(self, console: Console) -> None:
         """Do it."""
@@ -136,10 +136,10 @@ class Run:
     model: Model
     """The folder of a training, or an id on the Hugging Face Hub."""
 
-    input: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None  # the option is to be --input
+    input: Path | None = None  # the option is to be --input
     """Lines to translate. Default: the standard input."""
 
-    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    output: Path | None = None
     """File for the translations. Default: the standard output."""
 
     device: Device = "auto"
@@ -148,7 +148,7 @@ class Run:
     threads: Threads = None
     """Threads on the CPU. Default: torch's."""
 
-    decoding: tyro.conf.OmitArgPrefixes[Decoding] = field(default_factory=Decoding)
+    decoding: Decoding = field(default_factory=Decoding)
 
     def run(self, console: Console) -> None:
         """Do it."""
@@ -191,24 +191,24 @@ class Score:
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
     """The folder of a training, or an id on the Hugging Face Hub."""
 
-    parallel: tyro.conf.OmitArgPrefixes[ParallelData] = field(default_factory=ParallelData)
+    parallel: ParallelData = field(default_factory=ParallelData)
 
-    hypotheses: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    hypotheses: Path | None = None
     """Translations, instead of a model."""
 
-    references: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    references: Path | None = None
     """What they ought to be, line by line."""
 
-    words: Annotated[str, tyro.conf.arg(metavar="N,N")] = "8,12,16,24"
+    words: str = "8,12,16,24"
     """BLEU by length: most words of the sources in each part, but for the last."""
 
     tokenize: Literal["13a", "intl", "zh", "char", "none"] = "13a"
     """sacrebleu's tokenization of BLEU: zh for Chinese, char where words have no spaces."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: Path | None = None
     """File for the scores, and what they were made with, as JSON."""
 
-    translations: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    translations: Path | None = None
     """File for the model's translations."""
 
     device: Device = "auto"
@@ -217,7 +217,7 @@ class Score:
     threads: Threads = None
     """Threads on the CPU. Default: torch's."""
 
-    decoding: tyro.conf.OmitArgPrefixes[Decoding] = field(default_factory=Decoding)
+    decoding: Decoding = field(default_factory=Decoding)
 
     def run(self, console: Console) -> None:
         """Do it."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from ...errors import InputError
 from ..settings import check_range, listed
@@ -16,29 +14,29 @@ from ..settings import check_range, listed
 class DataSettings:
     """What to fine-tune on: GLUE's tasks by name, or a table of your own."""
 
-    task: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = None
+    task: str | None = None
     """GLUE's tasks, split by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; "all" takes every one."""
 
-    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    data: Path | None = None
     """A folder with GLUE as Parquet: cola/train.parquet, cola/validation.parquet... (train_subset.parquet for a part of
     it). Default: nyu-mll/glue from the Hugging Face Hub."""
 
-    train: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    train: Path | None = None
     """A task of your own: rows to train on, as .csv, .tsv, .jsonl or .parquet."""
 
-    validation: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    validation: Path | None = None
     """Your own task: rows to judge by."""
 
-    text: Annotated[str | None, tyro.conf.arg(metavar="COLUMN[,COLUMN]")] = None
+    text: str | None = None
     """Your own task: the column with the text, or two for a pair of texts."""
 
-    label: Annotated[str | None, tyro.conf.arg(metavar="COLUMN")] = None
+    label: str | None = None
     """Your own task: the column with the classes, or with --regression the numbers."""
 
     regression: bool = False
     """Your own task: predict a number instead of a class."""
 
-    train_rows: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    train_rows: int | None = None
     """Train on so many rows of each task only, drawn once for all runs."""
 
     def checked(self) -> DataSettings:
@@ -80,10 +78,10 @@ class TuningSettings:
     learning_rate: float = 3e-5
     """The learning rate's peak; it rises in the first tenth of the steps and falls to zero in the others."""
 
-    kernel_learning_rate: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    kernel_learning_rate: float | None = None
     """That of TISA's kernels, which are new while all else is pretrained. Default: the same as all else's."""
 
-    max_length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    max_length: int | None = None
     """Cut longer rows to so many tokens. Default: none is cut, and rows that don't fit the model are an error."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -27,7 +27,7 @@ from ...data.tokenizers import (
 )
 from ...data.windows import Windows, body_length, collate
 from ...errors import InputError
-from ...models import Electra, EncoderConfig, EncoderForMaskedLM, parse_blocks
+from ...models import Electra, ElectraPretrainingConfig, EncoderConfig, EncoderForMaskedLM, parse_blocks
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
@@ -93,11 +93,12 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
     """
     vocabulary = vocabulary or trained_vocabulary(64)
     options = parsed_options(model.position_options)
-    extra: dict[str, Any] = {}
+    kind, extra = EncoderConfig, {}
     if model.objective == "electra":
+        kind = ElectraPretrainingConfig
         extra = {"generator_size": model.generator_size, "discriminator_weight": model.discriminator_weight}
     try:
-        config = EncoderConfig(
+        config = kind(
             vocab_size=vocabulary.size,
             hidden_size=model.hidden_size,
             embedding_size=model.embedding_size,
@@ -121,7 +122,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
         )
         check_position_options(model.position, options)
     except ValueError as error:
-        raise as_setting(error, EncoderConfig.__dataclass_fields__) from None
+        raise as_setting(error, kind.__dataclass_fields__) from None
     # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
     count_parameters(config, model.objective)
     return config
@@ -142,7 +143,7 @@ def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
     try:
         return EncoderForMaskedLM(config) if objective == "mlm" else Electra(config)
     except (ValueError, TypeError) as error:
-        raise as_setting(error, EncoderConfig.__dataclass_fields__, config.position_options or ()) from None
+        raise as_setting(error, type(config).__dataclass_fields__, config.position_options or ()) from None
 
 
 def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:
@@ -258,11 +259,12 @@ def batch_costs(job: Job) -> dict[str, Cost]:
         length, batch_size, device = training.length, training.batch_size, job.device.type
         return cost(config, length, batch_size, predictions=predictions, device=device)
 
-    if job.model.objective == "mlm":
-        return {"model": of(job.config, targets)}
-    from ...models.electra import generator_config
-
-    return {"generator": of(generator_config(job.config), targets), "discriminator": of(job.config, 0)}
+    if isinstance(job.config, ElectraPretrainingConfig):
+        return {
+            "generator": of(job.config.generator_config(), targets),
+            "discriminator": of(job.config.discriminator_config(), 0),
+        }
+    return {"model": of(job.config, targets)}
 
 
 def settings_of(
@@ -308,14 +310,14 @@ def judge_electra(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple
 
 
 class Pretrainer(JudgedTrainer):
-    """Masked LM's or ELECTRA's; ``weight`` is what the discriminator's loss counts for."""
+    """Masked LM's or ELECTRA's; ``weight`` is that of the discriminator's loss, None for masked LM."""
 
-    def __init__(self, *, weight: float, **options: Any) -> None:
+    def __init__(self, *, weight: float | None, **options: Any) -> None:
         self.weight = weight
         super().__init__(**options)
 
     def means(self, found: dict[str, float]) -> dict[str, float]:
-        if "loss" in found:
+        if self.weight is None:
             return found
         # The joint loss is no mean of its own: its two parts are means over different tokens.
         return {"loss": found["generator_loss"] + self.weight * found["discriminator_loss"], **found}
@@ -348,7 +350,7 @@ def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
     def make(seconds: float, callbacks: list[TrainerCallback]) -> Pretrainer:
         optimizer = build_optimizer(model, training.learning_rate)
         return Pretrainer(
-            weight=job.config.discriminator_weight,
+            weight=job.model.discriminator_weight,
             course=course,
             training=loader(job.training_windows(), pinned=job.device.type == "cuda"),
             held_out=loader(job.held_out_windows()),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, Literal
 
 from ...errors import InputError
 from ..settings import check_range
@@ -45,19 +43,19 @@ class ModelSettings:
     """Layers: "4" are four (BERT), "1x4" is one layer used four times (ALBERT), "4-4-4" three blocks with a sequence
     half as long in each (Funnel-Transformer)."""
 
-    decoder_layers: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
+    decoder_layers: str | None = None
     """Full-length layers after several blocks, as "2" or "1x2". Default: 2, and 0 for one block."""
 
     position: str = "tisa"
     """Position method, or several joined by "+"; `whereformer positions` lists them."""
 
-    position_options: Annotated[str | None, tyro.conf.arg(metavar="JSON")] = None
+    position_options: str | None = None
     """The method's options as a JSON object, as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
 
     hidden_size: int = 128
     """Width of the encoder."""
 
-    embedding_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    embedding_size: int | None = None
     """Width of the token embeddings; narrower ones are projected up (ALBERT). Default: the encoder's."""
 
     num_heads: int = 4
@@ -70,10 +68,10 @@ class ModelSettings:
     """Dropout on hidden states and attention weights. Small models that read a text a few times do best without;
     0.1 for large ones."""
 
-    generator_size: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    generator_size: float | None = None
     """electra: the generator's width by the encoder's. Default: 0.25."""
 
-    discriminator_weight: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    discriminator_weight: float | None = None
     """electra: what the encoder's loss counts for, the generator's being 1. Default: 50."""
 
     def resolved(self) -> ModelSettings:
@@ -132,7 +130,7 @@ class TrainingSettings:
     learning_rate: float = 2e-3
     """The learning rate's peak; large models need less (BERT: 1e-4)."""
 
-    warmup: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    warmup: int | None = None
     """Steps in which the learning rate rises; it falls to zero in the others. Default: a tenth of them."""
 
     mask_rate: float = 0.15

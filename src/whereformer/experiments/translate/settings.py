@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from ...errors import InputError
 from ..pretrain.settings import canonical_options, parsed_options
@@ -35,16 +33,16 @@ def columns_of(field: str, text: str | None) -> tuple[str, str] | None:
 class ParallelData:
     """Parallel text: two aligned files, or tables with a column for each language."""
 
-    source: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    source: Path | None = None
     """Lines to translate from, UTF-8."""
 
-    target: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    target: Path | None = None
     """What they are in the other language, line by line."""
 
-    data: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = ()
+    data: tuple[Path, ...] = ()
     """Instead of both: .parquet, .jsonl, .csv or .tsv with both languages."""
 
-    columns: Annotated[str | None, tyro.conf.arg(metavar="FROM,TO")] = None
+    columns: str | None = None
     """The tables' columns, as en,de. Default: both, if there are two. A .tsv has a header where it holds these;
     without them, or with 1,2, its first line is text."""
 
@@ -81,13 +79,13 @@ class ParallelData:
 class ValidationData:
     """What to judge by on the way."""
 
-    validation: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = ()
+    validation: tuple[Path, ...] = ()
     """Tables of pairs to judge by, with the same columns. Default: one pair in twenty, 2000 at most, is held out."""
 
-    validation_source: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    validation_source: Path | None = None
     """The same as two aligned files."""
 
-    validation_target: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    validation_target: Path | None = None
     """The other of them."""
 
     def parallel(self, columns: str | None) -> ParallelData | None:
@@ -119,32 +117,32 @@ class TranslatorSettings:
     """Position method of the self-attention in encoder and decoder, or several joined by "+"; `whereformer positions`
     lists them."""
 
-    position_options: Annotated[str | None, tyro.conf.arg(metavar="JSON")] = None
+    position_options: str | None = None
     """The method's options as a JSON object, as '{"clip": 8}'; `whereformer positions` lists these too."""
 
     cross_position: str = "none"
     """Position method of the attention from target to source; papers have none."""
 
-    hidden_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    hidden_size: int | None = None
     """Width. Default: the preset's, as of the four below."""
 
-    num_heads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    num_heads: int | None = None
     """Attention heads; they must divide the width."""
 
-    intermediate_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    intermediate_size: int | None = None
     """Width within the feed-forward layers."""
 
-    encoder_layers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    encoder_layers: int | None = None
     """Layers that read."""
 
-    decoder_layers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    decoder_layers: int | None = None
     """Layers that write."""
 
     norm: Literal["pre", "post"] = "pre"
     """Where layers normalise: their input (pre, which also trains without care) or their sum (post, as in the
     papers)."""
 
-    dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    dropout: float | None = None
     """Dropout on embeddings and on what layers add. Default: 0.2 for small, 0.1 for base, 0.3 for big."""
 
     label_smoothing: float = 0.1
@@ -183,10 +181,10 @@ class TranslationTraining:
     accumulate: int = 1
     """So many batches make a step; for more tokens a step than memory has room for."""
 
-    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    steps: int | None = None
     """Training steps. Default: as --epochs says."""
 
-    epochs: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    epochs: float | None = None
     """How often the text is read. Default: 20."""
 
     learning_rate: float = 2e-3
@@ -198,7 +196,7 @@ class TranslationTraining:
     average: int = 5
     """The model is the mean of so many checkpoints, the last ones; 1 takes the last as it is."""
 
-    every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    every: int | None = None
     """Steps between checkpoints, each with a held-out score. Default: a twentieth of the steps."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -239,10 +237,10 @@ class Decoding:
     length_penalty: float = 0.6
     """A translation's log-probability is divided by its length to this power; more makes longer ones."""
 
-    batch_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    batch_tokens: int | None = None
     """Tokens of source lines that are translated at a time, padding included. Default: 512, on a GPU 8192."""
 
-    max_length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    max_length: int | None = None
     """Most tokens of a line. Default: what the model was trained with. Relative position methods also take more."""
 
     truncate: bool = False
