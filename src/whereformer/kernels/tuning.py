@@ -30,6 +30,13 @@ REPEATED_ROWS = 64
 MORE_GROUPS = 4
 """Times as many items and heads go together where tables of vectors are long, and so fewer rows of each."""
 
+ROW_TABLE_NUMBERS = 256
+"""Numbers a query that the Triton kernels keep of its products with a table of vectors, on average. Queries of a longer
+table go in parts of ``n_q * ROW_TABLE_NUMBERS`` numbers, so that memory grows with n alone."""
+
+FEWEST_TABLE_ROWS = 128
+"""Queries in such a part, at least, whatever the length of the table."""
+
 KEPT_BYTES = 2**24
 """Of attention's memory that waits for a thread's next call, at most."""
 

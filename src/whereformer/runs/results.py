@@ -19,10 +19,11 @@ def refuse_other_settings(out: Path, old: dict[str, Any], new: dict[str, Any]) -
         if old.get(name) == value:
             continue
         if name == "text":
-            raise InputError(f"--out: {out} holds results of other text; choose another folder")
+            raise InputError("out", f"{out} holds results of other text; choose another folder")
         raise InputError(
-            f"--out: {out} holds results with {name} {old.get(name)!r}, not {value!r}; "
-            "choose another folder, or the same settings to continue"
+            "out",
+            f"{out} holds results with {name} {old.get(name)!r}, not {value!r}; "
+            "choose another folder, or the same settings to continue",
         )
 
 
@@ -43,6 +44,6 @@ def read_results(path: Path, form: Any) -> dict[str, Any] | None:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            f"--out: {path} is not a complete result of this command; move it away or choose another folder"
+            "out", f"{path} is not a complete result of this command; move it away or choose another folder"
         ) from None
     return found

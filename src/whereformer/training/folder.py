@@ -48,10 +48,10 @@ class Folder:
         if file.exists():
             old = _read_json(file)
             if old.get("format") != FORMAT or not isinstance(old.get("settings"), dict):
-                raise InputError(f"--out: {file} is not of this command; choose another folder")
+                raise InputError("out", f"{file} is not of this command; choose another folder")
             refuse_other_settings(out, old["settings"], settings)
         elif self.path.exists():
-            raise InputError(f"--out: {self.path} is not of this command; choose another folder")
+            raise InputError("out", f"{self.path} is not of this command; choose another folder")
 
     def claim(self) -> None:
         """Keep the settings, so that later runs are held against them."""
@@ -92,7 +92,7 @@ def _read_json(file: Path) -> dict[str, Any]:
             return found
     except (OSError, ValueError):
         pass
-    raise InputError(f"--out: {file} is not complete; move it away or choose another folder")
+    raise InputError("out", f"{file} is not complete; move it away or choose another folder")
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -181,8 +181,9 @@ class Watch(TrainerCallback):
             if not math.isfinite(value):
                 rate = self.course.learning_rate
                 raise InputError(
-                    f"--learning-rate: {name} is not a number after {state.global_step} steps; {rate} is too high, "
-                    f"try {rate / 4} (and another --out), or more --warmup"
+                    "learning_rate",
+                    f"{name} is not a number after {state.global_step} steps; {rate} is too high, "
+                    f"try {rate / 4} (and another `out`), or more `warmup`",
                 )
         if "loss" in logs:
             self.loss = f", loss {logs['loss']:.3f}"

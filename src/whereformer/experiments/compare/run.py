@@ -23,11 +23,12 @@ from ...errors import InputError
 from ...files import write_atomically
 from ...models import EncoderConfig, EncoderForMaskedLM
 from ...positions import PositionRangeError, build_position
-from ...runs.machine import machine
 from ...runs.memory import peak_memory
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...runs.results import read_results, refuse_other_settings
 from ...training.held_out import evaluate, unigram_entropy
+from ...training.model_options import about_method
 from ...training.optimizer import build_optimizer, linear_schedule
 
 BASELINE = "none"
@@ -121,9 +122,10 @@ def prepare_text(documents: Sequence[str], sizes: Sizes, data: Sequence[str], co
     longest = max(max(LENGTH_FACTORS) * sizes.length, HeldOut.GROUP)
     if len(streams[1]) < longest or len(streams[0]) < longest:
         raise InputError(
-            f"--data: too little text: {len(streams[0])} training and {len(streams[1])} held-out tokens, "
+            "data",
+            f"too little text: {len(streams[0])} training and {len(streams[1])} held-out tokens, "
             f"expected at least {longest} of each to judge {longest} tokens at a time; give more text or "
-            "a smaller --length"
+            "a smaller `length`",
         )
     write_atomically(out / "tokenizer.json", tokenizer.to_str())
     size = tokenizer.get_vocab_size()
@@ -279,8 +281,9 @@ def check_finite(loss: float, sizes: Sizes, position: str, step: int) -> None:
     """
     if not math.isfinite(loss):
         raise InputError(
-            f"--learning-rate: the loss of {position!r} is not a number after {step} steps; "
-            f"{sizes.learning_rate} is too high, try {sizes.learning_rate / 4}"
+            "learning_rate",
+            f"the loss of {position!r} is not a number after {step} steps; "
+            f"{sizes.learning_rate} is too high, try {sizes.learning_rate / 4}",
         )
 
 
@@ -381,7 +384,7 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
     """
     chosen = list(dict.fromkeys("".join(name.split()) for name in names if name.strip()))
     if not chosen:
-        raise InputError("--positions: expected at least one method, got none")
+        raise InputError("positions", "expected at least one method, got none")
     for name in chosen:
         try:
             build_position(
@@ -391,7 +394,7 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
                 max_length=sizes.length,
             )
         except (ValueError, TypeError) as error:
-            raise InputError(f"--positions: {error}") from None
+            raise about_method(error, "positions") from None
     return chosen
 
 
@@ -410,7 +413,7 @@ def run(
     held_out = HeldOut(text.held_out, HELD_OUT_RATE, text.vocab_size)
     missing = [(name, seed) for seed in seeds for name in positions if results.get(name, seed) is None]
     results.data["text"] = text.facts
-    results.data["machine"] = machine(device)
+    results.data |= provenance(device)
     results.data["predicted_tokens"] = int((held_out.labels != IGNORED).sum())
     # A run's judging takes about as long as a tenth of its training, the speed rounds a step each.
     judging = max(1, sizes.steps // 10)

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 from transformers import AutoTokenizer, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from ... import __version__
 from ...data import batches, rows
 from ...data.corpus import fingerprint
 from ...data.glue import Data
@@ -28,10 +27,11 @@ from ...errors import InputError
 from ...files import write_atomically
 from ...models import EncoderConfig, EncoderForSequenceClassification, load_pretrained
 from ...positions import PositionRangeError
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...runs.results import read_results, refuse_other_settings
 from ...training import metrics
+from ...training.model_options import about_method
 from ...training.optimizer import build_optimizer, linear_schedule
 from ...training.trainer import quiet_transformers, training_arguments
 from .settings import TuningSettings
@@ -116,14 +116,14 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
     Raises:
         InputError: if there is none.
     """
-    option, where = ("model", model) if path is None else ("tokenizer", path)
+    field, where = ("model", model) if path is None else ("tokenizer", path)
     try:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except Exception as error:
         # The libraries raise what they like for a missing or broken file.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"--{option}: no tokenizer can be read from {where!r} ({reason})") from None
+        raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})") from None
 
 
 def load(
@@ -151,18 +151,19 @@ def load(
             **variant.options,
         )
     except OSError as error:
-        raise InputError(f"--model: {error}") from None
+        raise InputError("model", str(error)) from None
     except (ValueError, TypeError) as error:
         if variant.position is None:
-            raise InputError(f"--model: {error}") from None
+            raise InputError("model", str(error)) from None
         # What is wrong with the model is wrong without the method as well.
         own = load(model, Variant(OWN, None), classes)
         if variant.kernels is not None and "tisa" in own.config.position.split("+"):
             raise InputError(
-                "--kernels: the model was pretrained with TISA, whose kernels stay as many as they are; --position own "
-                "takes it as it is"
+                "kernels",
+                "the model was pretrained with TISA, whose kernels stay as many as they are; `position` own "
+                "takes it as it is",
             ) from None
-        raise InputError(f"--position: {error}") from None
+        raise about_method(error, "position") from None
     assert isinstance(found, EncoderForSequenceClassification)
     return found if device is None else found.to(device)
 
@@ -204,7 +205,7 @@ def prepare(job: Job) -> tuple[list[Encoded], dict[str, Any]]:
             if not tasks:
                 rows.check_tokenizer(job.tokenizer, model.config.vocab_size)
                 if job.tuning.packed and "-" in model.config.blocks:
-                    raise InputError("--packed: a funnel would pool over the ends of rows; leave it out")
+                    raise InputError("packed", "a funnel would pool over the ends of rows; leave it out")
                 facts["weights"] = _hash(model)
                 tasks = [encode(job, data, model.config) for data in job.tasks]
                 splits = [split for task in tasks for split in task.all]
@@ -217,9 +218,10 @@ def prepare(job: Job) -> tuple[list[Encoded], dict[str, Any]]:
             except PositionRangeError as error:
                 limit = model.config.max_position_embeddings - tasks[0].train.end
                 raise InputError(
-                    f"--max-length: {sum(length > limit for length in lengths):,} rows are longer than the {limit} "
-                    f"tokens that the model covers, the longest has {max(lengths)}; say --max-length {limit} to cut "
-                    f"them ({error})"
+                    "max_length",
+                    f"{sum(length > limit for length in lengths):,} rows are longer than the {limit} "
+                    f"tokens that the model covers, the longest has {max(lengths)}; say `max_length` {limit} to cut "
+                    f"them ({error})",
                 ) from None
             positional = {
                 name: parameter.numel()
@@ -274,22 +276,20 @@ class Results:
                 new = task.facts()
                 old = found["tasks"].get(name, new)
                 if old["fingerprint"] != new["fingerprint"]:
-                    raise InputError(f"--out: {out} holds results of other rows of {name}; choose another folder")
+                    raise InputError("out", f"{out} holds results of other rows of {name}; choose another folder")
                 for fact in ("classes", "metrics"):
                     if old[fact] != new[fact]:
                         raise InputError(
-                            f"--out: {out} holds results of {name} with {fact} {old[fact]}, not {new[fact]}; choose "
-                            "another folder"
+                            "out",
+                            f"{out} holds results of {name} with {fact} {old[fact]}, not {new[fact]}; choose "
+                            "another folder",
                         )
             self.data = found
         self.data["model"] = job.model
         self.data["tasks"] |= {task.data.task.name: task.facts() for task in tasks}
         self.data["parameters"] = {**self.data.get("parameters", {}), **facts["parameters"]}
-        self.data["machine"] = machine(job.device)
-        self.data["versions"] = {
-            "whereformer": __version__,
-            **{name: version(name) for name in ("torch", "transformers", "tokenizers", "scikit-learn", "scipy")},
-        }
+        self.data |= provenance(job.device)
+        self.data["versions"] |= {name: version(name) for name in ("tokenizers", "scikit-learn", "scipy")}
         variants = [variant for setting in job.settings for variant in setting.variants]
         self.data["shown"] = {
             "positions": [setting.position for setting in job.settings],
@@ -365,8 +365,9 @@ class Watch(TrainerCallback):
         for name, value in (logs or {}).items():
             if name in ("loss", "grad_norm") and not math.isfinite(value):
                 raise InputError(
-                    f"--learning-rate: {name} is not a number after {state.global_step} steps; {self.rate} is too "
-                    f"high, try {self.rate / 4} and another --out"
+                    "learning_rate",
+                    f"{name} is not a number after {state.global_step} steps; {self.rate} is too "
+                    f"high, try {self.rate / 4} and another `out`",
                 )
         if logs and "loss" in logs:
             self.losses.append({"step": state.global_step, "loss": round(logs["loss"], 4)})
@@ -450,7 +451,7 @@ def finetune(
     for name, split in encoded.judged.items():
         logits = predict(model, split, job.tuning)
         if not np.isfinite(logits).all():
-            raise InputError(f"--learning-rate: {variant.name} predicts what is not a number; try a lower one")
+            raise InputError("learning_rate", f"{variant.name} predicts what is not a number; try a lower one")
         scores[name] = metrics.score(task.metrics, split.labels, logits)
     run = {"scores": scores, "seconds": round(seconds, 2), "cpu_seconds": round(cpu_seconds, 2), "train_loss": losses}
     return run, head_curves(model)

@@ -28,12 +28,12 @@ from ...data.tokenizers import (
 from ...data.windows import Windows, body_length, collate
 from ...errors import InputError
 from ...models import Electra, EncoderConfig, EncoderForMaskedLM, parse_blocks
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
 from ...training.held_out import unigram_entropy
 from ...training.judged import Course, JudgedTrainer, Watch, train
-from ...training.model_options import check_position_options, named, parameters
+from ...training.model_options import as_setting, check_position_options, parameters
 from ...training.optimizer import build_optimizer, linear_schedule
 from ...training.trainer import quiet_transformers, training_arguments
 from ..compare import run as compare
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 HELD_OUT_WINDOWS = 1024
 """Held-out windows that are scored, at most; more would only take time."""
-OPTIONS = {"num_attention_heads": "num-heads", "hidden_dropout_prob": "dropout"}
-"""What fields of the configuration are called on the command line, where that differs."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def prepare_text(documents: Sequence[str], source: str, tokenizer: Path | None, 
     """
     training, held_out = corpus.split_documents(documents)
     chosen = fit_tokenizer(training, vocab_size) if tokenizer is None else load_tokenizer(tokenizer)
-    vocabulary = vocabulary_of(chosen, "--vocab-size" if tokenizer is None else "--tokenizer")
+    vocabulary = vocabulary_of(chosen, "vocab_size" if tokenizer is None else "tokenizer")
     streams = [token_stream(chosen.backend_tokenizer, pieces, vocabulary.sep) for pieces in (training, held_out)]
     facts = {
         "source": source,
@@ -91,7 +89,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
     """The encoder's configuration; without a vocabulary, to check all else.
 
     Raises:
-        InputError: for a combination that fits no model; the message names the option.
+        InputError: for a combination that fits no model; naming the field.
     """
     vocabulary = vocabulary or trained_vocabulary(64)
     options = parsed_options(model.position_options)
@@ -123,7 +121,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
         )
         check_position_options(model.position, options)
     except ValueError as error:
-        raise named(error, EncoderConfig, OPTIONS) from None
+        raise as_setting(error, EncoderConfig.__dataclass_fields__) from None
     # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
     count_parameters(config, model.objective)
     return config
@@ -144,7 +142,7 @@ def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
     try:
         return EncoderForMaskedLM(config) if objective == "mlm" else Electra(config)
     except (ValueError, TypeError) as error:
-        raise named(error, EncoderConfig, OPTIONS, config.position_options or ()) from None
+        raise as_setting(error, EncoderConfig.__dataclass_fields__, config.position_options or ()) from None
 
 
 def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:
@@ -186,14 +184,15 @@ class Job:
         length, padding = self.training.length, end_padding(self.config)
         if body_length(length, padding) < 4:
             raise InputError(
-                f"--length: expected at least {6 + padding} for blocks {self.config.blocks!r}, got {length}"
+                "length", f"expected at least {6 + padding} for blocks {self.config.blocks!r}, got {length}"
             )
         body = self.body
         for name, stream in (("training", self.text.training), ("held-out", self.text.held_out)):
             if len(stream) < body:
                 raise InputError(
-                    f"--data: too little text: {len(stream)} {name} tokens, expected at least {body} for one window; "
-                    "give more text or a smaller --length"
+                    "data",
+                    f"too little text: {len(stream)} {name} tokens, expected at least {body} for one window; "
+                    "give more text or a smaller `length`",
                 )
 
     @property
@@ -340,7 +339,7 @@ def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
         epochs=lambda step: step * job.rows_per_step / job.rows_per_pass,
         tokens_seen=lambda step: step * job.rows_per_step * (job.body + 2),
     )
-    facts = {"text": job.text.facts, "machine": machine(job.device), **job.facts()}
+    facts = {"text": job.text.facts, **provenance(job.device), **job.facts()}
     watch = Watch(course, folder, facts, progress)
 
     def loader(windows: Windows, *, pinned: bool = False) -> DataLoader[dict[str, Tensor]]:

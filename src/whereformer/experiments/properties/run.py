@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -21,8 +20,8 @@ from ...errors import InputError
 from ...files import write_atomically
 from ...models import EncoderForMaskedLM
 from ...positions import build_position
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...runs.results import read_results, refuse_other_settings
 from ...training.trainer import quiet_transformers
 from ..compare import run as compare
@@ -72,8 +71,9 @@ class Comparison:
         folder = compare.model_folder(self.folder, position, self.seed(position))
         if not (folder / "config.json").is_file():
             raise InputError(
-                f"--results: {self.folder} has no trained model of {position!r} ({folder} is missing); "
-                "run whereformer compare again, which keeps them"
+                "results",
+                f"{self.folder} has no trained model of {position!r} ({folder} is missing); "
+                "run whereformer compare again, which keeps them",
             )
         with quiet_transformers():
             model: EncoderForMaskedLM = EncoderForMaskedLM.from_pretrained(folder)
@@ -98,33 +98,33 @@ def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comp
     try:
         data = read_results(path, compare.FORMAT)
         if data is None:
-            raise InputError
+            raise InputError("results", "no results")
         sizes = sizes_of(data["settings"])
         facts = data["text"]
         given, column = facts["data"], facts["column"]
     except (InputError, KeyError, TypeError):
-        raise InputError(f"--results: {path} is not there, or no result of whereformer compare") from None
+        raise InputError("results", f"{path} is not there, or no result of whereformer compare") from None
     check_one_block(sizes, "results")
     comparison = Comparison(folder, data, _held_out(folder, data, given, column))
     names = comparison.positions if positions is None else list(positions)
     for name in names:
         if name not in comparison.positions:
             raise InputError(
-                f"--positions: {folder} has no {name!r} to judge; it has {', '.join(comparison.positions) or 'none'}"
+                "positions", f"{folder} has no {name!r} to judge; it has {', '.join(comparison.positions) or 'none'}"
             )
     if not names:
-        raise InputError(f"--results: {folder} has no method besides the baseline")
+        raise InputError("results", f"{folder} has no method besides the baseline")
     return comparison, names
 
 
-def check_one_block(sizes: compare.Sizes, option: str) -> None:
+def check_one_block(sizes: compare.Sizes, field: str) -> None:
     """Raise if the encoder pools.
 
     Raises:
-        InputError: naming the option.
+        InputError: naming the field.
     """
     if "-" in sizes.blocks:
-        raise InputError(f"--{option}: expected encoders of one block, got blocks {sizes.blocks!r}")
+        raise InputError(field, f"expected encoders of one block, got blocks {sizes.blocks!r}")
 
 
 def _held_out(folder: Path, data: dict[str, Any], given: Sequence[str], column: str | None) -> HeldOut:
@@ -132,13 +132,13 @@ def _held_out(folder: Path, data: dict[str, Any], given: Sequence[str], column: 
     try:
         documents = corpus.documents_of(given, column)
     except InputError as error:
-        raise InputError(f"--results: the text of {folder} can't be read again ({error})") from None
+        raise InputError("results", f"the text of {folder} can't be read again ({error})") from None
     if corpus.fingerprint(documents) != data["settings"]["text"]:
-        raise InputError(f"--results: the text of {folder} is not what it was; run whereformer compare again")
+        raise InputError("results", f"the text of {folder} is not what it was; run whereformer compare again")
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the tokenizers library raises nothing narrower
-        raise InputError(f"--results: cannot read {folder / 'tokenizer.json'} ({error})") from None
+        raise InputError("results", f"cannot read {folder / 'tokenizer.json'} ({error})") from None
     stream = token_stream(tokenizer, corpus.split_documents(documents)[1])
     return HeldOut(stream, compare.HELD_OUT_RATE, tokenizer.get_vocab_size())
 
@@ -163,7 +163,7 @@ class Results:
             refuse_other_settings(out, found["settings"], settings)
             self.data = found
         self.data["text"] = {name: value for name, value in comparison.data["text"].items() if name != "data"}
-        self.data["machine"] = machine(torch.device("cpu"))
+        self.data |= provenance()
         self.data["thresholds"] = ticks.THRESHOLDS
 
     def get(self, position: str) -> dict[str, Any] | None:

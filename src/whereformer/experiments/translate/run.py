@@ -30,11 +30,11 @@ from ...errors import InputError
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...models.smoothed import IGNORED
 from ...positions import describe
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
 from ...training.judged import Course, JudgedTrainer, Watch, judge_all, train
-from ...training.model_options import check_position_options, named, parameters
+from ...training.model_options import about_method, as_setting, check_position_options, parameters
 from ...training.optimizer import build_optimizer, inverse_sqrt_schedule
 from ...training.trainer import quiet_transformers, training_arguments
 from ..pretrain.settings import parsed_options
@@ -42,9 +42,6 @@ from .settings import Decoding, TranslationTraining, TranslatorSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-OPTIONS = {"num_attention_heads": "num-heads", "hidden_dropout_prob": "dropout"}
-"""What fields of the configuration are called on the command line, where that differs."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +110,9 @@ def prepare(training: Pairs, held_out: Pairs, vocab_size: int, max_length: int) 
         fits = (sides[0].lengths <= max_length) & (sides[1].lengths <= max_length)
         if not fits.any():
             raise InputError(
-                f"--max-length: no {name.replace('_', '-')} pair of {pairs.name} has text on both sides and at most "
-                f"{max_length} tokens on each"
+                "max_length",
+                f"no {name.replace('_', '-')} pair of {pairs.name} has text on both sides and at most "
+                f"{max_length} tokens on each",
             )
         chosen = fits.nonzero().flatten()
         found[name] = Examples(sides[0].chosen(chosen), sides[1].chosen(chosen))
@@ -135,14 +133,14 @@ def build_config(model: TranslatorSettings, training: TranslationTraining, vocab
     """The model's configuration, after building the model without memory, so that what does not fit is told at once.
 
     Raises:
-        InputError: for a combination that fits no model; the message names the option.
+        InputError: for a combination that fits no model; naming the field.
     """
     options = parsed_options(model.position_options)
     for part in model.cross_position.split("+"):
         try:
             describe(part.strip())
         except ValueError as error:
-            raise InputError(f"--cross-position: {error}") from None
+            raise about_method(error, "cross_position") from None
     sizes = {
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_heads,
@@ -171,9 +169,7 @@ def build_config(model: TranslatorSettings, training: TranslationTraining, vocab
         with torch.device("meta"):
             Seq2SeqForConditionalGeneration(config)
     except (ValueError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise named(error, Seq2SeqConfig, OPTIONS, options) from None
+        raise as_setting(error, Seq2SeqConfig.__dataclass_fields__, options) from None
     return config
 
 
@@ -323,7 +319,7 @@ class Averaging(TrainerCallback):
         self.keep(newest)
         for step in sorted(self.steps):
             if step <= newest and not self.file(step).exists():
-                raise InputError(f"--out: {self.file(step)} is missing, which the model is to be a mean of")
+                raise InputError("out", f"{self.file(step)} is missing, which the model is to be a mean of")
 
     def file(self, step: int) -> Path:
         """Where the weights after a step are."""
@@ -352,7 +348,7 @@ def run(job: Job, folder: Folder, progress: Progress) -> dict[str, Any]:
     training, course = job.training, job.course
     torch.manual_seed(training.seed)
     model = Seq2SeqForConditionalGeneration(job.config).to(job.device)
-    watch = Watch(course, folder, {"text": job.text.facts, "machine": machine(job.device), **job.facts()}, progress)
+    watch = Watch(course, folder, {"text": job.text.facts, **provenance(job.device), **job.facts()}, progress)
     averaging = Averaging(folder, job.averaged_steps)
     newest = folder.newest_checkpoint()
     if newest is not None:
