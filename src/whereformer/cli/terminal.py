@@ -16,7 +16,8 @@ from rich.table import Table
 
 from ..experiments.bench.cases import FLOOR
 from ..experiments.bench.run import Row as BenchRow
-from ..experiments.compare.summary import Cell, Row
+from ..experiments.compare.ranking import RankedMethod
+from ..experiments.seeds import Spread
 from ..runs.progress import Progress as Listener
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Bar(Listener):
         self.console.print(text, highlight=False)
 
 
-def print_ranking(console: Console, rows: Sequence[Row], length: int) -> None:
+def print_ranking(console: Console, rows: Sequence[RankedMethod], length: int) -> None:
     """The table of a comparison, at most 100 columns wide."""
     table = Table(
         title=f"Held-out masked-LM loss, trained on {length} tokens at a time (lower is better)",
@@ -103,7 +104,7 @@ def print_ranking(console: Console, rows: Sequence[Row], length: int) -> None:
     )
 
 
-def _loss(cell: Cell) -> str:
+def _loss(cell: Spread) -> str:
     if cell.median is None or cell.low is None or cell.high is None:
         return "cannot"
     if cell.low == cell.high:
@@ -282,7 +283,7 @@ def print_gains(console: Console, tables: Sequence[GainsTable]) -> None:
     )
 
 
-def _score(cell: Cell | None) -> str:
+def _score(cell: Spread | None) -> str:
     if cell is None or cell.median is None or cell.low is None or cell.high is None:
         return "-"
     return f"{cell.median:.1f}" + (f"\n{cell.low:.1f} to {cell.high:.1f}" if cell.low != cell.high else "")

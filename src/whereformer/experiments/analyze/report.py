@@ -65,7 +65,7 @@ def build_report(models: Sequence[ModelFindings], facts: dict[str, Any]) -> str:
     pixels = next(size for most, size in PIXELS.items() if len(named) <= most)
     groups = {name: value for name, value in facts.items() if isinstance(value, dict)}
     return page.render(
-        "analyze.html.j2",
+        TEMPLATE,
         title=f"What did {models[0].name if len(models) == 1 else 'they'} learn about position?",
         version=__version__,
         verdict=verdict(models),
@@ -300,7 +300,7 @@ def _panel(
     )  # fmt: skip
     measured = None if attention is None else percent(explained_by_offset(attention, head))
     more = page.render(
-        "head.html.j2",
+        TEMPLATE.with_name("head.html.j2"),
         head=head,
         fits=[(fit.amplitude.shape[-1], percent(float(fit.explained), 1), kernels_of(fit)) for fit in fits],
         measured=measured,

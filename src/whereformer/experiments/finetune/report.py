@@ -173,7 +173,7 @@ def build_report(results: dict[str, Any]) -> str:
     """The page; equal results give equal pages."""
     found = tables(results)
     return page.render(
-        "finetune.html.j2",
+        TEMPLATE,
         title="What does position add to a pretrained model?",
         version=__version__,
         verdict=verdict(found),

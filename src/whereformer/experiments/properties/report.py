@@ -63,7 +63,7 @@ def _notes(rows: Sequence[ticks.Row]) -> list[tuple[str, list[str]]]:
 def build_report(data: dict[str, Any], rows: Sequence[ticks.Row]) -> str:
     """The page; equal results give equal pages."""
     return page.render(
-        "properties.html.j2",
+        TEMPLATE,
         title="What can each position method do?",
         version=__version__,
         verdict=verdict(rows),
