@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..experiments.bench.tune import Row as TuneRow
     from ..experiments.finetune.run import Encoded, Job
     from ..experiments.finetune.summary import Table as GainsTable
-    from ..experiments.properties.summary import Row as TicksRow
+    from ..experiments.properties.ticks import MethodTicks
 
 
 class Bar(Listener):
@@ -456,9 +456,9 @@ def print_distilling(console: Console, results: dict[str, Any]) -> None:
     console.print(table)
 
 
-def print_properties(console: Console, rows: Sequence[TicksRow]) -> None:
+def print_properties(console: Console, rows: Sequence[MethodTicks]) -> None:
     """What each method can do, at most 100 columns wide, and where that is not what the paper says."""
-    from ..experiments.properties import summary as ticks
+    from ..experiments.properties import ticks
 
     table = Table(title="What each position method can do, measured", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("position", no_wrap=True)
@@ -473,8 +473,8 @@ def print_properties(console: Console, rows: Sequence[TicksRow]) -> None:
     for name, meaning in ticks.MEANINGS.items():
         console.print(f"{ticks.title(name)}: {meaning}", style="dim", highlight=False)
     for heading, lines in (
-        ("Not decided, or not possible:", ticks.open_ticks(list(rows))),
-        ("* Where Table 1 of the TISA paper says otherwise:", ticks.disagreements(list(rows))),
+        ("Not decided, or not possible:", ticks.open_ticks(rows)),
+        ("* Where Table 1 of the TISA paper says otherwise:", ticks.disagreements(rows)),
     ):
         if lines:
             console.print(f"\n{heading}", style="bold", highlight=False)
