@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..analysis import PaperRow
     from ..analysis.findings import HeadFindings, ModelFindings
     from ..experiments.bench.tune import Row as TuneRow
-    from ..experiments.finetune.run import Encoded, Job
-    from ..experiments.finetune.summary import Table as GainsTable
+    from ..experiments.finetune.gains import GainsTable
+    from ..experiments.finetune.prepare import Checked, Job
     from ..experiments.properties.ticks import MethodTicks
 
 
@@ -234,31 +234,31 @@ def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:
     )
 
 
-def print_finetuning(console: Console, job: Job, tasks: Sequence[Encoded], facts: dict[str, Any]) -> None:
+def print_finetuning(console: Console, job: Job, checked: Checked) -> None:
     """What a fine-tuning is about to do: its tasks and models."""
-    for encoded in tasks:
+    for encoded in checked.tasks:
         found = encoded.facts()
-        rows = ", ".join(f"{split} {count:,}" for split, count in found["rows"].items())
-        tokens = found["tokens_of_a_row"]
+        rows = ", ".join(f"{split} {count:,}" for split, count in found.rows.items())
+        tokens = found.tokens_of_a_row
         lines = [
-            f"{encoded.data.task.name}: {rows} rows from {found['source']}; median {tokens['median']} tokens, "
+            f"{encoded.data.task.name}: {rows} rows from {found.source}; median {tokens['median']} tokens, "
             f"longest {tokens['most']}; {job.steps(encoded):,} steps a run"
         ]
-        if found["subsets"]:
-            lines.append(f"  only a part of {', '.join(found['subsets'])}: not to be compared with published scores")
-        if found["cut_rows"]:
-            lines.append(f"  {found['cut_rows']:,} rows cut to {job.tuning.max_length} tokens")
+        if found.subsets:
+            lines.append(f"  only a part of {', '.join(found.subsets)}: not to be compared with published scores")
+        if found.cut_rows:
+            lines.append(f"  {found.cut_rows:,} rows cut to {job.tuning.max_length} tokens")
         say(console, *lines)
     models = []
-    for name, count in facts["parameters"].items():
+    for name, count in checked.parameters.items():
         # Trained positions that another method replaces are not to go without a word.
-        fresh = f", {count['fresh']:,} of them fresh" if count["fresh"] else ""
-        models.append(f"{name} ({count['all']:,} parameters, {count['position']:,} of position{fresh})")
-    total = len(tasks) * len(models) * len(job.seeds)
+        fresh = f", {count.fresh:,} of them fresh" if count.fresh else ""
+        models.append(f"{name} ({count.all:,} parameters, {count.position:,} of position{fresh})")
+    total = len(checked.tasks) * len(models) * len(job.seeds)
     say(
         console,
         f"models: {'; '.join(models)}",
-        f"{total} runs: {len(tasks)} tasks, {len(models)} models, {len(job.seeds)} seeds",
+        f"{total} runs: {len(checked.tasks)} tasks, {len(models)} models, {len(job.seeds)} seeds",
     )
 
 

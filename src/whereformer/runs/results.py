@@ -1,7 +1,7 @@
 """Results as dataclasses that are saved to JSON files and loaded from them.
 
-An experiment's ``results.py`` declares its dataclasses, so a field's name stands in one place and is checked when a file
-is read. Which file it is says ``format``, an entry beside the fields; a new format gets a new number.
+An experiment's ``results.py`` declares its dataclasses. So each field's name stands in one place, and a file is checked
+when it is read. Beside the fields a file has its ``format``, which changes when old files can't be read any more.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from ..files import write_atomically
 Record = TypeVar("Record")
 
 
+@dataclass(frozen=True)
 class Results:
     """A base for dataclasses that are the whole content of a file."""
 
@@ -110,7 +111,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def from_json(kind: type[Record], value: Any, where: str = "") -> Record:
     """A dataclass from what JSON made of it.
 
-    Fields that the value lacks take their defaults, and entries that are no fields are dropped: another version wrote it.
+    Another version may have written it: fields that it lacks take their defaults, and entries that are no fields are
+    dropped.
 
     Args:
         kind: the dataclass.

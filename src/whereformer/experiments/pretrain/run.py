@@ -25,9 +25,9 @@ from ...data.tokenizers import (
     trained_vocabulary,
     vocabulary_of,
 )
-from ...data.windows import Windows, body_length, collate
+from ...data.windows import Windows, body_length, collate, end_padding
 from ...errors import InputError
-from ...models import Electra, EncoderConfig, EncoderForMaskedLM, parse_blocks
+from ...models import Electra, EncoderConfig, EncoderForMaskedLM
 from ...runs.machine import machine
 from ...runs.progress import Progress
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
@@ -127,12 +127,6 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
     # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
     count_parameters(config, model.objective)
     return config
-
-
-def end_padding(config: EncoderConfig) -> int:
-    """How many [PAD] end a window: as many as the poolings of a funnel that truncates drop, so that no text is lost."""
-    poolings = len(parse_blocks(config.blocks)) - 1
-    return 2**poolings - 1 if config.separate_cls and config.truncate_seq else 0
 
 
 def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
