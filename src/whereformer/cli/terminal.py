@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from ..experiments.bench.tune import Row as TuneRow
     from ..experiments.finetune.gains import GainsTable
     from ..experiments.finetune.prepare import Checked, Job
+    from ..experiments.pretrain.results import PretrainPlan
     from ..experiments.properties.ticks import MethodTicks
+    from ..experiments.translate.results import TranslationFacts, TranslationPlan
+    from ..training.results import TrainingPlan
+    from ..training.text import TextFacts
 
 
 class Bar(Listener):
@@ -200,19 +204,27 @@ def say(console: Console, *lines: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def print_plan(console: Console, text: dict[str, Any], blocks: str, steps: int, plan: dict[str, Any]) -> None:
+def print_plan(console: Console, text: TextFacts, blocks: str, steps: int, plan: PretrainPlan) -> None:
     """What a pretraining run is about to do: the text, the model and how often it reads the text."""
-    lengths = ", ".join(f"{length:,}" for length in plan["block_lengths"])
+    lengths = ", ".join(f"{length:,}" for length in plan.block_lengths)
     lines = (
-        f"text: {text['training_tokens']:,} training and {text['held_out_tokens']:,} held-out tokens from "
-        f"{text['source']}; guessing by frequency: loss {text['unigram_entropy']:.2f}",
-        f"model: {plan['parameters']:,} parameters, of them {plan['embedding_parameters']:,} embeddings of "
-        f"{text['vocabulary']:,} tokens and {plan['positional_parameters']:,} of position; "
-        f"blocks {blocks} of {lengths} tokens",
-        f"training: {steps:,} steps of {plan['tokens_per_step']:,} tokens; the text is {plan['steps_per_epoch']:,.1f} "
-        f"steps long and read {plan['epochs']:,.1f} times",
+        f"text: {text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from "
+        f"{text.source}; guessing by frequency: loss {text.unigram_entropy:.2f}",
+        f"{_model_size(plan, text.vocabulary)}; blocks {blocks} of {lengths} tokens",
+        f"training: {steps:,} steps of {plan.tokens_per_step:,} tokens; {_passes(plan)}",
     )
     say(console, *lines)
+
+
+def _model_size(plan: TrainingPlan, vocabulary: int) -> str:
+    return (
+        f"model: {plan.parameters:,} parameters, of them {plan.embedding_parameters:,} embeddings of "
+        f"{vocabulary:,} tokens and {plan.positional_parameters:,} of position"
+    )
+
+
+def _passes(plan: TrainingPlan) -> str:
+    return f"the text is {plan.steps_per_epoch:,.1f} steps long and read {plan.epochs:,.1f} times"
 
 
 def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:
@@ -289,26 +301,27 @@ def _score(cell: Spread | None) -> str:
     return f"{cell.median:.1f}" + (f"\n{cell.low:.1f} to {cell.high:.1f}" if cell.low != cell.high else "")
 
 
-def print_translation_plan(console: Console, text: dict[str, Any], plan: dict[str, Any], max_length: int) -> None:
+def print_translation_plan(console: Console, text: TranslationFacts, plan: TranslationPlan, max_length: int) -> None:
     """What a translation training is about to do: the text, the model and how often it reads the text."""
     lines = []
-    for name, part in (("training", text["training"]), ("held-out", text["held_out"])):
+    for name, part in (("training", text.training), ("held-out", text.held_out)):
         left_out = [
-            f"{part[kind]:,} {told}"
-            for kind, told in (("empty", "with an empty line"), ("too_long", f"of more than {max_length} tokens"))
-            if part[kind]
+            f"{count:,} {why}"
+            for count, why in (
+                (part.empty, "with an empty line"),
+                (part.too_long, f"of more than {max_length} tokens"),
+            )
+            if count
         ]
         lines.append(
-            f"{name}: {part['pairs']:,} pairs, {part['source_tokens']:,} and {part['target_tokens']:,} tokens, a line "
-            f"at most {part['longest']}" + (f"; left out: {', '.join(left_out)}" if left_out else "")
+            f"{name}: {part.pairs:,} pairs, {part.source_tokens:,} and {part.target_tokens:,} tokens, a line "
+            f"at most {part.longest}" + (f"; left out: {', '.join(left_out)}" if left_out else "")
         )
     say(
         console,
         *lines,
-        f"model: {plan['parameters']:,} parameters, of them {plan['embedding_parameters']:,} embeddings of "
-        f"{text['vocabulary']:,} tokens and {plan['positional_parameters']:,} of position",
-        f"training: {plan['steps']:,} steps of about {plan['tokens_per_step']:,} tokens; the text is "
-        f"{plan['steps_per_epoch']:,.1f} steps long and read {plan['epochs']:,.1f} times",
+        _model_size(plan, text.vocabulary),
+        f"training: {plan.steps:,} steps of about {plan.tokens_per_step:,} tokens; {_passes(plan)}",
     )
 
 

@@ -32,13 +32,14 @@ class Results:
     """How deep each level of the file is indented; None puts all on one line."""
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all.
+        """Write the file, whole or not at all. Fields that are None are left out; they have that default.
 
         Raises:
             ValueError: for a number that is not finite.
         """
-        content = {"format": self.FORMAT, "date": date.today().isoformat(), **asdict(self)}
-        write_json(path, content, indent=self.INDENT)
+        content = {name: value for name, value in asdict(self).items() if value is not None}
+        today = date.today().isoformat()
+        write_json(path, {"format": self.FORMAT, "date": today, **content}, indent=self.INDENT)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -124,7 +125,7 @@ def from_json(kind: type[Record], value: Any, where: str = "") -> Record:
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'the file'}: expected an object, got {value!r:.60}")
     found = {}
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
     for each in fields(kind):  # type: ignore[arg-type]  # a dataclass
         place = f"{where}.{each.name}" if where else each.name
         if each.name in value:

@@ -9,6 +9,7 @@ from typing import Any
 from ...data.glue import RowFacts
 from ...errors import InputError
 from ...runs.results import Results, refuse_other_settings
+from ...training.results import LossPoint
 from .settings import TuningSettings
 from .variants import OWN, Variant
 
@@ -45,14 +46,6 @@ class TaskFacts(RowFacts):
     classes: list[str] | None
     tokens_of_a_row: dict[str, int]
     cut_rows: int
-
-
-@dataclass(frozen=True)
-class LossPoint:
-    """The training loss after a step."""
-
-    step: int
-    loss: float
 
 
 @dataclass(frozen=True)

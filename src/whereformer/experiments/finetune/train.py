@@ -22,10 +22,11 @@ from ...runs.progress import Progress
 from ...training import metrics
 from ...training.finite import check_finite
 from ...training.optimizer import build_optimizer, linear_schedule
+from ...training.results import LossPoint
 from ...training.trainer import training_arguments
 from .models import fresh
 from .prepare import Encoded, Job
-from .results import LossPoint, TunedModel
+from .results import TunedModel
 from .settings import TuningSettings
 from .variants import Variant
 
