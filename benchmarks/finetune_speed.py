@@ -10,7 +10,6 @@ are within rounds, because the machine may be shared. Writes results.json.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
@@ -37,8 +36,7 @@ from whereformer.data import batches, glue, rows
 from whereformer.experiments.finetune.models import load, load_tokenizer
 from whereformer.experiments.finetune.train import Finetuner
 from whereformer.experiments.finetune.variants import Variant
-from whereformer.files import write_atomically
-from whereformer.runs.machine import machine
+from whereformer.runs.provenance import write_results
 from whereformer.training.optimizer import build_optimizer
 from whereformer.training.trainer import quiet_transformers
 
@@ -133,11 +131,10 @@ class Speed:
                 name, f"{1e6 * middle:.0f}", f"{statistics.median(found):.2f}", f"{min(found):.2f}-{max(found):.2f}"
             )
         console.print(table)
-        self.out.mkdir(parents=True, exist_ok=True)
         settings = {"model": Path(self.model).name, "task": self.task, "position": self.position}
         settings |= {"batch_size": self.batch_size, "steps": self.steps, "parameters": models["ours"].num_parameters()}
-        results = {"settings": settings, "machine": machine(torch.device("cpu")), "seconds_by_token": costs}
-        write_atomically(self.out / "results.json", json.dumps({**results, "ratios": ratios}, indent=1))
+        results = {"settings": settings, "seconds_by_token": costs, "ratios": ratios}
+        write_results(self.out / "results.json", results)
         console.print(f"wrote {self.out / 'results.json'}", highlight=False)
 
     def _time(

@@ -10,7 +10,6 @@ are those of ``whereformer cost``.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -31,8 +30,7 @@ from whereformer import Encoder, EncoderConfig, load_pretrained
 from whereformer.analysis import cost
 from whereformer.cli.main import execute
 from whereformer.experiments.bench.run import memory_of
-from whereformer.files import write_atomically
-from whereformer.runs.machine import machine
+from whereformer.runs.provenance import write_results
 
 
 def _call(model: nn.Module, name: str, ids: Tensor) -> Callable[[], Tensor]:
@@ -79,9 +77,7 @@ class Funnel:
                             f"FLOPs {row['flops_ratio']:.2f}  {row['mib']} MiB",
                             highlight=False,
                         )
-        results = {"machine": machine(torch.device("cpu")), "method": " ".join(str(__doc__).split()), "rows": rows}
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.out, json.dumps(results, indent=1))
+        write_results(self.out, {"method": " ".join(str(__doc__).split()), "rows": rows})
         console.print(f"wrote {self.out}", highlight=False)
 
     def _models(self, decoder: bool) -> dict[str, nn.Module]:

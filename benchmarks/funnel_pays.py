@@ -33,8 +33,7 @@ from whereformer.cli.main import execute
 from whereformer.data import corpus
 from whereformer.data.masks import Batches, HeldOut
 from whereformer.data.tokenizers import CLS, PAD, SEP, token_stream, train_tokenizer
-from whereformer.files import write_atomically
-from whereformer.runs.machine import machine
+from whereformer.runs.provenance import commit, write_results
 from whereformer.training.held_out import evaluate
 from whereformer.training.optimizer import build_optimizer
 
@@ -100,12 +99,15 @@ class Pays:
         settings = {
             name: Path(value).parent.name if name in ("train", "test") else value for name, value in settings.items()
         }
-        results = json.loads(file.read_text()) if file.exists() else {"settings": settings, "models": {}}
-        results["machine"] = machine(torch.device("cpu"))
+        results: dict[str, Any] = {"settings": settings, "models": {}}
+        if file.exists():
+            found = json.loads(file.read_text())
+            results = {name: found[name] for name in results}
+        models = results["models"]
         for name in self.models.split(","):
             config = self._config(name, vocabulary)
-            if name in results["models"]:
-                results["models"][name] |= self._costs(config)
+            if name in models:
+                models[name] |= self._costs(config)
                 continue
             batches = Batches(stream, self.batch_size, self.length, MASK_RATE, vocabulary, self.seed)
             torch.manual_seed(self.seed)
@@ -120,7 +122,8 @@ class Pays:
             curve: list[tuple[float, float]] = []
             tuned = self._fine_tune(classifier, train, test, curve)
             console.print(f"{name}: {tuned} steps of fine-tuning, accuracy {curve[-1][1]:.1%}", highlight=False)
-            results["models"][name] = {
+            models[name] = {
+                "commit": commit(),
                 **MODELS[name],
                 **self._costs(config),
                 "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -129,10 +132,8 @@ class Pays:
                 "fine_tuning_steps": tuned,
                 "accuracy": curve,
             }
-            self.out.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, json.dumps(results, indent=1))
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(results, indent=1))
+            write_results(file, results)
+        write_results(file, results)
         self._plot(results)
         console.print(f"wrote {file} and {self.out / 'plot.svg'}", highlight=False)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,10 +27,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
+from whereformer.runs.provenance import write_results
 
 DEVICE = "cuda"
 HEADS = 12
 SHAPES = [(16, 1024, 64), (4, 4096, 64), (8, 1024, 128), (2, 4096, 128)]  # batch, length, head_dim
+QUICK_SHAPES = [(1, 128, 64)]
 DEADLINE = 460.0  # seconds for all
 
 Step = Callable[[], Any]
@@ -40,7 +42,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="where to write the JSON")
     parser.add_argument("--skip-tests", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="whether it runs at all: one small shape, no tests")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("gpu_check: needs an NVIDIA GPU, found none")
     started = time.monotonic()
     report: dict[str, Any] = {}
 
@@ -56,15 +61,17 @@ def main() -> None:
             print(
                 f"{name}: {time.monotonic() - begun:.0f} s {json.dumps(report[name], default=str)[:1500]}", flush=True
             )
-        arguments.out.write_text(json.dumps(report, indent=2, default=str))
+        write_results(arguments.out, report, "cuda")
         torch.cuda.empty_cache()
 
-    part("versions", versions)
-    if not arguments.skip_tests:
+    shapes = QUICK_SHAPES if arguments.quick else SHAPES
+    if not (arguments.skip_tests or arguments.quick):
         part("tests", tests, 200.0)
-    part("correct", correct, torch.bfloat16, 1024, 64)
-    for shape in SHAPES[:2]:
+    part("correct", correct, torch.bfloat16, shapes[0][1], 64)
+    for shape in shapes[:2]:
         part(f"speed {shape}", speed, *shape)
+    if arguments.quick:
+        return
     part("correct n=4096", correct, torch.bfloat16, 4096, 64)
     part("memory", memory)
     part("correct d=128", correct, torch.bfloat16, 1024, 128, ("full", "shaw"))
@@ -72,19 +79,6 @@ def main() -> None:
         part(f"speed {shape}", speed, *shape)
     for dtype in (torch.float16, torch.float32):
         part(f"correct {dtype}", correct, dtype, 1024, 64, ("t5", "shaw"))
-
-
-def versions() -> dict[str, Any]:
-    import triton
-
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name(),
-        "capability": torch.cuda.get_device_capability(),
-    }
 
 
 def tests(seconds: float) -> dict[str, Any]:
@@ -204,7 +198,7 @@ def correct(
                 first, second = (gradients(dtype, ours, tables) for _ in range(2))
                 got = errors(first, gradients(torch.float64, reference, tables))
                 found[f"{name}{' causal' if causal else ''}"] = {
-                    "errors": got,
+                    "errors": [error if math.isfinite(error) else str(error) for error in got],
                     "plain": baseline,
                     "ok": max(got) <= 2 * baseline,
                     "deterministic": all(torch.equal(*pair) for pair in zip(first, second, strict=True)),

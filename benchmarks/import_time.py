@@ -1,14 +1,16 @@
 """What ``import whereformer`` adds to ``import torch``: medians of fresh processes, taken in turns.
 
-Run: python benchmarks/import_time.py
+Run: python benchmarks/import_time.py [--rounds 7] [--out FILE]
 """
 
+import argparse
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-ROUNDS = 7
+from whereformer.runs.provenance import write_results
 
 
 def seconds(module: str) -> float:
@@ -18,15 +20,21 @@ def seconds(module: str) -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="file for the results, as JSON")
+    given = parser.parse_args()
     times: dict[str, list[float]] = {"torch": [], "whereformer": []}
     for module in times:
         seconds(module)  # bring the files into memory
-    for _ in range(ROUNDS):
+    for _ in range(given.rounds):
         for module, found in times.items():
             found.append(seconds(module))
     torch, ours = (statistics.median(found) for found in times.values())
     added = statistics.median(b - a for a, b in zip(*times.values(), strict=True))
     print(f"import torch {torch:.2f} s, import whereformer {ours:.2f} s, added {added:+.3f} s")
+    if given.out is not None:
+        write_results(given.out, {"seconds": times, "added": added})
 
 
 if __name__ == "__main__":

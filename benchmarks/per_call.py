@@ -3,7 +3,7 @@
 Microseconds of one thread's CPU time, torch's attention and ours in turns, without gradients and as a training step
 (forward and all gradients); medians, and in brackets how many times torch's in the same round.
 
-Run: python benchmarks/per_call.py [--rounds 200] [--tokens 4]
+Run: python benchmarks/per_call.py [--rounds 200] [--tokens 4] [--out FILE]
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from whereformer import OffsetBias, attention
+from whereformer.runs.provenance import write_results
 
 HEADS, HEAD_DIM = 12, 64
 CALLS = 20
@@ -62,11 +65,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=4)
+    parser.add_argument("--out", type=Path, help="file for the results, as JSON")
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     print(f"{'microseconds a call':20} {'forward':>15} {'training':>15}")
     cells: dict[str, list[str]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for training in (False, True):
         timed = steps(given.tokens, training)
         for step in timed.values():
@@ -78,8 +83,11 @@ def main() -> None:
             ratio = statistics.median(times[name] / times["torch"] for times in rounds)
             median = statistics.median(times[name] for times in rounds)
             cells.setdefault(name, []).append(f"{median:,.0f} ({ratio:.1f})")
+            results.setdefault(name, {})["training" if training else "forward"] = {"us": median, "ratio": ratio}
     for name, found in cells.items():
         print(f"{name:20} " + " ".join(f"{cell:>15}" for cell in found))
+    if given.out is not None:
+        write_results(given.out, {"tokens": given.tokens, "rounds": given.rounds, "calls": results})
 
 
 if __name__ == "__main__":

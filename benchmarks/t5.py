@@ -12,7 +12,6 @@ lengths fall evenly from n to half of it; the decoder reads as many tokens as th
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -29,8 +28,7 @@ from transformers import T5Config, T5EncoderModel, T5Model
 import whereformer
 from whereformer.cli.main import execute
 from whereformer.experiments.bench.run import memory_of
-from whereformer.files import write_atomically
-from whereformer.runs.machine import machine
+from whereformer.runs.provenance import write_results
 
 
 def _models(encoder_only: bool, layers: int) -> dict[str, nn.Module]:
@@ -92,9 +90,7 @@ class Biases:
                             f"{row['mib']} MiB",
                             highlight=False,
                         )
-        results = {"machine": machine(torch.device("cpu")), "method": " ".join(str(__doc__).split()), "rows": rows}
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.out, json.dumps(results, indent=1))
+        write_results(self.out, {"method": " ".join(str(__doc__).split()), "rows": rows})
         console.print(f"wrote {self.out}", highlight=False)
 
     def _time(self, models: dict[str, nn.Module], inputs: dict[str, Tensor]) -> list[dict[str, object]]:

@@ -30,7 +30,7 @@ from translation_speed import BASELINE, VARIANTS
 from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
 from whereformer.errors import InputError
-from whereformer.files import write_atomically
+from whereformer.runs.provenance import write_results
 
 LANGUAGES = {"de": "German", "fr": "French"}
 METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
@@ -130,7 +130,7 @@ class Translation:
         """Of all runs that are there."""
         left_out = ("data", "out", "methods", "languages", "seeds", "workers")
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
-        results: dict[str, Any] = {"settings": settings, "machine": None, "languages": {}}
+        results: dict[str, Any] = {"settings": settings, "languages": {}}
         for language in split("languages", self.languages):
             methods = results["languages"][language] = {}
             for name in names:
@@ -141,7 +141,7 @@ class Translation:
                         continue
                     scores = json.loads((folder / "scores.json").read_text())
                     training = json.loads((folder / "results.json").read_text())
-                    results["machine"] = training["machine"]
+                    results |= {fact: training[fact] for fact in ("date", "commit", "machine", "versions")}
                     results["epochs"] = training["epochs"]
                     results["signature"] = scores["bleu_signature"]
                     methods[name] |= {key: training[key] for key in ("parameters", "positional_parameters")}
@@ -153,7 +153,7 @@ class Translation:
                     }
             if done := {name: found for name, found in methods.items() if found["seeds"]}:
                 self._print(console, language, done)
-        write_atomically(self.out / "results.json", json.dumps(results, indent=1))
+        write_results(self.out / "results.json", results)
         self._plot(results["languages"])
         console.print(f"wrote {self.out / 'results.json'} and {self.out / 'plot.svg'}", highlight=False)
 

@@ -10,7 +10,6 @@ step of decoding, when so many tokens are written and kept in the cache. Writes 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,8 +28,7 @@ from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
 from whereformer.errors import InputError
 from whereformer.experiments.translate.examples import collate
-from whereformer.files import write_atomically
-from whereformer.runs.machine import machine
+from whereformer.runs.provenance import write_results
 from whereformer.training.optimizer import build_optimizer
 
 BASELINE = "sinusoidal"
@@ -83,15 +81,13 @@ class Speed:
             steps = {name: self._decoding_step(model.eval(), length) for name, model in models.items()}
             decoding[length] = time_by_turns(steps, models, self.rounds, BASELINE)
             self._print(console, f"decoding, {length} tokens written", decoding[length])
-        self.out.mkdir(parents=True, exist_ok=True)
         settings = {name: value for name, value in asdict(self).items() if name != "out"}
         results = {
             "settings": settings,
-            "machine": machine(torch.device("cpu")),
             "training": self._as_json(training),
             "decoding": self._as_json(decoding),
         }
-        write_atomically(self.out / "results.json", json.dumps(results, indent=1))
+        write_results(self.out / "results.json", results)
         console.print(f"wrote {self.out / 'results.json'}", highlight=False)
 
     def _numbers(self, option: str) -> list[int]:

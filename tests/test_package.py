@@ -95,7 +95,7 @@ from whereformer.kernels.terms import Positions
 import whereformer
 import whereformer.kernels.terms, whereformer.kernels.reference
 import whereformer.positions.tisa
-from whereformer.attention import attention, terms
+from whereformer.kernels import attention, terms
 assert whereformer.attention is attention
 assert whereformer.Positions is Positions is terms.Positions
 print(type(whereformer.attention).__name__)

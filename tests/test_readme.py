@@ -36,8 +36,8 @@ def test_only_the_methods_that_extrapolate_say_so():
 
         def use(position=position, query=query, key=key, value=value):
             hidden = position.embed(torch.randn(1, 9, 8), beyond)
-            position.rotate(query, key, value, beyond, beyond)
-            position.terms(hidden, beyond, beyond)
+            position.rotate(query, key, value, whereformer.Place(beyond, beyond))
+            position.terms(hidden, whereformer.Place(beyond, beyond))
 
         if extrapolates == "yes":
             use()

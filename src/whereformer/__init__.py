@@ -19,7 +19,7 @@ from .kernels import (
     attention_weights,
     explain,
 )
-from .positions import PositionRangeError, build_position, position_names
+from .positions import Place, PositionRangeError, build_position, position_names
 
 __version__ = "0.1.0"
 
@@ -56,6 +56,7 @@ __all__ = [
     "OffsetBias",
     "OffsetKeys",
     "OffsetValues",
+    "Place",
     "PositionRangeError",
     "Positions",
     "Seq2SeqConfig",

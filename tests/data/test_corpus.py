@@ -65,7 +65,7 @@ def test_the_column_is_the_only_one_of_strings_or_the_one_named(tmp_path):
     with pytest.raises(InputError, match=r"which column is the text\? .*strings: en, de"):
         corpus.load_documents([table])
     assert corpus.load_documents([table], column="de") == ["b"]
-    with pytest.raises(InputError, match=r"--column: .* has no string column 'fr'; it has en, de"):
+    with pytest.raises(InputError, match=r"column: .* has no string column 'fr'; it has en, de"):
         corpus.load_documents([table], column="fr")
     lines = tmp_path / "one.jsonl"
     lines.write_text(json.dumps({"body": "hello", "id": 3}))

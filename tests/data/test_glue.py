@@ -69,7 +69,7 @@ def test_the_hub(monkeypatch):
         raise ConnectionError("no network\nat all")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    fails(r"--data: cannot get cola from the Hub \(no network\); or give a folder", task="cola")
+    fails(r"data: cannot get cola from the Hub \(no network\); or give a folder", task="cola")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
@@ -115,20 +115,20 @@ def test_errors_of_own_tables(tmp_path):
     good = own(tmp_path, ["a", "b"])
     fails("train.jsonl: expected a column 'x', found t, y", **{**good, "text": "x"})
     fails("train.jsonl: expected a column 'z', found t, y", **{**good, "label": "z"})
-    fails("--validation: no such file", **{**good, "validation": tmp_path / "none.csv"})
-    fails("--train: expected a .csv, .* file, got '.*folder'", **{**good, "train": tmp_path / "folder"})
-    fails("--label: a task of your own", **{**good, "label": None})
-    fails("--text: expected one column or two", **{**good, "text": "a,b,c"})
-    fails("--task: GLUE's tasks and a task of your own", **good, task="cola")
+    fails("validation: no such file", **{**good, "validation": tmp_path / "none.csv"})
+    fails("train: expected a .csv, .* file, got '.*folder'", **{**good, "train": tmp_path / "folder"})
+    fails("label: a task of your own", **{**good, "label": None})
+    fails("text: expected one column or two", **{**good, "text": "a,b,c"})
+    fails("task: GLUE's tasks and a task of your own", **good, task="cola")
     fails(
         r"validation.jsonl, row 1: expected a label of 0 \(10\), 1 \(20\), got '1'", **own(tmp_path, [10, 20], [10, 1])
     )
-    fails("--label: expected at least two classes", **own(tmp_path, ["a", "a"]))
+    fails("label: expected at least two classes", **own(tmp_path, ["a", "a"]))
     good = own(tmp_path, ["a", "b"])
     (tmp_path / "broken.parquet").write_text("no")
-    fails("--train: cannot read .*broken.parquet", **{**good, "train": tmp_path / "broken.parquet"})
+    fails("train: cannot read .*broken.parquet", **{**good, "train": tmp_path / "broken.parquet"})
     (tmp_path / "twice.csv").write_text("t,y,t\na,1,b\n")
-    fails("--train: .*twice.csv has more than one column 't'", **{**good, "train": tmp_path / "twice.csv"})
+    fails("train: .*twice.csv has more than one column 't'", **{**good, "train": tmp_path / "twice.csv"})
     (tmp_path / "empty.csv").write_text("t,y\n")
     fails("empty.csv: expected at least one row", **{**good, "validation": tmp_path / "empty.csv"})
 
@@ -138,13 +138,13 @@ def test_a_number_has_to_be_one(tmp_path):
 
 
 def test_errors_of_glue(tmp_path, folder):
-    fails("--task: expected a GLUE task", data=folder)
-    fails("--task: expected sst2, mnli, .* or all, got 'colla'", task="cola,colla", data=folder)
-    fails("--data: no such folder", task="cola", data=tmp_path / "none")
-    fails(r"--data: expected .*cola/train.parquet \(or train_subset.parquet\)", task="cola", data=tmp_path)
-    fails("--validation: only with --train", task="cola", data=folder, validation=Path("x.csv"))
-    fails("--regression: only with --train", task="cola", data=folder, regression=True)
-    fails("--train-rows: expected at least 1, got 0", task="cola", data=folder, train_rows=0)
+    fails("task: expected a GLUE task", data=folder)
+    fails("task: expected sst2, mnli, .* or all, got 'colla'", task="cola,colla", data=folder)
+    fails("data: no such folder", task="cola", data=tmp_path / "none")
+    fails(r"data: expected .*cola/train.parquet \(or train_subset.parquet\)", task="cola", data=tmp_path)
+    fails("validation: only with `train`", task="cola", data=folder, validation=Path("x.csv"))
+    fails("regression: only with `train`", task="cola", data=folder, regression=True)
+    fails("train_rows: expected at least 1, got 0", task="cola", data=folder, train_rows=0)
     broken = save_glue(tmp_path, "rte")
     table = columns(glue.GLUE["rte"], 3)
     for changed, message in (

@@ -9,8 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
-from whereformer.data import corpus
-from whereformer.data import masks as masked_lm
+from whereformer.data import corpus, masks
 from whereformer.data.masks import IGNORED, Batches, HeldOut, mask_tokens
 from whereformer.data.tokenizers import (
     CLS,
@@ -131,11 +130,12 @@ def test_unigram_entropy_of_uniform_text_is_the_log_of_its_vocabulary():
 def test_the_vocabulary_is_the_same_in_every_process():
     """The trainer's own order changes with the process, so a fresh one has to agree with this one."""
     script = (
-        "from whereformer.tasks import corpus, masked_lm\n"
-        "texts = corpus.__doc__, masked_lm.__doc__, open(masked_lm.__file__).read(), open(corpus.__file__).read()\n"
+        "from whereformer.data import corpus, masks\n"
+        "from whereformer.data.tokenizers import train_tokenizer\n"
+        "texts = corpus.__doc__, masks.__doc__, open(masks.__file__).read(), open(corpus.__file__).read()\n"
         "print(train_tokenizer(texts, 600).to_str())"
     )
     there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    texts = corpus.__doc__, masked_lm.__doc__, Path(masked_lm.__file__).read_text(), Path(corpus.__file__).read_text()
+    texts = corpus.__doc__, masks.__doc__, Path(masks.__file__).read_text(), Path(corpus.__file__).read_text()
     assert there == train_tokenizer(texts, 600).to_str()
     assert len(there) > 1000

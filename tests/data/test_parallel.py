@@ -116,7 +116,7 @@ def test_pairs_are_held_out_once_and_always_the_same():
     assert sorted(training.source + held_out.source) == sorted(pairs.source)
     assert all(one[1:] == other[1:] for one, other in zip(held_out.source, held_out.target, strict=True))
     assert parallel.hold_out("data", pairs) == (training, held_out)
-    with pytest.raises(InputError, match="--source: expected at least 2 pairs of lines with text on both sides, got 1"):
+    with pytest.raises(InputError, match="source: expected at least 2 pairs of lines with text on both sides, got 1"):
         parallel.hold_out("source", pairs.chosen([0]))
 
 
@@ -136,8 +136,8 @@ def test_what_is_judged_by_has_text():
         (["a"], ["x", "y", "z"], "has 1 lines and .*a.de 3: .*a.en ends where line 2 of .*a.de is 'y'$"),
         (["a", "", "c", "d"], ["x", "y", "z"], "is 'd'; line 2 is the first that is empty in .*a.en alone$"),
         (["a", "b", "c", "d"], ["x", "y", ""], "line 3 is the first that is empty in .*a.de alone$"),
-        (["", " "], ["x", "y"], "--source: no text in"),
-        ([], [], "--source: no text in"),
+        (["", " "], ["x", "y"], "source: no text in"),
+        ([], [], "source: no text in"),
     ],
 )
 def test_files_that_do_not_belong_together(tmp_path, source, target, message):
@@ -149,7 +149,7 @@ def test_files_that_do_not_belong_together(tmp_path, source, target, message):
 def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
     file = tmp_path / "latin"
     file.write_bytes(mark + b"one\ntwo\nf\xfcnf\n")
-    with pytest.raises(InputError, match=r"--target: .*latin, line 3: not UTF-8 text \(byte 2 of the line"):
+    with pytest.raises(InputError, match=r"target: .*latin, line 3: not UTF-8 text \(byte 2 of the line"):
         parallel.read_lines("target", file)
 
 
@@ -158,14 +158,14 @@ def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
     [
         ("a.tsv", "x\ty\nx\n", None, "line 2: expected 2 columns as in line 1, got 1"),
         ("a.tsv", "en\ten\nx\ty\n", "en,de", "has more than one column 'en'"),
-        ("a.tsv", "x\ty\tz\n", None, "--columns: .*a.tsv has columns 1, 2, 3; expected two of them, as en,de"),
-        ("a.tsv", "x\ty\n", "1,3", "--columns: .*a.tsv has no column '1'; it has x, y"),
+        ("a.tsv", "x\ty\tz\n", None, "columns: .*a.tsv has columns 1, 2, 3; expected two of them, as en,de"),
+        ("a.tsv", "x\ty\n", "1,3", "columns: .*a.tsv has no column '1'; it has x, y"),
         ("a.jsonl", '{"en": "x", "de": 3}\n', "en,de", "row 1, de: expected text, got 3"),
         ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; it has en, de"),
-        ("a.jsonl", '{"en": ', "en,de", "--data: cannot read"),
-        ("a.txt", "x", "en,de", "--data: expected a .csv, .tsv, .jsonl"),
-        ("a.tsv", "", None, "--data: no text in .*a.tsv"),
-        ("a.jsonl", '{"en": "f\xfcnf", "de": "y"}\n', "en,de", r"--data: .*a.jsonl is not UTF-8 text: b'f\\xfcnf'"),
+        ("a.jsonl", '{"en": ', "en,de", "data: cannot read"),
+        ("a.txt", "x", "en,de", "data: expected a .csv, .tsv, .jsonl"),
+        ("a.tsv", "", None, "data: no text in .*a.tsv"),
+        ("a.jsonl", '{"en": "f\xfcnf", "de": "y"}\n', "en,de", r"data: .*a.jsonl is not UTF-8 text: b'f\\xfcnf'"),
     ],
 )
 def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):
@@ -178,12 +178,12 @@ def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (ParallelData(), "--data: expected tables, or --source and --target, got none"),
-        (ParallelData(source=Path("a")), "--target: expected a file beside --source, got none"),
-        (ParallelData(target=Path("a")), "--source: expected a file beside --target, got none"),
-        (ParallelData(source=Path("a"), data=(Path("b"),)), "--data: either tables or --source and --target"),
-        (ParallelData(data=(Path("b"),), columns="en"), "--columns: expected two columns, as en,de, got 'en'"),
-        (ParallelData(data=(Path("b"),), columns="en,en"), "--columns: expected two columns"),
+        (ParallelData(), "data: expected tables, or `source` and `target`, got none"),
+        (ParallelData(source=Path("a")), "target: expected a file beside `source`, got none"),
+        (ParallelData(target=Path("a")), "source: expected a file beside `target`, got none"),
+        (ParallelData(source=Path("a"), data=(Path("b"),)), "data: either tables or `source` and `target`"),
+        (ParallelData(data=(Path("b"),), columns="en"), "columns: expected two columns, as en,de, got 'en'"),
+        (ParallelData(data=(Path("b"),), columns="en,en"), "columns: expected two columns"),
     ],
 )
 def test_options_that_do_not_go_together(data, message):
@@ -193,8 +193,8 @@ def test_options_that_do_not_go_together(data, message):
 
 def test_options_of_validation_have_names_of_their_own(tmp_path):
     assert ValidationData().parallel(None) is None
-    with pytest.raises(InputError, match="--validation-target: expected a file beside --validation-source, got none"):
+    with pytest.raises(InputError, match="validation_target: expected a file beside `validation_source`, got none"):
         ValidationData(validation_source=Path("a")).parallel(None)
     found = ValidationData(validation=(tmp_path / "no.tsv",)).parallel(None)
-    with pytest.raises(InputError, match="--validation: cannot read"):
+    with pytest.raises(InputError, match="validation: cannot read"):
         load_pairs(found)

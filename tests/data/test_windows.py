@@ -101,7 +101,7 @@ def test_a_text_of_one_window_is_enough():
 
 def test_a_trained_tokenizer_puts_cls_and_sep_around_text_and_decodes():
     tokenizer = fit_tokenizer(TEXTS, 100)
-    vocabulary = vocabulary_of(tokenizer, "--vocab-size")
+    vocabulary = vocabulary_of(tokenizer, "vocab_size")
     assert vocabulary == trained_vocabulary(len(tokenizer))
     ids = tokenizer("The cat")["input_ids"]
     assert (ids[0], ids[-1]) == (vocabulary.cls, vocabulary.sep)
@@ -138,7 +138,7 @@ def test_special_tokens_are_found_by_what_they_are(tmp_path, described):
     if not described:
         (tmp_path / "tokenizer_config.json").unlink()
     tokenizer = load_tokenizer(tmp_path)
-    vocabulary = vocabulary_of(tokenizer, "--tokenizer")
+    vocabulary = vocabulary_of(tokenizer, "tokenizer")
     assert vocabulary == Vocabulary(words + 5, words + 4, words + 3, words + 2, words, tuple(range(words, words + 5)))
     stream = token_stream(tokenizer.backend_tokenizer, TEXTS[:1], vocabulary.sep)
     assert len(stream) == 7
@@ -147,14 +147,14 @@ def test_special_tokens_are_found_by_what_they_are(tmp_path, described):
 def test_a_tokenizer_file_alone_is_enough(tmp_path):
     file = tmp_path / "mine.json"
     file.write_text(train_tokenizer(TEXTS, 100).to_str())
-    assert vocabulary_of(load_tokenizer(file), "--tokenizer").cls == CLS
+    assert vocabulary_of(load_tokenizer(file), "tokenizer").cls == CLS
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (None, "--tokenizer: expected a tokenizer.json or a folder with one"),
-        ("{", "--tokenizer: cannot read"),
+        (None, "tokenizer: expected a tokenizer.json or a folder with one"),
+        ("{", "tokenizer: cannot read"),
         ("no mask", "has no mask_token, which pretraining needs"),
     ],
 )
@@ -164,6 +164,6 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, content, expected):
         json.loads(content)
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(InputError, match=r"^--tokenizer") as error:
+    with pytest.raises(InputError, match=r"^tokenizer") as error:
         load_tokenizer(tmp_path)
     assert expected in str(error.value)

@@ -4,14 +4,13 @@ import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-import whereformer.report
+import whereformer.experiments.analyze.report
 from tests.failing import fails
 from whereformer import Electra, Encoder, EncoderConfig, load_pretrained
 from whereformer.analysis import toeplitzness
@@ -302,7 +301,7 @@ def drawn(monkeypatch):
         (folder / "report.html").write_text("drawn")
         return [folder / "report.html", folder / "pictures" / "heads.svg"]
 
-    monkeypatch.setattr(whereformer.report, "analyze", SimpleNamespace(write_report=write_report), raising=False)
+    monkeypatch.setattr(whereformer.experiments.analyze.report, "write_report", write_report)
     return calls
 
 

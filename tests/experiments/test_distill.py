@@ -64,7 +64,7 @@ def test_it_fits_judges_and_saves(folder, text, pairs, tmp_path, capsys):
     ("options", "message"),
     [
         (["--kernels", "0"], "--kernels: expected numbers from 1 to 16 split by commas, got '0'"),
-        (["--text", "a,b"], "--text and --label: name columns of --pairs, which is not given"),
+        (["--text", "a,b"], "--text: only with --pairs, whose column it names"),
         (["--length", "2"], "--length: expected"),
         (["--tokens", "20"], "--tokens: expected at least 4 windows"),
     ],

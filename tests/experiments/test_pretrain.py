@@ -469,7 +469,7 @@ OPTIONS = "--position-options"
         ),
         (
             [OPTIONS, '{"keys": false, "values": false}', "--position", "shaw+t5"],
-            "--position-options: keys and values: at least one must be True",
+            "--position-options: keys: expected keys or values to be True",
         ),
         ([OPTIONS, "{}", "--position", "tsia"], "--position: unknown position method 'tsia'"),
         (["--position", "tisa+tisa"], "--position: 'tisa+tisa' names a method twice"),

@@ -10,6 +10,7 @@ import torch
 
 from tests.kernels.cases import BATCH, DEVICE, DIM, EVERY_KIND, HEADS, check, content, random, terms_of
 from whereformer import OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer.kernels import tuning
 from whereformer.kernels.call import make_call
 
 pytest.importorskip("triton")
@@ -37,8 +38,8 @@ def test_in_short(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("explicit", [False, True])
 def test_long_tables_go_in_parts(explicit, monkeypatch):
-    monkeypatch.setattr(backend, "_ROW_TABLE", 8)
-    monkeypatch.setattr(backend, "_FEWEST_ROWS", 16)
+    monkeypatch.setattr(tuning, "ROW_TABLE_NUMBERS", 8)
+    monkeypatch.setattr(tuning, "FEWEST_TABLE_ROWS", 16)
     terms = [
         (OffsetBias, [random(HEADS, 70)], -40),
         (OffsetKeys, [random(1, 70, DIM)], -40),

@@ -3,7 +3,7 @@
 import torch
 
 from tests.models.test_encoder import small_config
-from whereformer import DenseBias, attention
+from whereformer import DenseBias, Place, attention
 
 # Their first token may stand before the first position, where these have no row.
 OF_ROWS = {"floater", "synthesizer", "tupe", "tupe+t5"}
@@ -86,14 +86,15 @@ def attend(model, layer, queries, keys, here, there):
     """A layer's attention from the tokens ``here`` to those ``there``: (positions, mask, types) each."""
     position, module = model.position, model.layers[model.passes[layer]].attention
     heads, places = model.config.num_attention_heads, (here[0], there[0])
-    terms = position.terms(queries, *places, layer=layer)
+    place = Place(*places, layer)
+    terms = position.terms(queries, place)
     query, key, value = None, None, split(module.value(keys), heads)
     if position.content:
         query, key = split(module.query(queries), heads), split(module.key(keys), heads)
-        terms += position.query_terms(query, *places, layer=layer)
+        terms += position.query_terms(query, place)
         if module.segments is not None and here[2] is not None:
             terms += (DenseBias(segment_scores(module.segments, query, here[2], there[2])),)
-        query, key, value = position.rotate(query, key, value, *places, layer=layer)
+        query, key, value = position.rotate(query, key, value, place)
     options = {"query_positions": here[0], "key_positions": there[0], "key_mask": there[1], "backend": "reference"}
     return module.out(attention(query, key, value, terms, **options).transpose(1, 2).flatten(2))
 

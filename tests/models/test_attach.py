@@ -752,7 +752,7 @@ def test_models_that_do_not_dispatch(model, caplog):
 @pytest.mark.parametrize(
     ("error", "message", "position", "options"),
     [
-        (ValueError, "unknown position method 'tsia'; did you mean 'tisa'", "tsia", {}),
+        (ValueError, "position: unknown position method 'tsia'; did you mean 'tisa'", "tsia", {}),
         (TypeError, "position: expected the name of a method, got NoneType", None, {}),
         (TypeError, "position 'tisa' has no option 'kernels'", "tisa", {"kernels": 3}),
         (ValueError, "position: Learned acts on the embeddings", "learned", {}),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.models.funnels import MODES, funnel_config, pool, segment_scores, windows
 from whereformer import Positions
 from whereformer.models.encoder import SegmentScores
-from whereformer.models.pooling import Pooling, Sequence, unpool
+from whereformer.models.pooling import Pooling, Tokens, unpool
 
 WAYS = [
     {"separate_cls": True, "truncate_seq": True},
@@ -33,12 +33,12 @@ def test_everything_is_pooled_by_the_same_windows(way, mode, mask, length):
     hidden, real, types = torch.randn(2, length, 3), torch.rand(2, length) < 0.5, torch.randint(0, 3, (2, length))
     torch.testing.assert_close(pooling.hidden(hidden), pool(hidden, groups, MODES[mode]))
     at = torch.rand(2, length).cumsum(1)
-    pooled = pooling.sequence(Sequence(at, real, types))
+    pooled = pooling.sequence(Tokens(at, real, types))
     assert torch.equal(pooled.positions, pool(at, groups, MODES["first"]))
     assert torch.equal(pooled.key_mask, pool(real, groups, MODES[mask]))
     assert torch.equal(pooled.segments, pool(types, groups, MODES["first"]))
     # One row of positions for the whole batch stays one.
-    assert torch.equal(pooling.sequence(Sequence(at[0])).positions, pooled.positions[0])
+    assert torch.equal(pooling.sequence(Tokens(at[0])).positions, pooled.positions[0])
 
 
 @every_way
@@ -46,7 +46,7 @@ def test_everything_is_pooled_by_the_same_windows(way, mode, mask, length):
 def test_affine_positions_are_those_of_the_first_tokens_but_for_cls(way, length, times):
     config = funnel_config(**way)
     pooling = config.make_pooling()
-    affine, explicit = Sequence(Positions(0, 1, length)), Sequence(torch.arange(length))
+    affine, explicit = Tokens(Positions(0, 1, length)), Tokens(torch.arange(length))
     for _ in range(times):
         if not pooling.applies_to(affine.positions.length):
             break

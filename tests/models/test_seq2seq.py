@@ -15,8 +15,8 @@ from whereformer import (
     build_position,
     position_names,
 )
-from whereformer.models.encoder import Attention, Earlier, Place
-from whereformer.models.pooling import Sequence
+from whereformer.models.encoder import Attention, AttentionContext, Earlier
+from whereformer.models.pooling import Tokens
 
 METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater"]
 _, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
@@ -157,9 +157,9 @@ def test_the_attention_module_equals_shaws(case):
         clip=case.config["clip"],
     )
     install(position, keys=golden["rel_k"].unsqueeze(0), values=golden["rel_v"].unsqueeze(0))
-    sequence = Sequence(Positions(0, 1, golden["x"].shape[1]))
+    sequence = Tokens(Positions(0, 1, golden["x"].shape[1]))
     out, _ = module(
-        golden["x"], golden["x"], position, 0, Place(sequence, sequence, None, case.config["causal"]), False
+        golden["x"], golden["x"], position, 0, AttentionContext(sequence, sequence, None, case.config["causal"]), False
     )
     check(out, golden["out"], 1e-11)
     if not case.config["causal"]:
@@ -168,11 +168,11 @@ def test_the_attention_module_equals_shaws(case):
     cache, steps = DynamicCache(), []
     for index in range(golden["x"].shape[1]):
         new = Positions(index, 1, 1)
-        place = Place(
-            Sequence(new), Sequence(Positions(0, 1, index + 1)), None, causal=True, earlier=Earlier(cache, new, None)
+        context = AttentionContext(
+            Tokens(new), Tokens(Positions(0, 1, index + 1)), None, causal=True, earlier=Earlier(cache, new, None)
         )
         x = golden["x"][:, index : index + 1]
-        steps.append(module(x, x, position, 0, place, False)[0])
+        steps.append(module(x, x, position, 0, context, False)[0])
     check(torch.cat(steps, 1), golden["out"], 1e-11)
 
 

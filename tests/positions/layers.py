@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from whereformer import DenseBias, FactorPair, OffsetBias, Positions
+from whereformer import DenseBias, FactorPair, OffsetBias, Place, Positions
 
 
 def install(position: nn.Module, **parameters: Tensor) -> nn.Module:
@@ -28,8 +28,9 @@ def prepare(position, query, key, value, *, hidden=None, layer=0, shared=None, p
     n_q = n_k if query is None else query.shape[2]
     places = positions or (Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k))
     shared = position.shared(*places) if shared is None else shared
-    query, key, value = position.rotate(query, key, value, *places, layer=layer, shared=shared)
-    terms = position.terms(value if hidden is None else hidden, *places, layer=layer, shared=shared)
+    place = Place(*places, layer, shared)
+    query, key, value = position.rotate(query, key, value, place)
+    terms = position.terms(value if hidden is None else hidden, place)
     return (query, key, value, terms) if position.content else (None, None, value, terms)
 
 

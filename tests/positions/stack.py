@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from whereformer import Positions, attention, build_position, position_names
+from whereformer import Place, Positions, attention, build_position, position_names
 
 # LAYERS is the size of no other axis that could come before a parameter's layer axis.
 WIDTH, HEADS, LAYERS, MAX_LENGTH = 16, 2, 4, 24
@@ -72,11 +72,11 @@ def attend(position, words, query_positions=None, key_positions=None, *, rows=sl
         functional.linear(hidden, weight).unflatten(-1, (HEADS, -1)).transpose(1, 2)
         for hidden, weight in zip((queries, keys, keys), PROJECTIONS.to(words.dtype), strict=True)
     )
-    where = {"layer": layer, "shared": position.shared(query_positions, key_positions)}
-    terms = position.terms(queries, query_positions, key_positions, **where)
+    place = Place(query_positions, key_positions, layer, position.shared(query_positions, key_positions))
+    terms = position.terms(queries, place)
     if position.content:
-        terms += position.query_terms(query, query_positions, key_positions, **where)
-        query, key, value = position.rotate(query, key, value, query_positions, key_positions, **where)
+        terms += position.query_terms(query, place)
+        query, key, value = position.rotate(query, key, value, place)
     else:
         query = key = None
     out = attention(query, key, value, terms, query_positions=query_positions, key_positions=key_positions, **options)

@@ -23,6 +23,7 @@ from whereformer import (
     DenseBias,
     FactorPair,
     OffsetBias,
+    Place,
     PositionRangeError,
     Positions,
     build_position,
@@ -55,12 +56,12 @@ def test_hooks_keep_shapes_and_dtypes(method, dtype):
     assert (hidden.shape, hidden.dtype) == (words.shape, dtype)
     heads = torch.randn(3, 2, HEADS, 7, WIDTH // HEADS, dtype=dtype)
     query_positions, query = Positions(4, 1, 3), heads[0, :, :, -3:]
-    shared = position.shared(query_positions, at)
-    rotated = position.rotate(query, *heads[1:], query_positions, at, layer=1, shared=shared)
+    place = Place(query_positions, at, 1, position.shared(query_positions, at))
+    rotated = position.rotate(query, *heads[1:], place)
     assert [(tensor.shape, tensor.dtype) for tensor in rotated] == [
         (tensor.shape, dtype) for tensor in (query, *heads[1:])
     ]
-    for term in position.terms(hidden[:, -3:], query_positions, at, layer=1, shared=shared):
+    for term in position.terms(hidden[:, -3:], place):
         term.check(2, HEADS, 3, 7, WIDTH // HEADS)
     out = run(position, words, Positions(4, 1, 3), rows=slice(4, None), layer=1)
     assert (out.shape, out.dtype) == ((2, 3, WIDTH), dtype)
@@ -75,8 +76,8 @@ def test_what_layers_share_may_be_left_out(method):
     for layer in (0, LAYERS - 1):
         given, alone = (
             (
-                position.rotate(*heads, at, at, layer=layer, shared=shared),
-                [vars(term) for term in position.terms(hidden, at, at, layer=layer, shared=shared)],
+                position.rotate(*heads, Place(at, at, layer, shared)),
+                [vars(term) for term in position.terms(hidden, Place(at, at, layer, shared))],
             )
             for shared in (position.shared(at, at), None)
         )
@@ -319,12 +320,12 @@ def read_out(term, at):
 
 def hooks(position, at, hidden, heads):
     """Everything a method gives for one layer, as a list of tensors."""
-    shared = position.shared(at, at)
-    terms = position.terms(hidden, at, at, layer=1, shared=shared)
+    place = Place(at, at, 1, position.shared(at, at))
+    terms = position.terms(hidden, place)
     # A table may end where it no longer changes by more than rounding, which depends on the precision.
     terms = [read_out(term, at) if isinstance(term, OffsetBias) else term for term in terms]
     tensors = [tensor for term in terms for tensor in vars(term).values() if isinstance(tensor, torch.Tensor)]
-    return [position.embed(hidden, at), *position.rotate(*heads, at, at, layer=1, shared=shared), *tensors]
+    return [position.embed(hidden, at), *position.rotate(*heads, place), *tensors]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -343,8 +344,8 @@ def test_half_precision_tells_far_positions_apart(method, dtype):
 
 def test_fire_in_half_precision_does_not_round_its_threshold():
     position, at = build("fire", dtype=torch.bfloat16, initial_threshold=777.0), Positions(0, 1, 9)
-    [term] = position.terms(torch.zeros(1, 9, WIDTH), at, at)
-    [exact] = position.double().terms(torch.zeros(1, 9, WIDTH), at, at)
+    [term] = position.terms(torch.zeros(1, 9, WIDTH), Place(at, at))
+    [exact] = position.double().terms(torch.zeros(1, 9, WIDTH), Place(at, at))
     torch.testing.assert_close(term.scores.double(), exact.scores, rtol=1e-6, atol=1e-6)
 
 
@@ -506,7 +507,7 @@ def test_curve_is_what_the_terms_add(method):
     at = Positions(4, 1, 5), Positions(0, 1, 9)
     offsets = torch.arange(9) - torch.arange(4, 9).unsqueeze(-1)
     for query_positions, key_positions in (at, (at[0].values(), at[1].values())):
-        [term] = position.terms(embeddings(5), query_positions, key_positions, layer=2)
+        [term] = position.terms(embeddings(5), Place(query_positions, key_positions, 2))
         curve = position.curve(offsets.flatten(), layer=2).unflatten(-1, (n_q, n_k))
         assert_close(bias(term, n_q, n_k), curve.unsqueeze(0))
 
@@ -542,7 +543,7 @@ WRONG_OPTIONS = [
     ("sinusoidal", {"max_timescale": 0.5}, r"min_timescale: .*max_timescale, got 1.0 and 0.5"),
     ("learned", {"initializer_range": 0.0}, r"initializer_range: expected a positive number, got 0.0"),
     ("shaw", {"clip": -1}, r"clip: expected a distance of at least 0, got -1"),
-    ("shaw", {"keys": False, "values": False}, r"keys and values: at least one must be True"),
+    ("shaw", {"keys": False, "values": False}, r"keys: expected keys or values to be True"),
     ("t5", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, got 7"),
     ("t5", {"num_buckets": 2}, r"num_buckets: expected an even number of at least 4, got 2"),
     ("t5", {"num_buckets": -8}, r"num_buckets: expected an even number of at least 4, got -8"),
@@ -664,7 +665,7 @@ class Loudness(Position):
         super().__init__(model)
         self.gain = torch.nn.Parameter(torch.tensor(start))
 
-    def rotate(self, query, key, value, query_positions, key_positions, *, layer=0, shared=None):
+    def rotate(self, query, key, value, place):
         return query * self.gain, key, value
 
 

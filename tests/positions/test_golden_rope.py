@@ -5,7 +5,7 @@ import torch
 
 from tests.golden import check, check_gradients, groups
 from tests.positions.layers import check_causal, merge_heads, prepare, split_heads
-from whereformer import Positions, attention, attention_weights, build_position
+from whereformer import Place, Positions, attention, attention_weights, build_position
 
 ROFORMER_ROTATIONS, ROFORMER_LAYERS = groups("positions/rope_roformer", "rot_", "attn_")
 [GPTJ] = groups("positions/rope_gptj", "")
@@ -26,7 +26,7 @@ def test_interleaved_rotation_equals_roformer(case):
     # Their layout is (batch, n, heads, d).
     query, key = golden["q"].transpose(1, 2), golden["k"].transpose(1, 2)
 
-    query, key, _ = rope(case.config, layout="interleaved").rotate(query, key, key, positions, positions)
+    query, key, _ = rope(case.config, layout="interleaved").rotate(query, key, key, Place(positions, positions))
 
     check(query.transpose(1, 2), golden["q_rot"], 1e-11)
     check(key.transpose(1, 2), golden["k_rot"], 1e-11)

@@ -5,7 +5,7 @@ import torch
 
 from tests.golden import check, check_gradients, groups
 from tests.positions.layers import install, prepare, scores
-from whereformer import Positions, attention, attention_weights, build_position
+from whereformer import Place, Positions, attention, attention_weights, build_position
 from whereformer.positions.tisa import from_released
 
 BIAS, ATTENTION, RECTANGULAR = groups("positions/tisa", "bias_", "attn_", "rect_")
@@ -24,7 +24,7 @@ def tisa(case, golden, convention="paper"):
 
 
 def terms_of(position, n_q, n_k):
-    return position.terms(torch.zeros(1, n_q, 1), Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k))
+    return position.terms(torch.zeros(1, n_q, 1), Place(Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)))
 
 
 @pytest.mark.parametrize("case", BIAS)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.positions.stack import HEADS, WIDTH, build
-from whereformer import Positions
+from whereformer import Place, Positions
 from whereformer.kernels import attention_weights
 from whereformer.positions import transformer_xl
 
@@ -53,9 +53,9 @@ def test_it_is_the_formula(form, reset_cls, starts, strides, lengths):
     ]
     position = build("transformer_xl", form=form, reset_cls=reset_cls)
     query, key = (torch.randn(1, HEADS, length, WIDTH // HEADS, dtype=torch.float64) for length in lengths)
-    where = {"layer": LAYER, "shared": position.shared(*places)}
-    terms = position.terms(query, *places, **where) + position.query_terms(query, *places, **where)
-    turned = position.rotate(query, key, key, *places, **where)
+    place = Place(*places, LAYER, position.shared(*places))
+    terms = position.terms(query, place) + position.query_terms(query, place)
+    turned = position.rotate(query, key, key, place)
     found = attention_weights(*turned, terms, query_positions=places[0], key_positions=places[1])
     expected = formula(position, query[0], key[0], *places).softmax(-1)
     torch.testing.assert_close(found[0], expected, rtol=1e-9, atol=1e-9)
@@ -74,14 +74,14 @@ def test_layers_share_their_vectors_in_inference_alone():
     places = Positions(0, 1, 5), Positions(0, 1, 5)
     query = torch.randn(1, HEADS, 5, WIDTH // HEADS, dtype=torch.float64)
     window = position.shared(*places)
-    with_gradients = position.query_terms(query, *places, layer=1, shared=window)[0].table
+    with_gradients = position.query_terms(query, Place(*places, 1, window))[0].table
     assert not window.vectors
     with torch.no_grad():
-        tables = [position.query_terms(query, *places, layer=layer, shared=window)[0].table for layer in (1, 2, 0)]
+        tables = [position.query_terms(query, Place(*places, layer, window))[0].table for layer in (1, 2, 0)]
     assert tables[0] is tables[1]
     assert torch.equal(tables[0], with_gradients)
     assert set(window.vectors) == {0, 1}
-    assert position.query_terms(query, *places, layer=1, shared=window)[0].table.requires_grad
+    assert position.query_terms(query, Place(*places, 1, window))[0].table.requires_grad
 
 
 def test_sinusoids_are_made_once_for_each_window():
@@ -120,7 +120,7 @@ def test_what_inference_kept_serves_training_and_follows_the_kernel():
     query = torch.randn(1, HEADS, 5, WIDTH // HEADS, dtype=torch.float64)
 
     def table():
-        return position.query_terms(query, *places, layer=1, shared=position.shared(*places))[0].table
+        return position.query_terms(query, Place(*places, 1, position.shared(*places)))[0].table
 
     with torch.inference_mode():
         before = table()

@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.activations import ACT2FN
 
+from ..errors import InputError
 from ..kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 from ..kernels.call import Call, make_call
 from ..kernels.choose import choose
@@ -28,8 +29,8 @@ from ..kernels.terms import Term
 from ..models import Encoder, EncoderConfig, parse_blocks
 from ..models.encoder import SegmentScores, position_of
 from ..models.heads import MaskedLMHead
-from ..models.pooling import Sequence
-from ..positions import Position, Sum
+from ..models.pooling import Tokens
+from ..positions import Place, Position, Sum
 from ..positions.floater import Floater
 from ..positions.transformer_xl import FORMS
 
@@ -121,7 +122,7 @@ class Memory:
     bfloat16 3 to 25%. Inference was within 5% for most methods; for those that need much for a moment (tupe, fire,
     floater, synthesizer, transformer_xl in bfloat16, and below about 90 tokens all with terms) it may be half too low
     or too high. Nor is the memory of attention's tiles counted, which a thread keeps from call to call: up to 6 MiB
-    with BERT-base's heads, and some more where oneDNN multiplies (see :mod:`whereformer.linear`). A batch without
+    with BERT-base's heads, and some more where oneDNN multiplies (see ``whereformer.kernels.cpu.products``). A batch without
     padding is assumed.
 
     Args:
@@ -245,18 +246,18 @@ def cost(
         ValueError: for sizes that do not fit, among them a length beyond a position method's range.
     """
     if batch < 1:
-        raise ValueError(f"batch: expected at least 1, got {batch}")
+        raise InputError("batch", f"expected at least 1, got {batch}")
     config = config if decoder else config.without_decoder()
     if predictions is None:
         predictions = length if config.full_length else 0
     if predictions and not config.full_length:
-        raise ValueError(
-            f"predictions: blocks that pool need a decoder to predict tokens, got {predictions} without one"
+        raise InputError(
+            "predictions", f"blocks that pool need a decoder to predict tokens, got {predictions} without one"
         )
     if not 0 <= predictions <= length:
-        raise ValueError(f"predictions: expected 0 to length {length}, got {predictions}")
+        raise InputError("predictions", f"expected 0 to length {length}, got {predictions}")
     if device not in ("cpu", "cuda"):
-        raise ValueError(f"device: expected 'cpu' or 'cuda', got {device!r}")
+        raise InputError("device", f"expected 'cpu' or 'cuda', got {device!r}")
     trace = _Trace(config, length, batch, dtype, torch.device(device), config.attention_backend)
     flops = _flops(trace, predictions)
     parameters = count_parameters(config)
@@ -312,7 +313,7 @@ def layer_passes(config: EncoderConfig, length: int) -> list[Pass]:
     for index, block in enumerate(parse_blocks(config.blocks)):
         before = now
         if index and pooling.applies_to(now.length):
-            pooled = pooling.sequence(Sequence(now)).positions
+            pooled = pooling.sequence(Tokens(now)).positions
             assert isinstance(pooled, Positions)
             now = pooled
         passes.append(Pass(now, before if config.pool_query_only else now))
@@ -398,7 +399,8 @@ class _Trace:
                 kept_before = kept.size()
                 if place not in shared:
                     shared[place] = self._shared(method, place)
-                call = self._call(method, segments, place, kept, layer=layer, shared=shared[place])
+                at = Place(place.queries, place.keys, layer, shared[place])
+                call = self._call(method, segments, at, kept)
                 applied = [2 * _applied(term, config, place, batch) for term in call.terms]
                 self.segment_flops.append(0 if segments is None else applied.pop())
                 after = counter.get_total_flops() + self.trajectory_flops
@@ -420,26 +422,29 @@ class _Trace:
             return vectors
         return method.shared(*place)
 
-    def _call(self, method: Position, segments: SegmentScores | None, place: Pass, kept: _Kept, **options: Any) -> Call:
+    def _call(self, method: Position, segments: SegmentScores | None, place: Place, kept: _Kept) -> Call:
         """Do what an attention layer does up to its call, the segments' term last; note what attention keeps."""
         config = self.config
+        assert isinstance(place.queries, Positions)
+        assert isinstance(place.keys, Positions)
+        n_q, n_k = place.queries.length, place.keys.length
 
         def heads(n: int) -> Tensor:
             return self._made(n, config.num_attention_heads, config.head_dim).transpose(1, 2)
 
-        hidden, value = self._made(place.n_q, config.hidden_size), heads(place.n_k)
-        terms = method.terms(hidden, *place, **options)
+        hidden, value = self._made(n_q, config.hidden_size), heads(n_k)
+        terms = method.terms(hidden, place)
         # The layer keeps its input anyway, and attention one query, key and value; a method may keep what it changed
         # as well.
         kept.leave_out(hidden)
         query, key = None, None
         if self.content:
-            given = query, key, value = heads(place.n_q), heads(place.n_k), value
-            terms += method.query_terms(query, *place, **options)
+            given = query, key, value = heads(n_q), heads(n_k), value
+            terms += method.query_terms(query, place)
             if segments is not None:
-                types = (torch.empty(self.batch, n, dtype=torch.int64, device=META) for n in (place.n_q, place.n_k))
+                types = (torch.empty(self.batch, n, dtype=torch.int64, device=META) for n in (n_q, n_k))
                 terms += (segments(query, *types),)
-            query, key, value = method.rotate(*given, *place, **options)
+            query, key, value = method.rotate(*given, place)
             kept.leave_out(*(old for old, new in zip(given, (query, key, value), strict=True) if old is new))
         call = make_call(
             query,

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..models import Encoder
 from ..positions.tisa import Tisa
 from .fit import TisaFit, fit_tisa
@@ -66,9 +67,9 @@ def distill_positions(
     """
     position = student.position
     if not isinstance(position, Tisa) or position.share_layers:
-        raise ValueError("student: expected position 'tisa' with kernels in every layer, got another method")
+        raise InputError("student", "expected position 'tisa' with kernels in every layer, got another method")
     if len(student.passes) != len(teacher.passes):
-        raise ValueError(f"student: expected the teacher's {len(teacher.passes)} layers, got {len(student.passes)}")
+        raise InputError("student", f"expected the teacher's {len(teacher.passes)} layers, got {len(student.passes)}")
     position.amplitude.zero_()
     wanted = offset_curves(teacher, windows, batch_size)
     fits = []

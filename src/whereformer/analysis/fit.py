@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..errors import InputError
 from .toeplitz import pairs
 
 STARTS = 5
@@ -113,7 +114,7 @@ def fit_tisa_up_to(
         raise TypeError(f"num_kernels: expected a whole number, got {num_kernels!r}")
     num_kernels = index(num_kernels)
     if num_kernels < 0:
-        raise ValueError(f"num_kernels: expected at least 0, got {num_kernels}")
+        raise InputError("num_kernels", f"expected at least 0, got {num_kernels}")
     values, points, weight = _checked(curve, offsets, weights)
     unit = _unit(points)
     points = points / unit
@@ -405,12 +406,12 @@ def _checked(curve: Any, offsets: Any, weights: Any) -> tuple[Tensor, Tensor, Te
     """Curve, offsets and weights in float64."""
     values = torch.as_tensor(curve)
     if values.dim() < 1 or values.shape[-1] == 0:
-        raise ValueError(f"curve: expected shape (..., offsets) with at least one offset, got {tuple(values.shape)}")
+        raise InputError("curve", f"expected shape (..., offsets) with at least one offset, got {tuple(values.shape)}")
     size = values.shape[-1]
     if offsets is None:
         if size % 2 == 0:
-            raise ValueError(
-                f"curve: expected an odd number of offsets, -(n - 1) .. n - 1, got {size}; name others with offsets="
+            raise InputError(
+                "curve", f"expected an odd number of offsets, -(n - 1) .. n - 1, got {size}; name others with offsets="
             )
         n = (size + 1) // 2
         offsets = torch.arange(1 - n, n)
@@ -421,12 +422,12 @@ def _checked(curve: Any, offsets: Any, weights: Any) -> tuple[Tensor, Tensor, Te
         if given.is_complex():
             raise TypeError(f"{name}: expected real numbers, got {given.dtype}")
         if name != "curve" and given.shape != (size,):
-            raise ValueError(
-                f"{name}: expected shape ({size},), as many as the curve's offsets, got {tuple(given.shape)}"
+            raise InputError(
+                name, f"expected shape ({size},), as many as the curve's offsets, got {tuple(given.shape)}"
             )
         if not bool(given.isfinite().all()):
-            raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
+            raise InputError(name, "expected finite numbers, got NaN or infinity")
     if bool((found["weights"] < 0).any()) or not bool((found["weights"] > 0).any()):
-        raise ValueError("weights: expected numbers of at least 0, and one above, got others")
+        raise InputError("weights", "expected numbers of at least 0, and one above, got others")
     values, points, weight = (given.to(values.device, torch.float64) for given in found.values())
     return values, points, weight

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..kernels import Positions, attention
-from ..models.encoder import Encoder, Layer, Place
+from ..models.encoder import AttentionContext, Encoder, Layer
 from ..models.heads import EncoderForMaskedLM
-from ..positions import Position, PositionRangeError, build_position
+from ..positions import Place, Position, PositionRangeError, build_position
 from ..positions.none import NoPosition
 
 SHIFTS = (1, 10, 100, 1000)
@@ -226,8 +226,8 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
     explained, whole = [], []
     for layer, (real, same) in enumerate(zip(here, together, strict=True)):
         others = real.hidden + embeddings if real.module.pre or layer == 0 else real.hidden
-        scores = _scores_of(real.module, real.hidden, encoder.position, layer, real.place)
-        without = _scores_of(real.module, others, encoder.position, layer, same.place)
+        scores = _scores_of(real.module, real.hidden, encoder.position, layer, real.context)
+        without = _scores_of(real.module, others, encoder.position, layer, same.context)
         effect = scores - without
         total = float(effect.square().sum())
         if total <= 1e-20 * max(float(scores.square().sum()), 1e-20):
@@ -247,7 +247,7 @@ class _LayerCall:
 
     module: Layer
     hidden: Tensor
-    place: Place
+    context: AttentionContext
 
 
 def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list[_LayerCall]:
@@ -256,8 +256,8 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
 
     def note(module: nn.Module, given: tuple[Any, ...]) -> None:
         assert isinstance(module, Layer)
-        hidden, _, _, place, *_ = given
-        calls.append(_LayerCall(module, hidden, place))
+        hidden, _, _, context, *_ = given
+        calls.append(_LayerCall(module, hidden, context))
 
     hooks = [layer.register_forward_pre_hook(note) for layer in encoder.layers]
     try:
@@ -268,9 +268,9 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
     return calls
 
 
-def _scores_of(module: Layer, hidden: Tensor, position: Position, layer: int, place: Place) -> Tensor:
+def _scores_of(module: Layer, hidden: Tensor, position: Position, layer: int, context: AttentionContext) -> Tensor:
     """A layer's scores for this input, (batch, heads, n, n)."""
-    weights = module(hidden, position, layer, place, True)[1]
+    weights = module(hidden, position, layer, context, True)[1]
     return _scores(weights)
 
 
@@ -355,13 +355,13 @@ def _work(position: Position, length: int, backend: str) -> Callable[[], None]:
 
     def work() -> None:
         position.embed(embedded, at)
-        hooks: dict[str, Any] = {"layer": 0, "shared": position.shared(at, at)}
-        terms = position.terms(hidden, at, at, **hooks)
+        place = Place(at, at, shared=position.shared(at, at))
+        terms = position.terms(hidden, place)
         if not position.content:
             attention(None, None, value, terms, query_positions=at, key_positions=at, backend=backend)
             return
-        terms += position.query_terms(query, at, at, **hooks)
-        rotated = position.rotate(query, key, value, at, at, **hooks)
+        terms += position.query_terms(query, place)
+        rotated = position.rotate(query, key, value, place)
         attention(*rotated, terms, query_positions=at, key_positions=at, backend=backend)
 
     return work

@@ -20,8 +20,8 @@ from ..kernels import Positions
 from ..kernels.call import make_call
 from ..kernels.reference import attention_scores
 from ..models import Encoder
-from ..models.encoder import Layer, Place
-from ..models.pooling import Sequence
+from ..models.encoder import AttentionContext, Layer
+from ..models.pooling import Tokens
 from ..positions import Position, Sum
 from .cost import layer_passes
 
@@ -112,12 +112,12 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
     for layer in range(len(encoder.passes) if everywhere else 1):
         attention = _layer(encoder, encoder.passes[layer]).attention
         positions = passes[layer].queries
-        place = Place(Sequence(positions), Sequence(positions), encoder.position.shared(positions, positions))
+        context = AttentionContext(Tokens(positions), Tokens(positions), encoder.position.shared(positions, positions))
         hidden = states[layer]
         in_input = embedded and layer == 0
         if not in_input:
             hidden = hidden.mean(1, keepdim=True).expand(-1, positions.length, -1)
-        arguments, options = attention.call(hidden, hidden, encoder.position, layer, place)
+        arguments, options = attention.call(hidden, hidden, encoder.position, layer, context)
         scores, _ = attention_scores(make_call(*arguments, **options))
         scores = scores[0].clone()
         if in_input:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..errors import InputError
+
 ROWS = 256
 """Rows whose diagonals are summed at a time; what is needed for a moment are as many rows of the matrix, twice."""
 
@@ -135,11 +137,11 @@ def _checked(matrix: Any) -> tuple[Tensor, torch.dtype]:
     if values.is_complex():
         raise TypeError(f"matrix: expected real numbers, got {values.dtype}")
     if values.dim() < 2 or values.shape[-1] != values.shape[-2]:
-        raise ValueError(f"matrix: expected shape (..., n, n), got {tuple(values.shape)}")
+        raise InputError("matrix", f"expected shape (..., n, n), got {tuple(values.shape)}")
     if values.shape[-1] == 0:
-        raise ValueError(f"matrix: expected at least one position, got shape {tuple(values.shape)}")
+        raise InputError("matrix", f"expected at least one position, got shape {tuple(values.shape)}")
     dtype = torch.promote_types(values.dtype, torch.float32) if values.is_floating_point() else torch.float64
     # Whether anything is not finite shows in the sum, faster than in a look at each; but so does a sum that overflows.
     if not bool(values.sum(dtype=torch.float64).isfinite()) and not bool(values.isfinite().all()):
-        raise ValueError("matrix: expected finite numbers, got NaN or infinity")
+        raise InputError("matrix", "expected finite numbers, got NaN or infinity")
     return values.to(torch.float64), dtype

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 from rich.console import Console
@@ -27,20 +27,22 @@ class Analyze:
     they are. Writes report.html (open it in a browser), results.json and pictures.
     """
 
+    FLAGS: ClassVar = {"model": "MODEL", "models": "MODEL", "text": "--no-text"}
+
     models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL ...]")] = ()
     """Folders, or ids on the Hugging Face Hub."""
 
-    scores: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = None
+    scores: str | None = None
     """A score of each model, as its GLUE average, that Toeplitzness is held against."""
 
-    length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    length: int | None = None
     """Positions to look at. Default: those that the model was made for, 512 at most."""
 
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")] = ()
+    data: tuple[str, ...] = ()
     """Text to measure attention over: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the
     documentation inside the running Python."""
 
-    column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    column: str | None = None
     """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
 
     text: bool = True
@@ -52,7 +54,7 @@ class Analyze:
     max_kernels: int = 5
     """Fit TISA with 1, 2, ... up to so many kernels to each head's curve."""
 
-    threads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    threads: int | None = None
     """Threads on the CPU. Default: torch's."""
 
     out: Path = Path("runs/analyze")
@@ -62,9 +64,9 @@ class Analyze:
         """Do it."""
         check_range(self, length=(1, 2**16), tokens=(1, float("inf")), max_kernels=(1, 16), threads=(1, 2**20))
         if not self.models:
-            raise InputError("MODEL: expected at least one folder or id on the Hugging Face Hub, got none")
+            raise InputError("model", "expected at least one folder or id on the Hugging Face Hub, got none")
         if not self.text and (self.data or self.column):
-            raise InputError("--no-text: reads no text, so it goes without --data and --column")
+            raise InputError("text", "reads no text, so it goes without `data` and `column`")
         import torch
 
         from ..data import corpus

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of a ``--device`` option.
+    """The device of a ``--device`` field.
 
     Raises:
         InputError: for a GPU that isn't there.
@@ -22,20 +22,20 @@ def find_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device: expected cpu or auto, got cuda, which torch does not find here")
+        raise InputError("device", "expected cpu or auto, got cuda, which torch does not find here")
     return torch.device(name)
 
 
-def split(option: str, text: str, known: Sequence[str] | None = None) -> list[str]:
+def split(field: str, text: str, known: Sequence[str] | None = None) -> list[str]:
     """The different parts of a list with commas, each of them known.
 
     Raises:
-        InputError: naming the option.
+        InputError: naming the field.
     """
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not parts:
-        raise InputError(f"--{option}: expected at least one, got none")
+        raise InputError(field, "expected at least one, got none")
     for part in parts:
         if known is not None and part not in known:
-            raise InputError(f"--{option}: expected {', '.join(known)}, got {part!r}")
+            raise InputError(field, f"expected {', '.join(known)}, got {part!r}")
     return parts

@@ -41,28 +41,28 @@ class Bench:
     less than one. Of the other options it takes --rounds (default 9, with --quick 5), --batch (of up to 256 tokens; 1
     beyond), --heads, --head-dim and --out, and writes PATH/tune.json only with that."""
 
-    terms: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = None
+    terms: str | None = None
     """What positions add: bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values), factors
     (a product of rank 66, as in TUPE), dense (a number per pair), and bias once more where queries are every second
     token (funnel), in a batch of different lengths (padded), and causal; "all" takes every one. Default: bias,t5,shaw
     (with --quick: bias)."""
 
-    lengths: Annotated[str | None, tyro.conf.arg(metavar="N,N")] = None
+    lengths: str | None = None
     """Tokens of a sequence. Default: 128,512,2048 (with --quick: 128,512)."""
 
-    dtypes: Annotated[str | None, tyro.conf.arg(metavar="A,B")] = None
+    dtypes: str | None = None
     """float32, bfloat16 or float16. Default: float32, on a GPU bfloat16."""
 
-    backends: Annotated[str, tyro.conf.arg(metavar="A,B")] = "auto"
+    backends: str = "auto"
     """Backends of whereformer.attention: "auto" chooses for the call, "reference" is the plain formula."""
 
-    rounds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    rounds: int | None = None
     """How often each way is timed. Default: 7 (with --quick: 3)."""
 
     quick: bool = False
     """A first look in less than a minute."""
 
-    batch: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    batch: int | None = None
     """Sequences at a time. Default: 4, and 1 for more than 2048 tokens."""
 
     heads: int = 12
@@ -80,7 +80,7 @@ class Bench:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; "auto" takes a GPU if there is one."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    out: Path | None = None
     """Folder for the results. Default: runs/bench."""
 
     def run(self, console: Console) -> None:
@@ -98,7 +98,7 @@ class Bench:
 
         for name in ("terms", "lengths", "dtypes", "backends", "threads", "memory_limit", "device"):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise InputError(f"--{name.replace('_', '-')}: not with --tune, whose calls are its own, on the CPU")
+                raise InputError(name, "not with `tune`, whose calls are its own, on the CPU")
         self._check_numbers()
         sizes = tune.Sizes(
             rounds=self.rounds or (5 if self.quick else 9),
@@ -164,13 +164,13 @@ class Bench:
 
         self._check_numbers()
         if self.memory_limit is not None and not 0 < self.memory_limit < float("inf"):
-            raise InputError(f"--memory-limit: expected a positive number, got {self.memory_limit}")
+            raise InputError("memory_limit", f"expected a positive number, got {self.memory_limit}")
         device = find_device(self.device)
         kinds = self.terms or ("bias" if self.quick else "bias,t5,shaw")
         lengths = []
         for text in split("lengths", self.lengths or ("128,512" if self.quick else "128,512,2048")):
             if not text.isdecimal() or int(text) < 1:
-                raise InputError(f"--lengths: expected numbers of at least 1, got {text!r}")
+                raise InputError("lengths", f"expected numbers of at least 1, got {text!r}")
             lengths.append(int(text))
         return bench.Settings(
             kinds=list(cases.KINDS) if kinds == "all" else split("terms", kinds, list(cases.KINDS)),
@@ -191,7 +191,7 @@ class Bench:
         for name in ("rounds", "batch", "heads", "head_dim", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+                raise InputError(name, f"expected at least 1, got {value}")
 
     def _backends(self, settings: Settings) -> list[str]:
         from ..experiments.bench import run as bench

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import tyro
 from rich.console import Console
 
 from ..errors import InputError
@@ -27,14 +26,16 @@ class Compare:
     EncoderForMaskedLM.from_pretrained). If it is interrupted, the same command continues with what is missing.
     """
 
-    positions: Annotated[str | None, tyro.conf.arg(metavar="A,B,C+D")] = None
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
+
+    positions: str | None = None
     """Methods to compare, split by commas; "a+b" uses both at once, "all" takes every method. Default: none,
     sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
 
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")] = ()
+    data: tuple[str, ...] = ()
     """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl."""
 
-    column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    column: str | None = None
     """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
 
     out: Path = Path("runs/compare")
@@ -46,13 +47,13 @@ class Compare:
     blocks: str = "4"
     """Layers: "4" are four, "1x4" is one layer used four times, "2-2" a funnel, halving the sequence between blocks."""
 
-    decoder_layers: Annotated[str | None, tyro.conf.arg(metavar="LAYERS")] = None
+    decoder_layers: str | None = None
     """Full-length layers after the blocks of a funnel. Default: 1 where there are several blocks."""
 
     length: int = 64
     """Tokens of a training window. Held-out text is judged at this length and at 2 and 4 times it."""
 
-    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    steps: int | None = None
     """Training steps of each method. Default: 2400, with --quick 400."""
 
     seeds: int = 1
@@ -161,14 +162,14 @@ class Compare:
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and value < smallest:
-                raise InputError(f"--{name.replace('_', '-')}: expected at least {smallest}, got {value}")
+                raise InputError(name, f"expected at least {smallest}, got {value}")
         if self.hidden_size % self.num_heads:
-            raise InputError(f"--num-heads: {self.num_heads} heads do not divide hidden_size {self.hidden_size}")
+            raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         try:
             EncoderConfig(blocks=self.blocks, decoder_layers=self._decoder_layers()).require_full_length()
-        except ValueError as error:
-            raise InputError(f"--{str(error).replace('_', '-', 1)}") from None
+        except ValueError:
+            raise
         if not 0 < self.mask_rate < 1:
-            raise InputError(f"--mask-rate: expected a share between 0 and 1, got {self.mask_rate}")
+            raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
         if not 0 < self.learning_rate < float("inf"):
-            raise InputError(f"--learning-rate: expected a positive number, got {self.learning_rate}")
+            raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")

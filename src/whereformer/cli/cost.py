@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import tyro
 from rich.console import Console
 
 from ..errors import InputError
@@ -31,6 +30,8 @@ class Cost:
     --no-query-bias.
     """
 
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "batch": "--batch-size"}
+
     blocks: str = "12"
     """Layers: "12" are twelve, "1x12" is one used twelve times, "4-4-4" pools between its blocks."""
 
@@ -46,13 +47,13 @@ class Cost:
     num_heads: int = 12
     """Attention heads."""
 
-    head_dim: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    head_dim: int | None = None
     """Width of a head. Default: the encoder's width divided by the heads."""
 
-    intermediate_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    intermediate_size: int | None = None
     """Width within the feed-forward networks. Default: four times the encoder's."""
 
-    embedding_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    embedding_size: int | None = None
     """Width of the token embeddings. Default: the encoder's."""
 
     vocab_size: int = 30522
@@ -82,7 +83,7 @@ class Cost:
     batch_size: int = 1
     """Sequences at a time."""
 
-    predictions: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    predictions: int | None = None
     """Tokens of a sequence that the masked-LM head predicts. Default: all; there is no such head where blocks pool
     without a decoder."""
 
@@ -96,7 +97,7 @@ class Cost:
     """Print what the Funnel-Transformer paper's models cost relative to BERT-base instead, counted as in the authors'
     code; of the other options only --out counts."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    out: Path | None = None
     """A file to write the numbers to, as JSON."""
 
     def run(self, console: Console) -> None:
@@ -106,7 +107,7 @@ class Cost:
         from .terminal import print_paper_flops, say
 
         if self.out is not None and self.out.is_dir():
-            raise InputError(f"--out: expected a file, got the folder {str(self.out)!r}")
+            raise InputError("out", f"expected a file, got the folder {str(self.out)!r}")
         data: Any
         if self.paper:
             rows = paper_table()
@@ -125,13 +126,14 @@ class Cost:
 
         from ..analysis import cost
         from ..models import EncoderConfig, parse_blocks
+        from ..training.model_options import as_setting
 
         sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
         for name in (*sizes, "length", "batch_size"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST:
                 limit = "at least 1" if value < 1 else f"at most {MOST}"
-                raise InputError(f"--{name.replace('_', '-')}: expected {limit}, got {value}")
+                raise InputError(name, f"expected {limit}, got {value}")
         try:
             config = EncoderConfig(
                 num_attention_heads=self.num_heads,
@@ -146,7 +148,7 @@ class Cost:
                 given = getattr(config, name)
                 layers = 0 if given == "0" else sum(block.layers * block.repeats for block in parse_blocks(given))
                 if layers > MOST_LAYERS:
-                    raise ValueError(f"{name}: expected at most {MOST_LAYERS} layers, got {layers}")
+                    raise InputError(name, f"expected at most {MOST_LAYERS} layers, got {layers}")
             return cost(
                 config,
                 self.length,
@@ -157,10 +159,4 @@ class Cost:
                 device=self.device,
             )
         except ValueError as error:
-            name, _, reason = str(error).partition(": ")
-            if name == "num_attention_heads":
-                name = "num_heads"
-            if name not in {each.name for each in fields(self)}:
-                # Of the method itself, which does not know what it was asked for by.
-                name, reason = "position", str(error)
-            raise InputError(f"--{name.replace('_', '-')}: {reason}") from None
+            raise as_setting(error, {each.name for each in fields(self)} | self.FLAGS.keys()) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 from rich.console import Console
@@ -26,35 +26,37 @@ class DistillPositions:
     `whereformer analyze`) and results.json.
     """
 
+    FLAGS: ClassVar = {"model": "MODEL"}
+
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A folder, or an id on the Hugging Face Hub: BERT, ALBERT, RoBERTa, ELECTRA or a model of this library."""
 
     kernels: str = "1,3,5"
     """Numbers of kernels a head to try."""
 
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")] = ()
+    data: tuple[str, ...] = ()
     """Text to fit to and to judge on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the
     documentation inside the running Python."""
 
-    column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    column: str | None = None
     """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
 
     tokens: int = 16384
     """Tokens of text; a quarter of them is kept for judging."""
 
-    length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    length: int | None = None
     """Tokens of a window. Default: 128."""
 
-    pairs: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    pairs: Path | None = None
     """Pairs of texts with a number for how alike they are (.csv, .tsv, .jsonl, .parquet), for models of sentences."""
 
-    text: Annotated[str | None, tyro.conf.arg(metavar="COLUMN,COLUMN")] = None
+    text: str | None = None
     """The pairs' columns."""
 
-    label: Annotated[str | None, tyro.conf.arg(metavar="COLUMN")] = None
+    label: str | None = None
     """The column with how alike they are."""
 
-    threads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    threads: int | None = None
     """Threads on the CPU. Default: torch's."""
 
     out: Path = Path("runs/distill-positions")
@@ -73,7 +75,7 @@ class DistillPositions:
         from .terminal import Bar, print_distilling, say
 
         if self.pairs is None and (self.text or self.label):
-            raise InputError("--text and --label: name columns of --pairs, which is not given")
+            raise InputError("text" if self.text else "label", "only with `pairs`, whose column it names")
         pairs = None if self.pairs is None else distill.read_pairs(self.pairs, self.text, self.label)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -97,5 +99,5 @@ class DistillPositions:
     def _kernels(self) -> list[int]:
         parts = [part.strip() for part in self.kernels.split(",") if part.strip()]
         if not parts or not all(part.isdecimal() and 1 <= int(part) <= 16 for part in parts):
-            raise InputError(f"--kernels: expected numbers from 1 to 16 split by commas, got {self.kernels!r}")
+            raise InputError("kernels", f"expected numbers from 1 to 16 split by commas, got {self.kernels!r}")
         return sorted({int(part) for part in parts})

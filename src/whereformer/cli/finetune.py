@@ -32,17 +32,17 @@ class Finetune:
     head learned). Ctrl-C keeps every finished run; the same command continues with what is missing.
     """
 
-    model: Annotated[str, tyro.conf.arg(metavar="PATH_OR_ID")]
+    model: str
     """The pretrained model: a folder, or an id on the Hugging Face Hub."""
 
-    tokenizer: Annotated[str | None, tyro.conf.arg(metavar="PATH_OR_ID")] = None
+    tokenizer: str | None = None
     """Its tokenizer, if it isn't where the model is."""
 
     position: Annotated[str, tyro.conf.arg(metavar="A,B+C")] = "learned+tisa"
     """Position methods, each with a table of its own: "learned+tisa" adds to the model's position embeddings, "tisa"
     takes their place, "own" leaves the model as it is; `whereformer positions` lists others."""
 
-    kernels: Annotated[str, tyro.conf.arg(metavar="N,N")] = "0,1,3,5"
+    kernels: str = "0,1,3,5"
     """TISA's kernels a head; 0 is the baseline, the same without."""
 
     seeds: int = 5
@@ -57,14 +57,14 @@ class Finetune:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; "auto" takes a GPU if there is one."""
 
-    threads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    threads: int | None = None
     """Threads on the CPU. Default: torch's."""
 
     dry_run: bool = False
     """Only check everything and print what would be done."""
 
-    of: tyro.conf.OmitArgPrefixes[DataSettings] = field(default_factory=DataSettings)
-    tuning: tyro.conf.OmitArgPrefixes[TuningSettings] = field(default_factory=TuningSettings)
+    of: DataSettings = field(default_factory=DataSettings)
+    tuning: TuningSettings = field(default_factory=TuningSettings)
 
     def run(self, console: Console) -> None:
         """Do it."""
@@ -73,7 +73,7 @@ class Finetune:
         kernels = []
         for text in listed("kernels", self.kernels):
             if not text.isdecimal():
-                raise InputError(f"--kernels: expected numbers of at least 0, got {text!r}")
+                raise InputError("kernels", f"expected numbers of at least 0, got {text!r}")
             kernels.append(int(text))
         import torch
 

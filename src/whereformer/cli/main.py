@@ -18,6 +18,7 @@ from .compare import Compare
 from .cost import Cost
 from .distill_positions import DistillPositions
 from .finetune import Finetune
+from .flags import in_flags, registry
 from .positions import ListPositions
 from .pretrain import Pretrain
 from .properties import Properties
@@ -58,8 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="whereformer",
         description="Where a token is, as a swappable, inspectable, fast part of self-attention.",
         args=given,
+        registry=registry(),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
-    execute(command.run)
+    execute(command)
 
 
 def _summary(command: Callable[..., Any]) -> str:
@@ -67,12 +70,14 @@ def _summary(command: Callable[..., Any]) -> str:
     return (inspect.getdoc(command) or "").partition("\n\n")[0]
 
 
-def execute(work: Callable[[Console], None]) -> None:
-    """Do a command's work, with one line on stderr and an exit code if it can't be done."""
+def execute(command: Any) -> None:
+    """Run a command. If it cannot do its work, print one line to stderr and exit with a code."""
     try:
         # Without markup, because paths may hold brackets.
-        work(Console(markup=False, width=None if sys.stdout.isatty() else 100))
-    except (InputError, OSError) as error:
+        command.run(Console(markup=False, width=None if sys.stdout.isatty() else 100))
+    except InputError as error:
+        raise SystemExit(fail(in_flags(error, command))) from None
+    except OSError as error:
         raise SystemExit(fail(str(error))) from None
     except KeyboardInterrupt:
         raise SystemExit(fail("interrupted; what is finished is kept, the same command continues", 130)) from None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import tyro
 from rich.console import Console
 
 from ..errors import InputError
@@ -30,24 +29,26 @@ class Pretrain:
     installed, tensorboard/. Ctrl-C finishes the step and saves; the same command continues, to the same weights.
     """
 
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")] = ()
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
+
+    data: tuple[str, ...] = ()
     """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation inside
     the running Python."""
 
-    column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    column: str | None = None
     """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
 
     out: Path = Path("runs/pretrain")
     """Folder for the model and all else."""
 
-    tokenizer: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    tokenizer: Path | None = None
     """A tokenizer.json, or a folder that a Hugging Face tokenizer was saved to. Default: WordPiece, trained on the
     text."""
 
-    vocab_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    vocab_size: int | None = None
     """Size of the vocabulary that is trained. Default: 4096."""
 
-    every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    every: int | None = None
     """Steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
 
     keep: int = 2
@@ -59,8 +60,8 @@ class Pretrain:
     dry_run: bool = False
     """Only print sizes, parameters and how often the text is read; train and write nothing."""
 
-    model: tyro.conf.OmitArgPrefixes[ModelSettings] = field(default_factory=ModelSettings)
-    training: tyro.conf.OmitArgPrefixes[TrainingSettings] = field(default_factory=TrainingSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def run(self, console: Console) -> None:
         """Do it."""
@@ -68,7 +69,7 @@ class Pretrain:
         training = self.training.resolved(model.objective)
         check_range(self, vocab_size=(64, float("inf")), every=(1, float("inf")), keep=(1, float("inf")))
         if self.tokenizer is not None and self.vocab_size is not None:
-            raise InputError(f"--vocab-size: only without --tokenizer, whose size it is, got {self.vocab_size}")
+            raise InputError("vocab_size", f"only without `tokenizer`, whose size it is, got {self.vocab_size}")
         from ..data import corpus
         from ..experiments.pretrain.job import Job, batch_costs, settings_of
         from ..experiments.pretrain.model import build_config

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.console import Console
 
 from ..errors import InputError
@@ -34,17 +33,17 @@ class Properties:
     if it is interrupted, the same command continues with what is missing.
     """
 
-    positions: Annotated[str | None, tyro.conf.arg(metavar="A,B,C+D")] = None
+    positions: str | None = None
     """Methods to judge, split by commas; "a+b" uses both at once. Default: every method, or all that --results has."""
 
-    results: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    results: Path | None = None
     """The folder of a finished `whereformer compare`, instead of training: its losses and its models."""
 
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH [PATH ...]")] = ()
+    data: tuple[str, ...] = ()
     """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation inside
     the running Python."""
 
-    column: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    column: str | None = None
     """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
 
     out: Path = Path("runs/properties")
@@ -53,16 +52,16 @@ class Properties:
     quick: bool = False
     """A first look in about two minutes; methods have then learned little that longer text could spoil."""
 
-    length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    length: int | None = None
     """Tokens of a training window; longer text has 4 times as many. Default: 64."""
 
-    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    steps: int | None = None
     """Training steps of each method. Default: 800, with --quick 200."""
 
-    seeds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    seeds: int | None = None
     """Train with so many seeds; medians decide "inductive", all else is measured on the first. Default: 1."""
 
-    seed: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    seed: int | None = None
     """The first seed. Default: 0."""
 
     def run(self, console: Console) -> None:
@@ -75,7 +74,7 @@ class Properties:
         names = self._names()
         for name in ("data", "column", "quick", "length", "steps", "seeds", "seed"):
             if self.results is not None and getattr(self, name) not in (None, (), False):
-                raise InputError(f"--{name}: only without --results, which is trained already")
+                raise InputError(name, "only without `results`, which is trained already")
         with ExitStack() as stack:
             if self.results is None:
                 comparison, names = self._train(console, names, stack)
@@ -96,7 +95,7 @@ class Properties:
 
         names = ["".join(name.split()) for name in listed("positions", self.positions)]
         if BASELINE in names:
-            raise InputError(f"--positions: {BASELINE!r} has no properties; it is what the others are compared with")
+            raise InputError("positions", f"{BASELINE!r} has no properties; it is what the others are compared with")
         return names
 
     def _train(self, console: Console, names: list[str] | None, stack: ExitStack) -> tuple[Comparison, list[str]]:

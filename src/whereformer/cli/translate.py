@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
 
 import tyro
 from rich.console import Console
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Device = Literal["auto", "cpu", "cuda"]
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-Threads = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Threads = int | None
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ class Train:
     installed, tensorboard/. Ctrl-C finishes the step and saves; the same command continues, to the same weights.
     """
 
-    parallel: tyro.conf.OmitArgPrefixes[ParallelData] = field(default_factory=ParallelData)
-    judged: tyro.conf.OmitArgPrefixes[ValidationData] = field(default_factory=ValidationData)
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
+
+    parallel: ParallelData = field(default_factory=ParallelData)
+    judged: ValidationData = field(default_factory=ValidationData)
 
     out: Path = Path("runs/translate")
     """Folder for the model and all else."""
@@ -58,8 +60,8 @@ class Train:
     dry_run: bool = False
     """Only print sizes, parameters and how often the text is read; train and write nothing."""
 
-    model: tyro.conf.OmitArgPrefixes[TranslatorSettings] = field(default_factory=TranslatorSettings)
-    training: tyro.conf.OmitArgPrefixes[TranslationTraining] = field(default_factory=TranslationTraining)
+    model: TranslatorSettings = field(default_factory=TranslatorSettings)
+    training: TranslationTraining = field(default_factory=TranslationTraining)
 
     def run(self, console: Console) -> None:
         """Do it."""
@@ -136,13 +138,15 @@ class Run:
     output.
     """
 
+    FLAGS: ClassVar = {"model": "MODEL"}
+
     model: Model
     """The folder of a training, or an id on the Hugging Face Hub."""
 
-    input: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None  # the option is to be --input
+    input: Path | None = None  # the option is to be --input
     """Lines to translate. Default: the standard input."""
 
-    output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    output: Path | None = None
     """File for the translations. Default: the standard output."""
 
     device: Device = "auto"
@@ -151,7 +155,7 @@ class Run:
     threads: Threads = None
     """Threads on the CPU. Default: torch's."""
 
-    decoding: tyro.conf.OmitArgPrefixes[Decoding] = field(default_factory=Decoding)
+    decoding: Decoding = field(default_factory=Decoding)
 
     def run(self, console: Console) -> None:
         """Do it."""
@@ -162,7 +166,7 @@ class Run:
             from .terminal import Bar
 
             if self.output and self.input and self.output.resolve() == self.input.resolve():
-                raise InputError(f"--output: expected another file than --input, got {str(self.output)!r}")
+                raise InputError("output", f"expected another file than `input`, got {str(self.output)!r}")
             translator = translating.load(self.model, decoding, find_device(self.device))
             _use(self.threads)
             window = 1 if self.input is None and stream.isatty() else translating.WINDOW
@@ -189,27 +193,29 @@ class Score:
     --source beside them tells the lengths.
     """
 
+    FLAGS: ClassVar = {"model": "MODEL"}
+
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[MODEL]")] = None
     """The folder of a training, or an id on the Hugging Face Hub."""
 
-    parallel: tyro.conf.OmitArgPrefixes[ParallelData] = field(default_factory=ParallelData)
+    parallel: ParallelData = field(default_factory=ParallelData)
 
-    hypotheses: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    hypotheses: Path | None = None
     """Translations, instead of a model."""
 
-    references: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    references: Path | None = None
     """What they ought to be, line by line."""
 
-    words: Annotated[str, tyro.conf.arg(metavar="N,N")] = "8,12,16,24"
+    words: str = "8,12,16,24"
     """BLEU by length: most words of the sources in each part, but for the last."""
 
     tokenize: Literal["13a", "intl", "zh", "char", "none"] = "13a"
     """sacrebleu's tokenization of BLEU: zh for Chinese, char where words have no spaces."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    out: Path | None = None
     """File for the scores, and what they were made with, as JSON."""
 
-    translations: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    translations: Path | None = None
     """File for the model's translations."""
 
     device: Device = "auto"
@@ -218,7 +224,7 @@ class Score:
     threads: Threads = None
     """Threads on the CPU. Default: torch's."""
 
-    decoding: tyro.conf.OmitArgPrefixes[Decoding] = field(default_factory=Decoding)
+    decoding: Decoding = field(default_factory=Decoding)
 
     def run(self, console: Console) -> None:
         """Do it."""
@@ -229,10 +235,10 @@ class Score:
             if file is None:
                 continue
             if not file.parent.is_dir():
-                raise InputError(f"--{name}: no such folder: {str(file.parent)!r}")
+                raise InputError(name, f"no such folder: {str(file.parent)!r}")
             # Afterwards the translations would be lost.
             if file.is_dir() or not os.access(file.parent, os.W_OK):
-                raise InputError(f"--{name}: cannot write {str(file)!r}")
+                raise InputError(name, f"cannot write {str(file)!r}")
         import json
 
         from ..experiments.translate import scoring
@@ -260,13 +266,13 @@ class Score:
         from ..data.parallel import check_aligned, read_lines
 
         if self.hypotheses is None:
-            raise InputError("MODEL: expected a model, or --hypotheses and --references, got none")
+            raise InputError("model", "expected a model, or `hypotheses` and `references`, got none")
         if self.references is None:
-            raise InputError("--references: expected a file beside --hypotheses, got none")
+            raise InputError("references", "expected a file beside `hypotheses`, got none")
         given = {"data": self.parallel.data, "target": self.parallel.target, "translations": self.translations}
         for name, value in given.items():
             if value:
-                raise InputError(f"--{name}: only with a model")
+                raise InputError(name, "only with a model")
         hypotheses, references = read_lines("hypotheses", self.hypotheses), read_lines("references", self.references)
         check_aligned("hypotheses", self.hypotheses, hypotheses, self.references, references)
         sources = references
@@ -282,7 +288,7 @@ class Score:
         """What a model makes of the sources."""
         for name in ("hypotheses", "references"):
             if getattr(self, name) is not None:
-                raise InputError(f"--{name}: either a model or files, got both")
+                raise InputError(name, "either a model or files, got both")
         from ..experiments.translate import translating
         from ..experiments.translate.pairs import load_pairs
         from .terminal import Bar
@@ -301,7 +307,7 @@ class Score:
         parts = [part.strip() for part in self.words.split(",")]
         edges = [int(part) for part in parts if part.isdecimal()]
         if len(edges) < len(parts) or edges != sorted({*edges}) or edges[0] < 1:
-            raise InputError(f"--words: expected ascending numbers as 8,12,16, got {self.words!r}")
+            raise InputError("words", f"expected ascending numbers as 8,12,16, got {self.words!r}")
         return edges
 
 
@@ -345,7 +351,7 @@ def _opened(file: Path | None) -> Iterator[BinaryIO]:
     try:
         stream = file.open("rb")
     except OSError as error:
-        raise InputError(f"--input: cannot read {str(file)!r}: {error.strerror or error}") from None
+        raise InputError("input", f"cannot read {str(file)!r}: {error.strerror or error}") from None
     with stream:
         yield stream
 
@@ -361,7 +367,7 @@ def _writable(file: Path | None) -> Iterator[TextIO]:
     try:
         out = file.open("w", encoding="utf-8")
     except OSError as error:
-        raise InputError(f"--output: cannot write {str(file)!r}: {error.strerror or error}") from None
+        raise InputError("output", f"cannot write {str(file)!r}: {error.strerror or error}") from None
     with out:
         yield out
 

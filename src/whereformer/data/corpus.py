@@ -41,7 +41,7 @@ def default_documents() -> list[str]:
         documents += topics.topics.values()
     documents = [document for document in documents if document]
     if not documents:
-        raise InputError("--data: this Python carries no documentation to train on; give files or folders of text")
+        raise InputError("data", "this Python carries no documentation to train on; give files or folders of text")
     return documents
 
 
@@ -105,32 +105,32 @@ def load_documents(paths: Sequence[str | Path], column: str | None = None) -> li
     for given in paths:
         path = Path(given)
         if not str(given) or not path.exists():
-            raise InputError(f"--data: no such file or folder: {str(given)!r}")
+            raise InputError("data", f"no such file or folder: {str(given)!r}")
         files = [path]
         if path.is_dir():
             known = TEXT_SUFFIXES + TABLE_SUFFIXES
             files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in known)
             if not files:
-                raise InputError(f"--data: {path} holds no {', '.join(known)} file")
+                raise InputError("data", f"{path} holds no {', '.join(known)} file")
         for file in files:
             read = {".parquet": _parquet, ".jsonl": _json_lines, ".ndjson": _json_lines}.get(file.suffix.lower())
             try:
                 found = [_text(file)] if read is None else read(file, column)
             except OSError as error:
-                raise InputError(f"--data: cannot read {file}: {error.strerror or error}") from None
+                raise InputError("data", f"cannot read {file}: {error.strerror or error}") from None
             found = [document for document in found if document.strip()]
             if not found and not path.is_dir():
-                raise InputError(f"--data: {file} is empty")
+                raise InputError("data", f"{file} is empty")
             documents += found
     if not documents:
-        raise InputError(f"--data: no text in {', '.join(str(path) for path in paths)}")
+        raise InputError("data", f"no text in {', '.join(str(path) for path in paths)}")
     return documents
 
 
 def _text(file: Path) -> str:
     data = file.read_bytes()
     if b"\0" in data:
-        raise InputError(f"--data: {file} is a binary file, expected UTF-8 text")
+        raise InputError("data", f"{file} is a binary file, expected UTF-8 text")
     return _decode(data, file)
 
 
@@ -138,7 +138,7 @@ def _decode(data: bytes, file: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"--data: {file} is not UTF-8 text (byte {error.start}: {error.reason})") from None
+        raise InputError("data", f"{file} is not UTF-8 text (byte {error.start}: {error.reason})") from None
 
 
 def _json_lines(file: Path, column: str | None) -> list[str]:
@@ -150,11 +150,11 @@ def _json_lines(file: Path, column: str | None) -> list[str]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise InputError(f"--data: {file}, line {number}: not JSON ({error.msg})") from None
+            raise InputError("data", f"{file}, line {number}: not JSON ({error.msg})") from None
         if isinstance(row, str):
             row = {"text": row}
         if not isinstance(row, dict):
-            raise InputError(f"--data: {file}, line {number}: expected an object or a string, got {line[:40]!r}")
+            raise InputError("data", f"{file}, line {number}: expected an object or a string, got {line[:40]!r}")
         rows.append(row)
     strings = {name: None for row in rows for name, value in row.items() if isinstance(value, str)}
     if not rows:
@@ -176,7 +176,7 @@ def _parquet(file: Path, column: str | None) -> list[str]:
         name = _pick(strings, column, str(file))
         return [value for value in parquet.read_table(file, columns=[name])[name].to_pylist() if value]
     except pa.ArrowException as error:
-        raise InputError(f"--data: {file} is not a Parquet file ({str(error).splitlines()[0]})") from None
+        raise InputError("data", f"{file} is not a Parquet file ({str(error).splitlines()[0]})") from None
 
 
 def _pick(strings: Sequence[str], column: str | None, where: str) -> str:
@@ -187,9 +187,9 @@ def _pick(strings: Sequence[str], column: str | None, where: str) -> str:
         if len(strings) == 1:
             return strings[0]
         columns = ", ".join(strings) or "none"
-        raise InputError(f"--data: {where}: which column is the text? name one with --column (strings: {columns})")
+        raise InputError("data", f"{where}: which column is the text? name one with `column` (strings: {columns})")
     if column not in strings:
-        raise InputError(f"--column: {where} has no string column {column!r}; it has {', '.join(strings) or 'none'}")
+        raise InputError("column", f"{where} has no string column {column!r}; it has {', '.join(strings) or 'none'}")
     return column
 
 
@@ -207,8 +207,8 @@ def split_documents(documents: Sequence[str]) -> tuple[list[str], list[str]]:
     if not held_out or not training:
         characters = sum(len(piece) for piece in pieces)
         raise InputError(
-            f"--data: too little text to hold some out: {characters} characters, "
-            f"expected more than {PIECE * HELD_OUT // 2}"
+            "data",
+            f"too little text to hold some out: {characters} characters, expected more than {PIECE * HELD_OUT // 2}",
         )
     return training, held_out
 

@@ -119,9 +119,9 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
         names = tuple(GLUE)
     for name in names:
         if name not in GLUE:
-            raise InputError(f"--task: expected {', '.join(GLUE)} or all, got {name!r}")
+            raise InputError("task", f"expected {', '.join(GLUE)} or all, got {name!r}")
     if folder is not None and not folder.is_dir():
-        raise InputError(f"--data: no such folder: {str(folder)!r}")
+        raise InputError("data", f"no such folder: {str(folder)!r}")
     return [_glue(GLUE[name], folder, train_rows) for name in names]
 
 
@@ -147,7 +147,7 @@ def _file(folder: Path, split: str) -> Path:
     for name in (f"{split}.parquet", f"{split}_subset.parquet", f"{split}-00000-of-00001.parquet"):
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"--data: expected {folder / split}.parquet (or {split}_subset.parquet), found neither")
+    raise InputError("data", f"expected {folder / split}.parquet (or {split}_subset.parquet), found neither")
 
 
 def _hub(name: str, splits: Sequence[str]) -> dict[str, Columns]:
@@ -159,7 +159,7 @@ def _hub(name: str, splits: Sequence[str]) -> dict[str, Columns]:
         }
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"--data: cannot get {name} from the Hub ({reason}); or give a folder that has it") from None
+        raise InputError("data", f"cannot get {name} from the Hub ({reason}); or give a folder that has it") from None
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class OwnTask:
         # Numbers in their order, so that 10 comes after 9.
         classes = tuple(sorted(found, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
         if labels is not None and len(classes) < 2:
-            raise InputError(f"--label: expected at least two classes in {self.train}, got {list(classes)}")
+            raise InputError("label", f"expected at least two classes in {self.train}, got {list(classes)}")
         return classes
 
 
@@ -222,22 +222,22 @@ def _split(columns: Columns, task: Task, where: str) -> Split:
     """
     for name in (*task.texts, task.label):
         if name not in columns:
-            raise InputError(f"{where}: expected a column {name!r}, found {', '.join(columns) or 'none'}")
+            raise InputError(None, f"{where}: expected a column {name!r}, found {', '.join(columns) or 'none'}")
     texts = list(zip(*(columns[name] for name in task.texts), strict=True))
     labels = columns[task.label]
     if not texts:
-        raise InputError(f"{where}: expected at least one row, got none")
+        raise InputError(None, f"{where}: expected at least one row, got none")
     for number, row in enumerate(texts):
         if not all(isinstance(text, str) for text in row):
-            raise InputError(f"{where}, row {number}: expected text in {' and '.join(task.texts)}, got {row!r}")
+            raise InputError(None, f"{where}, row {number}: expected text in {' and '.join(task.texts)}, got {row!r}")
     for number, label in enumerate(labels):
         whole = isinstance(label, int) and not isinstance(label, bool)
         if task.classes is None:
             if not (whole or (isinstance(label, float) and math.isfinite(label))):
-                raise InputError(f"{where}, row {number}: expected a number in {task.label!r}, got {label!r}")
+                raise InputError(None, f"{where}, row {number}: expected a number in {task.label!r}, got {label!r}")
         elif not (whole and 0 <= label < len(task.classes)):
             known = ", ".join(f"{place} ({name})" for place, name in enumerate(task.classes))
-            raise InputError(f"{where}, row {number}: expected a label of {known}, got {label!r}")
+            raise InputError(None, f"{where}, row {number}: expected a label of {known}, got {label!r}")
     return Split(texts, labels)
 
 

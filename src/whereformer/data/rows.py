@@ -115,9 +115,9 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
         raise InputError(
-            f"--tokenizer: it has ids up to {largest}, the model {vocab_size} tokens; it is another model's"
+            "tokenizer", f"it has ids up to {largest}, the model {vocab_size} tokens; it is another model's"
         )
     if tokenizer.pad_token_id is None:
-        raise InputError("--tokenizer: it has no padding token ([PAD] in BERT)")
+        raise InputError("tokenizer", "it has no padding token ([PAD] in BERT)")
     if tokenizer("text")["input_ids"][0] not in (tokenizer.cls_token_id, tokenizer.bos_token_id):
-        raise InputError("--tokenizer: it puts no special token before text ([CLS] in BERT), which is what is read")
+        raise InputError("tokenizer", "it puts no special token before text ([CLS] in BERT), which is what is read")

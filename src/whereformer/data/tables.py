@@ -16,11 +16,11 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 Columns = dict[str, list[Any]]
 
 
-def read_table(option: str, file: Path, strings: Sequence[str] = ()) -> Columns:
+def read_table(field: str, file: Path, strings: Sequence[str] = ()) -> Columns:
     """The columns of a file.
 
     Args:
-        option: what an error names.
+        field: what an error names.
         file: of one of the suffixes above.
         strings: columns that are text whatever they look like.
 
@@ -29,9 +29,9 @@ def read_table(option: str, file: Path, strings: Sequence[str] = ()) -> Columns:
     """
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
-        raise InputError(f"--{option}: expected a {', '.join(SUFFIXES)} file, got {str(file)!r}")
+        raise InputError(field, f"expected a {', '.join(SUFFIXES)} file, got {str(file)!r}")
     if not file.is_file():
-        raise InputError(f"--{option}: no such file: {str(file)!r}")
+        raise InputError(field, f"no such file: {str(file)!r}")
     try:
         if suffix == ".parquet":
             table = parquet.read_table(file)
@@ -44,15 +44,15 @@ def read_table(option: str, file: Path, strings: Sequence[str] = ()) -> Columns:
                 convert_options=csv.ConvertOptions(column_types={name: pa.string() for name in strings}),
             )
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"--{option}: cannot read {file} ({str(error).splitlines()[0]})") from None
+        raise InputError(field, f"cannot read {file} ({str(error).splitlines()[0]})") from None
     for name in table.column_names:
         if table.column_names.count(name) > 1:
-            raise InputError(f"--{option}: {file} has more than one column {name!r}")
+            raise InputError(field, f"{file} has more than one column {name!r}")
     try:
         return columns_of(table)
     except UnicodeDecodeError as error:
         # pyarrow takes any bytes for the text of JSON and Parquet.
-        raise InputError(f"--{option}: {file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
+        raise InputError(field, f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
 
 
 def columns_of(table: pa.Table) -> Columns:

@@ -118,7 +118,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     file = path / "tokenizer.json" if path.is_dir() else path
     described = path.is_dir() and (path / "tokenizer_config.json").exists()
     if not described and not file.is_file():
-        raise InputError(f"--tokenizer: expected a tokenizer.json or a folder with one, got {str(path)!r}")
+        raise InputError("tokenizer", f"expected a tokenizer.json or a folder with one, got {str(path)!r}")
     try:
         tokenizer = (
             AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -127,16 +127,16 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         )
     except Exception as error:
         # The libraries raise what they like for a broken file, Exception itself included.
-        raise InputError(f"--tokenizer: cannot read {path}: {error}") from None
+        raise InputError("tokenizer", f"cannot read {path}: {error}") from None
     if not getattr(tokenizer, "is_fast", False):
-        raise InputError(f"--tokenizer: {path} has no tokenizer.json; save it as a fast tokenizer")
+        raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
     backend = tokenizer.backend_tokenizer
     # The stream is cut into windows later.
     backend.no_truncation()
     backend.no_padding()
     for role in ROLES:
         if role != "unk_token" and getattr(tokenizer, f"{role}_id") is None:
-            raise InputError(f"--tokenizer: {path} has no {role}, which pretraining needs ({ROLES[role][0]} in BERT)")
+            raise InputError("tokenizer", f"{path} has no {role}, which pretraining needs ({ROLES[role][0]} in BERT)")
     return tokenizer
 
 
@@ -171,8 +171,8 @@ def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def vocabulary_of(tokenizer: PreTrainedTokenizerFast, option: str) -> Vocabulary:
-    """The ids that windows need; ``option`` is what an error names.
+def vocabulary_of(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:
+    """The ids that windows need; ``field`` is what an error names.
 
     Raises:
         InputError: if hardly anything is left to predict.
@@ -181,7 +181,7 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerFast, option: str) -> Vocabulary
     special = tuple(sorted(set(tokenizer.all_special_ids)))
     if len(ids) - len(special) < 2:
         raise InputError(
-            f"{option}: expected at least 2 tokens besides {', '.join(SPECIAL_TOKENS)}, got {len(ids) - len(special)}"
+            field, f"expected at least 2 tokens besides {', '.join(SPECIAL_TOKENS)}, got {len(ids) - len(special)}"
         )
     return Vocabulary(
         max(ids) + 1,

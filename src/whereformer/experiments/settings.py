@@ -11,16 +11,16 @@ def check_range(settings: Any, **bounds: tuple[float, float]) -> None:
     """Raise unless every named number that is not None lies within its bounds, ends included.
 
     Raises:
-        InputError: naming the option, what it takes and what it got.
+        InputError: naming the field, what it takes and what it got.
     """
     for name, (low, high) in bounds.items():
         value = getattr(settings, name)
         if value is not None and not low <= value <= high:
             expected = f"at least {low}" if high == float("inf") else f"{low} to {high}"
-            raise InputError(f"--{name.replace('_', '-')}: expected {expected}, got {value}")
+            raise InputError(name, f"expected {expected}, got {value}")
 
 
-def listed(option: str, text: str) -> tuple[str, ...]:
+def listed(field: str, text: str) -> tuple[str, ...]:
     """The different parts of a list with commas.
 
     Raises:
@@ -28,5 +28,5 @@ def listed(option: str, text: str) -> tuple[str, ...]:
     """
     parts = tuple(dict.fromkeys("".join(part.split()) for part in text.split(",") if part.strip()))
     if not parts:
-        raise InputError(f"--{option}: expected at least one, got none")
+        raise InputError(field, "expected at least one, got none")
     return parts

@@ -12,7 +12,7 @@ from .call import Call
 from .cpu import blockwise
 from .cpu import products as linear
 from .tracing import holds
-from .triton import launch as triton
+from .triton import available as triton
 
 BACKENDS = ("auto", "reference", "blockwise", "triton")
 

@@ -30,6 +30,13 @@ REPEATED_ROWS = 64
 MORE_GROUPS = 4
 """Times as many items and heads go together where tables of vectors are long, and so fewer rows of each."""
 
+ROW_TABLE_NUMBERS = 256
+"""Numbers a query that the Triton kernels keep of its products with a table of vectors, on average. Queries of a longer
+table go in parts of ``n_q * ROW_TABLE_NUMBERS`` numbers, so that memory grows with n alone."""
+
+FEWEST_TABLE_ROWS = 128
+"""Queries in such a part, at least, whatever the length of the table."""
+
 KEPT_BYTES = 2**24
 """Of attention's memory that waits for a thread's next call, at most."""
 
@@ -40,7 +47,7 @@ class Tuning:
 
     Args:
         processor: the family's name.
-        onednn: whether PyTorch's float32 products are slower than oneDNN's, see :mod:`whereformer.linear`.
+        onednn: whether PyTorch's float32 products are slower than oneDNN's, see ``whereformer.kernels.cpu.products``.
         written_out_scores: scores a head up to which writing them all out is faster than going tile by tile.
         half_written_out_scores: the same where bfloat16 or float16 is trained, whose fused backward is slow in torch.
         kept_scores: scores a head up to which float32's training keeps the softmax's weights for the backward.

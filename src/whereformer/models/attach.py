@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from ..kernels import DenseBias, OffsetBias, Positions, Term, attention, attention_weights
-from ..positions import Position, Sum, build_position
+from ..positions import Place, Position, Sum, build_position
 from .checkpoints.pretrained import read_weights
 
 Undo = list[Callable[[], None]]
@@ -96,7 +96,7 @@ def attach(
             if _takes_bias(module):
                 hook = module.register_forward_pre_hook(_OwnBias(module), with_kwargs=True)
                 undo.append(hook.remove)
-        arrived = [call for call in _record(model) if call.place is not None]
+        arrived = [call for call in _record(model) if call.received is not None]
         if len(arrived) < sum(len(stack.calls) for stack in stacks):
             raise ValueError(f"model: {type(model).__name__} does not hand keyword arguments to its attention function")
     except Exception:
@@ -189,7 +189,7 @@ class _Call:
     n_k: int
     num_heads: int
     head_dim: int
-    place: _Place | None
+    received: _LayerInput | None
 
 
 _calls: ContextVar[list[_Call]] = ContextVar("calls")
@@ -201,7 +201,7 @@ def _probe(
     key: Tensor,
     value: Tensor,
     *_: Any,
-    whereformer: _Place | None = None,
+    whereformer: _LayerInput | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """An attention function that notes who calls it; its output has the right shape."""
@@ -309,7 +309,7 @@ class _Forward:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _LayerInput:
     """What a self-attention layer's call gets: which layer it is, and its input (batch, n, hidden_size)."""
 
     forward: _Forward
@@ -358,7 +358,7 @@ class _Enter:
             if layer not in self.layers:
                 raise RuntimeError("whereformer: layers that share weights ran in another order than when attached")
         hidden = args[0] if args else kwargs["hidden_states"]
-        return args, {**kwargs, "whereformer": _Place(forward, layer, hidden)}
+        return args, {**kwargs, "whereformer": _LayerInput(forward, layer, hidden)}
 
 
 def _takes_any(module: nn.Module) -> bool:
@@ -544,7 +544,7 @@ def _attend(
     dropout: float = 0.0,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
-    whereformer: _Place | None = None,
+    whereformer: _LayerInput | None = None,
     whereformer_first: int | None = None,
     output_attentions: bool | None = None,
     **kwargs: Any,
@@ -560,11 +560,11 @@ def _attend(
         position = whereformer.forward.position
         keys = Positions(0, 1, n_k)
         # A cache holds the keys before: queries are the last.
-        places = (keys if n_q == n_k else Positions(n_k - n_q, 1, n_q), keys)
-        hooks: dict[str, Any] = {"layer": whereformer.layer, "shared": whereformer.forward.shared(*places)}
-        terms += position.terms(whereformer.hidden, *places, **hooks)
-        terms += position.query_terms(query, *places, **hooks)
-        query, key, value = position.rotate(query, key, value, *places, **hooks)
+        queries = keys if n_q == n_k else Positions(n_k - n_q, 1, n_q)
+        place = Place(queries, keys, whereformer.layer, whereformer.forward.shared(queries, keys))
+        terms += position.terms(whereformer.hidden, place)
+        terms += position.query_terms(query, place)
+        query, key, value = position.rotate(query, key, value, place)
     if position_bias is not None and whereformer_first is not None:
         if position_bias.shape[3] > 1:  # else the layer has none
             terms.append(OffsetBias(position_bias[0, :, 0], whereformer_first))

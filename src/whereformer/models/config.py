@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from ..errors import InputError
 from .pooling import Pooling
 
 CHOICES = {
@@ -53,7 +54,7 @@ def parse_blocks(blocks: str, name: str = "blocks") -> tuple[Block, ...]:
     for part in str(blocks).split("-"):
         match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", part.strip())
         if match is None:
-            raise ValueError(f"{name}: expected layers as '12', '1x12' or '4-4-4', got {blocks!r}")
+            raise InputError(name, f"expected layers as '12', '1x12' or '4-4-4', got {blocks!r}")
         parsed.append(Block(int(match[1]), int(match[2] or 1)))
     return tuple(parsed)
 
@@ -149,38 +150,39 @@ class EncoderConfig(PreTrainedConfig):
         self.blocks = str(self.blocks)
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
-            raise ValueError(f"num_hidden_layers: say blocks={str(kwargs['num_hidden_layers'])!r} instead")
+            raise InputError("num_hidden_layers", f"say blocks={str(kwargs['num_hidden_layers'])!r} instead")
         for name, least in LEAST.items():
             value = getattr(self, name)
             # Not "value < least", which lets NaN pass.
             if value is not None and not value >= least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
+                raise InputError(name, f"expected at least {least}, got {value}")
         for name in ("hidden_act", "classifier_act"):
             if getattr(self, name) not in ACT2FN:
-                raise ValueError(f"{name}: expected one of {', '.join(ACT2FN)}, got {getattr(self, name)!r}")
+                raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {getattr(self, name)!r}")
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 heads = self.num_attention_heads
-                raise ValueError(f"num_attention_heads: {heads} heads do not divide hidden_size {self.hidden_size}")
+                raise InputError("num_attention_heads", f"{heads} heads do not divide hidden_size {self.hidden_size}")
             self.head_dim = self.hidden_size // self.num_attention_heads
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 expected = " or ".join(repr(choice) for choice in known)
-                raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
+                raise InputError(name, f"expected {expected}, got {getattr(self, name)!r}")
         self.decoder_layers = str(self.decoder_layers)
         if self.decoder_layers != "0":
             decoder = parse_blocks(self.decoder_layers, "decoder_layers")
             if len(decoder) > 1:
-                raise ValueError(f"decoder_layers: expected one block as '2' or '1x2', got {self.decoder_layers!r}")
+                raise InputError("decoder_layers", f"expected one block as '2' or '1x2', got {self.decoder_layers!r}")
             if len(parse_blocks(self.blocks)) == 1:
-                raise ValueError(
-                    f"decoder_layers: a single block is never pooled, so there is nothing to undo; got "
-                    f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}"
+                raise InputError(
+                    "decoder_layers",
+                    f"a single block is never pooled, so there is nothing to undo; got "
+                    f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}",
                 )
         if not self.generator_size > 0:
-            raise ValueError(f"generator_size: expected a positive number, got {self.generator_size}")
+            raise InputError("generator_size", f"expected a positive number, got {self.generator_size}")
         if self.segments == "attention" and self.type_vocab_size < 1:
-            raise ValueError("segments: 'attention' needs a type_vocab_size of at least 1, got 0")
+            raise InputError("segments", "'attention' needs a type_vocab_size of at least 1, got 0")
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
         if self.intermediate_size is None:
@@ -202,13 +204,15 @@ class EncoderConfig(PreTrainedConfig):
         """
         if not self.full_length:
             if self.decoder_layers != "0":
-                raise ValueError(
-                    f"with_decoder: a prediction for every token needs the decoder where blocks pool, got False with "
-                    f"blocks={self.blocks!r}"
+                raise InputError(
+                    "with_decoder",
+                    f"a prediction for every token needs the decoder where blocks pool, got False with "
+                    f"blocks={self.blocks!r}",
                 )
-            raise ValueError(
-                f"decoder_layers: a prediction for every token needs at least '1' where blocks pool, got '0' with "
-                f"blocks={self.blocks!r}"
+            raise InputError(
+                "decoder_layers",
+                f"a prediction for every token needs at least '1' where blocks pool, got '0' with "
+                f"blocks={self.blocks!r}",
             )
 
     def without_decoder(self) -> "EncoderConfig":
@@ -238,7 +242,7 @@ class EncoderConfig(PreTrainedConfig):
             ValueError: if ``length`` is below 1.
         """
         if length < 1:
-            raise ValueError(f"length: expected at least 1, got {length}")
+            raise InputError("length", f"expected at least 1, got {length}")
         lengths = [length]
         for _ in parse_blocks(self.blocks)[1:]:
             lengths.append(self.make_pooling().length(lengths[-1]))

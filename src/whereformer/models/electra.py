@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
+from ..errors import InputError
 from .config import EncoderConfig
 from .encoder import EncoderPreTrainedModel, check_shape
 from .heads import EncoderForMaskedLM, EncoderForPreTraining
@@ -68,14 +69,14 @@ class Electra(EncoderPreTrainedModel):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         if not config.tie_word_embeddings:
-            raise ValueError("tie_word_embeddings: generator and discriminator share their embeddings, got False")
+            raise InputError("tie_word_embeddings", "generator and discriminator share their embeddings, got False")
         self.discriminator = EncoderForPreTraining(config)
         try:
             self.generator = EncoderForMaskedLM(generator_config(config))
         except ValueError as error:
             # It names a size that the generator was given by this one.
             size = config.generator_size
-            raise ValueError(f"generator_size: no generator {size} times as wide can be built: {error}") from None
+            raise InputError("generator_size", f"no generator {size} times as wide can be built: {error}") from None
         self._tied_weights_keys = {
             f"generator.encoder.embeddings.{name}": f"discriminator.encoder.embeddings.{name}"
             for name, _ in self.discriminator.encoder.embeddings.named_parameters()
@@ -136,7 +137,7 @@ class Electra(EncoderPreTrainedModel):
         }
         generated = self.generator(input_ids, labels=labels, **where)
         if len(generated.logits) == 0:
-            raise ValueError("labels: expected a target at least, got -100 everywhere")
+            raise InputError("labels", "expected a target at least, got -100 everywhere")
         if sampled_ids is None:
             sampled_ids = input_ids.masked_scatter(targets, sample(generated.logits).to(input_ids.dtype))
         original = sampled_ids == torch.where(targets, labels, input_ids)

@@ -14,12 +14,13 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 
+from ..errors import InputError
 from ..kernels import FactorPair, Positions, PositionsLike, Term, attention, attention_weights
 from ..kernels.cpu.products import is_watched, project
-from ..positions import Position, build_position
+from ..positions import Place, Position, build_position
 from .checkpoints.loading import LoadingReport
 from .config import EncoderConfig, parse_blocks
-from .pooling import Sequence, unpool
+from .pooling import Tokens, unpool
 from .seq2seq_config import Seq2SeqConfig
 
 
@@ -43,28 +44,38 @@ def position_of(config: EncoderConfig) -> Position:
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
     """Raise a ValueError that names the argument if its shape is another."""
     if tensor.shape != expected:
-        raise ValueError(f"{name}: expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
+        raise InputError(name, f"expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
 @dataclass(frozen=True)
-class Place:
-    """What an attention layer looks from and to: all that attention needs besides the hidden states.
+class AttentionContext:
+    """Everything that attention needs besides the hidden states; the same for all layers between two sequences.
 
-    Queries and keys are told apart because pooling between blocks makes them differ, and so does generation.
+    Queries and keys differ in pooled layers and in generation.
 
     Args:
-        queries: the tokens that look.
-        keys: those that are looked at, all of them.
-        shared: what the position method worked out about them for all layers.
+        queries: the tokens that attend.
+        keys: all tokens that they attend to.
+        shared: what the position method computed about these positions for all layers.
         causal: whether keys at later positions than the query's are masked.
-        earlier: keys and values of earlier calls; the hidden states are then only those of tokens that are new.
+        earlier: keys and values of earlier calls; the hidden states are then those of new tokens only.
     """
 
-    queries: Sequence
-    keys: Sequence
+    queries: Tokens
+    keys: Tokens
     shared: Any
     causal: bool = False
     earlier: Earlier | None = None
+
+    def place(self, layer: int) -> Place:
+        """What the hooks of the position method are told in one layer."""
+        return Place(self.queries.positions, self.keys.positions, layer, self.shared)
+
+    def place_of_new_keys(self, layer: int) -> Place:
+        """The same with only those keys that the cache does not hold yet, for ``Position.rotate``."""
+        if self.earlier is None:
+            return self.place(layer)
+        return Place(self.queries.positions, self.earlier.positions, layer, self.earlier.shared)
 
 
 @dataclass(frozen=True)
@@ -131,7 +142,7 @@ class Attention(nn.Module):
         keys: Tensor,
         position: Position,
         layer: int,
-        place: Place,
+        context: AttentionContext,
         with_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from (batch, n_q, hidden_size) to (batch, n_k, hidden_size).
@@ -139,48 +150,38 @@ class Attention(nn.Module):
         Returns:
             (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if asked for.
         """
-        arguments, options = self.call(queries, keys, position, layer, place)
+        arguments, options = self.call(queries, keys, position, layer, context)
         dropout_p = self.dropout_p if self.training else 0.0
         out = attention(*arguments, dropout_p=dropout_p, backend=self.backend, **options)
         weights = attention_weights(*arguments, **options) if with_weights else None
         return project(self.out, out.transpose(1, 2).flatten(-2)), weights
 
     def call(
-        self, queries: Tensor, keys: Tensor, position: Position, layer: int, place: Place
+        self, queries: Tensor, keys: Tensor, position: Position, layer: int, context: AttentionContext
     ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
         """What :func:`whereformer.attention` is called with: query, key, value and terms, and its options."""
-        positions = place.queries.positions, place.keys.positions
-        hooks: dict[str, Any] = {"layer": layer, "shared": place.shared}
-        terms = position.terms(queries, *positions, **hooks)
+        place = context.place(layer)
+        terms = position.terms(queries, place)
         value = self._heads(project(self.value, keys))
         query, key = None, None
         if self.query is not None and self.key is not None:
             query, key = self._heads(project(self.query, queries)), self._heads(project(self.key, keys))
-            terms += position.query_terms(query, *positions, **hooks)
-            if self.segments is not None and place.queries.segments is not None:
-                terms += (self.segments(query, place.queries.segments, place.keys.segments),)
-            query, key, value = self._rotate(position, query, key, value, layer, place)
-        if place.earlier is not None:
+            terms += position.query_terms(query, place)
+            if self.segments is not None and context.queries.segments is not None:
+                terms += (self.segments(query, context.queries.segments, context.keys.segments),)
+            query, key, value = position.rotate(query, key, value, context.place_of_new_keys(layer))
+        if context.earlier is not None:
             # A cache is of pairs; what has no key has nothing to add to its value.
-            key, value = place.earlier.cache.update(value if key is None else key, value, layer)
+            key, value = context.earlier.cache.update(value if key is None else key, value, layer)
             key = None if query is None else key
         return (query, key, value, terms), {
-            "key_mask": place.keys.key_mask,
-            "query_positions": positions[0],
-            "key_positions": positions[1],
-            "query_documents": place.queries.documents,
-            "key_documents": place.keys.documents,
-            "causal": place.causal,
+            "key_mask": context.keys.key_mask,
+            "query_positions": place.queries,
+            "key_positions": place.keys,
+            "query_documents": context.queries.documents,
+            "key_documents": context.keys.documents,
+            "causal": context.causal,
         }
-
-    @staticmethod
-    def _rotate(
-        position: Position, query: Tensor, key: Tensor, value: Tensor, layer: int, place: Place
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        new, shared = place.keys.positions, place.shared
-        if place.earlier is not None:
-            new, shared = place.earlier.positions, place.earlier.shared
-        return position.rotate(query, key, value, place.queries.positions, new, layer=layer, shared=shared)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -200,7 +201,7 @@ def check_types(types: Tensor, kinds: int) -> None:
     if types.device.type == "cpu" and not torch.compiler.is_compiling() and types.numel():
         low, high = int(types.min()), int(types.max())
         if low < 0 or high >= kinds:
-            raise ValueError(f"token_type_ids: expected types from 0 to {kinds - 1}, got {low if low < 0 else high}")
+            raise InputError("token_type_ids", f"expected types from 0 to {kinds - 1}, got {low if low < 0 else high}")
 
 
 class SegmentScores(nn.Module):
@@ -259,7 +260,7 @@ class Layer(GradientCheckpointingLayer):
         hidden: Tensor,
         position: Position,
         layer: int,
-        place: Place,
+        context: AttentionContext,
         with_weights: bool,
         memory: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -267,7 +268,7 @@ class Layer(GradientCheckpointingLayer):
 
         ``memory`` (batch, n_k, hidden_size) is what is attended to, if not ``hidden`` itself.
         """
-        hidden, weights = self._attend(hidden, position, layer, place, with_weights, memory)
+        hidden, weights = self._attend(hidden, position, layer, context, with_weights, memory)
         return self._feed(hidden), weights
 
     def _attend(
@@ -275,14 +276,14 @@ class Layer(GradientCheckpointingLayer):
         hidden: Tensor,
         position: Position,
         layer: int,
-        place: Place,
+        context: AttentionContext,
         with_weights: bool,
         memory: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The first half of a layer, with its residual and norm."""
         before = self.attention_norm(hidden) if self.pre else hidden
         keys = before if memory is None else self.attention_norm(memory) if self.pre else memory
-        out, weights = self.attention(before, keys, position, layer, place, with_weights)
+        out, weights = self.attention(before, keys, position, layer, context, with_weights)
         hidden = hidden + self.dropout(out)
         return hidden if self.pre else self.attention_norm(hidden), weights
 
@@ -407,7 +408,7 @@ class Encoder(EncoderPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids and inputs_embeds: give exactly one of them")
         if input_ids is not None and input_ids.dim() != 2:
-            raise ValueError(f"input_ids: expected shape (batch, n), got {tuple(input_ids.shape)}")
+            raise InputError("input_ids", f"expected shape (batch, n), got {tuple(input_ids.shape)}")
         words = self.embeddings.word(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length = words.shape[:2]
         for name, ids in (
@@ -418,14 +419,14 @@ class Encoder(EncoderPreTrainedModel):
             if ids is not None:
                 check_shape(name, ids, (batch, length))
         if position_ids is not None and position_ids.shape not in ((length,), (1, length), (batch, length)):
-            raise ValueError(
-                f"position_ids: expected shape {(length,)} or {(batch, length)}, got {tuple(position_ids.shape)}"
+            raise InputError(
+                "position_ids", f"expected shape {(length,)} or {(batch, length)}, got {tuple(position_ids.shape)}"
             )
         if document_ids is not None and len(self.ends) > 1:
-            raise ValueError("document_ids: pooling would mix the documents of a row; give each a row of its own")
+            raise InputError("document_ids", "pooling would mix the documents of a row; give each a row of its own")
         if token_type_ids is not None and self.config.segments == "attention":
             check_types(token_type_ids, _kinds(self.config))
-        sequence = Sequence(
+        sequence = Tokens(
             positions=Positions(0, 1, length) if position_ids is None else position_ids,
             key_mask=None if attention_mask is None else attention_mask.bool(),
             segments=token_type_ids if self.config.segments == "attention" else None,
@@ -442,21 +443,21 @@ class Encoder(EncoderPreTrainedModel):
             with_states=bool(output_hidden_states),
         )
         start = 0
-        place = None
+        context = None
         for block, end in enumerate(self.ends):
             if block and self.pooling.applies_to(run.hidden.shape[1]):
                 pooled = self.pooling.sequence(sequence)
                 if self.config.pool_query_only:
-                    run.layer(start, run.place(pooled, sequence), pooled=self.pooling.hidden(run.hidden))
+                    run.layer(start, run.context(pooled, sequence), pooled=self.pooling.hidden(run.hidden))
                     start += 1
                 else:
                     run.hidden = self.pooling.hidden(run.hidden)
-                sequence, place = pooled, None
+                sequence, context = pooled, None
             if start < end:
-                place = place or run.place(sequence, sequence)
-                run.layers(range(start, end), place)
+                context = context or run.context(sequence, sequence)
+                run.layers(range(start, end), context)
                 if block == 0 and self.has_decoder:
-                    whole, first = place, run.hidden
+                    whole, first = context, run.hidden
             start = end
         if self.has_decoder:
             run.add(unpool(run.hidden, 2 ** (len(self.ends) - 1), length, self.config.separate_cls) + first)
@@ -480,33 +481,33 @@ class _Run:
         self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
-        self.last_place: Place | None = None
+        self.last_context: AttentionContext | None = None
         self.add(hidden)
 
-    def place(self, queries: Sequence, keys: Sequence) -> Place:
-        """The place of layers that look from some tokens to some."""
+    def context(self, queries: Tokens, keys: Tokens) -> AttentionContext:
+        """The context of layers that attend from some tokens to some."""
         position, positions = self.encoder.position, (queries.positions, keys.positions)
-        if self.last_place is None:
+        if self.last_context is None:
             shared = position.shared(*positions)
         else:
-            shared = position.shared_elsewhere(self.last_place.shared, *positions)
-        self.last_place = Place(queries, keys, shared)
-        return self.last_place
+            shared = position.shared_elsewhere(self.last_context.shared, *positions)
+        self.last_context = AttentionContext(queries, keys, shared)
+        return self.last_context
 
-    def layer(self, layer: int, place: Place, pooled: Tensor | None = None) -> None:
+    def layer(self, layer: int, context: AttentionContext, pooled: Tensor | None = None) -> None:
         """Run one layer; from ``pooled`` if given, looking at the states before pooling."""
         module = self.encoder.layers[self.encoder.passes[layer]]
         if pooled is None:
-            hidden, weights = module(self.hidden, self.encoder.position, layer, place, self.with_weights)
+            hidden, weights = module(self.hidden, self.encoder.position, layer, context, self.with_weights)
         else:
-            hidden, weights = module(pooled, self.encoder.position, layer, place, self.with_weights, self.hidden)
+            hidden, weights = module(pooled, self.encoder.position, layer, context, self.with_weights, self.hidden)
         self.attentions.append(weights)
         self.add(hidden)
 
-    def layers(self, layers: range, place: Place) -> None:
-        """Run some layers in the same place."""
+    def layers(self, layers: range, context: AttentionContext) -> None:
+        """Run some layers in the same context."""
         for layer in layers:
-            self.layer(layer, place)
+            self.layer(layer, context)
 
     def add(self, hidden: Tensor) -> None:
         """Go on with these states."""

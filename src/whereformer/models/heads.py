@@ -18,6 +18,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
+from ..errors import InputError
 from ..kernels.cpu.products import project
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel, check_shape
@@ -110,9 +111,10 @@ class MaskedLMHead(nn.Module):
         super().__init__()
         bert = config.lm_head == "bert"
         if not bert and config.hidden_size != config.embedding_size:
-            raise ValueError(
-                f"lm_head: 'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
-                f"and embedding_size {config.embedding_size}; use lm_head='bert'"
+            raise InputError(
+                "lm_head",
+                f"'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
+                f"and embedding_size {config.embedding_size}; use lm_head='bert'",
             )
         self.dense = nn.Linear(config.hidden_size, config.embedding_size) if bert else None
         self.activation = ACT2FN[config.hidden_act]
@@ -251,7 +253,7 @@ class EncoderForSequenceClassification(EncoderWithHead):
         problem = self.config.problem_type or self._infer_problem(labels)
         expected = logits.shape[:1] if problem == "single_label_classification" else logits.shape
         if labels.shape[:1] != expected[:1] or labels.numel() != prod(expected):
-            raise ValueError(f"labels: expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
+            raise InputError("labels", f"expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
         logits, labels = logits.float(), labels.reshape(expected)
         if problem == "single_label_classification":
             return functional.cross_entropy(logits, labels)

@@ -12,7 +12,7 @@ from ..kernels import Positions, PositionsLike
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Tokens:
     """Tokens as attention sees them besides their hidden states.
 
     Args:
@@ -65,7 +65,7 @@ class Pooling:
             pooled = torch.maximum(first, second) if self.mode == "max" else torch.minimum(first, second)
         return self._with_cls(hidden, pooled)
 
-    def sequence(self, sequence: Sequence) -> Sequence:
+    def sequence(self, sequence: Tokens) -> Tokens:
         """Pool all else: masks by their members, segments and explicit positions by the first of them."""
         mask = sequence.key_mask
         if mask is not None:
@@ -74,7 +74,7 @@ class Pooling:
         segments = sequence.segments
         if segments is not None:
             segments = self._with_cls(segments, self._pairs(segments)[0])
-        return Sequence(self._positions(sequence.positions), mask, segments)
+        return Tokens(self._positions(sequence.positions), mask, segments)
 
     def _positions(self, positions: PositionsLike) -> PositionsLike:
         if isinstance(positions, Positions):

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
+from ..errors import InputError
 from ..kernels import Positions
 from ..kernels.cpu.products import project
 from ..positions import Position, Sum, build_position
-from .encoder import Attention, Earlier, Layer, Place, check_shape
-from .pooling import Sequence
+from .encoder import Attention, AttentionContext, Earlier, Layer, check_shape
+from .pooling import Tokens
 from .seq2seq_config import Seq2SeqConfig
 from .smoothed import IGNORED, smoothed_cross_entropy
 
@@ -32,16 +33,16 @@ class DecoderLayer(Layer):
         source: Tensor,
         positions: tuple[Position, Position],
         layer: int,
-        places: tuple[Place, Place],
+        contexts: tuple[AttentionContext, AttentionContext],
         with_weights: bool,
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
         """Run on the target's hidden (batch, n, hidden_size) and the source's (batch, n_source, hidden_size).
 
-        Methods, places and the weights that are returned are those of self-attention and of that to the source.
+        Methods, contexts and the weights that are returned are those of self-attention and of that to the source.
         """
-        hidden, weights = self._attend(hidden, positions[0], layer, places[0], with_weights)
+        hidden, weights = self._attend(hidden, positions[0], layer, contexts[0], with_weights)
         before = self.cross_norm(hidden) if self.pre else hidden
-        out, cross_weights = self.cross(before, source, positions[1], layer, places[1], with_weights)
+        out, cross_weights = self.cross(before, source, positions[1], layer, contexts[1], with_weights)
         hidden = hidden + self.dropout(out)
         return self._feed(hidden if self.pre else self.cross_norm(hidden)), (weights, cross_weights)
 
@@ -90,12 +91,12 @@ class Seq2SeqEncoder(_Stack):
         words = _words("input_ids", self.words, input_ids, inputs_embeds)
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
-        sequence = Sequence(Positions(0, 1, words.shape[1]), None if attention_mask is None else attention_mask.bool())
-        place = Place(sequence, sequence, self.position.shared(sequence.positions, sequence.positions))
+        sequence = Tokens(Positions(0, 1, words.shape[1]), None if attention_mask is None else attention_mask.bool())
+        context = AttentionContext(sequence, sequence, self.position.shared(sequence.positions, sequence.positions))
         hidden = self.embed(words, Positions(0, 1, words.shape[1]))
         states, attentions = [hidden], []
         for number, layer in enumerate(self.layers):
-            hidden, weights = layer(hidden, self.position, number, place, bool(output_attentions))
+            hidden, weights = layer(hidden, self.position, number, context, bool(output_attentions))
             states.append(hidden)
             attentions.append(weights)
         states[-1] = hidden = self.finish(hidden)
@@ -116,9 +117,9 @@ class Seq2SeqDecoder(_Stack):
         )
         parts = self.cross_position if isinstance(self.cross_position, Sum) else [self.cross_position]
         if any(type(part).embed is not Position.embed for part in parts):
-            raise ValueError(
-                f"cross_position: expected methods that act in attention, got {config.cross_position!r}, which adds "
-                "to embeddings"
+            raise InputError(
+                "cross_position",
+                f"expected methods that act in attention, got {config.cross_position!r}, which adds to embeddings",
             )
         self.layers = nn.ModuleList(
             DecoderLayer(config, content=self.position.content, cross_content=self.cross_position.content)
@@ -146,16 +147,16 @@ class Seq2SeqDecoder(_Stack):
         """
         past = 0 if cache is None else cache.get_seq_length()
         new = Positions(past, 1, words.shape[1])
-        places = (
-            _place(
+        contexts = (
+            _context(
                 self.position,
-                Sequence(new),
-                Sequence(Positions(0, 1, past + words.shape[1]), key_mask),
+                Tokens(new),
+                Tokens(Positions(0, 1, past + words.shape[1]), key_mask),
                 None if cache is None else cache.self_attention_cache,
                 new,
                 causal=True,
             ),
-            self._source_place(new, source, source_mask, cache),
+            self._source_context(new, source, source_mask, cache),
         )
         known = cache is not None and cache.cross_attention_cache.get_seq_length() > 0
         source = source[:, :0] if known else source
@@ -163,29 +164,29 @@ class Seq2SeqDecoder(_Stack):
         states, attentions = [hidden], []
         positions = self.position, self.cross_position
         for number, layer in enumerate(self.layers):
-            hidden, weights = layer(hidden, source, positions, number, places, with_weights)
+            hidden, weights = layer(hidden, source, positions, number, contexts, with_weights)
             states.append(hidden)
             attentions.append(weights)
         states[-1] = self.finish(hidden)
         return states, attentions
 
-    def _source_place(
+    def _source_context(
         self, new: Positions, source: Tensor, source_mask: Tensor | None, cache: EncoderDecoderCache | None
-    ) -> Place:
+    ) -> AttentionContext:
         every = Positions(0, 1, source.shape[1])
         cross = None if cache is None else cache.cross_attention_cache
         unknown = every if cross is None or cross.get_seq_length() == 0 else Positions(0, 1, 0)
-        return _place(self.cross_position, Sequence(new), Sequence(every, source_mask), cross, unknown, causal=False)
+        return _context(self.cross_position, Tokens(new), Tokens(every, source_mask), cross, unknown, causal=False)
 
 
-def _place(
-    position: Position, queries: Sequence, keys: Sequence, cache: Cache | None, new: Positions, *, causal: bool
-) -> Place:
+def _context(
+    position: Position, queries: Tokens, keys: Tokens, cache: Cache | None, new: Positions, *, causal: bool
+) -> AttentionContext:
     shared = position.shared(queries.positions, keys.positions)
     if cache is None:
-        return Place(queries, keys, shared, causal)
+        return AttentionContext(queries, keys, shared, causal)
     among_new = shared if new == keys.positions else position.shared_elsewhere(shared, queries.positions, new)
-    return Place(queries, keys, shared, causal, Earlier(cache, new, among_new))
+    return AttentionContext(queries, keys, shared, causal, Earlier(cache, new, among_new))
 
 
 def _position(
@@ -217,7 +218,7 @@ def _words(name: str, embeddings: nn.Embedding, ids: Tensor | None, embedded: Te
         return embedded
     assert ids is not None
     if ids.dim() != 2:
-        raise ValueError(f"{name}: expected shape (batch, n), got {tuple(ids.shape)}")
+        raise InputError(name, f"expected shape (batch, n), got {tuple(ids.shape)}")
     return embeddings(ids)
 
 
@@ -355,7 +356,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         words = _words("decoder_input_ids", self.words, decoder_input_ids, decoder_inputs_embeds)
         if len(words) != len(source):
-            raise ValueError(f"decoder_input_ids: expected a batch of {len(source)} as the source, got {len(words)}")
+            raise InputError("decoder_input_ids", f"expected a batch of {len(source)} as the source, got {len(words)}")
         cache = self._cache(past_key_values, use_cache, labels)
         if decoder_attention_mask is not None:
             past = 0 if cache is None else cache.get_seq_length()
@@ -390,8 +391,8 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
             own = given.self_attention_cache if isinstance(given, EncoderDecoderCache) else given
             # What is allocated in advance holds more keys than there are.
             if own is given or own.is_compileable:
-                raise ValueError(
-                    "past_key_values: expected an EncoderDecoderCache of dynamic caches, got a " + type(own).__name__
+                raise InputError(
+                    "past_key_values", "expected an EncoderDecoderCache of dynamic caches, got a " + type(own).__name__
                 )
             return given
         wanted = (self.config.use_cache and labels is None) if use_cache is None else use_cache

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from ..errors import InputError
 from .config import CHOICES
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -109,22 +110,22 @@ class Seq2SeqConfig(PreTrainedConfig):
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and not value >= least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
+                raise InputError(name, f"expected at least {least}, got {value}")
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 heads = self.num_attention_heads
-                raise ValueError(f"num_attention_heads: {heads} heads do not divide hidden_size {self.hidden_size}")
+                raise InputError("num_attention_heads", f"{heads} heads do not divide hidden_size {self.hidden_size}")
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.norm not in CHOICES["norm"]:
-            raise ValueError(f"norm: expected 'post' or 'pre', got {self.norm!r}")
+            raise InputError("norm", f"expected 'post' or 'pre', got {self.norm!r}")
         if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act: expected one of {', '.join(ACT2FN)}, got {self.hidden_act!r}")
+            raise InputError("hidden_act", f"expected one of {', '.join(ACT2FN)}, got {self.hidden_act!r}")
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)
             if token is None or not 0 <= token < self.vocab_size:
-                raise ValueError(f"{name}: expected a token of the {self.vocab_size}, got {token}")
+                raise InputError(name, f"expected a token of the {self.vocab_size}, got {token}")
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing: expected a number in [0, 1), got {self.label_smoothing}")
+            raise InputError("label_smoothing", f"expected a number in [0, 1), got {self.label_smoothing}")
         if self.initializer_range is None:
             self.initializer_range = self.hidden_size**-0.5
         for name in ("position_options", "cross_position_options"):
@@ -140,5 +141,5 @@ class Seq2SeqConfig(PreTrainedConfig):
             ValueError: for another name.
         """
         if name not in PRESETS:
-            raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {name!r}")
+            raise InputError("preset", f"expected one of {', '.join(PRESETS)}, got {name!r}")
         return cls(**{**PRESETS[name], **changes})

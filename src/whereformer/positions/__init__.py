@@ -8,10 +8,12 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from .base import ModelShape, Position, PositionRangeError, Sum
+from ..errors import InputError
+from .base import ModelShape, Place, Position, PositionRangeError, Sum
 
 __all__ = [
     "ModelShape",
+    "Place",
     "Position",
     "PositionRangeError",
     "Sum",
@@ -52,9 +54,9 @@ def register(name: str, method: type[Position]) -> None:
         TypeError: if ``method`` is no subclass of :class:`Position`.
     """
     if not name or any(mark in name for mark in "+, "):
-        raise ValueError(f"name: expected a word without '+', ',' or blanks, got {name!r}")
+        raise InputError("name", f"expected a word without '+', ',' or blanks, got {name!r}")
     if name in METHODS:
-        raise ValueError(f"name: {name!r} is taken by {METHODS[name]}")
+        raise InputError("name", f"{name!r} is taken by {METHODS[name]}")
     if not (isinstance(method, type) and issubclass(method, Position)):
         raise TypeError(f"method: expected a subclass of Position, got {getattr(method, '__name__', method)}")
     METHODS[name] = method
@@ -106,15 +108,15 @@ def build_position(
     }
     for size_name, size in sizes.items():
         if size is not None and size < 1:
-            raise ValueError(f"{size_name}: expected at least 1, got {size}")
+            raise InputError(size_name, f"expected at least 1, got {size}")
     if head_dim is None:
         if hidden_size % num_heads:
-            raise ValueError(f"num_heads: {num_heads} heads do not divide hidden_size {hidden_size}")
+            raise InputError("num_heads", f"{num_heads} heads do not divide hidden_size {hidden_size}")
         head_dim = hidden_size // num_heads
     if initializer_range <= 0:
-        raise ValueError(f"initializer_range: expected a positive number, got {initializer_range}")
+        raise InputError("initializer_range", f"expected a positive number, got {initializer_range}")
     if passes is not None and len(passes) != num_layers:
-        raise ValueError(f"passes: expected one number for each of {num_layers} layers, got {len(passes)}")
+        raise InputError("passes", f"expected one number for each of {num_layers} layers, got {len(passes)}")
     model = ModelShape(
         hidden_size,
         num_heads,
@@ -129,7 +131,7 @@ def build_position(
     )
     classes = [_find(part.strip()) for part in name.split("+")]
     if len(set(classes)) < len(classes):
-        raise ValueError(f"position: {name!r} names a method twice")
+        raise InputError("position", f"{name!r} names a method twice")
     wanted = {option: value for part in classes for option, value in part.asks_of_others.items()}
     unused = set(options)
     parts = []
@@ -167,7 +169,7 @@ def _find(name: str) -> type[Position]:
     if name not in METHODS:
         close = get_close_matches(name, METHODS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
-        raise ValueError(f"unknown position method {name!r}{hint} known: {', '.join(METHODS)}, and a+b")
+        raise InputError("position", f"unknown position method {name!r}{hint} known: {', '.join(METHODS)}, and a+b")
     entry = METHODS[name]
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")

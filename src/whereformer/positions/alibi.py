@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.terms import PositionsLike, Term
-from .base import ModelShape, OffsetFunction
+from .base import ModelShape, OffsetFunction, Place
 
 
 def slopes(num_heads: int) -> list[float]:
@@ -35,18 +35,10 @@ class Alibi(OffsetFunction):
 
     def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[Term, ...]:
         """The terms, which are the same in all layers."""
-        return super().terms(self._like, query_positions, key_positions)
+        return super().terms(self._like, Place(query_positions, key_positions))
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: tuple[Term, ...] | None = None,
-    ) -> tuple[Term, ...]:
-        return super().terms(hidden, query_positions, key_positions) if shared is None else shared
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        return super().terms(hidden, place) if place.shared is None else place.shared
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         distance = torch.as_tensor(offsets).abs()

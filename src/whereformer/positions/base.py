@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..kernels.terms import (
     DenseBias,
     OffsetBias,
@@ -57,11 +58,28 @@ class ModelShape:
     separate_cls: bool
 
 
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where an attention layer is: what the hooks of a position method are told about it.
+
+    Args:
+        queries: positions of the tokens that attend.
+        keys: positions of the tokens that they attend to.
+        layer: number of the attention layer from 0; a shared layer counts once per pass.
+        shared: what :meth:`Position.shared` returned for these positions; None if the hooks have to compute it.
+    """
+
+    queries: PositionsLike
+    keys: PositionsLike
+    layer: int = 0
+    shared: Any = None
+
+
 class Position(nn.Module):
     """Base of all position methods.
 
-    A method overrides the hooks it needs. ``layer`` counts attention layers from 0, a shared layer once per pass, so
-    a method can have parameters of its own in every layer even where the layers share theirs.
+    A method overrides the hooks it needs. ``place.layer`` counts attention layers from 0, a shared layer once per
+    pass, so a method can have parameters of its own in every layer even where the layers share theirs.
 
     A constructor takes the :class:`ModelShape` and the method's own options as keyword-only arguments.
     """
@@ -108,41 +126,15 @@ class Position(nn.Module):
         """The same for other positions in the same forward, which may take from ``shared`` what they do not change."""
         return self.shared(query_positions, key_positions)
 
-    def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         """Change projected query, key and value, each (batch, heads, n, head_dim), in every layer."""
         return query, key, value
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         """What position adds to scores and values; ``hidden`` (batch, n_q, hidden_size) is the queries' input."""
         return ()
 
-    def query_terms(
-        self,
-        query: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
+    def query_terms(self, query: Tensor, place: Place) -> tuple[Term, ...]:
         """More terms, of the projected query (batch, heads, n_q, head_dim) as it is before ``rotate``."""
         return ()
 
@@ -161,25 +153,17 @@ class OffsetFunction(Position):
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         raise NotImplementedError
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
-        span = offset_span(query_positions, key_positions, self.reach(layer=layer, shared=shared))
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        span = offset_span(place.queries, place.keys, self.reach(layer=place.layer, shared=place.shared))
         if span is None:
             # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
-            query_values = position_values(query_positions, hidden.device)
-            offsets = offsets_between(query_values, position_values(key_positions, hidden.device))
-            scores = self._curve(offsets, layer, shared)
+            query_values = position_values(place.queries, hidden.device)
+            offsets = offsets_between(query_values, position_values(place.keys, hidden.device))
+            scores = self._curve(offsets, place.layer, place.shared)
             return (DenseBias(scores.transpose(0, 1) if offsets.dim() == 3 else scores.unsqueeze(0)),)
         first, last = span
         offsets = torch.arange(first, last + 1, device=hidden.device)
-        return (OffsetBias(self._curve(offsets, layer, shared), first),)
+        return (OffsetBias(self._curve(offsets, place.layer, place.shared), first),)
 
     def _curve(self, offsets: Tensor, layer: int, shared: Any) -> Tensor:
         """The curve, of a method that may have shared something for it."""
@@ -276,9 +260,10 @@ class Sum(Position):
         self.content = all(part.content for part in self)
         for part in self:
             if part.needs_content and not self.content:
-                raise ValueError(
-                    f"position: {type(part).__name__} acts on query and key, which a Synthesizer with "
-                    "content='none' does without; use content='add' or 'mix'"
+                raise InputError(
+                    "position",
+                    f"{type(part).__name__} acts on query and key, which a Synthesizer with "
+                    "content='none' does without; use content='add' or 'mix'",
                 )
         self.embedding_scale = max(part.embedding_scale for part in self)
 
@@ -303,50 +288,23 @@ class Sum(Position):
             part.shared_elsewhere(own, query_positions, key_positions) for part, own in zip(self, shared, strict=True)
         )
 
-    def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        for part, own in zip(self, shared or [None] * len(self.parts), strict=True):
-            query, key, value = part.rotate(query, key, value, query_positions, key_positions, layer=layer, shared=own)
+    def _places(self, place: Place) -> list[tuple[Position, Place]]:
+        """Every part, with the place that holds what this part shares."""
+        shared = [None] * len(self.parts) if place.shared is None else place.shared
+        return [
+            (part, Place(place.queries, place.keys, place.layer, own)) for part, own in zip(self, shared, strict=True)
+        ]
+
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        for part, own in self._places(place):
+            query, key, value = part.rotate(query, key, value, own)
         return query, key, value
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
-        return tuple(
-            term
-            for part, own in zip(self, shared or [None] * len(self.parts), strict=True)
-            for term in part.terms(hidden, query_positions, key_positions, layer=layer, shared=own)
-        )
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        return tuple(term for part, own in self._places(place) for term in part.terms(hidden, own))
 
-    def query_terms(
-        self,
-        query: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
-        return tuple(
-            term
-            for part, own in zip(self, shared or [None] * len(self.parts), strict=True)
-            for term in part.query_terms(query, query_positions, key_positions, layer=layer, shared=own)
-        )
+    def query_terms(self, query: Tensor, place: Place) -> tuple[Term, ...]:
+        return tuple(term for part, own in self._places(place) for term in part.query_terms(query, own))
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         curves = [curve for part in self if (curve := part.curve(offsets, layer=layer)) is not None]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..errors import InputError
 from ..kernels.precision import without_autocast
-from ..kernels.terms import DenseBias, PositionsLike, Term, offsets_between, position_values
-from .base import ModelShape, Position, as_offsets, float_dtype
+from ..kernels.terms import DenseBias, Term, offsets_between, position_values
+from .base import ModelShape, Place, Position, as_offsets, float_dtype
 
 
 class Fire(Position):
@@ -38,9 +38,9 @@ class Fire(Position):
     def __init__(self, model: ModelShape, *, width: int = 32, initial_threshold: float = 512.0) -> None:
         super().__init__(model)
         if width < 1:
-            raise ValueError(f"width: expected at least 1, got {width}")
+            raise InputError("width", f"expected at least 1, got {width}")
         if initial_threshold <= 0:
-            raise ValueError(f"initial_threshold: expected a positive number, got {initial_threshold}")
+            raise InputError("initial_threshold", f"expected a positive number, got {initial_threshold}")
         layers = model.num_layers
         self.initial_threshold = initial_threshold
         self.scale = nn.Parameter(torch.empty(layers))
@@ -60,18 +60,10 @@ class Fire(Position):
         for parameter in (self.out_weight, self.out_bias):
             nn.init.uniform_(parameter, -bound, bound)
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
-        query_values = position_values(query_positions, hidden.device)
-        offsets = offsets_between(query_values, position_values(key_positions, hidden.device))
-        scores = self._scores(offsets, query_values.unsqueeze(-1), layer)  # (..., n_q, n_k, heads)
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        query_values = position_values(place.queries, hidden.device)
+        offsets = offsets_between(query_values, position_values(place.keys, hidden.device))
+        scores = self._scores(offsets, query_values.unsqueeze(-1), place.layer)  # (..., n_q, n_k, heads)
         return (DenseBias(scores.movedim(-1, -3) if offsets.dim() == 3 else scores.movedim(-1, 0).unsqueeze(0)),)
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:

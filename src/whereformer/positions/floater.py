@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
-from .base import ModelShape, Position, float_dtype, table_rows
+from .base import ModelShape, Place, Position, float_dtype, table_rows
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
 """Time between neighbouring positions: 0.01 in float32, as in the authors' models."""
@@ -148,9 +149,9 @@ class Floater(Position):
     def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
         super().__init__(model)
         if solver not in SOLVERS:
-            raise ValueError(f"solver: expected one of {', '.join(SOLVERS)}, got {solver!r}")
+            raise InputError("solver", f"expected one of {', '.join(SOLVERS)}, got {solver!r}")
         if substeps < 1:
-            raise ValueError(f"substeps: expected at least 1, got {substeps}")
+            raise InputError("substeps", f"expected at least 1, got {substeps}")
         self.solver = solver
         self.substeps = substeps
         width = model.num_heads * model.head_dim
@@ -180,21 +181,12 @@ class Floater(Position):
         """The trajectory, as far as these positions need it."""
         return self.trajectory(max(self._length(query_positions), self._length(key_positions)))
 
-    def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        vectors = (self.shared(query_positions, key_positions) if shared is None else shared)[:, :, layer]
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        vectors = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        vectors = vectors[:, :, place.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
-        query_rows = table_rows(query_positions, len(vectors), "floater", query.device)
-        key_rows = table_rows(key_positions, len(vectors), "floater", key.device)
+        query_rows = table_rows(place.queries, len(vectors), "floater", query.device)
+        key_rows = table_rows(place.keys, len(vectors), "floater", key.device)
         # (..., n, heads, head_dim) -> (..., heads, n, head_dim)
         return (
             query + vectors[:, 0][query_rows].transpose(-2, -3),

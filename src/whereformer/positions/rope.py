@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Position
+from .base import ModelShape, Place, Position
 
 LAYOUTS = ("half", "interleaved")
 
@@ -35,12 +36,12 @@ class Rope(Position):
     ) -> None:
         super().__init__(model)
         if layout not in LAYOUTS:
-            raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
+            raise InputError("layout", f"expected one of {', '.join(LAYOUTS)}, got {layout!r}")
         rotary_dim = model.head_dim if rotary_dim is None else rotary_dim
         if rotary_dim % 2 or not 0 < rotary_dim <= model.head_dim:
-            raise ValueError(f"rotary_dim: expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")
+            raise InputError("rotary_dim", f"expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")
         if base <= 0:
-            raise ValueError(f"base: expected a positive number, got {base}")
+            raise InputError("base", f"expected a positive number, got {base}")
         self.layout = layout
         self.base = base
         self.rotary_dim = rotary_dim
@@ -50,18 +51,8 @@ class Rope(Position):
         query = self._turns(query_positions)
         return query, query if key_positions is query_positions else self._turns(key_positions)
 
-    def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = shared or self.shared(query_positions, key_positions)
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        query_turns, key_turns = place.shared or self.shared(place.queries, place.keys)
         return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
 
     def _turns(self, positions: PositionsLike) -> tuple[Tensor, Tensor]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from ..kernels.terms import OffsetKeys, OffsetValues, PositionsLike, Term
-from .base import ModelShape, Position
+from ..errors import InputError
+from ..kernels.terms import OffsetKeys, OffsetValues, Term
+from .base import ModelShape, Place, Position
 
 
 class Shaw(Position):
@@ -36,9 +35,9 @@ class Shaw(Position):
     ) -> None:
         super().__init__(model)
         if clip < 0:
-            raise ValueError(f"clip: expected a distance of at least 0, got {clip}")
+            raise InputError("clip", f"expected a distance of at least 0, got {clip}")
         if not (keys or values):
-            raise ValueError("keys and values: at least one must be True, got False and False")
+            raise InputError("keys", "expected keys or values to be True, got False for both")
         self.clip = clip
         self.needs_content = keys
         heads = (model.num_heads,) if per_head else ()
@@ -53,20 +52,12 @@ class Shaw(Position):
             if table is not None:
                 nn.init.uniform_(table, -bound, bound)
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         terms: tuple[Term, ...] = ()
         if self.keys is not None:
-            terms += (OffsetKeys(self._by_head(self.keys[layer]), -self.clip),)
+            terms += (OffsetKeys(self._by_head(self.keys[place.layer]), -self.clip),)
         if self.values is not None:
-            terms += (OffsetValues(self._by_head(self.values[layer]), -self.clip),)
+            terms += (OffsetValues(self._by_head(self.values[place.layer]), -self.clip),)
         return terms
 
     @staticmethod

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..errors import InputError
 from ..kernels.terms import PositionsLike, position_values
 from .base import ModelShape, Position
 
@@ -46,12 +47,12 @@ class Sinusoidal(Position):
     ) -> None:
         super().__init__(model)
         if layout not in LAYOUTS:
-            raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
+            raise InputError("layout", f"expected one of {', '.join(LAYOUTS)}, got {layout!r}")
         if layout == "interleaved" and model.embedding_size % 2:
-            raise ValueError(f"layout: 'interleaved' needs an even embedding size, got {model.embedding_size}")
+            raise InputError("layout", f"'interleaved' needs an even embedding size, got {model.embedding_size}")
         if not 0 < min_timescale < max_timescale:
-            raise ValueError(
-                f"min_timescale: expected 0 < min_timescale < max_timescale, got {min_timescale} and {max_timescale}"
+            raise InputError(
+                "min_timescale", f"expected 0 < min_timescale < max_timescale, got {min_timescale} and {max_timescale}"
             )
         self.layout = layout
         self.min_timescale = min_timescale

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..kernels.cpu.products import linear
-from ..kernels.terms import DenseBias, FactorPair, PositionsLike, Term
-from .base import ModelShape, Position, table_rows
+from ..kernels.terms import DenseBias, FactorPair, Term
+from .base import ModelShape, Place, Position, table_rows
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
 CONTENT = ("none", "add", "mix")
@@ -54,13 +53,13 @@ class Synthesizer(Position):
     ) -> None:
         super().__init__(model)
         if variant not in VARIANTS:
-            raise ValueError(f"variant: expected one of {', '.join(VARIANTS)}, got {variant!r}")
+            raise InputError("variant", f"expected one of {', '.join(VARIANTS)}, got {variant!r}")
         if content not in CONTENT:
-            raise ValueError(f"content: expected one of {', '.join(CONTENT)}, got {content!r}")
+            raise InputError("content", f"expected one of {', '.join(CONTENT)}, got {content!r}")
         if tiling not in TILINGS:
-            raise ValueError(f"tiling: expected one of {', '.join(TILINGS)}, got {tiling!r}")
+            raise InputError("tiling", f"expected one of {', '.join(TILINGS)}, got {tiling!r}")
         if rank < 1:
-            raise ValueError(f"rank: expected at least 1, got {rank}")
+            raise InputError("rank", f"expected at least 1, got {rank}")
         self.variant = variant
         self.mode = content
         self.tiling = tiling
@@ -111,50 +110,32 @@ class Synthesizer(Position):
         if self.mode == "mix":
             nn.init.zeros_(self.alpha)
 
-    def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         if self.mode == "mix":
-            query = query * (1 - torch.sigmoid(self.alpha[layer])).to(query.dtype)
+            query = query * (1 - torch.sigmoid(self.alpha[place.layer])).to(query.dtype)
         return query, key, value
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         n = self.model.max_length
-        rows = torch.atleast_2d(table_rows(query_positions, n, "synthesizer", hidden.device))
-        columns = torch.atleast_2d(table_rows(key_positions, n, "synthesizer", hidden.device))
-        share = torch.sigmoid(self.alpha[layer]) if self.mode == "mix" else 1.0
+        rows = torch.atleast_2d(table_rows(place.queries, n, "synthesizer", hidden.device))
+        columns = torch.atleast_2d(table_rows(place.keys, n, "synthesizer", hidden.device))
+        share = torch.sigmoid(self.alpha[place.layer]) if self.mode == "mix" else 1.0
         if self.variant == "random":
-            scores = self.random[layer][:, rows.unsqueeze(-1), columns.unsqueeze(-2)].transpose(0, 1)
+            scores = self.random[place.layer][:, rows.unsqueeze(-1), columns.unsqueeze(-2)].transpose(0, 1)
             return (DenseBias(share * scores),)
         if self.variant == "factorized_random":
-            query_factors = self.query_factors[layer][:, rows].transpose(0, 1)
-            key_factors = self.key_factors[layer].mT[:, columns].transpose(0, 1)
+            query_factors = self.query_factors[place.layer][:, rows].transpose(0, 1)
+            key_factors = self.key_factors[place.layer].mT[:, columns].transpose(0, 1)
             return (FactorPair(share * query_factors, key_factors),)
-        first = linear(hidden, self.first[layer], self.first_bias[layer])
+        first = linear(hidden, self.first[place.layer], self.first_bias[place.layer])
         first = first.unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)  # (batch, heads, n_q, a or head_dim)
         if self.variant == "dense":
             units = torch.relu(first)
             query_factors = torch.cat((units, torch.ones_like(units[..., :1])), -1)
-            key_factors = torch.cat((self.second[layer], self.second_bias[layer].unsqueeze(0))).mT[columns]
+            key_factors = torch.cat((self.second[place.layer], self.second_bias[place.layer].unsqueeze(0))).mT[columns]
             key_factors = key_factors.unsqueeze(1).expand(-1, self.model.num_heads, -1, -1)
             return (FactorPair(share * query_factors, key_factors),)
-        second = linear(hidden, self.second[layer], self.second_bias[layer])
+        second = linear(hidden, self.second[place.layer], self.second_bias[place.layer])
         second = second.unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
         columns = columns[:, None, None].expand(len(hidden), self.model.num_heads, hidden.shape[1], -1)
         far_columns = columns // self.near if self.tiling == "pairs" else columns % self.far

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..kernels.terms import FactorPair, PositionsLike, Term, position_values
-from .base import ModelShape, OffsetFunction, whole_offsets
+from .base import ModelShape, OffsetFunction, Place, whole_offsets
 
 
 def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[int, ...]:
@@ -57,9 +58,9 @@ class T5(OffsetFunction):
         exact = num_buckets // (4 if self.bidirectional else 2)
         if exact < 1 or (self.bidirectional and num_buckets % 2):
             least = "an even number of at least 4" if self.bidirectional else "at least 2"
-            raise ValueError(f"num_buckets: expected {least}, got {num_buckets}")
+            raise InputError("num_buckets", f"expected {least}, got {num_buckets}")
         if max_distance <= exact:
-            raise ValueError(f"max_distance: expected more than {exact} (the exact buckets), got {max_distance}")
+            raise InputError("max_distance", f"expected more than {exact} (the exact buckets), got {max_distance}")
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.reset_cls = reset_cls
@@ -91,33 +92,23 @@ class T5(OffsetFunction):
         of_offset = torch.tensor(self.buckets, device=self.weight.device) if shared is None else shared
         return self.weight[:, of_offset[columns]]
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
-        terms = super().terms(hidden, query_positions, key_positions, shared=shared)
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        terms = super().terms(hidden, place)
         if not self.reset_cls or hidden.shape[1] == 0:
             return terms
-        return (*terms, self._cls_correction(hidden, query_positions, key_positions, shared))
+        return (*terms, self._cls_correction(hidden, place))
 
-    def _cls_correction(
-        self, hidden: Tensor, query_positions: PositionsLike, key_positions: PositionsLike, shared: Tensor | None
-    ) -> FactorPair:
+    def _cls_correction(self, hidden: Tensor, place: Place) -> FactorPair:
         """What turns the plain bias of [CLS]'s row and column into its own two buckets: a score of rank two."""
         query_values, key_values = (
-            torch.atleast_2d(position_values(p, hidden.device)) for p in (query_positions, key_positions)
+            torch.atleast_2d(position_values(p, hidden.device)) for p in (place.queries, place.keys)
         )
         query_is_cls, key_is_cls = ((values <= 0).to(self.weight.dtype) for values in (query_values, key_values))
         first_query = query_values.amin(-1, keepdim=True)
         first_key = key_values.amin(-1, keepdim=True)
         # (heads, batch, n_q) and (heads, batch, n_k)
         plain_to, plain_from = (
-            self._curve(offsets, 0, shared) for offsets in (first_key - query_values, key_values - first_query)
+            self._curve(offsets, 0, place.shared) for offsets in (first_key - query_values, key_values - first_query)
         )
         to_cls = self.weight[:, -1, None, None] - plain_to
         from_cls = self.weight[:, self.num_buckets // 2, None, None] - plain_from

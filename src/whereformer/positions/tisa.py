@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..kernels.terms import PositionsLike
 from ..kernels.tracing import can_look
 from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
@@ -33,7 +34,7 @@ class Tisa(OffsetFunction):
     def __init__(self, model: ModelShape, *, num_kernels: int = 5, share_layers: bool = False) -> None:
         super().__init__(model)
         if num_kernels < 0:
-            raise ValueError(f"num_kernels: expected at least 0, got {num_kernels}")
+            raise InputError("num_kernels", f"expected at least 0, got {num_kernels}")
         self.share_layers = share_layers
         size = (1 if share_layers else model.num_layers, model.num_heads, num_kernels)
         self.amplitude = nn.Parameter(torch.empty(size))

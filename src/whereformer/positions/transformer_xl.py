@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..kernels.cpu.products import linear, transforming
 from ..kernels.terms import (
     FactorPair,
@@ -21,7 +22,7 @@ from ..kernels.terms import (
     offset_step,
     position_values,
 )
-from .base import ModelShape, Position
+from .base import ModelShape, Place, Position
 
 FORMS = ("shifted", "factorized")
 
@@ -100,11 +101,11 @@ class TransformerXL(Position):
     ) -> None:
         super().__init__(model)
         if form not in FORMS:
-            raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+            raise InputError("form", f"expected one of {', '.join(FORMS)}, got {form!r}")
         if model.hidden_size % 2:
-            raise ValueError(f"hidden_size: transformer_xl needs an even one, got {model.hidden_size}")
+            raise InputError("hidden_size", f"transformer_xl needs an even one, got {model.hidden_size}")
         if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout: expected a number in [0, 1), got {dropout}")
+            raise InputError("dropout", f"expected a number in [0, 1), got {dropout}")
         self.form = form
         self.reset_cls = model.separate_cls if reset_cls is None else reset_cls
         self.dropout = nn.Dropout(dropout)
@@ -132,39 +133,21 @@ class TransformerXL(Position):
         step = offset_step(query_positions, key_positions) or 1
         return Window(*span, step, self.dropout(self._waves_of(*span, step)))
 
-    def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Window | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return query + self._bias(self.content_bias, layer, query), key, value
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        return query + self._bias(self.content_bias, place.layer, query), key, value
 
-    def query_terms(
-        self,
-        query: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Window | None = None,
-    ) -> tuple[Term, ...]:
-        window = self.shared(query_positions, key_positions) if shared is None else shared
+    def query_terms(self, query: Tensor, place: Place) -> tuple[Term, ...]:
+        window = self.shared(place.queries, place.keys) if place.shared is None else place.shared
         if window is None:
-            return (self._factorized(query, query_positions, key_positions, layer),)
-        vectors = self._vectors(window, layer)
+            return (self._factorized(query, place),)
+        vectors = self._vectors(window, place.layer)
         # The query that meets them has u added, where it should be w.
-        biases = (self.position_bias - self.content_bias)[self.model.passes[layer]].unsqueeze(-1)
+        biases = (self.position_bias - self.content_bias)[self.model.passes[place.layer]].unsqueeze(-1)
         table = (vectors @ biases.to(vectors.dtype)).squeeze(-1) * self.model.head_dim**-0.5
         terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
         if not self.reset_cls:
             return terms
-        return terms + self._without_cls(query, query_positions, key_positions, layer, vectors, window)
+        return terms + self._without_cls(query, place, vectors, window)
 
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
         return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
@@ -221,13 +204,12 @@ class TransformerXL(Position):
     def _without_cls(
         self,
         query: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        layer: int,
+        place: Place,
         vectors: Tensor,
         window: Window,
     ) -> tuple[Term, ...]:
         """What takes position out of [CLS]'s row and column again, rank one each."""
+        query_positions, key_positions = place.queries, place.keys
         assert isinstance(query_positions, Positions)
         assert isinstance(key_positions, Positions)
         terms: list[Term] = []
@@ -236,7 +218,7 @@ class TransformerXL(Position):
         )
         vectors = vectors.to(query.dtype)
         scale = self.model.head_dim**-0.5
-        bias = self._bias(self.position_bias, layer, query)
+        bias = self._bias(self.position_bias, place.layer, query)
 
         if key_positions.length and key_positions.start <= 0:
             offsets = key_positions.start - query_positions.values(query.device)
@@ -253,15 +235,13 @@ class TransformerXL(Position):
             terms.append(FactorPair(query_is_cls[:, None].expand(1, query.shape[1], -1, 1), wrong.unsqueeze(-1)))
         return tuple(terms)
 
-    def _factorized(
-        self, query: Tensor, query_positions: PositionsLike, key_positions: PositionsLike, layer: int
-    ) -> FactorPair:
+    def _factorized(self, query: Tensor, place: Place) -> FactorPair:
         """scale * <query_i + w, R(i - j) W> by the addition theorem; ``query`` (batch, heads, n_q, head_dim)."""
-        query = (query + self._bias(self.position_bias, layer, query)) * self.model.head_dim**-0.5
-        kernel = self.kernel[self.model.passes[layer]].unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        query = (query + self._bias(self.position_bias, place.layer, query)) * self.model.head_dim**-0.5
+        kernel = self.kernel[self.model.passes[place.layer]].unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
         to_sin, to_cos = (query @ kernel.mT.to(query.dtype)).chunk(2, -1)  # (batch, heads, n_q, hidden_size / 2)
         values = [
-            torch.atleast_2d(position_values(positions, query.device)) for positions in (query_positions, key_positions)
+            torch.atleast_2d(position_values(positions, query.device)) for positions in (place.queries, place.keys)
         ]
         (sin, cos), (key_sin, key_cos) = (self._waves(at).unsqueeze(1).to(query.dtype).chunk(2, -1) for at in values)
         query_factors = torch.cat((to_sin * sin + to_cos * cos, to_cos * sin - to_sin * cos), -1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..kernels.cpu.products import project
 from ..kernels.terms import FactorPair, PositionsLike, Term
-from .base import ModelShape, Position, table_rows
+from .base import ModelShape, Place, Position, table_rows
 
 
 class Tupe(Position):
@@ -78,27 +78,9 @@ class Tupe(Position):
         pair = (torch.cat(factors, -1).transpose(-2, -3) for factors in (query_factors, key_factors))
         return FactorPair(*(factors if factors.dim() == 4 else factors.unsqueeze(0) for factors in pair))
 
-    def rotate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         # The score is a sum of two products, so each is divided by sqrt(2 head_dim) instead of sqrt(head_dim).
         return query * 2**-0.5, key, value
 
-    def terms(
-        self,
-        hidden: Tensor,
-        query_positions: PositionsLike,
-        key_positions: PositionsLike,
-        *,
-        layer: int = 0,
-        shared: Any = None,
-    ) -> tuple[Term, ...]:
-        return (self.shared(query_positions, key_positions) if shared is None else shared,)
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        return (self.shared(place.queries, place.keys) if place.shared is None else place.shared,)

@@ -21,7 +21,7 @@ def open_folder(out: Path) -> TextIO:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / ".lock").open("w", encoding="utf-8")
     except OSError as error:
-        raise InputError(f"--out: cannot write {out}: {error.strerror or error}") from None
+        raise InputError("out", f"cannot write {out}: {error.strerror or error}") from None
     try:
         import fcntl
 
@@ -30,5 +30,5 @@ def open_folder(out: Path) -> TextIO:
         pass  # no such locks on this system
     except OSError:
         lock.close()
-        raise InputError(f"--out: another command is writing to {out}; wait for it or choose another folder") from None
+        raise InputError("out", f"another command is writing to {out}; wait for it or choose another folder") from None
     return lock

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from datetime import date
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -21,15 +20,24 @@ from ..files import write_atomically
 Record = TypeVar("Record")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Results:
-    """A base for dataclasses that are the whole content of a file."""
+    """A base for dataclasses that are the whole content of a file, which begins with where its numbers come from.
+
+    Args:
+        date, commit, machine, versions: as :func:`whereformer.runs.provenance.provenance` gives them.
+    """
 
     FORMAT: ClassVar[int | str]
     """What the file's ``format`` is."""
 
     INDENT: ClassVar[int | None] = None
     """How deep each level of the file is indented; None puts all on one line."""
+
+    date: str = ""
+    commit: str | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all. Fields that are None are left out; they have that default.
@@ -38,8 +46,7 @@ class Results:
             ValueError: for a number that is not finite.
         """
         content = {name: value for name, value in asdict(self).items() if value is not None}
-        today = date.today().isoformat()
-        write_json(path, {"format": self.FORMAT, "date": today, **content}, indent=self.INDENT)
+        write_json(path, {"format": self.FORMAT, **content}, indent=self.INDENT)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -52,12 +59,11 @@ class Results:
             content = read_json(path)
             if content.pop("format", None) != cls.FORMAT:
                 raise ValueError(f"its format is not {cls.FORMAT!r}")
-            content.pop("date", None)
             return from_json(cls, content)
         except (OSError, ValueError) as error:
             raise InputError(
-                f"--out: {path} is not a complete result of this command ({error}); "
-                "move it away or choose another folder"
+                "out",
+                f"{path} is not a complete result of this command ({error}); move it away or choose another folder",
             ) from None
 
     @classmethod
@@ -80,10 +86,11 @@ def refuse_other_settings(out: Path, old: Mapping[str, Any], new: Mapping[str, A
         if old.get(name) == value:
             continue
         if name == "text":
-            raise InputError(f"--out: {out} holds results of other text; choose another folder")
+            raise InputError("out", f"{out} holds results of other text; choose another folder")
         raise InputError(
-            f"--out: {out} holds results with {name} {old.get(name)!r}, not {value!r}; "
-            "choose another folder, or the same settings to continue"
+            "out",
+            f"{out} holds results with {name} {old.get(name)!r}, not {value!r}; "
+            "choose another folder, or the same settings to continue",
         )
 
 

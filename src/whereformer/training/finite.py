@@ -21,6 +21,6 @@ def check_finite(what: str, value: float, steps: int, learning_rate: float, advi
     """
     if not math.isfinite(value):
         raise InputError(
-            f"--learning-rate: {what} is not a number after {steps} steps; {learning_rate} is too high, "
-            f"try {learning_rate / 4}{advice}"
+            "learning_rate",
+            f"{what} is not a number after {steps} steps; {learning_rate} is too high, try {learning_rate / 4}{advice}",
         )

@@ -54,12 +54,12 @@ class Folder(Generic[Kind]):
             try:
                 old = read_json(file)
             except (OSError, ValueError):
-                raise InputError(f"--out: {file} is not complete; move it away or choose another folder") from None
+                raise InputError("out", f"{file} is not complete; move it away or choose another folder") from None
             if old.get("format") != FORMAT or not isinstance(old.get("settings"), dict):
-                raise InputError(f"--out: {file} is not of this command; choose another folder")
+                raise InputError("out", f"{file} is not of this command; choose another folder")
             refuse_other_settings(out, old["settings"], settings)
         elif self.path.exists():
-            raise InputError(f"--out: {self.path} is not of this command; choose another folder")
+            raise InputError("out", f"{self.path} is not of this command; choose another folder")
 
     def claim(self) -> None:
         """Keep the settings, so that later runs with others are refused."""

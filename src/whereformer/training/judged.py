@@ -178,7 +178,7 @@ class TrainingWatch(TrainerCallback, Generic[Kind]):
         logs = logs or {}
         for name, value in logs.items():
             if name == "grad_norm" or name.endswith("loss"):
-                advice = " (and another --out), or more --warmup"
+                advice = " (and another `out`), or more `warmup`"
                 check_finite(name, value, state.global_step, self.course.learning_rate, advice)
         if "loss" in logs:
             self.loss = f", loss {logs['loss']:.3f}"

@@ -41,7 +41,7 @@ class TrainingResults(Results, TrainingPlan):
 
     Args:
         settings: all that decides the result.
-        text, machine: what it is trained on.
+        text: what is known about it.
         finished: whether it is over.
         step: how many steps were taken.
         tokens_seen: in these steps.
@@ -55,7 +55,6 @@ class TrainingResults(Results, TrainingPlan):
 
     settings: dict[str, Any]
     text: Any
-    machine: dict[str, Any]
     finished: bool = False
     step: int = 0
     tokens_seen: int = 0

@@ -100,9 +100,9 @@ def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[So
     places = [Path(path).resolve() if Path(path).exists() else path for path in paths]
     if len(set(places)) < len(places):
         twice = next(path for path, place in zip(paths, places, strict=True) if places.count(place) > 1)
-        raise InputError(f"MODEL: expected different ones, got {twice!r} twice")
+        raise InputError("model", f"expected different ones, got {twice!r} twice")
     if scores is not None and len(scores) != len(paths):
-        raise InputError(f"--scores: expected one for each of {len(paths)} models, got {len(scores)}")
+        raise InputError("scores", f"expected one for each of {len(paths)} models, got {len(scores)}")
     steps = [_step(path) for path in paths]
     runs = {Path(path).resolve().parent for path, step in zip(paths, steps, strict=True) if step is not None}
     if len(runs) > 1 or steps.count(None) == len(steps):
@@ -117,9 +117,9 @@ def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[So
 def _expanded(given: str) -> list[str]:
     folder = Path(given)
     if not given.strip():
-        raise InputError("MODEL: expected a folder, or an id on the Hugging Face Hub, got ''")
+        raise InputError("model", "expected a folder, or an id on the Hugging Face Hub, got ''")
     if folder.is_file():
-        raise InputError(f"MODEL: expected a folder, or an id on the Hugging Face Hub, got the file {given!r}")
+        raise InputError("model", f"expected a folder, or an id on the Hugging Face Hub, got the file {given!r}")
     if not folder.is_dir() or (folder / "config.json").exists():
         return [given]
     for place in (folder, folder / "checkpoints"):
@@ -128,7 +128,7 @@ def _expanded(given: str) -> list[str]:
             return [str(path) for path in sorted(found, key=lambda path: _step(str(path)) or 0)]
     if (folder / "model" / "config.json").exists():
         return [str(folder / "model")]
-    raise InputError(f"MODEL: expected a folder with a config.json, or with checkpoint-* folders, got {given!r}")
+    raise InputError("model", f"expected a folder with a config.json, or with checkpoint-* folders, got {given!r}")
 
 
 def _step(path: str) -> int | None:
@@ -164,7 +164,7 @@ def load(path: str) -> tuple[Encoder, str]:
     assert isinstance(encoder, Encoder)
     for name, parameter in encoder.named_parameters():
         if not bool(parameter.isfinite().all()):
-            raise InputError(f"MODEL: {path}: {name} has numbers that are not finite; this checkpoint is broken")
+            raise InputError("model", f"{path}: {name} has numbers that are not finite; this checkpoint is broken")
     return encoder, kind
 
 
@@ -176,7 +176,7 @@ def _told(path: str) -> Iterator[None]:
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split()).removeprefix("path_or_id: ")
         where = "" if path in reason else f"{path}: "
-        raise InputError(f"MODEL: {where}{reason}") from None
+        raise InputError("model", f"{where}{reason}") from None
 
 
 def analyze(sources: Sequence[Source], options: Options, progress: Progress) -> tuple[list[ModelFindings], list[str]]:
@@ -212,8 +212,9 @@ def _check(sources: Sequence[Source]) -> None:
         for name in sorted((first.keys() | config.keys()) - MAY_DIFFER):
             if first.get(name) != config.get(name):
                 raise InputError(
-                    f"MODEL: checkpoints of a run are of one model, but {first_path} has {name} {first.get(name)!r} "
-                    f"and {path} {config.get(name)!r}"
+                    "model",
+                    f"checkpoints of a run are of one model, but {first_path} has {name} {first.get(name)!r} "
+                    f"and {path} {config.get(name)!r}",
                 )
 
 
@@ -242,7 +243,7 @@ def analyze_model(source: Source, options: Options, progress: Progress) -> tuple
             report.upto(10 + 60 * (index + 1) / layers)
     except PositionRangeError:
         raise InputError(
-            f"--length: expected at most {positions}, which are the positions of {source.path}, got {length}"
+            "length", f"expected at most {positions}, which are the positions of {source.path}, got {length}"
         ) from None
     report.upto(70)
     attention, notes = None, []
@@ -253,7 +254,7 @@ def analyze_model(source: Source, options: Options, progress: Progress) -> tuple
     if options.pages is not None:
         tokenizer, why_not = tokenizer_of(source.path)
         if tokenizer is None and options.text_needed:
-            raise InputError(f"--data: {why_not}, so its attention can't be measured")
+            raise InputError("data", f"{why_not}, so its attention can't be measured")
         if tokenizer is None:
             notes.append(f"attention over text is not measured: {why_not}")
         else:
@@ -299,17 +300,18 @@ def _tables_of(source: Source, options: Options, config: dict[str, Any]) -> Mode
     curves = bucket_curves(weights, config, offsets)
     if found is None and curves is None:
         raise InputError(
-            f"MODEL: {source.path}: expected a checkpoint of model_type {', '.join(KINDS)}, or one with a table of "
-            f"position embeddings or T5's buckets; this one of {kind!r} has neither"
+            "model",
+            f"{source.path}: expected a checkpoint of model_type {', '.join(KINDS)}, or one with a table of "
+            f"position embeddings or T5's buckets; this one of {kind!r} has neither",
         )
     if length > positions:
         raise InputError(
-            f"--length: expected at most {positions}, which are the positions of {source.path}, got {length}"
+            "length", f"expected at most {positions}, which are the positions of {source.path}, got {length}"
         )
     read = [] if found is None else [found[1]]
     part, layers = curves or ("", {})
     if not all(bool(each.isfinite().all()) for each in (*read, *layers.values())):
-        raise InputError(f"MODEL: {source.path}: its positions have numbers that are not finite")
+        raise InputError("model", f"{source.path}: its positions have numbers that are not finite")
     heads = [
         head
         for layer, curve in layers.items()
@@ -505,12 +507,12 @@ def text_windows(
         ends, body = 0, length
     ids = _text_ids(pages, tokenizer, max(body, tokens))
     if not len(ids):
-        raise InputError(f"--data: the tokenizer of {path} finds no tokens in the text")
+        raise InputError("data", f"the tokenizer of {path} finds no tokens in the text")
     words = len(encoder.embeddings.word.weight)
     if int(ids.max()) >= words:
         raise InputError(
-            f"MODEL: the tokenizer of {path} is another model's: it has a token {int(ids.max())}, the model "
-            f"{words} tokens"
+            "model",
+            f"the tokenizer of {path} is another model's: it has a token {int(ids.max())}, the model {words} tokens",
         )
     body = min(body, len(ids))
     rows = functional.pad(ids[: len(ids) // body * body].view(-1, body), (ends, ends))
@@ -569,6 +571,6 @@ def parsed_scores(text: str | None) -> list[float] | None:
         except ValueError:
             score = math.nan
         if not math.isfinite(score):
-            raise InputError(f"--scores: expected numbers split by commas, got {part.strip()!r}")
+            raise InputError("scores", f"expected numbers split by commas, got {part.strip()!r}")
         scores.append(score)
     return scores

@@ -15,19 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from ... import __version__
 from ...errors import InputError
 from ...files import write_atomically
 from ...runs.machine import machine
 from ...runs.memory import peak_memory
 from ...runs.progress import Progress
+from ...runs.provenance import commit, versions
 from .cases import FLOOR, KINDS, Case, Problem, Way, backend, make_problem, make_step
 
 FORMAT = 1
@@ -107,6 +106,7 @@ class Row:
         error: the largest relative error of output and gradients at the small length.
         note: why something is missing, or empty.
         measured: the day.
+        commit: what was measured, see :func:`whereformer.runs.provenance.commit`.
         seconds: a call's time in each round.
     """
 
@@ -128,6 +128,7 @@ class Row:
     error: float | None = None
     note: str = ""
     measured: str = ""
+    commit: str | None = None
     seconds: tuple[float, ...] = ()
 
     @property
@@ -353,6 +354,7 @@ class Bench:
             self.settings.threads,
             way.name,
             measured=date.today().isoformat(),
+            commit=commit(),
         )
 
     def _prepare(self, row: Row, case: Case, way: Way) -> tuple[Row, Callable[[], object] | None]:
@@ -419,8 +421,8 @@ class Results:
             if different:
                 key = different[0]
                 raise InputError(
-                    f"--out: {out} has results with {key} {facts[name].get(key)}, not {value.get(key)}; "
-                    "choose another folder"
+                    "out",
+                    f"{out} has results with {key} {facts[name].get(key)}, not {value.get(key)}; choose another folder",
                 )
         self.rows = {row.key: row for row in found}
 
@@ -435,6 +437,7 @@ class Results:
         data = {
             "format": FORMAT,
             "date": date.today().isoformat(),
+            "commit": commit(),
             **self.facts,
             "method": METHOD,
             "terms": {kind: KINDS[kind].about for kind in dict.fromkeys(row.terms for row in rows) if kind in KINDS},
@@ -459,7 +462,7 @@ def load(path: Path) -> tuple[list[Row], dict[str, dict[str, Any]]]:
         return rows, {name: dict(data[name]) for name in ("machine", "versions")}
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            f"--out: {path} is not a complete result of this command; move it away or choose another folder"
+            "out", f"{path} is not a complete result of this command; move it away or choose another folder"
         ) from None
 
 
@@ -494,17 +497,6 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     return {name: facts[name] for name in ("cpu", "gpu", "system") if name in facts} | {"cores": os.cpu_count()}
 
 
-def versions() -> dict[str, str]:
-    """Of all that is measured; what is not installed is left out."""
-    found = {"python": machine(torch.device("cpu"))["python"], "torch": torch.__version__, "whereformer": __version__}
-    for name in ("triton", "transformers", "x-transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be had."""
     if device.type == "cuda":
@@ -526,4 +518,4 @@ def check_backend(name: str, settings: Settings) -> None:
         try:
             make_step(backend(name), make_problem(case, settings.device))()
         except Exception as error:
-            raise InputError(f"--backends: {name} can't run here: {in_a_line(error)}") from None
+            raise InputError("backends", f"{name} can't run here: {in_a_line(error)}") from None

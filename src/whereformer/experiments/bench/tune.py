@@ -1,4 +1,4 @@
-"""Which thresholds of :mod:`whereformer.tuning` would be better on this machine.
+"""Which thresholds of :mod:`whereformer.kernels.tuning` would be better on this machine.
 
 For every setting the values to try are compared on calls for which they take different ways. All ways of a call are
 timed in turns, by the process's CPU time with one thread.
@@ -25,8 +25,9 @@ from ...kernels import OffsetBias, attention, tuning
 from ...kernels.cpu.products import linear
 from ...kernels.cpu.workspace import Workspace
 from ...runs.progress import Progress
+from ...runs.provenance import commit, versions
 from .cases import Case, backend, make_problem, make_step
-from .run import Clock, describe_machine, in_a_line, rounds_of, threads, versions
+from .run import Clock, describe_machine, in_a_line, rounds_of, threads
 
 FORMAT = 1
 FEWEST_GAINED = 0.03
@@ -508,6 +509,7 @@ def write(path: Path, rows: Sequence[Row], sizes: Sizes) -> None:
     data = {
         "format": FORMAT,
         "date": date.today().isoformat(),
+        "commit": commit(),
         "machine": describe_machine(torch.device("cpu")),
         "versions": versions(),
         "method": METHOD,

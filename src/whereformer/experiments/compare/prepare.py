@@ -15,6 +15,7 @@ from ...data.tokenizers import token_stream, train_tokenizer
 from ...errors import InputError
 from ...files import write_atomically
 from ...positions import build_position
+from ...training.model_options import about_method
 from ...training.text import text_facts
 from .results import CompareSettings, CompareText, Sizes, earlier_results
 
@@ -91,9 +92,10 @@ def prepare_text(documents: Sequence[str], source: Source, sizes: Sizes, out: Pa
     longest = max(max(LENGTH_FACTORS) * sizes.length, HeldOut.GROUP)
     if len(streams[1]) < longest or len(streams[0]) < longest:
         raise InputError(
-            f"--data: too little text: {len(streams[0])} training and {len(streams[1])} held-out tokens, "
+            "data",
+            f"too little text: {len(streams[0])} training and {len(streams[1])} held-out tokens, "
             f"expected at least {longest} of each to judge {longest} tokens at a time; give more text or "
-            "a smaller --length"
+            "a smaller `length`",
         )
     write_atomically(out / "tokenizer.json", tokenizer.to_str())
     size = tokenizer.get_vocab_size()
@@ -109,7 +111,7 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
     """
     chosen = list(dict.fromkeys("".join(name.split()) for name in names if name.strip()))
     if not chosen:
-        raise InputError("--positions: expected at least one method, got none")
+        raise InputError("positions", "expected at least one method, got none")
     for name in chosen:
         try:
             build_position(
@@ -119,5 +121,5 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
                 max_length=sizes.length,
             )
         except (ValueError, TypeError) as error:
-            raise InputError(f"--positions: {error}") from None
+            raise about_method(error, "positions") from None
     return chosen

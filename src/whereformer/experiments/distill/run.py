@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +19,10 @@ from ...data.masks import IGNORED, mask_tokens
 from ...data.tables import read_table
 from ...data.tokenizers import vocabulary_of
 from ...errors import InputError
-from ...files import write_atomically
 from ...models import Encoder, EncoderForMaskedLM, load_pretrained
 from ...positions import PositionRangeError
 from ...runs.progress import Progress
+from ...runs.provenance import write_results
 from ...training.metrics import METRICS
 from ...training.trainer import quiet_transformers
 from ..analyze.run import load, text_windows, tokenizer_of
@@ -62,19 +61,19 @@ def read_pairs(file: Path, text: str | None, label: str | None) -> Pairs:
     """
     names = [part.strip() for part in (text or "").split(",") if part.strip()]
     if len(names) != 2:
-        raise InputError(f"--text: expected two columns as a,b, got {text!r}")
+        raise InputError("text", f"expected two columns as a,b, got {text!r}")
     if label is None:
-        raise InputError("--label: expected the column with how alike the texts are, got none")
+        raise InputError("label", "expected the column with how alike the texts are, got none")
     columns = read_table("pairs", file, names)
-    for option, name in (("text", names[0]), ("text", names[1]), ("label", label)):
+    for field, name in (("text", names[0]), ("text", names[1]), ("label", label)):
         if name not in columns:
-            raise InputError(f"--{option}: {file} has no column {name!r}, but {', '.join(columns)}")
+            raise InputError(field, f"{file} has no column {name!r}, but {', '.join(columns)}")
     likeness = columns[label]
     if len(likeness) < 2:
-        raise InputError(f"--pairs: expected at least 2 rows, {file} has {len(likeness)}")
+        raise InputError("pairs", f"expected at least 2 rows, {file} has {len(likeness)}")
     for row, value in enumerate(likeness):
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-            raise InputError(f"--label: expected numbers, got {value!r} in row {row + 1} of {file}")
+            raise InputError("label", f"expected numbers, got {value!r} in row {row + 1} of {file}")
     texts = [[str(value or "") for value in columns[name]] for name in names]
     return Pairs(str(file), (texts[0], texts[1]), [float(value) for value in likeness])
 
@@ -149,18 +148,18 @@ def distill(options: Options, out: Path, progress: Progress) -> dict[str, Any]:
     teacher, kind = load(options.path)
     config = teacher.config
     if "-" in config.blocks:
-        raise InputError("MODEL: expected a model that doesn't pool, got a funnel, whose queries and keys differ")
+        raise InputError("model", "expected a model that doesn't pool, got a funnel, whose queries and keys differ")
     if config.position == "none":
-        raise InputError("MODEL: it knows no positions, so there is nothing to turn into kernels")
+        raise InputError("model", "it knows no positions, so there is nothing to turn into kernels")
     tokenizer, why_not = tokenizer_of(options.path)
     if tokenizer is None:
-        raise InputError(f"MODEL: {why_not}, and kernels are fitted over text")
+        raise InputError("model", f"{why_not}, and kernels are fitted over text")
     length = min(config.max_position_embeddings, options.length or 128)
     windows = text_windows(options.pages, tokenizer, teacher, length, options.tokens, options.path).rows
     held_out = torch.arange(len(windows)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     if not held_out.any():
         raise InputError(
-            f"--tokens: expected at least {HELD_OUT_EVERY} windows of {length} tokens, the text gives {len(windows)}"
+            "tokens", f"expected at least {HELD_OUT_EVERY} windows of {length} tokens, the text gives {len(windows)}"
         )
     progress.start((2 + len(options.kernels)) * (1 + len(teacher.passes)) - len(teacher.passes) * 2)
     judge = _judge(options, teacher, tokenizer, windows[held_out])
@@ -197,7 +196,7 @@ def distill(options: Options, out: Path, progress: Progress) -> dict[str, Any]:
     with quiet_transformers():
         model.save_pretrained(out / "model")
         tokenizer.save_pretrained(out / "model")
-    write_atomically(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write_results(out / "results.json", results)
     return results
 
 
@@ -219,10 +218,10 @@ def _judge(options: Options, teacher: Encoder, tokenizer: PreTrainedTokenizerBas
     try:
         states = _states(teacher, windows)
     except PositionRangeError as error:
-        raise InputError(f"--length: {error}") from None
+        raise InputError("length", str(error)) from None
     masked = None
     if isinstance(_load(options.path, None, {})[0], EncoderForMaskedLM) and tokenizer.mask_token_id is not None:
-        masked = mask_tokens(windows, MASK_RATE, vocabulary_of(tokenizer, "MODEL"), torch.Generator().manual_seed(0))
+        masked = mask_tokens(windows, MASK_RATE, vocabulary_of(tokenizer, "model"), torch.Generator().manual_seed(0))
     pairs = None
     if options.pairs is not None:
         limit = teacher.config.max_position_embeddings

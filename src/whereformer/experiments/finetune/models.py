@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from ...errors import InputError
 from ...models import EncoderForSequenceClassification, load_pretrained
+from ...training.model_options import about_method
 from ...training.trainer import quiet_transformers
 from .variants import OWN, Variant
 
@@ -23,14 +24,14 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
     Raises:
         InputError: if there is none.
     """
-    option, where = ("model", model) if path is None else ("tokenizer", path)
+    field, where = ("model", model) if path is None else ("tokenizer", path)
     try:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except Exception as error:
         # The libraries raise what they like for a missing or broken file.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"--{option}: no tokenizer can be read from {where!r} ({reason})") from None
+        raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})") from None
 
 
 def load(
@@ -58,18 +59,19 @@ def load(
             **variant.options,
         )
     except OSError as error:
-        raise InputError(f"--model: {error}") from None
+        raise InputError("model", str(error)) from None
     except (ValueError, TypeError) as error:
         if variant.position is None:
-            raise InputError(f"--model: {error}") from None
+            raise InputError("model", str(error)) from None
         # What is wrong with the model is wrong without the method as well.
         own = load(model, Variant(OWN, None), classes)
         if variant.kernels is not None and "tisa" in own.config.position.split("+"):
             raise InputError(
-                "--kernels: the model was pretrained with TISA, whose kernels stay as many as they are; --position own "
-                "takes it as it is"
+                "kernels",
+                "the model was pretrained with TISA, whose kernels stay as many as they are; `position` own "
+                "takes it as it is",
             ) from None
-        raise InputError(f"--position: {error}") from None
+        raise about_method(error, "position") from None
     assert isinstance(found, EncoderForSequenceClassification)
     return found if device is None else found.to(device)
 

@@ -147,7 +147,7 @@ def prepare(job: Job) -> Checked:
             if not tasks:
                 rows.check_tokenizer(job.tokenizer, model.config.vocab_size)
                 if job.tuning.packed and "-" in model.config.blocks:
-                    raise InputError("--packed: a funnel would pool over the ends of rows; leave it out")
+                    raise InputError("packed", "a funnel would pool over the ends of rows; leave it out")
                 weights = fingerprint_of(model)
                 tasks = [encode(job, data, model.config) for data in job.tasks]
             _read_the_longest_row(model, tasks)
@@ -166,9 +166,10 @@ def _read_the_longest_row(model: EncoderForSequenceClassification, tasks: Sequen
     except PositionRangeError as error:
         limit = model.config.max_position_embeddings - tasks[0].train.end
         raise InputError(
-            f"--max-length: {sum(length > limit for length in lengths):,} rows are longer than the {limit} "
-            f"tokens that the model covers, the longest has {max(lengths)}; say --max-length {limit} to cut "
-            f"them ({error})"
+            "max_length",
+            f"{sum(length > limit for length in lengths):,} rows are longer than the {limit} "
+            f"tokens that the model covers, the longest has {max(lengths)}; say `max_length` {limit} to cut "
+            f"them ({error})",
         ) from None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...data.glue import RowFacts
 from ...errors import InputError
@@ -102,7 +101,6 @@ class FinetuneResults(Results):
         curves: of the last run of each task and position method.
         model: a folder or an id on the Hub.
         parameters: of each variant.
-        machine, versions: what it was measured on.
         shown: what its tables are made of.
     """
 
@@ -114,8 +112,6 @@ class FinetuneResults(Results):
     curves: dict[str, dict[str, KeptCurves]]
     model: str
     parameters: dict[str, ParameterCounts]
-    machine: dict[str, Any]
-    versions: dict[str, str]
     shown: Shown
 
     def run(self, task: str, variant: Variant, seed: int) -> TunedModel | None:
@@ -148,11 +144,11 @@ def earlier_results(out: Path, settings: FinetuneSettings, tasks: dict[str, Task
     for name, new in tasks.items():
         old = found.tasks.get(name, new)
         if old.fingerprint != new.fingerprint:
-            raise InputError(f"--out: {out} holds results of other rows of {name}; choose another folder")
+            raise InputError("out", f"{out} holds results of other rows of {name}; choose another folder")
         for fact in ("classes", "metrics"):
             before, now = getattr(old, fact), getattr(new, fact)
             if before != now:
                 raise InputError(
-                    f"--out: {out} holds results of {name} with {fact} {before}, not {now}; choose another folder"
+                    "out", f"{out} holds results of {name} with {fact} {before}, not {now}; choose another folder"
                 )
     return found

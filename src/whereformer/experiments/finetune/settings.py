@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from ...errors import InputError
 from ..settings import check_range, listed
@@ -16,54 +14,54 @@ from ..settings import check_range, listed
 class DataSettings:
     """What to fine-tune on: GLUE's tasks by name, or a table of your own."""
 
-    task: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = None
+    task: str | None = None
     """GLUE's tasks, split by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; "all" takes every one."""
 
-    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    data: Path | None = None
     """A folder with GLUE as Parquet: cola/train.parquet, cola/validation.parquet... (train_subset.parquet for a part of
     it). Default: nyu-mll/glue from the Hugging Face Hub."""
 
-    train: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    train: Path | None = None
     """A task of your own: rows to train on, as .csv, .tsv, .jsonl or .parquet."""
 
-    validation: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    validation: Path | None = None
     """Your own task: rows to judge by."""
 
-    text: Annotated[str | None, tyro.conf.arg(metavar="COLUMN[,COLUMN]")] = None
+    text: str | None = None
     """Your own task: the column with the text, or two for a pair of texts."""
 
-    label: Annotated[str | None, tyro.conf.arg(metavar="COLUMN")] = None
+    label: str | None = None
     """Your own task: the column with the classes, or with --regression the numbers."""
 
     regression: bool = False
     """Your own task: predict a number instead of a class."""
 
-    train_rows: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    train_rows: int | None = None
     """Train on so many rows of each task only, drawn once for all runs."""
 
     def checked(self) -> DataSettings:
         """As it is, if it makes sense.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         check_range(self, train_rows=(1, float("inf")))
         own = {"validation": self.validation, "text": self.text, "label": self.label}
         if self.train is None:
             for name, value in {**own, "regression": self.regression or None}.items():
                 if value is not None:
-                    raise InputError(f"--{name}: only with --train, for a task of your own")
+                    raise InputError(name, "only with `train`, for a task of your own")
             if self.task is None:
-                raise InputError("--task: expected a GLUE task (or --train FILE for a task of your own), got none")
+                raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
             return self
         for name in ("task", "data"):
             if getattr(self, name) is not None:
-                raise InputError(f"--{name}: GLUE's tasks and a task of your own (--train) go into runs of their own")
+                raise InputError(name, "GLUE's tasks and a task of your own (`train`) go into runs of their own")
         for name, value in own.items():
             if value is None:
-                raise InputError(f"--{name}: a task of your own (--train) needs it")
+                raise InputError(name, "a task of your own (`train`) needs it")
         if self.text is not None and len(listed("text", self.text)) > 2:
-            raise InputError(f"--text: expected one column or two, got {self.text!r}")
+            raise InputError("text", f"expected one column or two, got {self.text!r}")
         return self
 
 
@@ -80,10 +78,10 @@ class TuningSettings:
     learning_rate: float = 3e-5
     """The learning rate's peak; it rises in the first tenth of the steps and falls to zero in the others."""
 
-    kernel_learning_rate: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    kernel_learning_rate: float | None = None
     """That of TISA's kernels, which are new while all else is pretrained. Default: the same as all else's."""
 
-    max_length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    max_length: int | None = None
     """Cut longer rows to so many tokens. Default: none is cut, and rows that don't fit the model are an error."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -96,12 +94,12 @@ class TuningSettings:
         """As it is, if it makes sense.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         most = float("inf")
         check_range(self, batch_size=(1, most), max_length=(4, most))
         for name in ("epochs", "learning_rate", "kernel_learning_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < most:
-                raise InputError(f"--{name.replace('_', '-')}: expected a positive number, got {value}")
+                raise InputError(name, f"expected a positive number, got {value}")
         return self

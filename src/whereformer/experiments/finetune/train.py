@@ -83,7 +83,7 @@ class LossWatch(TrainerCallback):
     ) -> None:
         for name, value in (logs or {}).items():
             if name in ("loss", "grad_norm"):
-                check_finite(name, value, state.global_step, self.rate, " and another --out")
+                check_finite(name, value, state.global_step, self.rate, " and another `out`")
         if logs and "loss" in logs:
             self.losses.append(LossPoint(state.global_step, round(logs["loss"], 4)))
 
@@ -153,6 +153,6 @@ def finetune_one(
     for name, split in encoded.judged.items():
         logits = predict(model, split, job.tuning)
         if not np.isfinite(logits).all():
-            raise InputError(f"--learning-rate: {variant.name} predicts what is not a number; try a lower one")
+            raise InputError("learning_rate", f"{variant.name} predicts what is not a number; try a lower one")
         scores[name] = metrics.score(task.metrics, split.labels, logits)
     return TunedModel(scores, round(seconds, 2), round(cpu_seconds, 2), losses), head_curves(model.encoder, REACH)

@@ -73,7 +73,7 @@ def settings_of(positions: Sequence[str], kernels: Sequence[int]) -> list[Settin
         compared = 0 in kernels and position not in (OWN, rest)
         variants = ([Variant(BASELINE, rest)] if compared else []) + others
         if not others:
-            raise InputError("--kernels: expected a number above 0 besides the baseline, got 0")
+            raise InputError("kernels", "expected a number above 0 besides the baseline, got 0")
         found.append(Setting(position, tuple(variants)))
     return found
 

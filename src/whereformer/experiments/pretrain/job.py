@@ -52,14 +52,15 @@ class Job:
         length, padding = self.training.length, end_padding(self.config)
         if body_length(length, padding) < 4:
             raise InputError(
-                f"--length: expected at least {6 + padding} for blocks {self.config.blocks!r}, got {length}"
+                "length", f"expected at least {6 + padding} for blocks {self.config.blocks!r}, got {length}"
             )
         body = self.body
         for name, stream in (("training", self.text.training), ("held-out", self.text.held_out)):
             if len(stream) < body:
                 raise InputError(
-                    f"--data: too little text: {len(stream)} {name} tokens, expected at least {body} for one window; "
-                    "give more text or a smaller --length"
+                    "data",
+                    f"too little text: {len(stream)} {name} tokens, expected at least {body} for one window; "
+                    "give more text or a smaller `length`",
                 )
 
     @property

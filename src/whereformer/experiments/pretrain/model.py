@@ -10,18 +10,15 @@ from transformers import PreTrainedModel
 
 from ...data.tokenizers import Vocabulary, trained_vocabulary
 from ...models import Electra, EncoderConfig, EncoderForMaskedLM
-from ...training.model_options import check_position_options, named, parameters
+from ...training.model_options import as_setting, check_position_options, parameters
 from .settings import ModelSettings, parsed_options
-
-OPTIONS = {"num_attention_heads": "num-heads", "hidden_dropout_prob": "dropout"}
-"""What fields of the configuration are called on the command line, where that differs."""
 
 
 def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | None = None) -> EncoderConfig:
     """The encoder's configuration; without a vocabulary, to check all else.
 
     Raises:
-        InputError: for a combination that fits no model; the message names the option.
+        InputError: for a combination that fits no model.
     """
     vocabulary = vocabulary or trained_vocabulary(64)
     options = parsed_options(model.position_options)
@@ -53,7 +50,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
         )
         check_position_options(model.position, options)
     except ValueError as error:
-        raise named(error, EncoderConfig, OPTIONS) from None
+        raise as_setting(error, EncoderConfig.__dataclass_fields__) from None
     # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
     count_parameters(config, model.objective)
     return config
@@ -68,7 +65,7 @@ def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
     try:
         return EncoderForMaskedLM(config) if objective == "mlm" else Electra(config)
     except (ValueError, TypeError) as error:
-        raise named(error, EncoderConfig, OPTIONS, config.position_options or ()) from None
+        raise as_setting(error, EncoderConfig.__dataclass_fields__, config.position_options or ()) from None
 
 
 def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:

@@ -12,8 +12,8 @@ from transformers import TrainerCallback
 
 from ...data.masks import IGNORED
 from ...data.windows import Windows, collate
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...training.folder import Folder, save_model
 from ...training.judged import Course, JudgedTrainer, TrainingWatch, train
 from ...training.optimizer import build_optimizer, linear_schedule
@@ -78,9 +78,7 @@ def pretrain(job: Job, folder: Folder[PretrainResults], progress: Progress) -> P
         epochs=lambda step: step * job.rows_per_step / job.rows_per_pass,
         tokens_seen=lambda step: step * job.rows_per_step * (job.body + 2),
     )
-    start = PretrainResults(
-        **vars(job.plan()), settings=folder.settings, text=job.text.facts, machine=machine(job.device)
-    )
+    start = PretrainResults(**vars(job.plan()), settings=folder.settings, text=job.text.facts, **provenance(job.device))
     watch = TrainingWatch(course, folder, start, progress)
 
     def loader(windows: Windows, *, pinned: bool = False) -> DataLoader[dict[str, Tensor]]:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, Literal
 
 from ...errors import InputError
 from ..settings import check_range
 
 
-def parsed_options(text: str | None, option: str = "position-options") -> dict[str, Any]:
+def parsed_options(text: str | None, field: str = "position_options") -> dict[str, Any]:
     """A position method's options, a JSON object.
 
     Raises:
-        InputError: naming the option of the command, if it is none.
+        InputError: naming the field, if it is none.
     """
     try:
         options = json.loads(text or "{}")
     except ValueError:
         options = None
     if not isinstance(options, dict):
-        raise InputError(f"--{option}: expected a JSON object as '{{\"num_kernels\": 3}}', got {text!r}")
+        raise InputError(field, f"expected a JSON object as '{{\"num_kernels\": 3}}', got {text!r}")
     return options
 
 
@@ -45,19 +43,19 @@ class ModelSettings:
     """Layers: "4" are four (BERT), "1x4" is one layer used four times (ALBERT), "4-4-4" three blocks with a sequence
     half as long in each (Funnel-Transformer)."""
 
-    decoder_layers: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
+    decoder_layers: str | None = None
     """Full-length layers after several blocks, as "2" or "1x2". Default: 2, and 0 for one block."""
 
     position: str = "tisa"
     """Position method, or several joined by "+"; `whereformer positions` lists them."""
 
-    position_options: Annotated[str | None, tyro.conf.arg(metavar="JSON")] = None
+    position_options: str | None = None
     """The method's options as a JSON object, as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
 
     hidden_size: int = 128
     """Width of the encoder."""
 
-    embedding_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    embedding_size: int | None = None
     """Width of the token embeddings; narrower ones are projected up (ALBERT). Default: the encoder's."""
 
     num_heads: int = 4
@@ -70,17 +68,17 @@ class ModelSettings:
     """Dropout on hidden states and attention weights. Small models that read a text a few times do best without;
     0.1 for large ones."""
 
-    generator_size: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    generator_size: float | None = None
     """electra: the generator's width by the encoder's. Default: 0.25."""
 
-    discriminator_weight: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    discriminator_weight: float | None = None
     """electra: what the encoder's loss counts for, the generator's being 1. Default: 50."""
 
     def resolved(self) -> ModelSettings:
         """Checked as far as that needs no model, with defaults in place of None.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         most = float("inf")
         check_range(self, hidden_size=(1, most), embedding_size=(1, most), num_heads=(1, most), dropout=(0, 0.9))
@@ -91,8 +89,9 @@ class ModelSettings:
             decoder = "2" if funnel else "0"
         elif funnel and decoder == "0":
             raise InputError(
-                f"--decoder-layers: expected at least 1, got 0: blocks {self.blocks!r} shorten the sequence, "
-                "and pretraining predicts at every token"
+                "decoder_layers",
+                f"expected at least 1, got 0: blocks {self.blocks!r} shorten the sequence, "
+                "and pretraining predicts at every token",
             )
         if self.objective == "electra":
             # Wider than the discriminator would be a generator that leaves nothing to learn.
@@ -108,7 +107,7 @@ class ModelSettings:
             )
         for name in ("generator_size", "discriminator_weight"):
             if getattr(self, name) is not None:
-                raise InputError(f"--{name.replace('_', '-')}: only for --objective electra, got {self.objective}")
+                raise InputError(name, f"only for `objective` electra, got {self.objective}")
         return dataclasses.replace(self, position_options=options, decoder_layers=decoder)
 
 
@@ -131,7 +130,7 @@ class TrainingSettings:
     learning_rate: float = 2e-3
     """The learning rate's peak; large models need less (BERT: 1e-4)."""
 
-    warmup: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    warmup: int | None = None
     """Steps in which the learning rate rises; it falls to zero in the others. Default: a tenth of them."""
 
     mask_rate: float = 0.15
@@ -151,17 +150,17 @@ class TrainingSettings:
         """Checked, with defaults in place of None.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         most = float("inf")
         check_range(self, length=(8, most), steps=(1, most), batch_size=(1, most), accumulate=(1, most))
         check_range(self, warmup=(0, self.steps), seed=(0, 2**32 - 1))
         if not 0 < self.learning_rate < most:
-            raise InputError(f"--learning-rate: expected a positive number, got {self.learning_rate}")
+            raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")
         if not 0 < self.mask_rate < 1:
-            raise InputError(f"--mask-rate: expected a share between 0 and 1, got {self.mask_rate}")
+            raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
         if self.hide_masked and objective != "mlm":
             raise InputError(
-                f"--hide-masked: only for --objective mlm, got {objective}, which sees samples instead of [MASK]"
+                "hide_masked", f"only for `objective` mlm, got {objective}, which sees samples instead of [MASK]"
             )
         return dataclasses.replace(self, warmup=max(1, self.steps // 10 if self.warmup is None else self.warmup))

@@ -50,8 +50,9 @@ class Comparison:
         folder = model_folder(self.folder, position, self.seed(position))
         if not (folder / "config.json").is_file():
             raise InputError(
-                f"--results: {self.folder} has no trained model of {position!r} ({folder} is missing); "
-                "run whereformer compare again, which keeps them"
+                "results",
+                f"{self.folder} has no trained model of {position!r} ({folder} is missing); "
+                "run whereformer compare again, which keeps them",
             )
         with quiet_transformers():
             model: EncoderForMaskedLM = EncoderForMaskedLM.from_pretrained(folder)
@@ -71,28 +72,28 @@ def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comp
     try:
         results = CompareResults.load(path)
     except InputError:
-        raise InputError(f"--results: {path} is not there, or no result of whereformer compare") from None
+        raise InputError("results", f"{path} is not there, or no result of whereformer compare") from None
     check_one_block(results.settings, "results")
     comparison = Comparison(folder, results, _held_out(folder, results))
     names = comparison.positions if positions is None else list(positions)
     for name in names:
         if name not in comparison.positions:
             raise InputError(
-                f"--positions: {folder} has no {name!r} to judge; it has {', '.join(comparison.positions) or 'none'}"
+                "positions", f"{folder} has no {name!r} to judge; it has {', '.join(comparison.positions) or 'none'}"
             )
     if not names:
-        raise InputError(f"--results: {folder} has no method besides the baseline")
+        raise InputError("results", f"{folder} has no method besides the baseline")
     return comparison, names
 
 
-def check_one_block(sizes: Sizes, option: str) -> None:
+def check_one_block(sizes: Sizes, field: str) -> None:
     """Raise if the encoder pools.
 
     Raises:
-        InputError: naming the option.
+        InputError: naming the field.
     """
     if "-" in sizes.blocks:
-        raise InputError(f"--{option}: expected encoders of one block, got blocks {sizes.blocks!r}")
+        raise InputError(field, f"expected encoders of one block, got blocks {sizes.blocks!r}")
 
 
 def _held_out(folder: Path, results: CompareResults) -> HeldOut:
@@ -100,12 +101,14 @@ def _held_out(folder: Path, results: CompareResults) -> HeldOut:
     try:
         documents = corpus.documents_of(results.text.data, results.text.column)
     except InputError as error:
-        raise InputError(f"--results: the text of {folder} can't be read again ({error})") from None
+        raise InputError(
+            "results", f"the text of {folder} can't be read again (`{error.field}`: {error.reason})"
+        ) from None
     if corpus.fingerprint(documents) != results.settings.text:
-        raise InputError(f"--results: the text of {folder} is not what it was; run whereformer compare again")
+        raise InputError("results", f"the text of {folder} is not what it was; run whereformer compare again")
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the tokenizers library raises nothing narrower
-        raise InputError(f"--results: cannot read {folder / 'tokenizer.json'} ({error})") from None
+        raise InputError("results", f"cannot read {folder / 'tokenizer.json'} ({error})") from None
     stream = token_stream(tokenizer, corpus.split_documents(documents)[1])
     return HeldOut(stream, HELD_OUT_RATE, tokenizer.get_vocab_size())

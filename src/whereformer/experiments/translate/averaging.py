@@ -50,7 +50,7 @@ class Averaging(TrainerCallback):
         self.keep(newest)
         for step in sorted(self.steps):
             if step <= newest and not self.file(step).exists():
-                raise InputError(f"--out: {self.file(step)} is missing, which the model is to be a mean of")
+                raise InputError("out", f"{self.file(step)} is missing, which the model is to be a mean of")
 
     def file(self, step: int) -> Path:
         """Where the weights after a step are."""

@@ -89,8 +89,9 @@ def prepare(training: Pairs, held_out: Pairs, vocab_size: int, max_length: int) 
         fits = (sides[0].lengths <= max_length) & (sides[1].lengths <= max_length)
         if not fits.any():
             raise InputError(
-                f"--max-length: no {name.replace('_', '-')} pair of {pairs.name} has text on both sides and at most "
-                f"{max_length} tokens on each"
+                "max_length",
+                f"no {name.replace('_', '-')} pair of {pairs.name} has text on both sides and at most "
+                f"{max_length} tokens on each",
             )
         chosen = fits.nonzero().flatten()
         found[name] = Examples(sides[0].chosen(chosen), sides[1].chosen(chosen))

@@ -6,29 +6,25 @@ import torch
 from transformers import GenerationConfig
 
 from ...data import subwords
-from ...errors import InputError
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...positions import describe
-from ...training.model_options import check_position_options, named
+from ...training.model_options import about_method, as_setting, check_position_options
 from ..pretrain.settings import parsed_options
 from .settings import Decoding, TranslationTraining, TranslatorSettings
-
-OPTIONS = {"num_attention_heads": "num-heads", "hidden_dropout_prob": "dropout"}
-"""What fields of the configuration are called on the command line, where that differs."""
 
 
 def build_config(model: TranslatorSettings, training: TranslationTraining, vocab_size: int) -> Seq2SeqConfig:
     """The model's configuration, after building the model without memory, so that what does not fit is told at once.
 
     Raises:
-        InputError: for a combination that fits no model; the message names the option.
+        InputError: for a combination that fits no model.
     """
     options = parsed_options(model.position_options)
     for part in model.cross_position.split("+"):
         try:
             describe(part.strip())
         except ValueError as error:
-            raise InputError(f"--cross-position: {error}") from None
+            raise about_method(error, "cross_position") from None
     sizes = {
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_heads,
@@ -57,9 +53,7 @@ def build_config(model: TranslatorSettings, training: TranslationTraining, vocab
         with torch.device("meta"):
             Seq2SeqForConditionalGeneration(config)
     except (ValueError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise named(error, Seq2SeqConfig, OPTIONS, options) from None
+        raise as_setting(error, Seq2SeqConfig.__dataclass_fields__, options) from None
     return config
 
 

@@ -31,5 +31,5 @@ def load_pairs(data: ParallelData) -> Pairs:
         pairs = Pairs(source, target, f"{data.source} and {data.target}")
         name = option["source"]
     if not any(line.strip() for line in pairs.source) or not any(line.strip() for line in pairs.target):
-        raise InputError(f"--{name}: no text in {pairs.name}")
+        raise InputError(name, f"no text in {pairs.name}")
     return pairs

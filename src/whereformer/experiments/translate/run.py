@@ -10,8 +10,8 @@ from transformers import TrainerCallback
 
 from ...models import Seq2SeqForConditionalGeneration
 from ...models.smoothed import IGNORED
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
 from ...training.judged import JudgedTrainer, TrainingWatch, judge_all, train
 from ...training.optimizer import build_optimizer, inverse_sqrt_schedule
@@ -44,7 +44,7 @@ def train_translator(job: Job, folder: Folder[TranslationResults], progress: Pro
     torch.manual_seed(training.seed)
     model = Seq2SeqForConditionalGeneration(job.config).to(job.device)
     start = TranslationResults(
-        **vars(job.plan()), settings=folder.settings, text=job.text.facts, machine=machine(job.device)
+        **vars(job.plan()), settings=folder.settings, text=job.text.facts, **provenance(job.device)
     )
     watch = TrainingWatch(course, folder, start, progress)
     averaging = Averaging(folder, job.averaged_steps)

@@ -33,10 +33,10 @@ def score(
 
     if not len(hypotheses) == len(references) == len(lengths_of):
         raise InputError(
-            f"--hypotheses: expected as many lines as references, got {len(hypotheses):,} and {len(references):,}"
+            "hypotheses", f"expected as many lines as references, got {len(hypotheses):,} and {len(references):,}"
         )
     if not references:
-        raise InputError("--references: expected lines, got none")
+        raise InputError("references", "expected lines, got none")
     bleu, chrf = BLEU(tokenize=tokenize), CHRF()
     found, letters = bleu.corpus_score(hypotheses, [references]), chrf.corpus_score(hypotheses, [references])
     words = [len(line.split()) for line in lengths_of]

@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from ...errors import InputError
 from ..pretrain.settings import canonical_options, parsed_options
@@ -17,7 +15,7 @@ from ..settings import check_range
 MOST = float("inf")
 
 
-def columns_of(option: str, text: str | None) -> tuple[str, str] | None:
+def columns_of(field: str, text: str | None) -> tuple[str, str] | None:
     """Two columns' names, source first.
 
     Raises:
@@ -27,7 +25,7 @@ def columns_of(option: str, text: str | None) -> tuple[str, str] | None:
         return None
     found = tuple(part.strip() for part in text.split(","))
     if len(found) != 2 or found[0] == found[1] or not all(found):
-        raise InputError(f"--{option}: expected two columns, as en,de, got {text!r}")
+        raise InputError(field, f"expected two columns, as en,de, got {text!r}")
     return found
 
 
@@ -35,16 +33,16 @@ def columns_of(option: str, text: str | None) -> tuple[str, str] | None:
 class ParallelData:
     """Parallel text: two aligned files, or tables with a column for each language."""
 
-    source: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    source: Path | None = None
     """Lines to translate from, UTF-8."""
 
-    target: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    target: Path | None = None
     """What they are in the other language, line by line."""
 
-    data: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = ()
+    data: tuple[Path, ...] = ()
     """Instead of both: .parquet, .jsonl, .csv or .tsv with both languages."""
 
-    columns: Annotated[str | None, tyro.conf.arg(metavar="FROM,TO")] = None
+    columns: str | None = None
     """The tables' columns, as en,de. Default: both, if there are two. A .tsv has a header where it holds these;
     without them, or with 1,2, its first line is text."""
 
@@ -61,21 +59,19 @@ class ParallelData:
         """As it is, if it makes sense.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         name = self.names
         columns_of(name["columns"], self.columns)
         if self.data:
             if self.source is not None or self.target is not None:
-                raise InputError(f"--{name['data']}: either tables or --{name['source']} and --{name['target']}")
+                raise InputError(name["data"], f"either tables or `{name['source']}` and `{name['target']}`, got both")
             return self
+        if self.source is None and self.target is None:
+            raise InputError(name["data"], f"expected tables, or `{name['source']}` and `{name['target']}`, got none")
         for one, other in (("source", "target"), ("target", "source")):
             if getattr(self, one) is None:
-                raise InputError(
-                    f"--{name[one]}: expected a file beside --{name[other]}, got none"
-                    if getattr(self, other) is not None
-                    else f"--{name['data']}: expected tables, or --{name['source']} and --{name['target']}, got none"
-                )
+                raise InputError(name[one], f"expected a file beside `{name[other]}`, got none")
         return self
 
 
@@ -83,20 +79,20 @@ class ParallelData:
 class ValidationData:
     """What to judge by on the way."""
 
-    validation: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = ()
+    validation: tuple[Path, ...] = ()
     """Tables of pairs to judge by, with the same columns. Default: one pair in twenty, 2000 at most, is held out."""
 
-    validation_source: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    validation_source: Path | None = None
     """The same as two aligned files."""
 
-    validation_target: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    validation_target: Path | None = None
     """The other of them."""
 
     def parallel(self, columns: str | None) -> ParallelData | None:
         """As :class:`ParallelData`, checked, or None.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         found = _Validation(self.validation_source, self.validation_target, self.validation, columns)
         return found.checked() if found.given() else None
@@ -105,7 +101,7 @@ class ValidationData:
 class _Validation(ParallelData):
     @property
     def names(self) -> Mapping[str, str]:
-        parts = {"source": "validation-source", "target": "validation-target"}
+        parts = {"source": "validation_source", "target": "validation_target"}
         return {**parts, "data": "validation", "columns": "columns"}
 
 
@@ -121,32 +117,32 @@ class TranslatorSettings:
     """Position method of the self-attention in encoder and decoder, or several joined by "+"; `whereformer positions`
     lists them."""
 
-    position_options: Annotated[str | None, tyro.conf.arg(metavar="JSON")] = None
+    position_options: str | None = None
     """The method's options as a JSON object, as '{"clip": 8}'; `whereformer positions` lists these too."""
 
     cross_position: str = "none"
     """Position method of the attention from target to source; papers have none."""
 
-    hidden_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    hidden_size: int | None = None
     """Width. Default: the preset's, as of the four below."""
 
-    num_heads: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    num_heads: int | None = None
     """Attention heads; they must divide the width."""
 
-    intermediate_size: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    intermediate_size: int | None = None
     """Width within the feed-forward layers."""
 
-    encoder_layers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    encoder_layers: int | None = None
     """Layers that read."""
 
-    decoder_layers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    decoder_layers: int | None = None
     """Layers that write."""
 
     norm: Literal["pre", "post"] = "pre"
     """Where layers normalise: their input (pre, which also trains without care) or their sum (post, as in the
     papers)."""
 
-    dropout: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    dropout: float | None = None
     """Dropout on embeddings and on what layers add. Default: 0.2 for small, 0.1 for base, 0.3 for big."""
 
     label_smoothing: float = 0.1
@@ -156,7 +152,7 @@ class TranslatorSettings:
         """As it is, with the options of the method written in one way, if it makes sense as far as that needs no model.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         check_range(self, dropout=(0, 0.9), label_smoothing=(0, 0.9))
         sizes = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
@@ -185,10 +181,10 @@ class TranslationTraining:
     accumulate: int = 1
     """So many batches make a step; for more tokens a step than memory has room for."""
 
-    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    steps: int | None = None
     """Training steps. Default: as --epochs says."""
 
-    epochs: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    epochs: float | None = None
     """How often the text is read. Default: 20."""
 
     learning_rate: float = 2e-3
@@ -200,7 +196,7 @@ class TranslationTraining:
     average: int = 5
     """The model is the mean of so many checkpoints, the last ones; 1 takes the last as it is."""
 
-    every: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    every: int | None = None
     """Steps between checkpoints, each with a held-out score. Default: a twentieth of the steps."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -213,21 +209,21 @@ class TranslationTraining:
         """As it is, with the default of --epochs, if it makes sense.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         # 4 tokens are two of text at least, its end, and one to spare.
         check_range(self, vocab_size=(300, MOST), max_length=(4, MOST), accumulate=(1, MOST), steps=(1, MOST))
         check_range(self, warmup=(0, MOST), average=(1, MOST), every=(1, MOST), seed=(0, 2**32 - 1))
         check_range(self, batch_tokens=(self.max_length, MOST))
         if not 0 < self.learning_rate < MOST:
-            raise InputError(f"--learning-rate: expected a positive number, got {self.learning_rate}")
+            raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")
         if self.steps is not None:
             if self.epochs is not None:
-                raise InputError("--epochs: either --steps or --epochs")
+                raise InputError("epochs", "either `steps` or `epochs`")
             return self
         epochs = 20.0 if self.epochs is None else self.epochs
         if not 0 < epochs < MOST:
-            raise InputError(f"--epochs: expected a positive number, got {epochs}")
+            raise InputError("epochs", f"expected a positive number, got {epochs}")
         return dataclasses.replace(self, epochs=epochs)
 
 
@@ -241,10 +237,10 @@ class Decoding:
     length_penalty: float = 0.6
     """A translation's log-probability is divided by its length to this power; more makes longer ones."""
 
-    batch_tokens: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    batch_tokens: int | None = None
     """Tokens of source lines that are translated at a time, padding included. Default: 512, on a GPU 8192."""
 
-    max_length: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
+    max_length: int | None = None
     """Most tokens of a line. Default: what the model was trained with. Relative position methods also take more."""
 
     truncate: bool = False
@@ -254,7 +250,7 @@ class Decoding:
         """As it is, if it makes sense.
 
         Raises:
-            InputError: naming the option.
+            InputError: naming the field.
         """
         check_range(self, beams=(1, 1000), batch_tokens=(1, MOST), max_length=(2, MOST), length_penalty=(-10, 10))
         return self

@@ -99,9 +99,10 @@ class Translator:
             return None
         first, more = long[0], f" (and {len(long) - 1} of the {len(lengths) - long[0] - 1} after it)"
         return first, InputError(
+            None,
             f"line {before + first + 1} has {int(lengths[first])} tokens, the model takes {self.limit}"
-            f"{more if len(long) > 1 else ''}; --truncate cuts such lines, --max-length takes longer ones where the "
-            "position method does"
+            f"{more if len(long) > 1 else ''}; `truncate` cuts such lines, `max_length` takes longer ones where the "
+            "position method does",
         )
 
     def _translate(self, lines: Sequence[Tensor], advance: Callable[[int], None]) -> list[str]:
@@ -143,7 +144,7 @@ class Translator:
         except PositionRangeError as error:
             trained = self.model.config.max_position_embeddings
             raise InputError(
-                f"--max-length: expected at most {trained}, what the model was trained with, got {self.limit}: {error}"
+                "max_length", f"expected at most {trained}, what the model was trained with, got {self.limit}: {error}"
             ) from None
         texts: list[str] = self.tokenizer.batch_decode(written, skip_special_tokens=True)
         # A line stays a line, whatever bytes the model has written.
@@ -188,15 +189,19 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
         if (folder / "model").is_dir():
             model = str(folder / "model")
         elif (folder / "settings.json").exists():
-            raise InputError(f"MODEL: the training in {model} is not finished; the command that began it continues it")
+            raise InputError(
+                "model", f"the training in {model} is not finished; the command that began it continues it"
+            )
     try:
         # Without the last, a folder that brings code of its own would have it run by who answers a question with yes,
         # and the answer is read from the standard input, as the lines are.
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         if not isinstance(config, Seq2SeqConfig):
-            raise InputError(f"MODEL: expected one that `whereformer translate train` made, got a {config.model_type}")
+            raise InputError(
+                "model", f"expected one that `whereformer translate train` made, got a {config.model_type}"
+            )
         if Path(model).is_dir() and not (Path(model) / "tokenizer.json").exists():
-            raise InputError(f"MODEL: {model} has no tokenizer.json")
+            raise InputError("model", f"{model} has no tokenizer.json")
         with quiet_transformers():
             found, report = Seq2SeqForConditionalGeneration.from_pretrained(
                 model, config=config, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
@@ -206,19 +211,19 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
         raise
     except Exception as error:
         # The libraries raise what they like for a broken file, Exception itself included.
-        raise InputError(f"MODEL: cannot read {model}: {error}") from None
+        raise InputError("model", f"cannot read {model}: {error}") from None
     if report["missing_keys"]:
-        raise InputError(f"MODEL: {model} lacks {min(report['missing_keys'])}")
+        raise InputError("model", f"{model} lacks {min(report['missing_keys'])}")
     if report["mismatched_keys"]:
         name, there, expected = min(report["mismatched_keys"])
-        raise InputError(f"MODEL: {name} of {model} is {tuple(there)}, its config.json makes it {tuple(expected)}")
+        raise InputError("model", f"{name} of {model} is {tuple(there)}, its config.json makes it {tuple(expected)}")
     special = tokenizer.convert_tokens_to_ids(list(subwords.SPECIAL_TOKENS))
     if special != [subwords.PAD, subwords.START, subwords.END] or len(tokenizer) > config.vocab_size:
-        raise InputError(f"MODEL: the tokenizer of {model} is another model's")
+        raise InputError("model", f"the tokenizer of {model} is another model's")
     return Translator(found.to(device).eval(), tokenizer, decoding)
 
 
-def lines_of(option: str, name: str, stream: BinaryIO) -> Iterator[str]:
+def lines_of(field: str, name: str, stream: BinaryIO) -> Iterator[str]:
     """The lines of a stream of UTF-8, without what ends them.
 
     Raises:
@@ -226,7 +231,7 @@ def lines_of(option: str, name: str, stream: BinaryIO) -> Iterator[str]:
     """
     for number, line in enumerate(stream):
         # An empty last line is one where a line feed ends it.
-        yield from split_lines(option, name, line, number)
+        yield from split_lines(field, name, line, number)
 
 
 def _read(lines: Iterator[str], count: int) -> tuple[list[str], InputError | None]:

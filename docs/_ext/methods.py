@@ -1,0 +1,243 @@
+"""What the pages of position methods take from the code: their options, what they can do, and a drawing.
+
+Directives, each with a method's name as its argument:
+
+- ``method-options``: a table of its options, with defaults (``describe``) and meanings (the class' docstring).
+- ``method-facts``: what a model with the method does, tried out.
+- ``method-drawing``: what position adds to the scores of each head.
+- ``method-table``, without an argument: all methods with their first lines.
+"""
+
+import inspect
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from docutils import nodes
+from docutils.statemachine import StringList
+from matplotlib.figure import Figure
+from sphinx.util.docutils import SphinxDirective
+
+from whereformer import Encoder, EncoderConfig, PositionRangeError, build_position, position_names
+from whereformer.positions import describe
+
+HEADS, LENGTH = 4, 64
+"""Of the models that are drawn; their tokens stand at 0 .. LENGTH - 1."""
+
+SHIFT = LENGTH // 2
+"""By how many tokens positions are moved, to see whether a method notices."""
+
+THEMES = {"light": ("#1f2328", "#d0d7de"), "dark": ("#d7dae0", "#454b54")}
+"""The colours of text and of lines, by the site's theme."""
+
+
+def encoder(name, length=LENGTH):
+    """One fresh layer with a method, in float64."""
+    torch.manual_seed(1)
+    config = EncoderConfig(
+        vocab_size=8,
+        hidden_size=64,
+        num_attention_heads=HEADS,
+        blocks="1",
+        position=name,
+        max_position_embeddings=LENGTH,
+        type_vocab_size=0,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        # So that what is drawn at random shows.
+        initializer_range=0.2,
+    )
+    return Encoder(config).double().eval(), torch.full((1, length), 5)
+
+
+@torch.no_grad()
+def scores(name):
+    """What each head's scores are where all tokens are the same, (heads, n, n), less each row's mean."""
+    model, words = encoder(name)
+    weights = model(words, output_attentions=True).attentions[0][0]
+    logs = weights.log()
+    return (logs - logs.mean(-1, keepdim=True)).numpy()
+
+
+@torch.no_grad()
+def curves(name):
+    """What a head adds at each offset, (heads, offsets), if the method has such a curve."""
+    position = encoder(name)[0].position
+    curve = position.curve(torch.arange(1 - LENGTH, LENGTH))
+    return None if curve is None else curve.double().numpy()
+
+
+@torch.no_grad()
+def facts(name):
+    """Rows of a table: what is asked, and the answer."""
+    sizes = {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "max_length": 512}
+    parameters = sum(parameter.numel() for parameter in build_position(name, **sizes).parameters())
+    model, words = encoder(name, 2 * LENGTH)
+    try:
+        model(words)
+        beyond = "accepted"
+    except PositionRangeError:
+        beyond = "refused with `PositionRangeError`"
+    first = torch.arange(1, SHIFT).unsqueeze(0)
+    model, words = encoder(name, SHIFT - 1)
+    here, there = (model(words, position_ids=at, output_attentions=True).attentions[0] for at in (first, first + SHIFT))
+    return [
+        ("Parameters at BERT-base's sizes (12 layers, 512 positions)", f"{parameters:,}"),
+        ("Positions from `max_length` on", beyond),
+        (
+            f"Attention when all positions move by {SHIFT}",
+            "stays the same" if torch.allclose(here, there, rtol=0, atol=1e-9) else "changes",
+        ),
+    ]
+
+
+def draw(name, folder):
+    """Write the drawing in the colours of both themes."""
+    matrix, curve = scores(name), curves(name)
+    offsets = np.arange(1 - LENGTH, LENGTH)
+    middle = LENGTH // 2
+    for theme, (ink, line) in THEMES.items():
+        style = {
+            "svg.hashsalt": "whereformer",
+            "font.size": 10,
+            "axes.edgecolor": line,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ink),
+        }
+        with mpl.rc_context(style):
+            figure = Figure(figsize=(8.4, 3.1), layout="constrained", facecolor="none")
+            left, right = figure.subplots(1, 2, width_ratios=(1.55, 1))
+            left.set_facecolor("none")
+            left.axvline(0, color=line, linewidth=0.8)
+            for head in range(HEADS):
+                if curve is None:
+                    left.plot(np.arange(LENGTH) - middle, matrix[head, middle], label=f"head {head + 1}")
+                else:
+                    left.plot(offsets, curve[head], label=f"head {head + 1}")
+            left.set_xlabel("offset = key position - query position, in tokens")
+            left.set_ylabel("added to the score")
+            left.legend(
+                frameon=False, fontsize=8, ncols=4, labelcolor=ink, loc="lower center", bbox_to_anchor=(0.5, 1.0)
+            )
+            largest = max(np.abs(matrix[0]).max(), 1e-12)
+            image = right.imshow(matrix[0], cmap="RdBu_r", vmin=-largest, vmax=largest, interpolation="nearest")
+            right.set_xlabel("key position")
+            right.set_ylabel("query position")
+            right.set_title("scores of head 1", fontsize=10)
+            bar = figure.colorbar(image, ax=right, shrink=0.8)
+            bar.outline.set_visible(False)
+            figure.savefig(folder / f"{name}-{theme}.svg", transparent=True, metadata={"Date": None})
+
+
+def meanings(name):
+    """What each option means: the entries of "Args" in the class' docstring."""
+    import whereformer.positions as positions
+
+    entry = positions.METHODS[name]
+    if isinstance(entry, str):
+        build_position(name, hidden_size=8, num_heads=2)  # imports it
+        module, _, attribute = entry.partition(":")
+        entry = getattr(getattr(positions, module), attribute)
+    found, current = {}, None
+    inside = False
+    for line in (inspect.getdoc(entry) or "").splitlines():
+        if re.match(r"\S", line):
+            inside = line == "Args:"
+        elif inside and (begins := re.match(r" {4}(\w+): (.*)", line)):
+            current = begins[1]
+            found[current] = begins[2]
+        elif inside and current and line.strip():
+            found[current] += " " + line.strip()
+    return found
+
+
+def as_table(header, rows):
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
+
+
+class MethodDirective(SphinxDirective):
+    """What the three have in common: the name of a method, and Markdown for an answer."""
+
+    required_arguments = 1
+
+    def parsed(self, lines):
+        """The nodes of some lines of Markdown."""
+        container = nodes.container()
+        self.state.nested_parse(StringList(lines, source=self.env.docname), self.content_offset, container)
+        return container.children
+
+    def run(self):
+        name = self.arguments[0]
+        self.env.note_dependency(inspect.getsourcefile(describe))
+        return self.parsed(self.lines(name))
+
+
+class MethodOptions(MethodDirective):
+    """A table of a method's options."""
+
+    def lines(self, name):
+        options, meaning = describe(name)[1], meanings(name)
+        if not options:
+            return ["This method has no options."]
+        missing = options.keys() - meaning.keys()
+        if missing:
+            raise self.error(f"{name}: {', '.join(sorted(missing))} not documented in the class' docstring")
+        rows = [[f"`{option}`", f"`{options[option]!r}`", meaning[option]] for option in meaning if option in options]
+        return as_table(["Option", "Default", "Meaning"], rows)
+
+
+class MethodFacts(MethodDirective):
+    """A table of what the method does when it is tried."""
+
+    def lines(self, name):
+        return as_table(["Measured when this page was built", ""], [list(row) for row in facts(name)])
+
+
+class MethodDrawing(MethodDirective):
+    """The drawing, for both themes."""
+
+    def lines(self, name):
+        folder = Path(self.env.srcdir) / "_generated"
+        folder.mkdir(exist_ok=True)
+        draw(name, folder)
+        if describe(name) and curves(name) is None:
+            what = (
+                f"One fresh layer, the same token everywhere: the scores of the query at {LENGTH // 2} against offset"
+            )
+        else:
+            what = "`position.curve(offsets)` of a freshly drawn layer"
+        caption = f"{what} (left), and the scores of one head less the mean of their row (right)."
+        lines = []
+        for theme in THEMES:
+            lines += [
+                f":::{{image}} /_generated/{name}-{theme}.svg",
+                f":alt: What {name} adds to the scores of each head, over offsets and as a matrix",
+                f":class: only-{theme} drawing",
+                ":::",
+            ]
+        return [*lines, "", "{.caption}", caption]
+
+
+class MethodTable(MethodDirective):
+    """All methods with what they do."""
+
+    required_arguments = 0
+
+    def run(self):
+        names = [name for name in position_names() if name != "none"]
+        rows = [[f"[`{name}`](/methods/{name}.md)", describe(name)[0].replace("`", "")] for name in names]
+        return self.parsed(as_table(["Method", "What it does"], rows))
+
+
+def setup(app):
+    """Register the directives."""
+    app.add_directive("method-options", MethodOptions)
+    app.add_directive("method-facts", MethodFacts)
+    app.add_directive("method-drawing", MethodDrawing)
+    app.add_directive("method-table", MethodTable)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

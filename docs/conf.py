@@ -1,0 +1,59 @@
+"""The site: Sphinx with MyST (Markdown) pages and the furo theme. `make docs` builds it; docs/README.md says why so."""
+
+import sys
+from pathlib import Path
+
+import whereformer
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "whereformer"
+author = "The whereformer authors"
+release = version = whereformer.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "docstrings",
+    "formulas",
+    "methods",
+    "source",
+]
+exclude_patterns = ["_build", "README.md"]
+
+html_theme = "furo"
+html_title = "whereformer"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_math_renderer = "svg"
+
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+# Types are in the signatures; docstrings give shapes and units.
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+autodoc_preserve_defaults = True
+autodoc_use_legacy_class_based = False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+add_module_names = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
+
+# A role that names nothing is an error. Types in signatures are of other libraries, whose pages are not at hand.
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!whereformer\b).*"),
+    # Types in signatures that are no public names.
+    ("py:class", r"whereformer\.(models\.\w+|kernels\.terms)\.\w+"),
+]
+copybutton_exclude = ".linenos, .gp"
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True

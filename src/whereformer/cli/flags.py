@@ -1,0 +1,133 @@
+"""How fields of dataclasses look on the command line: in --help, and in errors."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+from pathlib import Path
+from textwrap import dedent
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+
+from ..errors import InputError
+
+PACKAGE = __name__.partition(".")[0]
+FILES = ("hypotheses", "input", "output", "pairs", "references", "source", "target", "train", "translations")
+METAVARS = {
+    **dict.fromkeys((*FILES, "validation", "validation_source", "validation_target"), "FILE"),
+    **dict.fromkeys(("backends", "dtypes"), "A,B"),
+    **dict.fromkeys(("scores", "task", "terms"), "A,B,C"),
+    **dict.fromkeys(("blocks", "decoder_layers"), "LAYERS"),
+    **dict.fromkeys(("kernels", "lengths", "words"), "N,N"),
+    **dict.fromkeys(("position", "cross_position"), "METHOD"),
+    "column": "NAME",
+    "columns": "FROM,TO",
+    "data": "PATH",
+    "label": "COLUMN",
+    "model": "PATH_OR_ID",
+    "position_options": "JSON",
+    "positions": "A,B,C+D",
+    "text": "COLUMN[,COLUMN]",
+    "tokenizer": "PATH_OR_ID",
+}
+"""What stands for the value of a flag, by the field's name, where its type is a text or a path."""
+
+SHOWN = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
+"""The same by type."""
+
+
+def registry() -> ConstructorRegistry:
+    """What tyro has to know to show dataclasses that know nothing of tyro."""
+    found = ConstructorRegistry()
+    found.struct_rule(_dataclass_rule)
+    return found
+
+
+def in_flags(error: InputError, command: Any) -> str:
+    """An error as a command's user reads it: with flags where Python says names of arguments."""
+    flags = flags_of(command)
+    reason = _replace_names(error.reason, flags)
+    return reason if error.field is None else f"{flags.get(error.field, flag(error.field))}: {reason}"
+
+
+def flags_of(command: Any) -> dict[str, str]:
+    """A command's flags by the names of its fields; its ``FLAGS`` are those that a field's name does not tell."""
+    flags: dict[str, str] = {}
+    for field in dataclasses.fields(command):
+        value = getattr(command, field.name)
+        flags |= flags_of(value) if dataclasses.is_dataclass(value) else {field.name: flag(field.name)}
+    return flags | getattr(command, "FLAGS", {})
+
+
+def flag(name: str) -> str:
+    """The flag of a field: ``--max-length`` of ``max_length``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _replace_names(text: str, flags: dict[str, str]) -> str:
+    """A text with flags in place of names between backquotes."""
+    return re.sub("``?([a-z_]+)``?", lambda found: flags.get(found[1], found[0]), text)
+
+
+def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """A dataclass as tyro's own rule has it, but for the help and the metavars."""
+    if not dataclasses.is_dataclass(info.type) or info.type.__module__.partition(".")[0] != PACKAGE:
+        return None  # tyro has dataclasses of its own
+    hints, documentation = get_type_hints(info.type, include_extras=True), _documentation(info.type)
+    flags = {name: flag(name) for name in hints} | getattr(info.type, "FLAGS", {})
+    return StructConstructorSpec(
+        info.type,
+        tuple(
+            StructFieldSpec(
+                field.name,
+                _with_looks(hints[field.name], field.name, _default(field)),
+                _default(field),
+                # Without any, tyro takes a group's from its class.
+                _replace_names(documentation[field.name], flags) if field.name in documentation else None,
+            )
+            for field in dataclasses.fields(info.type)
+        ),
+    )
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return tyro.MISSING_NONPROP if field.default is dataclasses.MISSING else field.default
+
+
+def _with_looks(hint: Any, name: str, default: Any) -> Any:
+    """A field's type, with what --help shows for its value and its default; what the type says itself goes first."""
+    inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    # The help of a field says what it means to leave it out.
+    note = "" if default in (None, ()) or isinstance(default, bool) else None
+    return Annotated[(inner, tyro.conf.arg(metavar=_metavar(inner, name), help_behavior_hint=note), *said)]
+
+
+def _metavar(kind: Any, name: str) -> str | None:
+    kinds = [part for part in get_args(kind) if part not in (type(None), Ellipsis)]
+    if get_origin(kind) is tuple:
+        shown = _metavar(kinds[0], name)
+        return f"{shown} [{shown} ...]"
+    if len(kinds) == 1:
+        return _metavar(kinds[0], name)
+    by_name = METAVARS.get(name) if kind in (str, Path) else None
+    return by_name or SHOWN.get(kind)
+
+
+def _documentation(kind: type) -> dict[str, str]:
+    """What is written below each field of a dataclass, as one line."""
+    found = {}
+    for base in reversed(kind.__mro__[:-1]):
+        tree = ast.parse(dedent(inspect.getsource(base))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in itertools.pairwise(tree.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return found

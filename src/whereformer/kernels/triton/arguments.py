@@ -1,0 +1,362 @@
+"""What the kernels are given: tensors with their strides, and numbers, in named tuples that Triton takes as arguments.
+
+A field that is None, or a constant of the compiler (``tl.constexpr``), is compiled into the kernel. Each tuple holds
+either tuples or values, never both: Triton 3.6 forgets constants in a tuple that has values beside it.
+
+Scores are in units of log2 in all kernels, so the table of numbers and the products with a table of keys are multiplied
+by log2(e) here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .. import tuning
+from ..problem import LOG2E, Problem
+from .blocks import LARGEST_BLOCK, padded
+
+
+class RowMatrix(NamedTuple):
+    """A (batch, heads, n, width) tensor with a contiguous last axis.
+
+    ``data`` is None where a call has no such tensor.
+    """
+
+    data: Any
+    batch: Any  # the strides of the axes
+    head: Any
+    row: Any
+    width: Any  # a constant of the compiler
+    padded: Any  # the width of its tiles, a power of two: also a constant
+
+
+class PairMatrix(NamedTuple):
+    """A (batch, heads, n_q, n_k) tensor, or None as ``data``."""
+
+    data: Any
+    batch: Any  # the strides of the axes
+    head: Any
+    row: Any
+    column: Any
+
+
+class Inputs(NamedTuple):
+    """What is multiplied; ``query`` and ``key``, or both factors, may be without data."""
+
+    query: RowMatrix
+    key: RowMatrix
+    value: RowMatrix
+    query_factors: RowMatrix
+    key_factors: RowMatrix
+
+
+class BiasTable(NamedTuple):
+    """A table of numbers over offsets, times log2(e): (heads, row), or None as ``data``.
+
+    It is padded with its end values, so that no tile INSIDE reads beyond it.
+    """
+
+    data: Any
+    row: Any  # the columns, padding included
+    shift: Any  # the offset of the first column, padding included
+    first: Any  # the offset of the first column that is no padding
+    length: Any  # how many columns are no padding
+
+
+class VectorTable(NamedTuple):
+    """A table of vectors over offsets, as its products with the rows that it meets: (batch, heads, n_q, length)."""
+
+    products: Any  # None in kernels that do not read them
+    first: Any  # the offset of the first column; None where a call has no such table
+    length: Any
+
+
+class Scale(NamedTuple):
+    """The factor on products of queries and keys."""
+
+    natural: Any
+    log2: Any  # times log2(e)
+
+
+class Span(NamedTuple):
+    """The offsets between which some table is not constant; None where there is no table."""
+
+    first: Any
+    last: Any
+
+
+class Terms(NamedTuple):
+    """What makes scores out of inputs; scores are in units of log2."""
+
+    scale: Scale
+    span: Span
+    bias: BiasTable
+    key_table: VectorTable  # products of the queries with it, times scale * log2(e)
+    value_table: VectorTable  # products of the output's gradient with it
+    dense: PairMatrix  # in natural units
+
+
+class Pairs(NamedTuple):
+    """Which queries meet which keys, at which offset, and which weights drop."""
+
+    n_q: Any
+    n_k: Any
+    heads: Any
+    causal: Any  # a constant of the compiler
+    start: Any  # the offset of the first key and the first query; 0 where positions are explicit
+    query_stride: Any  # the strides are constants of the compiler
+    key_stride: Any
+    query_positions: Any  # None where positions are affine
+    query_positions_batch: Any
+    key_positions: Any
+    key_positions_batch: Any
+    key_ranks: Any  # how many earlier keys of the same block have the same position
+    key_mask: Any
+    key_end: Any  # for each row of the batch, one more than the last key that may be attended
+    query_documents: Any
+    key_documents: Any
+    dropout_keys: Any
+    dropout_threshold: Any
+    dropout_scale: Any
+
+
+class Norm(NamedTuple):
+    """What makes a row's scores its weights, ``exp2(scores - shift - log_sum)``; each (batch, heads, n_q).
+
+    ``log_sum`` is None where ``shift`` holds the sum of both: one number fewer in memory and registers. It is kept
+    apart where terms may add large numbers, beside which it would be rounded away.
+    """
+
+    shift: Any  # inf in rows that may attend nothing
+    log_sum: Any
+    delta: Any  # what softmax's gradient subtracts in each row; None in the forward
+
+
+class Known(NamedTuple):
+    """What the kernels of gradients know of each query."""
+
+    d_out: RowMatrix
+    norm: Norm
+
+
+class TableSums(NamedTuple):
+    """Sums over the keys of each query that gradients of tables are made of; None for those that are not needed."""
+
+    bias_ends: Any  # (2, batch, heads, n_q): what lies at or beyond the ends of the bias
+    bias_rows: Any  # (batch, heads, n_q, length), with explicit positions: one sum for each row and offset
+    key_table_rows: Any  # likewise, with all positions
+    at_offset: Any  # likewise: the weights that meet each vector of the value table
+
+
+class QueryGradients(NamedTuple):
+    """Where the sums over keys go."""
+
+    query: RowMatrix
+    factors: RowMatrix
+    tables: TableSums
+
+
+class KeyGradients(NamedTuple):
+    """Where the sums over queries go."""
+
+    key: RowMatrix
+    value: RowMatrix
+    factors: RowMatrix
+
+
+def constant(number: int | bool) -> Any:
+    """A number that the kernels are compiled for."""
+    # Not at the top, because Triton does not come with every build of torch.
+    import triton.language as tl
+
+    return tl.constexpr(number)
+
+
+def row_matrix(tensor: Tensor | None, batch: int = 0) -> RowMatrix:
+    """A tensor as the kernels take it; where it has one row for the whole ``batch``, all read that."""
+    if tensor is None:
+        return RowMatrix(None, 0, 0, 0, constant(16), constant(16))
+    if tensor.stride(3) != 1 and tensor.shape[3] != 1:
+        tensor = tensor.contiguous()
+    across = 0 if tensor.shape[0] == 1 and batch > 1 else tensor.stride(0)
+    width = tensor.shape[3]
+    return RowMatrix(tensor, across, tensor.stride(1), tensor.stride(2), constant(width), constant(padded(width)))
+
+
+def pair_matrix(tensor: Tensor | None, batch: int) -> PairMatrix:
+    """The same for a tensor with a number for each pair."""
+    if tensor is None:
+        return PairMatrix(None, 0, 0, 0, 0)
+    across = 0 if tensor.shape[0] == 1 and batch > 1 else tensor.stride(0)
+    return PairMatrix(tensor, across, *tensor.stride()[1:])
+
+
+def inputs_of(problem: Problem) -> Inputs:
+    """What the problem multiplies."""
+    batch = problem.value.shape[0]
+    return Inputs(
+        row_matrix(problem.query),
+        row_matrix(problem.key),
+        row_matrix(problem.value),
+        row_matrix(problem.query_factors, batch),
+        row_matrix(problem.key_factors, batch),
+    )
+
+
+def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
+    """A contiguous (1 or 2, batch, heads, n_q) tensor as the kernels take it."""
+    return Norm(norm[0], norm[1] if len(norm) > 1 else None, delta)
+
+
+def pairs_of(problem: Problem, dropout_keys: Tensor | None) -> Pairs:
+    """Which queries meet which keys, as the kernels take it; ``dropout_keys`` are of the problem's rows."""
+    n_q, n_k = problem.n_q, problem.value.shape[2]
+    key_mask = problem.key_mask
+    key_end = ranks = query_documents = key_documents = None
+    query_positions, key_positions = problem.query_positions, problem.key_positions
+    if key_mask is not None:
+        numbers = torch.arange(1, n_k + 1, dtype=torch.int32, device=key_mask.device)
+        key_end = (key_mask * numbers).amax(1)
+        key_mask = key_mask.contiguous().view(torch.uint8)
+    if problem.query_documents is not None and problem.key_documents is not None:
+        query_documents, key_documents = _same_dtype(problem.query_documents, problem.key_documents)
+    across = [0, 0]
+    if query_positions is not None and key_positions is not None:
+        query_positions, key_positions = _same_dtype(query_positions, key_positions)
+        across = [
+            positions.shape[-1] if positions.dim() == 2 and positions.shape[0] > 1 else 0
+            for positions in (query_positions, key_positions)
+        ]
+        ranks = _ranks(key_positions)
+    query_start, query_stride, key_start, key_stride = problem.affine
+    return Pairs(
+        n_q=n_q,
+        n_k=n_k,
+        heads=problem.value.shape[1],
+        causal=constant(problem.causal),
+        start=key_start - query_start,
+        query_stride=constant(query_stride),
+        key_stride=constant(key_stride),
+        query_positions=query_positions,
+        query_positions_batch=across[0],
+        key_positions=key_positions,
+        key_positions_batch=across[1],
+        key_ranks=ranks,
+        key_mask=key_mask,
+        key_end=key_end,
+        query_documents=query_documents,
+        key_documents=key_documents,
+        dropout_keys=dropout_keys,
+        dropout_threshold=int(problem.dropout_p * 2**32),
+        dropout_scale=1.0 / (1.0 - problem.dropout_p),
+    )
+
+
+def _same_dtype(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors of ids or positions in one type that kernels can load and compare."""
+    dtype = torch.promote_types(first.dtype, second.dtype)
+    if dtype in (torch.float16, torch.bfloat16):
+        dtype = torch.float32
+    elif not dtype.is_floating_point:
+        dtype = torch.int64
+    return first.to(dtype).contiguous(), second.to(dtype).contiguous()
+
+
+def _ranks(positions: Tensor) -> Tensor:
+    """How many earlier keys of the same block of keys have the same position, int32 in the shape of ``positions``."""
+    length = positions.shape[-1]
+    short = functional.pad(positions, (0, -length % LARGEST_BLOCK)).unflatten(-1, (-1, LARGEST_BLOCK))
+    same = short.unsqueeze(-1) == short.unsqueeze(-2)
+    return same.tril(-1).sum(-1, dtype=torch.int32).flatten(-2)[..., :length].contiguous()
+
+
+def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
+    """What makes the problem's scores; with the output's gradient for the kernels of gradients."""
+    tables = (problem.bias, problem.keys, problem.values)
+    spans = [
+        (first, first + table.shape[1] - 1)
+        for first, table in zip(problem.first, tables, strict=True)
+        if table is not None
+    ]
+    first = last = None
+    if spans:
+        first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+    key_products = value_products = None
+    if problem.keys is not None and problem.query is not None:
+        key_products = (problem.query.float() @ (problem.keys * (problem.scale * LOG2E)).mT).contiguous()
+    if problem.values is not None and d_out is not None:
+        value_products = (d_out.float() @ problem.values.mT).contiguous()
+    return Terms(
+        scale=Scale(problem.scale, problem.scale * LOG2E),
+        span=Span(first, last),
+        bias=_bias_table(problem, first, last),
+        key_table=_vector_table(key_products, problem.keys, problem.first[1]),
+        value_table=_vector_table(value_products, problem.values, problem.first[2]),
+        dense=pair_matrix(problem.dense, problem.value.shape[0]),
+    )
+
+
+def _bias_table(problem: Problem, first: int | None, last: int | None) -> BiasTable:
+    """The table of numbers; ``first`` and ``last`` are the offsets between which any table is not constant."""
+    bias, shift = problem.bias, problem.first[0]
+    if bias is None:
+        return BiasTable(None, None, None, None, None)
+    length = bias.shape[1]
+    # The lowest of numbers, which masks often hold, is to stay finite: -inf alone forbids a pair.
+    lowest = torch.finfo(bias.dtype).min / 4
+    bias = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest)) * LOG2E
+    if first is not None and last is not None and problem.query_positions is None:
+        # A tile that is not wholly beyond the ends of all tables reads at most its own extent beyond them.
+        extent = LARGEST_BLOCK * (problem.affine[1] + problem.affine[3])
+        before = shift - first + extent
+        after = last - (shift + length - 1) + extent
+        bias = functional.pad(bias, (before, after), mode="replicate")
+        shift -= before
+    return BiasTable(bias.contiguous(), bias.shape[1], shift, problem.first[0], length)
+
+
+def _vector_table(products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:
+    return VectorTable(None, None, None) if table is None else VectorTable(products, first, table.shape[1])
+
+
+def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
+    """The problem in runs of queries few enough for their products with tables of vectors; mostly one run."""
+    lengths = [table.shape[1] for table in (problem.keys, problem.values) if table is not None]
+    if problem.query_positions is not None and problem.bias is not None:
+        lengths.append(problem.bias.shape[1])  # its gradient is then summed by rows, too
+    longest, n_q = max(lengths, default=1), problem.n_q
+    room = n_q * tuning.ROW_TABLE_NUMBERS
+    size = n_q if n_q * longest <= room else max(tuning.FEWEST_TABLE_ROWS, room // longest)
+    if size >= n_q:
+        yield problem, slice(0, n_q)
+        return
+    for first in range(0, n_q, size):
+        rows = slice(first, min(first + size, n_q))
+        start, stride, *of_keys = problem.affine
+        yield (
+            replace(
+                problem,
+                query=None if problem.query is None else problem.query[:, :, rows],
+                query_factors=None if problem.query_factors is None else problem.query_factors[:, :, rows],
+                dense=None if problem.dense is None else problem.dense[:, :, rows],
+                query_positions=None if problem.query_positions is None else problem.query_positions[..., rows],
+                query_documents=None if problem.query_documents is None else problem.query_documents[:, rows],
+                affine=(start + first * stride, stride, *of_keys),
+                n_q=rows.stop - first,
+            ),
+            rows,
+        )
+
+
+def dropout_keys_of(problem: Problem) -> Tensor | None:
+    """Dropout's keys of all rows, in the 32 bits that the kernels take."""
+    keys = problem.dropout_keys
+    if keys is None:
+        return None
+    return torch.where(keys >= 2**31, keys - 2**32, keys).to(torch.int32)  # the same 32 bits

@@ -1,0 +1,275 @@
+"""The launches of the kernels of gradients, and what torch makes of their sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..problem import GRADIENTS, Problem
+from .arguments import (
+    Inputs,
+    KeyGradients,
+    Known,
+    Pairs,
+    QueryGradients,
+    TableSums,
+    Terms,
+    dropout_keys_of,
+    inputs_of,
+    norm_of,
+    pair_matrix,
+    pairs_of,
+    parts_of,
+    row_matrix,
+    terms_of,
+)
+from .blocks import blocks_of, cdiv
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some queries of a problem, with the arguments that all kernels of gradients begin with."""
+
+    problem: Problem
+    rows: slice
+    d_out: Tensor
+    inputs: Inputs
+    known: Known
+    terms: Terms
+    pairs: Pairs
+
+
+class Backward:
+    """One backward pass: fills ``gradients``, those of ``GRADIENTS`` that are needed, by name."""
+
+    def __init__(
+        self, problem: Problem, d_out: Tensor, out: Tensor, norm: Tensor, gradients: dict[str, Tensor]
+    ) -> None:
+        self.problem, self.gradients, self.norm = problem, gradients, norm
+        self.batch, self.heads = problem.value.shape[:2]
+        self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
+        self.dropout_keys = dropout_keys_of(problem)
+        self.delta = self._row_products(out)
+        self.parts = list(parts_of(problem))
+        self.sums = {name: self._place(name) for name in GRADIENTS if name != "dense"}
+
+    def needs(self, *names: str) -> bool:
+        """Whether any of these gradients is needed."""
+        return any(name in self.gradients for name in names)
+
+    def _place(self, name: str) -> Tensor | None:
+        """Where a gradient is summed up: in itself, or in float32 where more is to be added to it."""
+        tensor: Tensor | None = getattr(self.problem, name)
+        if tensor is None:
+            return None
+        if name in ("bias", "keys", "values"):
+            return torch.zeros_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
+        of_keys = name in ("key", "value", "key_factors")
+        in_float = name.endswith("factors") or (name == "query" and self.problem.keys is not None)
+        if in_float or (of_keys and len(self.parts) > 1):
+            return tensor.new_zeros(self.batch, self.heads, *tensor.shape[2:], dtype=torch.float32)
+        gradient = self.gradients.get(name)
+        return (
+            gradient
+            if gradient is not None and gradient.stride(3) == 1
+            else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        )
+
+    def run(self) -> None:
+        for problem, rows in self.parts:
+            part = self._part(problem, rows)
+            if self.needs("query", "query_factors", "bias", "keys", "values"):
+                self._query_gradients(part)
+            if self.needs("key", "value", "key_factors"):
+                self._key_gradients(part)
+            if self.needs("bias") and problem.query_positions is None:
+                self._diagonal_gradients(part)
+            if self.needs("dense"):
+                self._dense_gradients(part)
+        for name, found in self.sums.items():
+            gradient = self.gradients.get(name)
+            if gradient is not None and found is not None and found is not gradient:
+                shared = found.shape[0] != gradient.shape[0]  # by all rows of the batch
+                gradient.copy_(found.sum(0, keepdim=True) if shared else found)
+
+    def _part(self, problem: Problem, rows: slice) -> _Part:
+        d_out = self.d_out[:, :, rows]
+        norm = norm_of(self.norm[..., rows].contiguous(), self.delta[:, :, rows].contiguous())
+        dropout_keys = None if self.dropout_keys is None else self.dropout_keys[:, :, rows].contiguous()
+        return _Part(
+            problem,
+            rows,
+            d_out,
+            inputs_of(problem),
+            Known(row_matrix(d_out), norm),
+            terms_of(problem, d_out),
+            pairs_of(problem, dropout_keys),
+        )
+
+    def _row_products(self, out: Tensor) -> Tensor:
+        # Not at the top, here and below, because it imports Triton.
+        from .jit.gradients import row_products
+
+        delta = torch.empty_like(self.norm[0], memory_format=torch.contiguous_format)
+        size = 64
+        row_products[(self.batch * self.heads * cdiv(self.problem.n_q, size),)](
+            row_matrix(out),
+            row_matrix(self.d_out),
+            delta,
+            pairs_of(replace(self.problem, key_mask=None, query_positions=None, query_documents=None), None),
+            BLOCK_M=size,
+        )
+        return delta
+
+    def _query_gradients(self, part: _Part) -> None:
+        """All gradients that are sums over keys, and what follows from them."""
+        from .jit.query_gradients import query_gradients
+
+        problem, rows, d_out = part.problem, part.rows, part.d_out
+        blocks = blocks_of("query", problem)
+        of_rows = (self.batch, self.heads, problem.n_q)
+
+        def by_row(table: Tensor | None) -> Tensor | None:
+            return None if table is None else d_out.new_zeros(*of_rows, table.shape[1], dtype=torch.float32)
+
+        explicit = problem.query_positions is not None
+        d_bias_ends = d_out.new_empty(2, *of_rows, dtype=torch.float32) if self.needs("bias") else None
+        d_bias_rows = by_row(problem.bias) if explicit and self.needs("bias") else None
+        d_keys_rows = by_row(problem.keys) if self.needs("keys", "query") else None
+        at_offset = by_row(problem.values) if self.needs("values") else None
+        d_query, d_factors = self.sums["query"], self.sums["query_factors"]
+        query_gradients[(self.batch * self.heads * cdiv(problem.n_q, blocks.rows),)](
+            part.inputs,
+            part.known,
+            QueryGradients(
+                query=row_matrix(None if d_query is None else d_query[:, :, rows]),
+                factors=row_matrix(None if d_factors is None else d_factors[:, :, rows]),
+                tables=TableSums(d_bias_ends, d_bias_rows, d_keys_rows, at_offset),
+            ),
+            part.terms,
+            part.pairs,
+            **blocks.launch,
+        )
+        d_bias, d_keys, d_values = self.sums["bias"], self.sums["keys"], self.sums["values"]
+        if d_bias is not None and d_bias_ends is not None:
+            if d_bias_rows is not None:
+                d_bias += d_bias_rows.sum((0, 2))
+            ends = d_bias_ends.sum((1, 3))
+            d_bias[:, 0] += ends[0]
+            d_bias[:, -1] += ends[1]
+        if d_keys_rows is not None and d_keys is not None and problem.keys is not None and problem.query is not None:
+            if d_query is not None:
+                d_query[:, :, rows] += d_keys_rows @ (problem.keys * problem.scale)
+            d_keys += _fold(d_keys_rows.mT @ (problem.query.float() * problem.scale), d_keys)
+        if at_offset is not None and d_values is not None:
+            d_values += _fold(at_offset.mT @ d_out.float(), d_values)
+
+    def _key_gradients(self, part: _Part) -> None:
+        """All gradients that are sums over queries."""
+        from .jit.key_gradients import key_gradients
+
+        blocks = blocks_of("key", part.problem)
+        key_gradients[(self.batch * self.heads * cdiv(part.problem.n_k, blocks.keys),)](
+            part.inputs,
+            part.known,
+            KeyGradients(*(row_matrix(self.sums[name]) for name in ("key", "value", "key_factors"))),
+            part.terms,
+            part.pairs,
+            ADD=len(self.parts) > 1,
+            **blocks.launch,
+        )
+
+    def _diagonal_gradients(self, part: _Part) -> None:
+        """The bias's gradient between its ends, for affine positions."""
+        from .jit.tile_gradients import diagonal_gradients, sum_diagonals
+
+        problem, pairs, d_out = part.problem, part.pairs, part.d_out
+        d_bias = self.sums["bias"]
+        assert d_bias is not None
+        blocks = blocks_of("tile", problem)
+        size, length, first = blocks.rows, d_bias.shape[1], problem.first[0]
+        query_start, query_stride, key_start, key_stride = problem.affine
+        start = key_start - query_start
+        divisor = math.gcd(query_stride, key_stride)
+        row_blocks, key_blocks = cdiv(problem.n_q, size), cdiv(problem.n_k, size)
+        # Diagonals of tiles that read a column between the first and the last, out of those that there are.
+        low, high = first + 1 - start, first + length - 2 - start
+        if problem.causal:
+            high = min(high, -start)
+        step = size * divisor
+        first_diagonal = max(cdiv(low - key_stride * (size - 1), step), -(query_stride // divisor) * (row_blocks - 1))
+        last_diagonal = min((high + query_stride * (size - 1)) // step, key_stride // divisor * (key_blocks - 1))
+        diagonals = last_diagonal - first_diagonal + 1
+        if low > high or diagonals < 1:
+            return
+        splits = _splits(d_out.device, self.heads * diagonals, self.batch * min(row_blocks, key_blocks))
+        sums = d_out.new_empty(self.heads, diagonals, splits, size, size, dtype=torch.float32)
+        diagonal_gradients[(self.heads * diagonals * splits,)](
+            part.inputs,
+            part.known,
+            sums,
+            part.terms,
+            pairs,
+            self.batch,
+            first_diagonal,
+            diagonals,
+            splits,
+            ROW_STEP=key_stride // divisor,
+            KEY_STEP=query_stride // divisor,
+            BLOCK=size,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+        between = torch.zeros_like(d_bias)
+        columns = 32
+        sum_diagonals[(self.heads * cdiv(length, columns),)](
+            sums,
+            between,
+            first,
+            length,
+            start + first_diagonal * step,
+            step,
+            diagonals,
+            splits,
+            pairs.query_stride,
+            pairs.key_stride,
+            BLOCK=size,
+            BLOCK_T=columns,
+        )
+        d_bias += between
+
+    def _dense_gradients(self, part: _Part) -> None:
+        """The gradient of numbers for each pair."""
+        from .jit.tile_gradients import dense_gradients
+
+        blocks = blocks_of("tile", part.problem)
+        size = blocks.rows
+        gradient = self.gradients["dense"][:, :, part.rows]
+        tiles = cdiv(part.problem.n_q, size) * cdiv(part.problem.n_k, size)
+        dense_gradients[(gradient.shape[0] * self.heads * tiles,)](
+            part.inputs,
+            part.known,
+            pair_matrix(gradient, gradient.shape[0]),
+            part.terms,
+            part.pairs,
+            self.batch // gradient.shape[0],
+            BLOCK=size,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+
+
+def _fold(found: Tensor, table: Tensor) -> Tensor:
+    """A gradient for every row of the batch and head, summed to the shape of ``table``."""
+    return found.sum(0) if table.shape[0] == found.shape[1] else found.sum((0, 1)).unsqueeze(0)
+
+
+def _splits(device: torch.device, programs: int, steps: int) -> int:
+    """Into how many shares of ``steps`` to divide each of few programs, so that a GPU is busy."""
+    if device.type != "cuda":
+        return min(2, steps)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(cdiv(4 * processors, programs), cdiv(steps, 4)))

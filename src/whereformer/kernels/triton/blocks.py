@@ -1,0 +1,90 @@
+"""The sizes of the kernels' tiles.
+
+They are fixed, not tuned at run time, because sums depend on the size of tiles, and results must not depend on which
+size was faster. All fit into the 99 KiB of shared memory of the smallest GPUs of compute capability 8, and into
+registers: what is more than a bias or a mask takes many of those for indices, so _RICH calls have smaller tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..problem import Problem
+from .available import interpreted
+
+LARGEST_BLOCK = 128
+"""Queries or keys in a tile, at most."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The size of a kernel's tiles, and how a GPU is to run it."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+    @property
+    def launch(self) -> dict[str, int]:
+        return {"BLOCK_M": self.rows, "BLOCK_N": self.keys, "num_warps": self.warps, "num_stages": self.stages}
+
+
+# By kernel and by the padded width of a head: up to 64, 128, 256.
+_PLAIN = {
+    "forward": (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
+    "query": (Blocks(128, 32, 8, 3), Blocks(64, 32, 4, 3), Blocks(32, 32, 4, 2)),
+    "key": (Blocks(32, 128, 8, 3), Blocks(32, 64, 4, 3), Blocks(32, 32, 4, 2)),
+    "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1), Blocks(32, 32, 4, 1)),
+}
+_RICH = {
+    "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
+    "query": (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1)),
+    "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
+    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+}
+_FLOAT = {
+    "forward": (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "query": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    "key": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+}
+# The interpreter's tiles are small, so that small tests have several, and of different shapes.
+_INTERPRETED = {
+    "forward": Blocks(32, 16, 4, 1),
+    "query": Blocks(16, 32, 4, 1),
+    "key": Blocks(32, 16, 4, 1),
+    "tile": Blocks(16, 16, 4, 1),
+}
+
+
+def blocks_of(kernel: str, problem: Problem) -> Blocks:
+    """The tiles of a problem in the kernel "forward", "query", "key" or "tile"."""
+    if interpreted():
+        return _INTERPRETED[kernel]
+    widths = [padded(problem.value.shape[3])]
+    if problem.query is not None:
+        widths.append(padded(problem.query.shape[3]))
+    if problem.query_factors is not None:
+        widths.append(padded(problem.query_factors.shape[3]))
+    rich = (
+        *(problem.keys, problem.values, problem.query_factors, problem.dense),
+        *(problem.query_positions, problem.query_documents),
+    )
+    if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
+        sizes = _FLOAT
+    else:
+        sizes = _PLAIN if all(tensor is None for tensor in rich) else _RICH
+    return sizes[kernel][0 if max(widths) <= 64 else 1 if max(widths) <= 128 else 2]
+
+
+def padded(width: int) -> int:
+    """The next power of two that a matrix product in a kernel can have as a dimension."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def cdiv(number: int, divisor: int) -> int:
+    """How many parts of a size it takes, the last one perhaps smaller."""
+    return -(-number // divisor)

@@ -1,0 +1,139 @@
+"""The output of attention, and its rows' norms."""
+
+# mypy: ignore-errors
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .areas import ANY, INSIDE, LEFT, key_areas
+from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
+from .scores import kept, offsets_of, scores_of
+from .tiles import Tile, load, load_keys, load_queries, place_of, row_index, store
+
+
+class Softmax(NamedTuple):
+    """A softmax so far: its weighted sum of values, its peak and its sum, and its weights beyond a table's ends."""
+
+    out: Any
+    peak: Any
+    total: Any
+    ends: Ends
+
+
+@triton.jit
+def _attend_blocks(
+    softmax,
+    queries,
+    inputs,
+    terms,
+    pairs,
+    place,
+    first_row,
+    start,
+    end,
+    AREA: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Online softmax over the key blocks from ``start`` to ``end``."""
+    out, peak, total, ends = softmax
+    rows = (first_row + tl.arange(0, BLOCK_M))[:, None]
+    for block in range(start, end):
+        first = block * BLOCK_N
+        tile = Tile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
+        keys = load_keys(inputs, pairs, place, first, BLOCK_N)
+        scores = scores_of(queries, keys, tile, terms, pairs, AREA)
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        # Rows that may attend nothing so far have no peak; any finite number gives them weights of 0.
+        reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        shrink = tl.exp2(peak - reference)
+        weights = tl.exp2(scores - reference[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        if pairs.dropout_keys is not None:
+            weights = tl.where(kept(tile, pairs), weights, 0.0)
+        if terms.value_table.first is not None:
+            ends = Ends(ends.left * shrink, ends.right * shrink)
+            ends = add_ends(ends, weights, terms.value_table, offsets_of(tile, pairs), AREA)
+        v = load(inputs.value, place, first, pairs.n_k, BLOCK_N)
+        out = tl.dot(weights.to(v.dtype), v, out * shrink[:, None], input_precision="ieee")
+        peak = new_peak
+    return Softmax(out, peak, total, ends)
+
+
+@triton.jit
+def forward(
+    inputs,
+    out,
+    norm,
+    values,
+    at_offset,
+    terms,
+    pairs,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """One block of queries of one head: its output and its norm.
+
+    ``at_offset`` (zeros, (batch, heads, n_q, T)) receives how much of a row's attention lies at each offset of the
+    table ``values``, (batch, heads, T, value_dim).
+    """
+    blocks = tl.cdiv(pairs.n_q, BLOCK_M)
+    program = tl.program_id(0)
+    place = place_of(program, blocks, pairs)
+    # The last rows first: with causal attention they have the most to do.
+    first_row = (blocks - 1 - program % blocks) * BLOCK_M
+    row = first_row + tl.arange(0, BLOCK_M)
+    rows = row[:, None]
+    queries = load_queries(inputs, pairs, place, first_row, BLOCK_M)
+    softmax = Softmax(
+        tl.zeros([BLOCK_M, inputs.value.padded], tl.float32),
+        tl.full([BLOCK_M], float("-inf"), tl.float32),
+        tl.zeros([BLOCK_M], tl.float32),
+        no_ends(BLOCK_M),
+    )
+    bounds, band_end = key_areas(terms, pairs, place.batch, first_row, BLOCK_M, BLOCK_N)
+    for area in tl.static_range(LEFT, ANY + 1):
+        if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
+            start, end = bounds[area + 1], bounds[area + 2]
+            softmax = _attend_blocks(
+                softmax, queries, inputs, terms, pairs, place, first_row, start, end, area, BLOCK_M, BLOCK_N
+            )
+    acc, peak, total, ends = softmax
+    empty = total == 0.0
+    shift = tl.where(empty, float("inf"), peak)
+    log_sum = tl.log2(tl.where(empty, 1.0, total))
+    at_row = row_index(pairs, place, row)
+    if norm.log_sum is None:
+        tl.store(norm.shift + at_row, shift + log_sum, mask=row < pairs.n_q)
+    else:
+        tl.store(norm.shift + at_row, shift, mask=row < pairs.n_q)
+        tl.store(norm.log_sum + at_row, log_sum, mask=row < pairs.n_q)
+    normaliser = 1.0 / tl.where(empty, 1.0, total)
+    if pairs.dropout_keys is not None:
+        normaliser *= pairs.dropout_scale
+    acc *= normaliser[:, None]
+    if at_offset is not None:
+        length = terms.value_table.length
+        for block in range(bounds[1], band_end):
+            first = block * BLOCK_N
+            tile = Tile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
+            keys = load_keys(inputs, pairs, place, first, BLOCK_N)
+            scores = scores_of(queries, keys, tile, terms, pairs, ANY)
+            weights = tl.exp2((scores - shift[:, None]) - log_sum[:, None])
+            if pairs.dropout_keys is not None:
+                weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)
+            add_at_offsets(at_offset, weights, terms.value_table, tile, offsets_of(tile, pairs), pairs)
+        ends = Ends(ends.left * normaliser, ends.right * normaliser)
+        store_ends(at_offset, ends, terms.value_table, pairs, place, row)
+        # What one thread has stored, another reads.
+        tl.debug_barrier()
+        for first in range(0, length, BLOCK_T):
+            column = first + tl.arange(0, BLOCK_T)[None, :]
+            at = at_offset + row_index(pairs, place, rows) * length + column
+            weights = tl.load(at, mask=(rows < pairs.n_q) & (column < length), other=0.0)
+            vectors = load(values, place, first, length, BLOCK_T)
+            acc = tl.dot(weights, vectors, acc, input_precision="ieee")
+    store(out, acc, place, first_row, pairs.n_q, BLOCK_M)

@@ -1,0 +1,80 @@
+"""The gradient of a tile's scores, which all kernels of gradients begin with."""
+
+# mypy: ignore-errors
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .scores import from_vector_table, kept, offsets_of, scores_of
+from .tiles import Tile, load, load_keys, load_numbers, load_queries, place_of, row_index
+
+
+class RowState(NamedTuple):
+    """What is known of each row of a tile: see ``Norm`` and ``Known``."""
+
+    shift: Any
+    log_sum: Any
+    delta: Any
+
+
+@triton.jit
+def load_rows(known, pairs, place, rows):
+    """The state of rows. Those beyond the last have an infinite shift and so no weights."""
+    shift = load_numbers(known.norm.shift, pairs, place, rows, float("inf"))
+    delta = load_numbers(known.norm.delta, pairs, place, rows, 0.0)
+    if known.norm.log_sum is None:
+        return RowState(shift, 0.0, delta)
+    else:
+        return RowState(shift, load_numbers(known.norm.log_sum, pairs, place, rows, 0.0), delta)
+
+
+@triton.jit
+def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs, AREA: tl.constexpr):
+    """The weights of a tile after dropout, and the gradient of its scores.
+
+    ``left`` and ``right`` are the sides of its axes, ``left_out`` and ``right_out`` what the weights' gradient is the
+    product of: the output's gradient where an axis is queries, values where it is keys.
+    """
+    scores = scores_of(left, right, tile, terms, pairs, AREA)
+    # In this order: what is left of large numbers is exact, and what is added to it is not lost.
+    weights = tl.exp2((scores - row_state.shift) - row_state.log_sum)
+    d_weights = tl.dot(left_out, tl.trans(right_out), input_precision="ieee")
+    if tile.first_key >= 0:  # see scores_of
+        if terms.value_table.products is not None:
+            d_weights += from_vector_table(terms.value_table, tile, offsets_of(tile, pairs), pairs, AREA)
+    if pairs.dropout_keys is not None:
+        survives = kept(tile, pairs)
+        d_weights = tl.where(survives, d_weights * pairs.dropout_scale, 0.0)
+        return tl.where(survives, weights * pairs.dropout_scale, 0.0), weights * (d_weights - row_state.delta)
+    else:
+        return weights, weights * (d_weights - row_state.delta)
+
+
+@triton.jit
+def fresh_gradients(inputs, known, place, first_row, first_key, terms, pairs, AREA: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradient of the scores of any tile, with nothing loaded before."""
+    rows = (first_row + tl.arange(0, BLOCK))[:, None]
+    columns = (first_key + tl.arange(0, BLOCK))[None, :]
+    queries = load_queries(inputs, pairs, place, first_row, BLOCK)
+    do = load(known.d_out, place, first_row, pairs.n_q, BLOCK)
+    keys = load_keys(inputs, pairs, place, first_key, BLOCK)
+    v = load(inputs.value, place, first_key, pairs.n_k, BLOCK)
+    row_state = load_rows(known, pairs, place, rows)
+    tile = Tile(place, first_row, first_key, rows, columns)
+    _, d_scores = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, AREA)
+    return d_scores
+
+
+@triton.jit
+def row_products(out, d_out, delta, pairs, BLOCK_M: tl.constexpr):
+    """``delta_i = <out_i, d_out_i>``, which is what softmax's gradient subtracts in each row."""
+    blocks = tl.cdiv(pairs.n_q, BLOCK_M)
+    program = tl.program_id(0)
+    place = place_of(program, blocks, pairs)
+    first_row = program % blocks * BLOCK_M
+    o = load(out, place, first_row, pairs.n_q, BLOCK_M).to(tl.float32)
+    do = load(d_out, place, first_row, pairs.n_q, BLOCK_M).to(tl.float32)
+    row = first_row + tl.arange(0, BLOCK_M)
+    tl.store(delta + row_index(pairs, place, row), tl.sum(o * do, 1), mask=row < pairs.n_q)

@@ -1,0 +1,98 @@
+"""All gradients that are sums over queries; tiles are transposed."""
+
+# mypy: ignore-errors
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .areas import ANY, INSIDE, LEFT, query_areas
+from .gradients import gradients_of, load_rows
+from .tiles import Side, Tile, load, load_keys, place_of, store
+
+
+class KeyBlock(NamedTuple):
+    """A block of keys with what is loaded for it once."""
+
+    place: Any
+    first_key: Any
+    columns: Any
+    side: Side
+    value: Any
+
+
+class KeySums(NamedTuple):
+    """The gradients of a block of keys so far."""
+
+    key: Any
+    value: Any
+    factors: Any
+
+
+@triton.jit
+def _key_blocks(
+    sums,
+    keys,
+    inputs,
+    known,
+    terms,
+    pairs,
+    start,
+    end,
+    AREA: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """What the query blocks from ``start`` to ``end`` add to the sums of a block of keys."""
+    d_k, d_v, d_factors = sums
+    place = keys.place
+    for block in range(start, end):
+        first = block * BLOCK_M
+        rows = (first + tl.arange(0, BLOCK_M))[None, :]
+        tile = Tile(place, first, keys.first_key, rows, keys.columns)
+        q = load(inputs.query, place, first, pairs.n_q, BLOCK_M)
+        do = load(known.d_out, place, first, pairs.n_q, BLOCK_M)
+        fq = load(inputs.query_factors, place, first, pairs.n_q, BLOCK_M)
+        row_state = load_rows(known, pairs, place, rows)
+        weights, d_scores = gradients_of(keys.side, Side(q, fq), keys.value, do, row_state, tile, terms, pairs, AREA)
+        d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision="ieee")
+        if keys.side.vectors.type.is_block():
+            d_k = tl.dot(d_scores.to(q.dtype), q, d_k, input_precision="ieee")
+        if keys.side.factors.type.is_block():
+            d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision="ieee")
+    return KeySums(d_k, d_v, d_factors)
+
+
+@triton.jit
+def key_gradients(
+    inputs, known, gradients, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """One block of keys of one head: all gradients that are sums over queries; ADD them to what is there."""
+    blocks = tl.cdiv(pairs.n_k, BLOCK_N)
+    program = tl.program_id(0)
+    place = place_of(program, blocks, pairs)
+    first_key = program % blocks * BLOCK_N
+    side = load_keys(inputs, pairs, place, first_key, BLOCK_N)
+    v = load(inputs.value, place, first_key, pairs.n_k, BLOCK_N)
+    keys = KeyBlock(place, first_key, (first_key + tl.arange(0, BLOCK_N))[:, None], side, v)
+    sums = KeySums(
+        tl.zeros([BLOCK_N, inputs.key.padded], tl.float32),
+        tl.zeros([BLOCK_N, inputs.value.padded], tl.float32),
+        tl.zeros([BLOCK_N, inputs.key_factors.padded], tl.float32),
+    )
+    if ADD:
+        d_v = sums.value + load(gradients.value, place, first_key, pairs.n_k, BLOCK_N)
+        sums = KeySums(sums.key, d_v, sums.factors)
+    bounds = query_areas(terms, pairs, place.batch, first_key, BLOCK_M, BLOCK_N)
+    for area in tl.static_range(ANY, LEFT - 1, -1):
+        if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
+            start, end = bounds[ANY - area], bounds[ANY - area + 1]
+            sums = _key_blocks(sums, keys, inputs, known, terms, pairs, start, end, area, BLOCK_M)
+    d_k, d_v, d_factors = sums
+    d_k *= terms.scale.natural
+    if ADD:
+        d_k += load(gradients.key, place, first_key, pairs.n_k, BLOCK_N)
+        d_factors += load(gradients.factors, place, first_key, pairs.n_k, BLOCK_N)
+    store(gradients.key, d_k, place, first_key, pairs.n_k, BLOCK_N)
+    store(gradients.value, d_v, place, first_key, pairs.n_k, BLOCK_N)
+    store(gradients.factors, d_factors, place, first_key, pairs.n_k, BLOCK_N)

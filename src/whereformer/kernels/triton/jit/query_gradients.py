@@ -1,0 +1,125 @@
+"""All gradients that are sums over keys."""
+
+# mypy: ignore-errors
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .areas import ANY, INSIDE, LEFT, RIGHT, key_areas
+from .gradients import gradients_of, load_rows
+from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
+from .scores import offsets_of
+from .tiles import Side, Tile, load, load_keys, load_queries, place_of, row_index, store
+
+
+class QueryBlock(NamedTuple):
+    """A block of queries with what is loaded for it once."""
+
+    place: Any
+    first_row: Any
+    rows: Any
+    side: Side
+    d_out: Any
+    row_state: Any
+
+
+class QuerySums(NamedTuple):
+    """The sums of a block of queries: its gradients, and what the ends of each table get."""
+
+    query: Any
+    factors: Any
+    bias: Ends
+    key_table: Ends
+    value_table: Ends
+
+
+@triton.jit
+def _query_blocks(
+    sums,
+    queries,
+    inputs,
+    gradients,
+    terms,
+    pairs,
+    start,
+    end,
+    AREA: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """What the key blocks from ``start`` to ``end`` add to the sums of a block of queries."""
+    d_q, d_factors, bias, key_table, value_table = sums
+    place, first_row = queries.place, queries.first_row
+    for block in range(start, end):
+        first = block * BLOCK_N
+        tile = Tile(place, first_row, first, queries.rows, (first + tl.arange(0, BLOCK_N))[None, :])
+        keys = load_keys(inputs, pairs, place, first, BLOCK_N)
+        v = load(inputs.value, place, first, pairs.n_k, BLOCK_N)
+        weights, d_scores = gradients_of(
+            queries.side, keys, queries.d_out, v, queries.row_state, tile, terms, pairs, AREA
+        )
+        if queries.side.vectors.type.is_block():
+            d_q = tl.dot(d_scores.to(keys.vectors.dtype), keys.vectors, d_q, input_precision="ieee")
+        if queries.side.factors.type.is_block():
+            d_factors = tl.dot(d_scores.to(keys.factors.dtype), keys.factors, d_factors, input_precision="ieee")
+        offsets = offsets_of(tile, pairs)
+        if gradients.tables.bias_ends is not None:
+            if AREA == INSIDE:
+                # Most tiles inside a long table touch neither end.
+                low = pairs.start + first * pairs.key_stride - (first_row + BLOCK_M - 1) * pairs.query_stride
+                high = low + (BLOCK_N - 1) * pairs.key_stride + (BLOCK_M - 1) * pairs.query_stride
+                if (low <= terms.bias.first) | (high >= terms.bias.first + terms.bias.length - 1):
+                    bias = add_ends(bias, d_scores, terms.bias, offsets, AREA)
+            else:
+                bias = add_ends(bias, d_scores, terms.bias, offsets, AREA)
+        if gradients.tables.key_table_rows is not None:
+            key_table = add_ends(key_table, d_scores, terms.key_table, offsets, AREA)
+        if gradients.tables.at_offset is not None:
+            value_table = add_ends(value_table, weights, terms.value_table, offsets, AREA)
+        if AREA != LEFT and AREA != RIGHT:
+            if gradients.tables.bias_rows is not None:
+                add_at_offsets(gradients.tables.bias_rows, d_scores, terms.bias, tile, offsets, pairs)
+            if gradients.tables.key_table_rows is not None:
+                add_at_offsets(gradients.tables.key_table_rows, d_scores, terms.key_table, tile, offsets, pairs)
+            if gradients.tables.at_offset is not None:
+                add_at_offsets(gradients.tables.at_offset, weights, terms.value_table, tile, offsets, pairs)
+    return QuerySums(d_q, d_factors, bias, key_table, value_table)
+
+
+@triton.jit
+def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """One block of queries of one head: all gradients that are sums over keys."""
+    blocks = tl.cdiv(pairs.n_q, BLOCK_M)
+    program = tl.program_id(0)
+    place = place_of(program, blocks, pairs)
+    first_row = (blocks - 1 - program % blocks) * BLOCK_M
+    row = first_row + tl.arange(0, BLOCK_M)
+    rows = row[:, None]
+    side = load_queries(inputs, pairs, place, first_row, BLOCK_M)
+    do = load(known.d_out, place, first_row, pairs.n_q, BLOCK_M)
+    queries = QueryBlock(place, first_row, rows, side, do, load_rows(known, pairs, place, rows))
+    sums = QuerySums(
+        tl.zeros([BLOCK_M, inputs.query.padded], tl.float32),
+        tl.zeros([BLOCK_M, inputs.query_factors.padded], tl.float32),
+        no_ends(BLOCK_M),
+        no_ends(BLOCK_M),
+        no_ends(BLOCK_M),
+    )
+    bounds, _ = key_areas(terms, pairs, place.batch, first_row, BLOCK_M, BLOCK_N)
+    for area in tl.static_range(LEFT, ANY + 1):
+        if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
+            start, end = bounds[area + 1], bounds[area + 2]
+            sums = _query_blocks(sums, queries, inputs, gradients, terms, pairs, start, end, area, BLOCK_M, BLOCK_N)
+    store(gradients.query, sums.query * terms.scale.natural, place, first_row, pairs.n_q, BLOCK_M)
+    store(gradients.factors, sums.factors, place, first_row, pairs.n_q, BLOCK_M)
+    if gradients.tables.bias_ends is not None:
+        at = gradients.tables.bias_ends + row_index(pairs, place, row)
+        rows_in_all = tl.num_programs(0) // blocks * tl.cast(pairs.n_q, tl.int64)
+        tl.store(at, sums.bias.left, mask=row < pairs.n_q)
+        tl.store(at + rows_in_all, sums.bias.right, mask=row < pairs.n_q)
+    if gradients.tables.key_table_rows is not None:
+        store_ends(gradients.tables.key_table_rows, sums.key_table, terms.key_table, pairs, place, row)
+    if gradients.tables.at_offset is not None:
+        store_ends(gradients.tables.at_offset, sums.value_table, terms.value_table, pairs, place, row)

@@ -1,0 +1,102 @@
+"""Rows from and to memory, and where a tile lies."""
+
+# mypy: ignore-errors
+# Kernels are a language of their own that only looks like Python.
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Place(NamedTuple):
+    """Which row of the batch and which head a program works on."""
+
+    batch: Any
+    head: Any
+
+
+class Tile(NamedTuple):
+    """Which queries and keys a tile has; ``rows`` and ``columns`` broadcast, so that tiles may be transposed."""
+
+    place: Place
+    first_row: Any
+    first_key: Any
+    rows: Any
+    columns: Any
+
+
+class Side(NamedTuple):
+    """The rows of queries, or of keys, that make scores; a mere 0.0 for what a call does not have."""
+
+    vectors: Any
+    factors: Any
+
+
+@triton.jit
+def place_of(program, blocks, pairs):
+    """The place of a program whose heads have so many ``blocks`` each."""
+    return Place(program // blocks // pairs.heads, program // blocks % pairs.heads)
+
+
+@triton.jit
+def _pointers(matrix, place, first, BLOCK: tl.constexpr):
+    base = matrix.data + tl.cast(place.batch, tl.int64) * matrix.batch + tl.cast(place.head, tl.int64) * matrix.head
+    base += tl.cast(first, tl.int64) * matrix.row
+    return base + tl.arange(0, BLOCK)[:, None] * matrix.row + tl.arange(0, matrix.padded)[None, :]
+
+
+@triton.jit
+def _mask(matrix, first, n, BLOCK: tl.constexpr):
+    mask = tl.arange(0, BLOCK)[:, None] < n - first
+    if matrix.width != matrix.padded:
+        mask = mask & (tl.arange(0, matrix.padded)[None, :] < matrix.width)
+    return mask
+
+
+@triton.jit
+def load(matrix, place, first, n, BLOCK: tl.constexpr):
+    """Rows from ``first`` on, (BLOCK, padded), zeros beyond row n and beyond the width; a mere 0.0 without data."""
+    if matrix.data is None:
+        return 0.0
+    else:
+        pointers = _pointers(matrix, place, first, BLOCK)
+        return tl.load(pointers, mask=_mask(matrix, first, n, BLOCK), other=0.0)
+
+
+@triton.jit
+def store(matrix, tile, place, first, n, BLOCK: tl.constexpr):
+    """Rows (BLOCK, padded) to memory, from row ``first`` on; nothing without data."""
+    if matrix.data is not None:
+        pointers = _pointers(matrix, place, first, BLOCK)
+        tl.store(pointers, tile.to(matrix.data.dtype.element_ty), mask=_mask(matrix, first, n, BLOCK))
+
+
+@triton.jit
+def load_queries(inputs, pairs, place, first, BLOCK: tl.constexpr):
+    """The side of a block of queries."""
+    return Side(
+        load(inputs.query, place, first, pairs.n_q, BLOCK),
+        load(inputs.query_factors, place, first, pairs.n_q, BLOCK),
+    )
+
+
+@triton.jit
+def load_keys(inputs, pairs, place, first, BLOCK: tl.constexpr):
+    """The side of a block of keys."""
+    return Side(
+        load(inputs.key, place, first, pairs.n_k, BLOCK),
+        load(inputs.key_factors, place, first, pairs.n_k, BLOCK),
+    )
+
+
+@triton.jit
+def row_index(pairs, place, rows):
+    """Where rows are in a (batch, heads, n_q) tensor."""
+    return (tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * pairs.n_q + rows
+
+
+@triton.jit
+def load_numbers(data, pairs, place, rows, other):
+    """One number per row, ``other`` for rows beyond the last."""
+    return tl.load(data + row_index(pairs, place, rows), mask=rows < pairs.n_q, other=other)

@@ -1,0 +1,145 @@
+"""Imports point one way, and each package needs no library that is not its own business. Lazy imports count too."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from .source import NAME, imports, modules
+
+LAYERS = (
+    {"errors", "files", "_extras"},
+    {"kernels"},
+    {"positions"},
+    {"models"},
+    {"analysis"},
+    {"report", "training", "data", "runs"},
+    {"experiments"},
+    {"cli"},
+    {"__main__"},
+)
+"""From below to above. A module imports from its own layer or from one below."""
+
+HUGGING_FACE = {"huggingface_hub", "safetensors", "tokenizers", "transformers"}
+DRAWING = {"PIL", "cycler", "jinja2", "markupsafe", "matplotlib", "numpy"}
+LIBRARIES = {
+    NAME: {"torch"},
+    "kernels": {"torch", "triton"},
+    "positions": {"torch"},
+    "models": {"torch", *HUGGING_FACE},
+    "analysis": {"torch", *HUGGING_FACE},
+    "report": {"torch", *DRAWING},
+    "training": {"torch", "numpy", "scipy", "sklearn", *HUGGING_FACE},
+    "data": {"torch", "datasets", "pyarrow", *HUGGING_FACE},
+    "runs": {"torch", "psutil"},
+    "experiments": {"torch", "psutil", "sacrebleu", *DRAWING, *HUGGING_FACE},
+    "cli": {"torch", "rich", "tyro"},
+}
+"""What a package may import besides the standard library. The command line's own libraries are the command line's."""
+
+
+def package_of(module: str) -> str:
+    """The part of a module's name that has a layer; the root's own is the package's."""
+    return module.split(".")[1] if "." in module else module
+
+
+def own_imports(module: str) -> set[str]:
+    """The package's modules that a module imports."""
+    targets = {(base, name) for base, name in imports(module) if base.split(".")[0] == NAME}
+    # The version number stands at the root, where the build reads it.
+    targets.discard((NAME, "__version__"))
+    return {f"{base}.{name}" if f"{base}.{name}" in modules() else base for base, name in targets} - {module}
+
+
+def libraries(module: str) -> set[str]:
+    """The libraries outside the standard one that a module imports."""
+    return {base.split(".")[0] for base, _ in imports(module)} - {NAME} - sys.stdlib_module_names
+
+
+def cycles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
+    """The largest sets of nodes that all lead to one another, by two nodes or more."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        todo = list(graph.get(start, ()))
+        while todo:
+            if (node := todo.pop()) not in found:
+                found.add(node)
+                todo += graph.get(node, ())
+        return found
+
+    reach = {node: reached(node) for node in graph}
+    circles = {
+        frozenset({node, *(other for other in reach[node] if node in reach.get(other, ()))})
+        for node in graph
+        if node in reach[node]
+    }
+    return [set(circle) for circle in circles if len(circle) > 1]
+
+
+def without_violations(module: str, targets: set[str]) -> set[str]:
+    return {target for target in targets if (short(module), short(target)) not in VIOLATIONS}
+
+
+def short(module: str) -> str:
+    return module.removeprefix(f"{NAME}.")
+
+
+def found_violations() -> set[tuple[str, str]]:
+    level = {package: number for number, layer in enumerate(LAYERS) for package in layer}
+    level[NAME] = level["models"]  # the root shows the library's part, and nothing of the jobs built on it
+    found = set()
+    for module in modules():
+        package = package_of(module)
+        upward = {
+            target
+            for target in own_imports(module)
+            if level[package_of(target)] > level[package] or (package_of(target) == NAME and package != "__main__")
+        }
+        foreign = libraries(module) - LIBRARIES.get(package, set())
+        found |= {(short(module), short(target)) for target in upward | foreign}
+    return found
+
+
+def test_every_package_has_a_layer():
+    assert {package_of(module) for module in modules()} - {NAME} == set().union(*LAYERS)
+
+
+def test_imports_point_one_way_and_libraries_stay_where_they_belong():
+    assert found_violations() == set(), "a module imports from a layer above it, or a library that is not its own"
+
+
+def test_packages_do_not_import_one_another_in_a_circle():
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module in modules():
+        for target in without_violations(module, own_imports(module)):
+            if package_of(target) != package_of(module):
+                graph[package_of(module)].add(package_of(target))
+    assert cycles(graph) == []
+
+
+def test_experiments_do_not_import_one_another_in_a_circle():
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module in modules():
+        for target in own_imports(module):
+            ours, theirs = (name.split(".")[1:3] for name in (module, target))
+            if ours[:1] == theirs[:1] == ["experiments"] and len(ours) == len(theirs) == 2 and ours != theirs:
+                graph[ours[1]].add(theirs[1])
+    assert cycles(graph) == []
+
+
+def test_modules_do_not_import_one_another_in_a_circle():
+    assert cycles({module: without_violations(module, own_imports(module)) for module in modules()}) == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        ({"a": {"b"}, "b": {"c"}}, []),
+        ({"a": {"a"}}, []),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"d"}}, [{"a", "b", "c"}]),
+    ],
+)
+def test_cycles_are_found(graph, expected):
+    assert cycles(graph) == expected

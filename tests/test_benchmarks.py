@@ -1,0 +1,223 @@
+"""Every benchmark runs, in a setting that takes seconds, and its file says where its numbers come from."""
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+import whereformer
+from whereformer.cli.main import main
+from whereformer.runs import provenance
+
+from .experiments import parallel_text
+from .experiments.finetuning import save_glue
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="the package is tested without its benchmarks")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a benchmark as a command and returns what it prints; in this process, which has imported its libraries."""
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        monkeypatch.syspath_prepend(FOLDER)
+        try:
+            runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                raise
+        return capsys.readouterr().out
+
+    def in_this_process(command, **options):
+        assert command[:3] == [sys.executable, "-m", "whereformer"]
+        main(command[3:])
+        return 0
+
+    # A process of its own would first import all libraries again.
+    monkeypatch.setattr(subprocess, "call", in_this_process)
+    return run
+
+
+def results_of(path):
+    """A benchmark's results, once it is sure that they say where they come from."""
+    found = json.loads(path.read_text())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
+    assert found["commit"] == provenance.commit()
+    assert found["machine"]["cpu"]
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["versions"]["whereformer"] == whereformer.__version__
+    return found
+
+
+def sentences(folder, name, count):
+    words = ["good", "bad", "film", "story"]
+    texts = [f"a {words[number % 4]} {words[(number // 4) % 4]}" for number in range(count)]
+    file = folder / name / f"{name}.parquet"
+    file.parent.mkdir()
+    parquet.write_table(pa.table({"sentence": texts, "label": [number % 2 for number in range(count)]}), file)
+    return file
+
+
+def save_bert(folder):
+    """A checkpoint of transformers with a tokenizer that knows letters."""
+    from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
+
+    folder.mkdir()
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertForMaskedLM(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+def attention(run, tmp_path):
+    run(
+        "attention",
+        *("--terms=shaw", "--lengths=8", "--dtypes=float32", "--rounds=1", "--heads=2", "--head-dim=8", "--batch=1"),
+        *("--backends=auto", f"--out={tmp_path}"),
+    )
+    rows = results_of(tmp_path / "results.json")["rows"]
+    assert {row["way"] for row in rows} >= {"auto", "shaw:tensor2tensor"}
+    assert {row["commit"] for row in rows} == {provenance.commit()}
+
+
+def finetune_speed(run, tmp_path):
+    model, data = save_bert(tmp_path / "bert"), save_glue(tmp_path / "glue", "cola", rows=8)
+    run(
+        "finetune_speed",
+        *(f"--model={model}", f"--data={data}", "--batch-size=2", "--steps=1", "--rounds=2", f"--out={tmp_path}"),
+    )
+    assert results_of(tmp_path / "results.json")["ratios"]["transformers"] == [1.0]
+
+
+def funnel(run, tmp_path):
+    out = tmp_path / "funnel.json"
+    run(
+        "funnel",
+        *("--lengths=16", "--tokens=16", "--blocks=1-1", "--hidden-size=64", "--rounds=1", f"--out={out}"),
+    )
+    assert len(results_of(out)["rows"]) == 2 * 2 * 5  # base and decoder, forward and training
+
+
+def funnel_pays(run, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(parallel_text.pairs()[0] * 3))
+    run(
+        "funnel_pays",
+        *(f"--text={text}", f"--train={sentences(tmp_path, 'train', 8)}", f"--test={sentences(tmp_path, 'test', 4)}"),
+        *("--pretrain-seconds=0.01", "--finetune-seconds=0.01", "--judgements=1", "--models=plain,funnel"),
+        *("--length=16", "--batch-size=2", "--hidden-size=32", "--vocab-size=300", f"--out={tmp_path}"),
+    )
+    assert set(results_of(tmp_path / "results.json")["models"]) == {"plain", "funnel"}
+    assert (tmp_path / "plot.svg").exists()
+
+
+def gpu_check(run, tmp_path):
+    out = tmp_path / "gpu.json"
+    if torch.cuda.is_available():
+        run("gpu_check", "--quick", f"--out={out}")
+        assert not [part for part, found in results_of(out).items() if isinstance(found, dict) and "error" in found]
+    else:
+        with pytest.raises(SystemExit, match="needs an NVIDIA GPU, found none"):
+            run("gpu_check", "--quick", f"--out={out}")
+
+
+def import_time(run, tmp_path):
+    run("import_time", "--rounds=1", f"--out={tmp_path / 'times.json'}")
+    assert len(results_of(tmp_path / "times.json")["seconds"]["whereformer"]) == 1
+
+
+def per_call(run, tmp_path):
+    run("per_call", "--rounds=1", f"--out={tmp_path / 'calls.json'}")
+    assert results_of(tmp_path / "calls.json")["calls"]["torch"]["forward"]["ratio"] == 1
+
+
+def seed_noise(run, tmp_path):
+    """It measures nothing, but reads what ``whereformer compare`` has measured."""
+    losses = {"a": {"0": 1.0, "1": 2.0}, "b": {"0": 3.0, "1": 6.0}}
+    runs = {
+        name: {seed: {"scores": {"8": {"loss": loss}}} for seed, loss in seeds.items()}
+        for name, seeds in losses.items()
+    }
+    (tmp_path / "results.json").write_text(json.dumps({"settings": {"length": 8}, "runs": runs}))
+    # The gaps are 2 and 4.
+    assert "standard deviation of a gap over seeds: 1.414 nats" in run("seed_noise", tmp_path / "results.json")
+
+
+def t5(run, tmp_path):
+    out = tmp_path / "t5.json"
+    run("t5", "--lengths=16", "--tokens=32", "--layers=1", "--rounds=1", f"--out={out}")
+    assert len(results_of(out)["rows"]) == 2 * 2 * 3  # encoder and whole, full and padded
+
+
+def translation(run, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    source, target = parallel_text.pairs()
+    for name, rows in (("train", slice(0, 60)), ("validation", slice(60, 70)), ("test", slice(70, 74))):
+        parquet.write_table(pa.table({"en": source[rows], "de": target[rows]}), data / f"{name}.parquet")
+    run(
+        "translation",
+        *(f"--data={data}", "--languages=de", "--methods=sinusoidal", "--seeds=1", "--steps=2", "--batch-tokens=256"),
+        *("--hidden-size=16", "--intermediate-size=32", "--warmup=1", f"--out={tmp_path}"),
+    )
+    assert results_of(tmp_path / "results.json")["languages"]["de"]["sinusoidal"]["seeds"]["0"]["bleu"] >= 0
+    assert (tmp_path / "plot.svg").exists()
+
+
+def translation_speed(run, tmp_path):
+    run(
+        "translation_speed",
+        *("--methods=rope", "--lengths=8", "--written=8", "--batch-tokens=32", "--vocab-size=50", "--rounds=1"),
+        f"--out={tmp_path}",
+    )
+    found = results_of(tmp_path / "results.json")
+    assert set(found["training"]["8"]) == set(found["decoding"]["8"]) == {"sinusoidal", "rope"}
+
+
+SMOKE_TESTS = {
+    "attention": attention,
+    "finetune_speed": finetune_speed,
+    "funnel": funnel,
+    "funnel_pays": funnel_pays,
+    "gpu_check": gpu_check,
+    "import_time": import_time,
+    "per_call": per_call,
+    "seed_noise": seed_noise,
+    "t5": t5,
+    "translation": translation,
+    "translation_speed": translation_speed,
+}
+HELPERS = {"side_by_side"}
+"""Files that benchmarks share."""
+
+SLOW = {"import_time"}
+"""Benchmarks that start processes, which is what they measure."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(file.stem, marks=pytest.mark.slow if file.stem in SLOW else ())
+        for file in sorted(FOLDER.glob("*.py"))
+        if file.stem not in HELPERS
+    ],
+)
+def test_benchmark_runs(name, run, tmp_path):
+    assert name in SMOKE_TESTS, "a new benchmark needs a smoke test here"
+    SMOKE_TESTS[name](run, tmp_path)
+
+
+def test_files_that_benchmarks_share_are_no_benchmarks():
+    assert all("__main__" not in (FOLDER / f"{name}.py").read_text() for name in HELPERS)

@@ -1,0 +1,75 @@
+"""No function is too long to be read at once, and none takes more than a person keeps in mind."""
+
+import ast
+
+from .source import NAME, functions, modules
+
+LINES = 80
+PARAMETERS = 10
+
+LONG = {
+    "kernels.call.make_call": 88,
+    "models.encoder.Encoder.forward": 102,
+    "models.seq2seq.Seq2SeqForConditionalGeneration.forward": 91,
+    "positions.build_position": 84,
+}
+"""Functions that are longer and not mended yet. Numbers only shrink: never add a line, never raise a number."""
+
+WIDE = {
+    "models.attach._attend": 13,
+    "models.heads.EncoderForQuestionAnswering.forward": 11,
+    "models.seq2seq.Seq2SeqForConditionalGeneration.forward": 15,
+    "positions.build_position": 12,
+}
+"""Functions with more parameters, likewise."""
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    assert function.end_lineno is not None
+    return function.end_lineno - function.lineno + 1
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = function.args
+    named = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len([name for name in named if name not in ("self", "cls")]) + bool(given.vararg) + bool(given.kwarg)
+
+
+def is_configuration(name: str) -> bool:
+    """Whether a function builds a configuration: the constructor of a class whose name ends in ``Config``.
+
+    Its parameters are a model's options, one a line. Settings are dataclasses, whose constructors nobody writes.
+    """
+    return name.endswith("Config.__init__")
+
+
+def test_no_function_is_too_long():
+    """Triton's kernels may be: a kernel is one function, and what it inlines pays for each argument."""
+    found = {
+        f"{module}.{name}".removeprefix(f"{NAME}."): length(function)
+        for module in modules()
+        if not module.startswith(f"{NAME}.kernels.triton")
+        for name, function in functions(module)
+        if length(function) > LINES
+    }
+    assert found == LONG
+
+
+def test_no_function_takes_too_many_parameters():
+    """Kernels may: attention has as many arguments as it has, and a kernel can be given no objects."""
+    found = {
+        f"{module}.{name}".removeprefix(f"{NAME}."): parameters(function)
+        for module in modules()
+        if not module.startswith(f"{NAME}.kernels")
+        for name, function in functions(module)
+        if parameters(function) > PARAMETERS and not is_configuration(name)
+    }
+    assert found == WIDE
+
+
+def test_sizes_are_counted_as_documented():
+    tree = ast.parse("class Config:\n    def __init__(self, a, *b, c=1, **d):\n        pass\n")
+    (function,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    assert (length(function), parameters(function)) == (2, 4)
+    assert is_configuration("EncoderConfig.__init__")
+    assert not is_configuration("Encoder.__init__")
