@@ -14,7 +14,7 @@ from ...data import corpus
 from ...data.masks import HELD_OUT_RATE
 from ...data.windows import Windows, body_length, end_padding
 from ...errors import InputError
-from ...models import EncoderConfig
+from ...models import ElectraPretrainingConfig, EncoderConfig
 from ...training.folder import KEPT_CHECKPOINTS
 from .model import count_parameters
 from .results import PretrainPlan
@@ -126,11 +126,12 @@ def batch_costs(job: Job) -> dict[str, Cost]:
         length, batch_size, device = training.length, training.batch_size, job.device.type
         return cost(config, length, batch_size, predictions=predictions, device=device)
 
-    if job.model.objective == "mlm":
-        return {"model": of(job.config, targets)}
-    from ...models.electra import generator_config
-
-    return {"generator": of(generator_config(job.config), targets), "discriminator": of(job.config, 0)}
+    if isinstance(job.config, ElectraPretrainingConfig):
+        return {
+            "generator": of(job.config.generator_config(), targets),
+            "discriminator": of(job.config.discriminator_config(), 0),
+        }
+    return {"model": of(job.config, targets)}
 
 
 def settings_of(

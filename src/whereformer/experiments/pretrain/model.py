@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from ...data.tokenizers import Vocabulary, trained_vocabulary
-from ...models import Electra, EncoderConfig, EncoderForMaskedLM
+from ...models import Electra, ElectraPretrainingConfig, EncoderConfig, EncoderForMaskedLM
 from ...training.model_options import as_setting, check_position_options, parameters
 from .settings import ModelSettings, parsed_options
 
@@ -22,11 +21,12 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
     """
     vocabulary = vocabulary or trained_vocabulary(64)
     options = parsed_options(model.position_options)
-    extra: dict[str, Any] = {}
+    kind, extra = EncoderConfig, {}
     if model.objective == "electra":
+        kind = ElectraPretrainingConfig
         extra = {"generator_size": model.generator_size, "discriminator_weight": model.discriminator_weight}
     try:
-        config = EncoderConfig(
+        config = kind(
             vocab_size=vocabulary.size,
             hidden_size=model.hidden_size,
             embedding_size=model.embedding_size,
@@ -50,7 +50,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
         )
         check_position_options(model.position, options)
     except ValueError as error:
-        raise as_setting(error, EncoderConfig.__dataclass_fields__) from None
+        raise as_setting(error, kind.__dataclass_fields__) from None
     # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
     count_parameters(config, model.objective)
     return config
@@ -65,7 +65,7 @@ def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
     try:
         return EncoderForMaskedLM(config) if objective == "mlm" else Electra(config)
     except (ValueError, TypeError) as error:
-        raise as_setting(error, EncoderConfig.__dataclass_fields__, config.position_options or ()) from None
+        raise as_setting(error, type(config).__dataclass_fields__, config.position_options or ()) from None
 
 
 def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:

@@ -47,14 +47,14 @@ def judge_electra(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple
 
 
 class Pretrainer(JudgedTrainer):
-    """Masked LM's or ELECTRA's; ``weight`` is what the discriminator's loss counts for."""
+    """Masked LM's or ELECTRA's; ``weight`` is that of the discriminator's loss, None for masked LM."""
 
-    def __init__(self, *, weight: float, **options: Any) -> None:
+    def __init__(self, *, weight: float | None, **options: Any) -> None:
         self.weight = weight
         super().__init__(**options)
 
     def means(self, found: dict[str, float]) -> dict[str, float]:
-        if "loss" in found:
+        if self.weight is None:
             return found
         # The joint loss is no mean of its own: its two parts are means over different tokens.
         return {"loss": found["generator_loss"] + self.weight * found["discriminator_loss"], **found}
@@ -87,7 +87,7 @@ def pretrain(job: Job, folder: Folder[PretrainResults], progress: Progress) -> P
     def make(seconds: float, callbacks: list[TrainerCallback]) -> Pretrainer:
         optimizer = build_optimizer(model, training.learning_rate)
         return Pretrainer(
-            weight=job.config.discriminator_weight,
+            weight=job.model.discriminator_weight,
             course=course,
             training=loader(job.training_windows(), pinned=job.device.type == "cuda"),
             held_out=loader(job.held_out_windows()),
