@@ -123,8 +123,8 @@ class Memory:
     bfloat16 3 to 25%. Inference was within 5% for most methods; for those that need much for a moment (tupe, fire,
     floater, synthesizer, transformer_xl in bfloat16, and below about 90 tokens all with terms) it may be half too low
     or too high. Nor is the memory of attention's tiles counted, which a thread keeps from call to call: up to 6 MiB
-    with BERT-base's heads, and some more where oneDNN multiplies (see ``whereformer.kernels.cpu.products``). A batch without
-    padding is assumed.
+    with BERT-base's heads, and some more where oneDNN multiplies (see ``whereformer.kernels.cpu.onednn``). A batch
+    without padding is assumed.
 
     Args:
         weights: the parameters; training needs them four times with their gradients and Adam's two moments.
