@@ -30,20 +30,20 @@ class Forward:
         self.position = position
         self.share = share
         self.calls = 0
-        self.kept: tuple[Any, ...] | None = None
+        self.once: tuple[bool, Any] | None = None
+        self.kept: tuple[Positions, Positions, Any] | None = None
 
-    def shared(self, query_positions: Positions, key_positions: Positions) -> Any:
+    def shared(self, queries: Positions, keys: Positions) -> Any:
         """What the method computes once for all layers, made when the first asks."""
+        if not self.share:
+            return self.position.shared(queries, keys)
         # Reentrant checkpointing runs layers first without gradients and later again with them.
-        wanted = (query_positions, key_positions, torch.is_grad_enabled())
-        if self.kept is not None and self.kept[:-1] == wanted:
-            return self.kept[-1]
-        if self.kept is not None:
-            return self.position.shared_elsewhere(self.kept[-1], query_positions, key_positions)
-        shared = self.position.shared(query_positions, key_positions)
-        if self.share:
-            self.kept = (*wanted, shared)
-        return shared
+        with_gradients = torch.is_grad_enabled()
+        if self.once is None or self.once[0] != with_gradients:
+            self.once, self.kept = (with_gradients, self.position.once()), None
+        if self.kept is None or self.kept[:-1] != (queries, keys):
+            self.kept = queries, keys, self.position.shared(queries, keys, self.once[1])
+        return self.kept[-1]
 
 
 @dataclass(frozen=True)
