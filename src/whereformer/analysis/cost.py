@@ -421,7 +421,7 @@ class _Trace:
             self.trajectory_flops += flops
             self.others_kept += kept
             return vectors
-        return method.shared(*place)
+        return method.shared(place.queries, place.keys)
 
     def _call(self, method: Position, segments: SegmentScores | None, place: Place, kept: _Kept) -> Call:
         """Do what an attention layer does up to its call, the segments' term last; note what attention keeps."""

@@ -309,7 +309,8 @@ class _Part(Groups):
         if len(window) == 1:
             return scores.sum(-1, keepdim=True)
         with work.workspace.scope():
-            per_offset = work.skewed(scores, self.keys, window).contiguous()
+            # Not ``contiguous``: a view that is contiguous already would outlive its memory.
+            per_offset = work.skewed(scores, self.keys, window).clone(memory_format=torch.contiguous_format)
         m, grid = work.m[:, self.keys], work.grid
         # Its ends also stand for all that lies beyond.
         if window.start > grid.low:
