@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..problem import GRADIENTS, Problem
-from .block import Block
+from .block import TileBlock
 from .matmul import add_product, put_product
 from .plan import Plan, plans_of
 from .tables import Vectors
@@ -60,7 +60,7 @@ class BlockBackward:
 
     def __init__(
         self,
-        block: Block,
+        block: TileBlock,
         memory: BackwardMemory,
         into: dict[str, Tensor],
         output_gradient: Tensor,

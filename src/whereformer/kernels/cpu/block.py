@@ -20,7 +20,7 @@ from .tiles import Scratch, Span, Tile
 from .workspace import Workspace
 
 
-class Block(Groups):
+class TileBlock(Groups):
     """A piece's work on some of its batch items and heads, with all that does not change from tile to tile.
 
     Tensors are (groups, rows, dim), a group for each item and head.

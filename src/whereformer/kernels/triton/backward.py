@@ -13,7 +13,7 @@ from .arguments import (
     Inputs,
     KeyGradients,
     Known,
-    Pairs,
+    PairRules,
     QueryGradients,
     TableSums,
     Terms,
@@ -39,7 +39,7 @@ class _QueryPart:
     inputs: Inputs
     known: Known
     terms: Terms
-    pairs: Pairs
+    pairs: PairRules
 
 
 class Backward:
