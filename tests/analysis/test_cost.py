@@ -11,7 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import whereformer
 from whereformer.analysis import cost, count_flops, count_parameters, funnel_config, linear_flops, paper_table
-from whereformer.analysis.cost import Computed, Pass, _Trace, layer_passes
+from whereformer.analysis.costs.attention import Computed
+from whereformer.analysis.costs.passes import Pass, layer_passes
+from whereformer.analysis.costs.trace import Trace
 from whereformer.cli.main import main
 from whereformer.kernels import OffsetBias, Positions, attention, explain, tuning
 from whereformer.kernels.call import make_call
@@ -375,13 +377,13 @@ def test_attention_is_computed_as_is_assumed(position, length, drops, dtype, bac
     model = whereformer.Encoder(config).to(dtype)
     ids = torch.randint(1, 50, (2, length))
     model(ids)
-    trace = _Trace(config, length, 2, dtype, CPU, backend)
+    trace = Trace(config, length, 2, dtype, CPU, backend)
     assert trace.trained == found
     found.clear()
     with torch.no_grad():
         model.eval()(ids)
         # It is about training and inference, wherever one asks.
-        assert _Trace(config, length, 2, dtype, CPU, backend).trained == trace.trained
+        assert Trace(config, length, 2, dtype, CPU, backend).trained == trace.trained
     assert trace.inferred == [computed.backend for computed in found]
 
 
@@ -399,7 +401,7 @@ def test_on_a_gpu_attention_is_computed_as_is_assumed(position, changes, backend
     """On a machine without a GPU, by tensors that have a device but no memory."""
     dtype = changes.get("dtype", torch.float32)
     config = small_config(hidden_size=64, position=position, **changes)
-    trace = _Trace(config, 20, 2, dtype, torch.device("cuda"), config.attention_backend)
+    trace = Trace(config, 20, 2, dtype, torch.device("cuda"), config.attention_backend)
     assert trace.trained == [Computed(backend, "nothing" if backend == "blockwise" else "")] * 3
     with FakeTensorMode():
         heads = config.num_attention_heads
