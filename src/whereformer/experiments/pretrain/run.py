@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from ...analysis import Cost, cost
 from ...data import corpus
-from ...data.masks import IGNORED
+from ...data.masks import HELD_OUT_RATE, IGNORED
 from ...data.tokenizers import (
     Vocabulary,
     fit_tokenizer,
@@ -25,9 +25,9 @@ from ...data.tokenizers import (
     trained_vocabulary,
     vocabulary_of,
 )
-from ...data.windows import Windows, body_length, collate
+from ...data.windows import Windows, body_length, collate, end_padding
 from ...errors import InputError
-from ...models import Electra, EncoderConfig, EncoderForMaskedLM, parse_blocks
+from ...models import Electra, EncoderConfig, EncoderForMaskedLM
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
@@ -36,7 +36,6 @@ from ...training.judged import Course, JudgedTrainer, Watch, train
 from ...training.model_options import as_setting, check_position_options, parameters
 from ...training.optimizer import build_optimizer, linear_schedule
 from ...training.trainer import quiet_transformers, training_arguments
-from ..compare import run as compare
 from .settings import ModelSettings, TrainingSettings, parsed_options
 
 if TYPE_CHECKING:
@@ -125,12 +124,6 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
     # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
     count_parameters(config, model.objective)
     return config
-
-
-def end_padding(config: EncoderConfig) -> int:
-    """How many [PAD] end a window: as many as the poolings of a funnel that truncates drop, so that no text is lost."""
-    poolings = len(parse_blocks(config.blocks)) - 1
-    return 2**poolings - 1 if config.separate_cls and config.truncate_seq else 0
 
 
 def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
@@ -233,7 +226,7 @@ class Job:
     def held_out_windows(self) -> Windows:
         """The same rows with the same masks, whatever the seed and the rate in training."""
         rows = min(HELD_OUT_WINDOWS, len(self.text.held_out) // self.body)
-        return self._windows(self.text.held_out, rate=compare.HELD_OUT_RATE, rows=rows, seed=0, shuffled=False)
+        return self._windows(self.text.held_out, rate=HELD_OUT_RATE, rows=rows, seed=0, shuffled=False)
 
     def _windows(self, stream: Tensor, *, rate: float, rows: int, seed: int, shuffled: bool) -> Windows:
         return Windows(
