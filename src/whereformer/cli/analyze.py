@@ -74,7 +74,8 @@ class Analyze:
         from ..experiments.analyze import run as analyze
         from ..runs.folder import open_folder
         from ..runs.machine import machine
-        from .terminal import Bar, print_analysis, say
+        from .tables.analyze import print_analysis
+        from .terminal import Bar, say
 
         sources = analyze.sources_of(self.models, analyze.parsed_scores(self.scores))
         if self.threads is not None:

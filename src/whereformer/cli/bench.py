@@ -94,7 +94,8 @@ class Bench:
         """Measure the thresholds."""
         from ..experiments.bench import tune
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_tuning, say
+        from .tables.tune import print_tuning
+        from .terminal import Bar, say
 
         for name in ("terms", "lengths", "dtypes", "backends", "threads", "memory_limit", "device"):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
@@ -129,7 +130,8 @@ class Bench:
         from ..experiments.bench import run as bench
         from ..experiments.bench.report import write_plot
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_bench, say
+        from .tables.bench import print_bench
+        from .terminal import Bar, say
 
         settings = self._settings()
         names = self._backends(settings)

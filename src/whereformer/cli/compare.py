@@ -91,7 +91,8 @@ class Compare:
         from ..experiments.compare.run import DEFAULT_POSITIONS, QUICK_POSITIONS, compare
         from ..positions import position_names
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_ranking, say
+        from .tables.compare import print_ranking
+        from .terminal import Bar, say
 
         names: Sequence[str] = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
         if self.positions is not None:
@@ -114,7 +115,7 @@ class Compare:
             ranking = rank(results)
             report = self.out / "report.html"
             write_report(results, ranking, report)
-            print_ranking(console, ranking.rows, self.length)
+            print_ranking(console, ranking.rows, self.length, "CPU time" if device.type == "cpu" else "time")
             console.print(ranking.verdict, style="bold", highlight=False)
             say(console, f"wrote {report} (open it in a browser) and {self.out / 'results.json'}")
 

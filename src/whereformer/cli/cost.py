@@ -104,7 +104,8 @@ class Cost:
         """Do it."""
         from ..analysis import paper_table
         from ..files import write_atomically
-        from .terminal import print_paper_flops, say
+        from .tables.cost import print_paper_flops
+        from .terminal import say
 
         if self.out is not None and self.out.is_dir():
             raise InputError("out", f"expected a file, got the folder {str(self.out)!r}")

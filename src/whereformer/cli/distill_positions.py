@@ -72,7 +72,8 @@ class DistillPositions:
         from ..experiments.analyze.run import pages_of
         from ..experiments.distill import run as distill
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_distilling, say
+        from .tables.distill import print_distilling
+        from .terminal import Bar, say
 
         if self.pairs is None and (self.text or self.label):
             raise InputError("text" if self.text else "label", "only with `pairs`, whose column it names")

@@ -83,7 +83,8 @@ class Finetune:
         from ..experiments.finetune.run import begin, finetune
         from ..experiments.finetune.variants import settings_of
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_finetuning, print_gains
+        from .tables.finetune import print_finetuning, print_gains
+        from .terminal import Bar
 
         settings = settings_of(listed("position", self.position), sorted(set(kernels)))
         if self.threads is not None:

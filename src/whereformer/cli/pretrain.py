@@ -74,7 +74,8 @@ class Pretrain:
         from ..experiments.pretrain import run as pretrain
         from ..runs.folder import open_folder
         from ..training import folder as run_folder
-        from .terminal import Bar, print_plan, say
+        from .tables.pretrain import print_plan
+        from .terminal import Bar, say
 
         device = find_device(self.device)
         vocab_size = self.vocab_size or 4096

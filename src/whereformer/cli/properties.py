@@ -69,7 +69,8 @@ class Properties:
         from ..experiments.properties.comparison import load_comparison
         from ..experiments.properties.run import measure_properties
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_properties
+        from .tables.properties import print_properties
+        from .terminal import Bar
 
         names = self._names()
         for name in ("data", "column", "quick", "length", "steps", "seeds", "seed"):

@@ -69,7 +69,8 @@ class Train:
         from ..experiments.translate import run as translation
         from ..runs.folder import open_folder
         from ..training import folder as run_folder
-        from .terminal import Bar, print_translation_plan, say
+        from .tables.translate import print_translation_plan
+        from .terminal import Bar, say
 
         device = find_device(self.device)
         _use(self.threads)
@@ -236,7 +237,8 @@ class Score:
 
         from ..experiments.translate import scoring
         from ..files import write_atomically
-        from .terminal import print_scores, say
+        from .tables.translate import print_scores
+        from .terminal import say
 
         if self.model is None:
             hypotheses, references, sources, facts = self._files()
