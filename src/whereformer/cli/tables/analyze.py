@@ -46,7 +46,7 @@ def print_analysis(console: Console, models: Sequence[ModelFindings]) -> None:
         (_print_heads if len(models[0].heads) <= MOST_HEADS else _print_layers)(console, models[0])
         console.print(
             "Toeplitzness: the share of a head's scores by position that a curve over offsets explains; fit: the share "
-            "of the curve that so many TISA kernels explain"
+            "of the curve that S TISA kernels explain"
             + (
                 "; text: the share of its log weights over text that the offset explains."
                 if _measured(models[0])
