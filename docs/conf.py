@@ -16,8 +16,10 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "mathml",
+    "docstrings",
+    "formulas",
     "methods",
+    "source",
 ]
 exclude_patterns = ["_build", "README.md"]
 
@@ -27,28 +29,31 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
-html_math_renderer = "mathml"
+html_math_renderer = "svg"
 
-myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 # Types are in the signatures; docstrings give shapes and units.
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_class_signature = "mixed"
 autodoc_preserve_defaults = True
 autodoc_use_legacy_class_based = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
-napoleon_custom_sections = [("Shape", "params_style")]
 add_module_names = False
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 
 # A role that names nothing is an error. Types in signatures are of other libraries, whose pages are not at hand.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!whereformer\.).*"), ("py:.*", r"whereformer\..*\b_?[A-Z]\w*Like")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!whereformer\b).*"),
+    # Types in signatures that are no public names.
+    ("py:class", r"whereformer\.(models\.\w+|kernels\.terms)\.\w+"),
+]
 copybutton_exclude = ".linenos, .gp"
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True

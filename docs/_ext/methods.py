@@ -19,6 +19,7 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from matplotlib.figure import Figure
 from sphinx.util.docutils import SphinxDirective
+
 from whereformer import Encoder, EncoderConfig, PositionRangeError, build_position, position_names
 from whereformer.positions import describe
 
@@ -118,7 +119,9 @@ def draw(name, folder):
                     left.plot(offsets, curve[head], label=f"head {head + 1}")
             left.set_xlabel("offset = key position - query position, in tokens")
             left.set_ylabel("added to the score")
-            left.legend(frameon=False, fontsize=8, ncols=4, labelcolor=ink, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+            left.legend(
+                frameon=False, fontsize=8, ncols=4, labelcolor=ink, loc="lower center", bbox_to_anchor=(0.5, 1.0)
+            )
             largest = max(np.abs(matrix[0]).max(), 1e-12)
             image = right.imshow(matrix[0], cmap="RdBu_r", vmin=-largest, vmax=largest, interpolation="nearest")
             right.set_xlabel("key position")
@@ -203,7 +206,9 @@ class MethodDrawing(MethodDirective):
         folder.mkdir(exist_ok=True)
         draw(name, folder)
         if describe(name) and curves(name) is None:
-            what = f"One fresh layer, the same token everywhere: the scores of the query at {LENGTH // 2} against offset"
+            what = (
+                f"One fresh layer, the same token everywhere: the scores of the query at {LENGTH // 2} against offset"
+            )
         else:
             what = "`position.curve(offsets)` of a freshly drawn layer"
         caption = f"{what} (left), and the scores of one head less the mean of their row (right)."
@@ -230,6 +235,7 @@ class MethodTable(MethodDirective):
 
 
 def setup(app):
+    """Register the directives."""
     app.add_directive("method-options", MethodOptions)
     app.add_directive("method-facts", MethodFacts)
     app.add_directive("method-drawing", MethodDrawing)

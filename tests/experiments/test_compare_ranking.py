@@ -24,7 +24,7 @@ def run_of(losses):
 def results(**losses):
     """Results of length 8 with one list of window losses per method and seed."""
     runs = {name: dict(enumerate(map(run_of, seeds))) for name, seeds in losses.items()}
-    return CompareResults(SETTINGS, runs, TEXT, {}, 100)
+    return CompareResults(SETTINGS, runs, TEXT, 100)
 
 
 def windows(mean, noise=0.1, seed=0):

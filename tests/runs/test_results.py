@@ -23,7 +23,7 @@ class Whole(Results):
     settings: dict[str, int]
     by_seed: dict[int, Part]
     pair: tuple[int, str]
-    curves: list[list[float]] | None
+    curves: list[list[float]] | None = None
     extra: dict[str, Part] = field(default_factory=dict)
     last: Part | None = None
 
@@ -35,7 +35,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     WHOLE.save(tmp_path / "results.json")
     assert Whole.load(tmp_path / "results.json") == WHOLE
     content = json.loads((tmp_path / "results.json").read_text())
-    assert list(content) == ["format", "date", "settings", "by_seed", "pair", "curves", "extra", "last"]
+    assert list(content) == ["format", "date", "machine", "versions", "settings", "by_seed", "pair", "extra"]
     assert content["by_seed"] == {
         "0": {"share": 0.5, "layers": [1.0, None], "note": ""},
         "7": {"share": 1, "layers": [], "note": "odd"},

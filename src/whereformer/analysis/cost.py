@@ -122,7 +122,7 @@ class Memory:
     bfloat16 3 to 25%. Inference was within 5% for most methods; for those that need much for a moment (tupe, fire,
     floater, synthesizer, transformer_xl in bfloat16, and below about 90 tokens all with terms) it may be half too low
     or too high. Nor is the memory of attention's tiles counted, which a thread keeps from call to call: up to 6 MiB
-    with BERT-base's heads, and some more where oneDNN multiplies (see :mod:`whereformer.linear`). A batch without
+    with BERT-base's heads, and some more where oneDNN multiplies (see ``whereformer.kernels.cpu.products``). A batch without
     padding is assumed.
 
     Args:
@@ -420,7 +420,7 @@ class _Trace:
             self.trajectory_flops += flops
             self.others_kept += kept
             return vectors
-        return method.shared(*place)
+        return method.shared(place.queries, place.keys)
 
     def _call(self, method: Position, segments: SegmentScores | None, place: Place, kept: _Kept) -> Call:
         """Do what an attention layer does up to its call, the segments' term last; note what attention keeps."""

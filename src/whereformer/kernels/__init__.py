@@ -58,7 +58,7 @@ def attention(
             dtype; autocast gives them its own where they differ.
         key: (batch, heads, n_k, head_dim).
         value: (batch, heads, n_k, value_dim).
-        terms: what position adds; see :mod:`whereformer.kernels.terms`.
+        terms: what position adds; see :class:`OffsetBias` and its neighbours.
         key_mask: (batch, n_k) bool, True = may be attended.
         causal: allow only keys whose position is at most the query's.
         scale: the factor on query . key (and on query . OffsetKeys), finite; ``head_dim ** -0.5`` by default.
@@ -77,7 +77,7 @@ def attention(
             - "auto": calls without terms go to torch's ``scaled_dot_product_attention``, others to "triton" on a GPU
               that has it and to "blockwise" elsewhere. On the CPU "reference" takes calls with few scores a head, and
               "blockwise" takes long ones with dropout, masks or packing; how few and how long depends on the processor
-              (:mod:`whereformer.tuning`).
+              (``whereformer.kernels.tuning``).
               :func:`explain` says what it comes to.
 
             Only "reference" has second and forward-mode derivatives, and with terms those of ``torch.func``; there

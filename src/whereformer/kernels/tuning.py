@@ -47,7 +47,7 @@ class Tuning:
 
     Args:
         processor: the family's name.
-        onednn: whether PyTorch's float32 products are slower than oneDNN's, see :mod:`whereformer.linear`.
+        onednn: whether PyTorch's float32 products are slower than oneDNN's, see ``whereformer.kernels.cpu.products``.
         written_out_scores: scores a head up to which writing them all out is faster than going tile by tile.
         half_written_out_scores: the same where bfloat16 or float16 is trained, whose fused backward is slow in torch.
         kept_scores: scores a head up to which float32's training keeps the softmax's weights for the backward.

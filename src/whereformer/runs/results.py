@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from datetime import date
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -21,9 +20,13 @@ from ..files import write_atomically
 Record = TypeVar("Record")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Results:
-    """A base for dataclasses that are the whole content of a file."""
+    """A base for dataclasses that are the whole content of a file, which begins with where its numbers come from.
+
+    Args:
+        date, commit, machine, versions: as :func:`whereformer.runs.provenance.provenance` gives them.
+    """
 
     FORMAT: ClassVar[int | str]
     """What the file's ``format`` is."""
@@ -31,14 +34,19 @@ class Results:
     INDENT: ClassVar[int | None] = None
     """How deep each level of the file is indented; None puts all on one line."""
 
+    date: str = ""
+    commit: str | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all.
+        """Write the file, whole or not at all. Fields that are None are left out; they have that default.
 
         Raises:
             ValueError: for a number that is not finite.
         """
-        content = {"format": self.FORMAT, "date": date.today().isoformat(), **asdict(self)}
-        write_json(path, content, indent=self.INDENT)
+        content = {name: value for name, value in asdict(self).items() if value is not None}
+        write_json(path, {"format": self.FORMAT, **content}, indent=self.INDENT)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -51,7 +59,6 @@ class Results:
             content = read_json(path)
             if content.pop("format", None) != cls.FORMAT:
                 raise ValueError(f"its format is not {cls.FORMAT!r}")
-            content.pop("date", None)
             return from_json(cls, content)
         except (OSError, ValueError) as error:
             raise InputError(

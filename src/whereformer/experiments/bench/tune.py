@@ -1,4 +1,4 @@
-"""Which thresholds of :mod:`whereformer.tuning` would be better on this machine.
+"""Which thresholds of :mod:`whereformer.kernels.tuning` would be better on this machine.
 
 For every setting the values to try are compared on calls for which they take different ways. All ways of a call are
 timed in turns, by the process's CPU time with one thread.

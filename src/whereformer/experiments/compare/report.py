@@ -154,7 +154,7 @@ class MethodSection:
 def method(row: RankedMethod, by_seed: Mapping[int, Run], look: figures.Series, index: int) -> MethodSection:
     """Draw the heads of a method's first seed."""
     run = by_seed[min(by_seed)]
-    name, curves = row.position, run.curves
+    name, curves, first = row.position, run.curves, run.attention[0]
     adds = f"What {name} adds to scores, per head and offset"
     looks_at = f"Mean attention with {name}, per head and offset"
     return MethodSection(
@@ -162,7 +162,7 @@ def method(row: RankedMethod, by_seed: Mapping[int, Run], look: figures.Series, 
         summaries(name),
         curves=heads.offset_curves(curves, look, f"curves-{index}", adds) if curves else None,
         attention=heads.attention_shares(run.attention, look, f"attention-{index}", looks_at),
-        wide=len(run.attention[0] or ()) > 6,
+        wide=first is not None and len(first) > 6,
     )
 
 

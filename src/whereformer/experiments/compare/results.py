@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ...runs.results import Results, refuse_other_settings
 from ...training.text import TextFacts
@@ -124,7 +123,6 @@ class CompareResults(Results):
         settings: what its runs have in common.
         runs: by method and seed.
         text: what it was trained on.
-        machine: what it was measured on.
         predicted_tokens: masked tokens of the held-out text.
         speed: by method, as soon as it is measured.
     """
@@ -134,7 +132,6 @@ class CompareResults(Results):
     settings: CompareSettings
     runs: dict[str, dict[int, Run]]
     text: CompareText
-    machine: dict[str, Any]
     predicted_tokens: int
     speed: dict[str, Speed] = field(default_factory=dict)
 

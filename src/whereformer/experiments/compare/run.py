@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...data.masks import HELD_OUT_RATE, IGNORED, HeldOut
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from .models import model_folder
 from .prepare import Job
 from .results import BASELINE, CompareResults, Score, earlier_results
@@ -34,9 +34,9 @@ def compare(job: Job, out: Path, progress: Progress, *, speed: bool = True) -> C
         settings=job.settings,
         runs={} if earlier is None else earlier.runs,
         text=job.text.facts,
-        machine=machine(job.device),
         predicted_tokens=int((held_out.labels != IGNORED).sum()),
         speed={} if earlier is None else earlier.speed,
+        **provenance(job.device),
     )
     every = [(name, seed) for seed in job.seeds for name in job.positions]
     missing = [(name, seed) for name, seed in every if results.run(name, seed) is None]

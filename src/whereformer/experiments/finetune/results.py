@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...data.glue import RowFacts
 from ...errors import InputError
 from ...runs.results import Results, refuse_other_settings
+from ...training.results import LossPoint
 from .settings import TuningSettings
 from .variants import OWN, Variant
 
@@ -45,14 +45,6 @@ class TaskFacts(RowFacts):
     classes: list[str] | None
     tokens_of_a_row: dict[str, int]
     cut_rows: int
-
-
-@dataclass(frozen=True)
-class LossPoint:
-    """The training loss after a step."""
-
-    step: int
-    loss: float
 
 
 @dataclass(frozen=True)
@@ -109,7 +101,6 @@ class FinetuneResults(Results):
         curves: of the last run of each task and position method.
         model: a folder or an id on the Hub.
         parameters: of each variant.
-        machine, versions: what it was measured on.
         shown: what its tables are made of.
     """
 
@@ -121,8 +112,6 @@ class FinetuneResults(Results):
     curves: dict[str, dict[str, KeptCurves]]
     model: str
     parameters: dict[str, ParameterCounts]
-    machine: dict[str, Any]
-    versions: dict[str, str]
     shown: Shown
 
     def run(self, task: str, variant: Variant, seed: int) -> TunedModel | None:

@@ -6,10 +6,9 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from ... import __version__
 from ...data.corpus import fingerprint
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ...training.trainer import quiet_transformers
 from .prepare import Checked, Job
 from .results import FinetuneResults, FinetuneSettings, Shown, earlier_results
@@ -34,6 +33,8 @@ def begin(job: Job, checked: Checked, out: Path) -> FinetuneResults:
     earlier = earlier_results(out, settings, tasks)
     variants = [variant for setting in job.settings for variant in setting.variants]
     baseline = {0 for variant in variants if variant.label == BASELINE}
+    origin = provenance(job.device)
+    libraries = {name: version(name) for name in ("tokenizers", "scikit-learn", "scipy")}
     return FinetuneResults(
         settings=settings,
         tasks=tasks if earlier is None else {**earlier.tasks, **tasks},
@@ -41,16 +42,12 @@ def begin(job: Job, checked: Checked, out: Path) -> FinetuneResults:
         curves={} if earlier is None else earlier.curves,
         model=job.model,
         parameters=checked.parameters if earlier is None else {**earlier.parameters, **checked.parameters},
-        machine=machine(job.device),
-        versions={
-            "whereformer": __version__,
-            **{name: version(name) for name in ("torch", "transformers", "tokenizers", "scikit-learn", "scipy")},
-        },
         shown=Shown(
             positions=[setting.position for setting in job.settings],
             kernels=sorted(baseline | {variant.kernels for variant in variants if variant.kernels}),
             seeds=job.seeds,
         ),
+        **{**origin, "versions": {**origin["versions"], **libraries}},
     )
 
 

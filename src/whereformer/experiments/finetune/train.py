@@ -22,10 +22,11 @@ from ...runs.progress import Progress
 from ...training import metrics
 from ...training.finite import check_finite
 from ...training.optimizer import build_optimizer, linear_schedule
+from ...training.results import LossPoint
 from ...training.trainer import training_arguments
 from .models import fresh
 from .prepare import Encoded, Job
-from .results import LossPoint, TunedModel
+from .results import TunedModel
 from .settings import TuningSettings
 from .variants import Variant
 
@@ -82,7 +83,7 @@ class LossWatch(TrainerCallback):
     ) -> None:
         for name, value in (logs or {}).items():
             if name in ("loss", "grad_norm"):
-                check_finite(name, value, state.global_step, self.rate, " and another --out")
+                check_finite(name, value, state.global_step, self.rate, " and another `out`")
         if logs and "loss" in logs:
             self.losses.append(LossPoint(state.global_step, round(logs["loss"], 4)))
 

@@ -79,7 +79,7 @@ class PropertiesResults(Results):
     Args:
         settings: of the comparison.
         runs: what is measured of each method.
-        text, machine: facts to show.
+        text: facts to show.
         thresholds: by which ticks are given.
         losses: of the comparison, once all is measured.
         table: the ticks of each method that was asked for, by property.
@@ -90,7 +90,6 @@ class PropertiesResults(Results):
     settings: CompareSettings
     runs: dict[str, Measured]
     text: dict[str, Any]
-    machine: dict[str, Any]
     thresholds: dict[str, Any]
     losses: Losses = field(default_factory=dict)
     table: dict[str, dict[str, Tick]] = field(default_factory=dict)

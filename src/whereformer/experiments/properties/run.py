@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from ...analysis import properties as measure
 from ...data.masks import HeldOut
 from ...positions import Position, build_position
-from ...runs.machine import machine
 from ...runs.progress import Progress
+from ...runs.provenance import provenance
 from ..compare.models import build_model
 from ..compare.results import BASELINE
 from .comparison import Comparison
@@ -46,8 +45,8 @@ def measure_properties(
         settings=compared.settings,
         runs={} if earlier is None else earlier.runs,
         text={name: value for name, value in vars(compared.text).items() if name != "data"},
-        machine=machine(torch.device("cpu")),
         thresholds=THRESHOLDS,
+        **provenance(),
     )
     missing = [
         name for name in positions if name not in results.runs or results.runs[name].seed != comparison.seed(name)

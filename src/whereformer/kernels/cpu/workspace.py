@@ -121,7 +121,7 @@ def _onednn_products(total: Tensor, left: Tensor, right: Tensor) -> Iterator[tup
 
 
 def onednn_suits(dtype: torch.dtype, device: torch.device, *sizes: int) -> bool:
-    """Whether oneDNN computes products of such rows, columns and inner size, see :mod:`whereformer.linear`.
+    """Whether oneDNN computes products of such rows, columns and inner size, see ``whereformer.kernels.cpu.products``.
 
     Only regular ones, because every shape costs memory for good.
     """
