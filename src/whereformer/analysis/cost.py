@@ -26,6 +26,7 @@ from ..kernels.choose import choose
 from ..kernels.cpu import blockwise
 from ..kernels.problem import GRADIENTS, Problem
 from ..kernels.terms import Term
+from ..kernels.torch_private import storage_id
 from ..models import Encoder, EncoderConfig, parse_blocks
 from ..models.encoder import SegmentScores, position_of
 from ..models.heads import MaskedLMHead
@@ -339,10 +340,10 @@ class _Kept:
         self.left_out: dict[int, Tensor] = {}
 
     def add(self, *tensors: Tensor) -> None:
-        self.tensors |= {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
+        self.tensors |= {storage_id(tensor): tensor for tensor in tensors}
 
     def leave_out(self, *tensors: Tensor) -> None:
-        self.left_out |= {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
+        self.left_out |= {storage_id(tensor): tensor for tensor in tensors}
 
     def hooks(self) -> saved_tensors_hooks:
         """A context in which autograd's own saved tensors are added."""
