@@ -122,7 +122,7 @@ class Memory:
     bfloat16 3 to 25%. Inference was within 5% for most methods; for those that need much for a moment (tupe, fire,
     floater, synthesizer, transformer_xl in bfloat16, and below about 90 tokens all with terms) it may be half too low
     or too high. Nor is the memory of attention's tiles counted, which a thread keeps from call to call: up to 6 MiB
-    with BERT-base's heads, and some more where oneDNN multiplies (see ``whereformer.kernels.cpu.products``). A batch without
+    with BERT-base's heads, and some more where oneDNN multiplies (``kernels.cpu.products``). A batch without
     padding is assumed.
 
     Args:
