@@ -25,6 +25,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Electra": "models",
+    "ElectraPretrainingConfig": "models",
     "Encoder": "models",
     "EncoderConfig": "models",
     "EncoderForMaskedLM": "models",
@@ -45,6 +46,7 @@ _LAZY = {
 __all__ = [
     "DenseBias",
     "Electra",
+    "ElectraPretrainingConfig",
     "Encoder",
     "EncoderConfig",
     "EncoderForMaskedLM",

@@ -122,7 +122,7 @@ def written_out(model, input_ids, attention_mask, token_type_ids):
     words = model.embeddings.word(input_ids)
     states = [model.embeddings(words, token_type_ids, model.position, place[0])]
     layer, poolings, start = 0, 0, place
-    for block, end in enumerate(model.ends):
+    for block, layers in enumerate(model.blocks):
         groups = windows(states[-1].shape[1], config) if block else None
         if groups is not None:
             poolings += 1
@@ -137,13 +137,13 @@ def written_out(model, input_ids, attention_mask, token_type_ids):
             keys, there = (states[-1], below) if whole else (pooled, place)
             states.append(run_layer(model, layer, pooled, keys, place, there))
             layer += 1
-        while layer < end:
+        while layer < layers.stop:
             states.append(run_layer(model, layer, states[-1], states[-1], place, place))
             layer += 1
         if block == 0:
             first = states[-1]
     if model.has_decoder:
-        last, times, apart = states[-1], 2 ** (len(model.ends) - 1), int(config.separate_cls)
+        last, times, apart = states[-1], 2 ** (len(model.blocks) - 1), int(config.separate_cls)
         sources = [i if i < apart else apart + (i - apart) // times for i in range(length)]
         nothing = torch.zeros_like(last[:, 0])
         repeated = [last[:, source] if source < last.shape[1] else nothing for source in sources]

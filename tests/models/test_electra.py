@@ -1,5 +1,6 @@
 """ELECTRA: what is sampled, judged and counted; what its two models share, also on disk and in training."""
 
+import json
 import math
 from collections import Counter
 
@@ -10,8 +11,17 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from tests.models.test_encoder import small_config
-from whereformer import Electra, Encoder, EncoderForMaskedLM, EncoderForPreTraining, EncoderForSequenceClassification
-from whereformer.models.electra import generator_config, sample
+from whereformer import (
+    Electra,
+    ElectraPretrainingConfig,
+    Encoder,
+    EncoderConfig,
+    EncoderForMaskedLM,
+    EncoderForPreTraining,
+    EncoderForSequenceClassification,
+    load_pretrained,
+)
+from whereformer.models.electra import sample
 
 MASK = 4
 SHARED = ["word.weight", "token_type.weight", "norm.weight", "norm.bias"]
@@ -19,7 +29,7 @@ SHARED = ["word.weight", "token_type.weight", "norm.weight", "norm.bias"]
 
 def build(**changes):
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "embedding_size": 16, "position": "tisa"}
-    return Electra(small_config(**{**sizes, **changes})).eval()
+    return Electra(small_config(ElectraPretrainingConfig, **{**sizes, **changes})).eval()
 
 
 def batch():
@@ -172,8 +182,10 @@ def test_without_token_types_there_are_none_to_share():
     ("size", "expected"), [(0.25, (8, 32, 1)), (0.5, (16, 64, 2)), (1.0, (32, 128, 4)), (0.01, (1, 1, 1))]
 )
 def test_the_generator_is_narrower_and_as_deep(size, expected):
-    config = small_config(hidden_size=32, num_attention_heads=4, generator_size=size, blocks="2x2")
-    own = generator_config(config)
+    config = small_config(
+        ElectraPretrainingConfig, hidden_size=32, num_attention_heads=4, generator_size=size, blocks="2x2"
+    )
+    own = config.generator_config()
     assert (own.hidden_size, own.intermediate_size, own.num_attention_heads) == expected
     same = ("blocks", "decoder_layers", "head_dim", "embedding_size", "vocab_size", "position", "lm_head")
     assert all(getattr(own, name) == getattr(config, name) for name in same)
@@ -231,6 +243,59 @@ def test_pretraining_can_go_on_from_a_discriminator(tmp_path):
     discriminator, generator = embeddings(loaded)
     assert torch.equal(discriminator["word.weight"], embeddings(model)[0]["word.weight"])
     assert all(generator[name] is discriminator[name] for name in SHARED)
+
+
+def without_what_electra_has(folder):
+    """Whether a saved model's configuration is an encoder's, without ELECTRA's options."""
+    config = json.loads((folder / "config.json").read_text())
+    return config["model_type"] == "whereformer" and not {"generator_size", "discriminator_weight"} & config.keys()
+
+
+def test_only_electra_has_its_options(tmp_path):
+    model = build(generator_size=0.5, discriminator_weight=7.0)
+    for name, part in {"discriminator": model.discriminator, "generator": model.generator}.items():
+        assert type(part.config) is EncoderConfig
+        assert not hasattr(part.config, "generator_size")
+        part.save_pretrained(tmp_path / name)
+        assert without_what_electra_has(tmp_path / name)
+    model.save_pretrained(tmp_path / "both")
+    found = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "both")
+    assert type(found) is Electra
+    assert (found.config.generator_size, found.config.discriminator_weight) == (0.5, 7.0)
+    with pytest.raises(TypeError, match=r"^config: expected an ElectraPretrainingConfig, got EncoderConfig"):
+        Electra(small_config())
+    with pytest.raises(ValueError, match=r"^generator_size: expected a positive number, got nan"):
+        build(generator_size=float("nan"))
+    for bad in (-0.5, float("nan")):
+        with pytest.raises(ValueError, match=f"^discriminator_weight: expected at least 0, got {bad}$"):
+            build(discriminator_weight=bad)
+
+
+def test_checkpoints_of_earlier_versions_load(tmp_path, caplog):
+    """Their config.json has ELECTRA's options for every model, and the encoder's model_type for an Electra."""
+    model = build(discriminator_weight=7.0)
+    for part, folder in ((model, tmp_path / "both"), (model.discriminator, tmp_path / "discriminator")):
+        part.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"model_type": "whereformer", "generator_size": 0.25, "discriminator_weight": 7.0}
+        (folder / "config.json").write_text(json.dumps(config))
+    inputs, original = batch()
+
+    loaded, found = Electra.from_pretrained(tmp_path / "both", output_loading_info=True)
+    assert not any(found.values())
+    assert type(loaded.config) is ElectraPretrainingConfig
+    assert loaded.config.discriminator_weight == 7.0
+    arguments = {**inputs, "sampled_ids": original}
+    assert torch.equal(loaded.eval()(**arguments).loss, model(**arguments).loss)
+
+    for name in ("both", "discriminator"):
+        kept = load_pretrained(tmp_path / name)
+        assert type(kept) is EncoderForPreTraining
+        assert torch.equal(kept(original).logits, model.discriminator(original).logits)
+        kept.save_pretrained(tmp_path / "again")
+        assert without_what_electra_has(tmp_path / "again")
+    assert not hasattr(EncoderConfig.from_pretrained(tmp_path / "discriminator"), "generator_size")
+    assert "You are using a model of type" not in caplog.text
 
 
 def test_the_vocabulary_grows_for_both():

@@ -11,7 +11,7 @@ from whereformer.models import Block, parse_blocks
 POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
 
 
-def small_config(**changes):
+def small_config(kind=EncoderConfig, **changes):
     sizes = {
         "vocab_size": 50,
         "hidden_size": 16,
@@ -21,7 +21,7 @@ def small_config(**changes):
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     }
-    return EncoderConfig(**{**sizes, **changes})
+    return kind(**{**sizes, **changes})
 
 
 def copy_linear(ours, theirs):
@@ -329,8 +329,6 @@ def test_bad_blocks_are_named(blocks):
         ("head_dim", -8, 1),
         ("max_position_embeddings", 0, 1),
         ("type_vocab_size", -1, 0),
-        ("discriminator_weight", -0.5, 0),
-        ("discriminator_weight", float("nan"), 0),
     ],
 )
 def test_numbers_that_are_too_small_are_named(field, bad, least):
@@ -339,8 +337,8 @@ def test_numbers_that_are_too_small_are_named(field, bad, least):
 
 
 def test_errors_name_the_argument():
-    with pytest.raises(ValueError, match=r"^generator_size: expected a positive number, got nan"):
-        small_config(generator_size=float("nan"))
+    with pytest.raises(ValueError, match=r"^generator_size: only ElectraPretrainingConfig has this option, got 0.5"):
+        small_config(generator_size=0.5)
     with pytest.raises(ValueError, match="num_attention_heads: 3 heads do not divide hidden_size 16"):
         small_config(num_attention_heads=3)
     with pytest.raises(ValueError, match="norm: expected 'post' or 'pre', got 'sandwich'"):

@@ -79,10 +79,10 @@ def test_hidden_states_are_as_long_as_block_lengths_says(changes, length):
     model = build("none", **changes)
     states = states_of(model, inputs_of(length))
     lengths = model.config.block_lengths(length)
-    layers = [end - start for start, end in zip((0, *model.ends), model.ends, strict=False)]
+    layers = [len(block) for block in model.blocks]
     expected = [length, *(count for count, times in zip(lengths, layers, strict=True) for _ in range(times))]
     # With a decoder the states end with its input and its layers', at full length.
-    expected += [length] * (len(model.passes) - model.ends[-1] + 1 if model.has_decoder else 0)
+    expected += [length] * (len(model.decoder) + 1 if model.has_decoder else 0)
     assert [state.shape[1] for state in states] == expected
 
 
@@ -169,7 +169,7 @@ def test_cls_does_not_see_how_much_padding_follows_once_there_is_enough(position
         inputs["input_ids"][:, real:] = 0
         inputs["token_type_ids"][:, real:] = 0
         inputs["attention_mask"] = (torch.arange(length) < real).long().unsqueeze(0)
-        return states_of(model, inputs)[model.ends[-1]][:, 0]
+        return states_of(model, inputs)[model.blocks[-1].stop][:, 0]
 
     close(first(length + more), first(length))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from whereformer import Electra, Encoder, EncoderConfig
+from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfig
 from whereformer.models.checkpoints.funnel import from_authors, from_funnel, to_funnel
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "funnel"
@@ -45,7 +45,7 @@ def tensors(file, case):
     return {name.removeprefix(prefix): x for name, x in opened(file)[1].items() if name.startswith(prefix)}
 
 
-def configuration(sizes, case, **changes):
+def configuration(sizes, case, kind=EncoderConfig, **changes):
     """The configuration of a case of the original code."""
     options = {
         "vocab_size": sizes["vocab_size"],
@@ -67,7 +67,7 @@ def configuration(sizes, case, **changes):
         "layer_norm_eps": 1e-9,
         "pad_token_id": None,
     }
-    return EncoderConfig(**{**options, **changes})
+    return kind(**{**options, **changes})
 
 
 def inputs(stored, *, segments=None):
@@ -238,6 +238,7 @@ def test_electra():
     config = configuration(
         sizes,
         {**case, "attn_type": "rel_shift"},
+        ElectraPretrainingConfig,
         decoder_layers="2",
         layer_norm_eps=1e-8,
         generator_size=0.5,

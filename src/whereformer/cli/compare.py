@@ -13,7 +13,7 @@ from ..errors import InputError
 from .arguments import find_device
 
 if TYPE_CHECKING:
-    from ..experiments.compare.run import Sizes
+    from ..experiments.compare.results import Sizes
 
 
 @dataclass(frozen=True)
@@ -85,38 +85,38 @@ class Compare:
 
     def run(self, console: Console) -> None:
         """Do it."""
-        from ..data import corpus
-        from ..experiments.compare import run as compare
-        from ..experiments.compare import summary as ranking
+        from ..experiments.compare.prepare import Source, check_positions, prepare_job
+        from ..experiments.compare.ranking import rank
         from ..experiments.compare.report import write_report
+        from ..experiments.compare.run import DEFAULT_POSITIONS, QUICK_POSITIONS, compare
         from ..positions import position_names
         from ..runs.folder import open_folder
         from .terminal import Bar, print_ranking, say
 
-        names: Sequence[str] = compare.QUICK_POSITIONS if self.quick else compare.DEFAULT_POSITIONS
+        names: Sequence[str] = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
         if self.positions is not None:
             names = position_names() if self.positions == "all" else self.positions.split(",")
         sizes = self.sizes()
-        names = compare.check_positions(names, sizes)
+        names = check_positions(names, sizes)
         device = find_device(self.device)
+        seeds = range(self.seed, self.seed + self.seeds)
         with open_folder(self.out):
             with console.status("reading the text and training a tokenizer"):
-                documents = corpus.documents_of(self.data, self.column)
-                results = compare.Results(self.out, sizes, corpus.fingerprint(documents), device.type)
-                text = compare.prepare_text(documents, sizes, self.data, self.column, self.out)
+                job = prepare_job(Source(self.data, self.column), sizes, names, seeds, device, self.out)
+            text = job.text.facts
             console.print(
-                f"{text.facts['training_tokens']:,} training and {text.facts['held_out_tokens']:,} held-out tokens "
-                f"from {text.facts['source']}; guessing by frequency: loss {text.facts['unigram_entropy']:.2f}",
+                f"{text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from {text.source}; "
+                f"guessing by frequency: loss {text.unigram_entropy:.2f}",
                 highlight=False,
             )
             with Bar(console) as progress:
-                compare.run(results, sizes, names, range(self.seed, self.seed + self.seeds), text, device, progress)
-            rows = ranking.rank(results.data)
+                results = compare(job, self.out, progress)
+            ranking = rank(results)
             report = self.out / "report.html"
-            write_report(results.data, report)
-            print_ranking(console, rows, self.length)
-            console.print(ranking.verdict(rows, results.data), style="bold", highlight=False)
-            say(console, f"wrote {report} (open it in a browser) and {results.path}")
+            write_report(results, ranking, report)
+            print_ranking(console, ranking.rows, self.length)
+            console.print(ranking.verdict, style="bold", highlight=False)
+            say(console, f"wrote {report} (open it in a browser) and {self.out / 'results.json'}")
 
     def sizes(self) -> Sizes:
         """All that decides a result besides text, method and seed.
@@ -124,14 +124,15 @@ class Compare:
         Raises:
             InputError: for an option out of range.
         """
-        from ..experiments.compare import run as compare
+        from ..experiments.compare.results import Sizes
+        from ..experiments.compare.run import DEFAULT_STEPS, QUICK_STEPS
 
         self._check()
-        return compare.Sizes(
+        return Sizes(
             blocks=self.blocks,
             decoder_layers=self._decoder_layers(),
             length=self.length,
-            steps=self.steps or (compare.QUICK_STEPS if self.quick else compare.DEFAULT_STEPS),
+            steps=self.steps or (QUICK_STEPS if self.quick else DEFAULT_STEPS),
             batch_size=self.batch_size,
             hidden_size=self.hidden_size,
             num_heads=self.num_heads,

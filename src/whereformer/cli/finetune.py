@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -16,7 +16,10 @@ from ..experiments.settings import check_range, listed
 from .arguments import find_device
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Sequence
+
+    from ..experiments.finetune.gains import GainsTable
+    from ..experiments.finetune.results import FinetuneResults
 
 
 @dataclass(frozen=True)
@@ -74,41 +77,43 @@ class Finetune:
             kernels.append(int(text))
         import torch
 
-        from ..data import glue
-        from ..experiments.finetune import run as finetune
-        from ..experiments.finetune import summary as gains
-        from ..experiments.finetune import variants
+        from ..experiments.finetune.gains import tables
+        from ..experiments.finetune.models import load_tokenizer
+        from ..experiments.finetune.prepare import Job, load_tasks, prepare
+        from ..experiments.finetune.run import begin, finetune
+        from ..experiments.finetune.variants import settings_of
         from ..runs.folder import open_folder
         from .terminal import Bar, print_finetuning, print_gains
 
-        settings = variants.settings_of(listed("position", self.position), sorted(set(kernels)))
+        settings = settings_of(listed("position", self.position), sorted(set(kernels)))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         seeds = list(range(self.seed, self.seed + self.seeds))
-        tokenizer = finetune.load_tokenizer(self.model, self.tokenizer)
+        tokenizer = load_tokenizer(self.model, self.tokenizer)
         with ExitStack() as stack:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
             with console.status("reading rows and models"):
-                tasks = glue.load(data)
-                job = finetune.Job(self.model, tokenizer, tasks, settings, seeds, tuning, find_device(self.device))
-                encoded, facts = finetune.prepare(job)
-            results = finetune.Results(self.out, job, encoded, facts)
-            print_finetuning(console, job, encoded, facts)
+                device = find_device(self.device)
+                job = Job(self.model, tokenizer, load_tasks(data), settings, seeds, tuning, device)
+                checked = prepare(job)
+            results = begin(job, checked, self.out)
+            print_finetuning(console, job, checked)
             if self.dry_run:
                 return
             with Bar(console) as progress:
-                finetune.run(job, encoded, results, self.out, progress)
-            print_gains(console, gains.tables(results.data))
-            self._write(console, results.data)
+                results = finetune(job, checked, results, self.out, progress)
+            found = tables(results)
+            print_gains(console, found)
+            self._write(console, results, found)
 
-    def _write(self, console: Console, results: dict[str, Any]) -> None:
+    def _write(self, console: Console, results: FinetuneResults, found: Sequence[GainsTable]) -> None:
         """The table as text and as a page."""
-        from ..experiments.finetune import report
+        from ..experiments.finetune.report import build_markdown, build_report
         from ..files import write_atomically
         from .terminal import say
 
-        files = {"results.md": report.build_markdown(results), "report.html": report.build_report(results)}
+        files = {"results.md": build_markdown(results, found), "report.html": build_report(results, found)}
         for name, text in files.items():
             write_atomically(self.out / name, text)
         written = " and ".join(str(self.out / name) for name in ("results.json", "results.md"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rich.console import Console
 
@@ -15,7 +15,7 @@ from ..experiments.settings import check_range
 from .arguments import find_device
 
 if TYPE_CHECKING:
-    pass
+    from ..experiments.pretrain.results import PretrainResults
 
 
 @dataclass(frozen=True)
@@ -71,24 +71,28 @@ class Pretrain:
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError("vocab_size", f"only without `tokenizer`, whose size it is, got {self.vocab_size}")
         from ..data import corpus
-        from ..experiments.pretrain import run as pretrain
+        from ..experiments.pretrain.job import Job, batch_costs, settings_of
+        from ..experiments.pretrain.model import build_config
+        from ..experiments.pretrain.results import PretrainResults
+        from ..experiments.pretrain.run import pretrain
+        from ..experiments.pretrain.text import prepare_text, tokenizer_setting
         from ..runs.folder import open_folder
-        from ..training import folder as run_folder
+        from ..training.folder import Folder
         from .terminal import Bar, print_plan, say
 
         device = find_device(self.device)
         vocab_size = self.vocab_size or 4096
         # Before the text is read and encoded, which may take long.
-        pretrain.build_config(model, training.length)
-        tokenizer = pretrain.tokenizer_setting(self.tokenizer, vocab_size)
+        build_config(model, training.length)
+        tokenizer = tokenizer_setting(self.tokenizer, vocab_size)
         with ExitStack() as stack:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
             with console.status("reading the text"):
                 documents = corpus.documents_of(self.data, self.column)
             if not self.dry_run:
-                settings = pretrain.settings_of(model, training, documents, tokenizer, device)
-                folder = run_folder.Folder(self.out, settings)
+                settings = settings_of(model, training, documents, tokenizer, device)
+                folder = Folder(self.out, settings, PretrainResults)
                 results = folder.finished()
                 if results is not None:
                     say(console, f"{self.out} is finished already; nothing to do")
@@ -96,31 +100,30 @@ class Pretrain:
                     return
             with console.status("encoding the text" if self.tokenizer else "training a tokenizer, encoding the text"):
                 source = corpus.source_of(self.data)
-                text = pretrain.prepare_text(documents, source, self.tokenizer, vocab_size)
-                config = pretrain.build_config(model, training.length, text.vocabulary)
+                text = prepare_text(documents, source, self.tokenizer, vocab_size)
+                config = build_config(model, training.length, text.vocabulary)
                 every = self.every or max(1, training.steps // 10)
-                job = pretrain.Job(model, training, text, config, device, every, self.keep)
-                plan = job.facts()
+                job = Job(model, training, text, config, device, every, self.keep)
+                plan = job.plan()
             print_plan(console, text.facts, model.blocks, training.steps, plan)
             if self.dry_run:
-                for part, batch in pretrain.batch_costs(job).items():
+                for part, batch in batch_costs(job).items():
                     steps = f" ({training.accumulate} batches a step)" if training.accumulate > 1 else ""
                     say(console, f"\n{part}, a batch{steps}:\n{batch}")
                 return
             with Bar(console) as progress:
-                results = pretrain.run(job, folder, progress)
+                results = pretrain(job, folder, progress)
             self._tell(console, results)
 
-    def _tell(self, console: Console, results: dict[str, Any]) -> None:
+    def _tell(self, console: Console, results: PretrainResults) -> None:
         """Where everything is, how good it is, and how to use it."""
         from ..training.judged import score_text
         from .terminal import say
 
-        scores = ", ".join(score_text(name, value) for name, value in results["held_out"][-1].items() if name != "step")
+        scores = ", ".join(score_text(name, value) for name, value in results.scores.items())
         say(
             console,
-            f"{results['step']:,} steps, {results['tokens_seen']:,} tokens in {results['seconds']:.0f} s; "
-            f"held-out {scores}",
+            f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s; held-out {scores}",
             f"wrote {self.out / 'model'} (model and tokenizer), {self.out / 'results.json'} and "
             f"{self.out / 'checkpoints'}",
             "\nfrom transformers import AutoTokenizer; from whereformer import Encoder\n"

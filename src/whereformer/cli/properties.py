@@ -13,8 +13,9 @@ from ..errors import InputError
 from .compare import Compare
 
 if TYPE_CHECKING:
-    from ..experiments.properties.run import Comparison
-    from ..experiments.properties.summary import Row
+    from ..experiments.properties.comparison import Comparison
+    from ..experiments.properties.results import PropertiesResults
+    from ..experiments.properties.ticks import MethodTicks
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Properties:
 
     def run(self, console: Console) -> None:
         """Do it."""
-        from ..experiments.properties import run as properties
+        from ..experiments.properties.comparison import load_comparison
+        from ..experiments.properties.run import measure_properties
         from ..runs.folder import open_folder
         from .terminal import Bar, print_properties
 
@@ -78,19 +80,17 @@ class Properties:
                 comparison, names = self._train(console, names, stack)
             else:
                 with console.status("reading the comparison and its text"):
-                    comparison, names = properties.load_comparison(self.results, names)
+                    comparison, names = load_comparison(self.results, names)
                 stack.enter_context(open_folder(self.out))
-            results = properties.Results(self.out, comparison)
             with Bar(console) as progress:
-                properties.run(results, names, progress)
-            rows = results.finish(names)
+                results, rows = measure_properties(comparison, names, self.out, progress)
             print_properties(console, rows)
-            self._write(console, results.data, rows)
+            self._write(console, results, rows)
 
     def _names(self) -> list[str] | None:
         if self.positions is None:
             return None
-        from ..experiments.compare.run import BASELINE
+        from ..experiments.compare.results import BASELINE
         from ..experiments.settings import listed
 
         names = ["".join(name.split()) for name in listed("positions", self.positions)]
@@ -102,52 +102,44 @@ class Properties:
         """A comparison of its own, within the output folder."""
         import torch
 
-        from ..data import corpus
-        from ..data.masks import HeldOut
-        from ..experiments.compare import run as compare
-        from ..experiments.properties import run as properties
+        from ..data.masks import HELD_OUT_RATE, HeldOut
+        from ..experiments.compare.prepare import Source, check_positions, prepare_job
+        from ..experiments.compare.results import BASELINE
+        from ..experiments.compare.run import compare
+        from ..experiments.properties.comparison import Comparison
+        from ..experiments.properties.run import DEFAULT_STEPS, QUICK_STEPS
         from ..positions import position_names
         from ..runs.folder import open_folder
         from .terminal import Bar
 
         given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "seeds", "seed")}
-        default = properties.QUICK_STEPS if self.quick else properties.DEFAULT_STEPS
-        job = Compare(
+        default = QUICK_STEPS if self.quick else DEFAULT_STEPS
+        options = Compare(
             steps=default if self.steps is None else self.steps,
             **{name: value for name, value in given.items() if value is not None},
         )
-        sizes = job.sizes()
-        chosen = names or [name for name in position_names() if name != compare.BASELINE]
-        chosen = compare.check_positions(chosen, sizes)
+        sizes = options.sizes()
+        chosen = names or [name for name in position_names() if name != BASELINE]
+        chosen = check_positions(chosen, sizes)
+        seeds = range(options.seed, options.seed + options.seeds)
         stack.enter_context(open_folder(self.out))
         folder = self.out / "comparison"
         stack.enter_context(open_folder(folder))
         with console.status("reading the text and training a tokenizer"):
-            documents = corpus.documents_of(self.data, self.column)
-            results = compare.Results(folder, sizes, corpus.fingerprint(documents), "cpu")
-            text = compare.prepare_text(documents, sizes, self.data, self.column, folder)
-        seeds = range(job.seed, job.seed + job.seeds)
+            source = Source(self.data, self.column)
+            job = prepare_job(source, sizes, [BASELINE, *chosen], seeds, torch.device("cpu"), folder)
         with Bar(console) as progress:
-            compare.run(
-                results,
-                sizes,
-                [compare.BASELINE, *chosen],
-                seeds,
-                text,
-                torch.device("cpu"),
-                progress,
-                speed=False,
-            )
-        held_out = HeldOut(text.held_out, compare.HELD_OUT_RATE, text.vocab_size)
-        return properties.Comparison(folder, results.data, held_out), chosen
+            results = compare(job, folder, progress, speed=False)
+        held_out = HeldOut(job.text.held_out, HELD_OUT_RATE, job.text.vocab_size)
+        return Comparison(folder, results, held_out), chosen
 
-    def _write(self, console: Console, data: dict[str, Any], rows: list[Row]) -> None:
+    def _write(self, console: Console, results: PropertiesResults, rows: list[MethodTicks]) -> None:
         """The table as text and as a page."""
         from ..experiments.properties import report
         from ..files import write_atomically
         from .terminal import say
 
-        files = {"results.md": report.build_markdown(data, rows), "report.html": report.build_report(data, rows)}
+        files = {"results.md": report.build_markdown(results, rows), "report.html": report.build_report(results, rows)}
         for name, text in files.items():
             write_atomically(self.out / name, text)
         written = " and ".join(str(self.out / name) for name in ("results.json", "results.md"))

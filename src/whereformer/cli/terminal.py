@@ -16,16 +16,21 @@ from rich.table import Table
 
 from ..experiments.bench.cases import FLOOR
 from ..experiments.bench.run import Row as BenchRow
-from ..experiments.compare.summary import Cell, Row
+from ..experiments.compare.ranking import RankedMethod
+from ..experiments.seeds import Spread
 from ..runs.progress import Progress as Listener
 
 if TYPE_CHECKING:
     from ..analysis import PaperRow
     from ..analysis.findings import HeadFindings, ModelFindings
     from ..experiments.bench.tune import Row as TuneRow
-    from ..experiments.finetune.run import Encoded, Job
-    from ..experiments.finetune.summary import Table as GainsTable
-    from ..experiments.properties.summary import Row as TicksRow
+    from ..experiments.finetune.gains import GainsTable
+    from ..experiments.finetune.prepare import Checked, Job
+    from ..experiments.pretrain.results import PretrainPlan
+    from ..experiments.properties.ticks import MethodTicks
+    from ..experiments.translate.results import TranslationFacts, TranslationPlan
+    from ..training.results import TrainingPlan
+    from ..training.text import TextFacts
 
 
 class Bar(Listener):
@@ -70,7 +75,7 @@ class Bar(Listener):
         self.console.print(text, highlight=False)
 
 
-def print_ranking(console: Console, rows: Sequence[Row], length: int) -> None:
+def print_ranking(console: Console, rows: Sequence[RankedMethod], length: int) -> None:
     """The table of a comparison, at most 100 columns wide."""
     table = Table(
         title=f"Held-out masked-LM loss, trained on {length} tokens at a time (lower is better)",
@@ -103,7 +108,7 @@ def print_ranking(console: Console, rows: Sequence[Row], length: int) -> None:
     )
 
 
-def _loss(cell: Cell) -> str:
+def _loss(cell: Spread) -> str:
     if cell.median is None or cell.low is None or cell.high is None:
         return "cannot"
     if cell.low == cell.high:
@@ -199,19 +204,27 @@ def say(console: Console, *lines: str) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def print_plan(console: Console, text: dict[str, Any], blocks: str, steps: int, plan: dict[str, Any]) -> None:
+def print_plan(console: Console, text: TextFacts, blocks: str, steps: int, plan: PretrainPlan) -> None:
     """What a pretraining run is about to do: the text, the model and how often it reads the text."""
-    lengths = ", ".join(f"{length:,}" for length in plan["block_lengths"])
+    lengths = ", ".join(f"{length:,}" for length in plan.block_lengths)
     lines = (
-        f"text: {text['training_tokens']:,} training and {text['held_out_tokens']:,} held-out tokens from "
-        f"{text['source']}; guessing by frequency: loss {text['unigram_entropy']:.2f}",
-        f"model: {plan['parameters']:,} parameters, of them {plan['embedding_parameters']:,} embeddings of "
-        f"{text['vocabulary']:,} tokens and {plan['positional_parameters']:,} of position; "
-        f"blocks {blocks} of {lengths} tokens",
-        f"training: {steps:,} steps of {plan['tokens_per_step']:,} tokens; the text is {plan['steps_per_epoch']:,.1f} "
-        f"steps long and read {plan['epochs']:,.1f} times",
+        f"text: {text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from "
+        f"{text.source}; guessing by frequency: loss {text.unigram_entropy:.2f}",
+        f"{_model_size(plan, text.vocabulary)}; blocks {blocks} of {lengths} tokens",
+        f"training: {steps:,} steps of {plan.tokens_per_step:,} tokens; {_passes(plan)}",
     )
     say(console, *lines)
+
+
+def _model_size(plan: TrainingPlan, vocabulary: int) -> str:
+    return (
+        f"model: {plan.parameters:,} parameters, of them {plan.embedding_parameters:,} embeddings of "
+        f"{vocabulary:,} tokens and {plan.positional_parameters:,} of position"
+    )
+
+
+def _passes(plan: TrainingPlan) -> str:
+    return f"the text is {plan.steps_per_epoch:,.1f} steps long and read {plan.epochs:,.1f} times"
 
 
 def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:
@@ -233,31 +246,31 @@ def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:
     )
 
 
-def print_finetuning(console: Console, job: Job, tasks: Sequence[Encoded], facts: dict[str, Any]) -> None:
+def print_finetuning(console: Console, job: Job, checked: Checked) -> None:
     """What a fine-tuning is about to do: its tasks and models."""
-    for encoded in tasks:
+    for encoded in checked.tasks:
         found = encoded.facts()
-        rows = ", ".join(f"{split} {count:,}" for split, count in found["rows"].items())
-        tokens = found["tokens_of_a_row"]
+        rows = ", ".join(f"{split} {count:,}" for split, count in found.rows.items())
+        tokens = found.tokens_of_a_row
         lines = [
-            f"{encoded.data.task.name}: {rows} rows from {found['source']}; median {tokens['median']} tokens, "
+            f"{encoded.data.task.name}: {rows} rows from {found.source}; median {tokens['median']} tokens, "
             f"longest {tokens['most']}; {job.steps(encoded):,} steps a run"
         ]
-        if found["subsets"]:
-            lines.append(f"  only a part of {', '.join(found['subsets'])}: not to be compared with published scores")
-        if found["cut_rows"]:
-            lines.append(f"  {found['cut_rows']:,} rows cut to {job.tuning.max_length} tokens")
+        if found.subsets:
+            lines.append(f"  only a part of {', '.join(found.subsets)}: not to be compared with published scores")
+        if found.cut_rows:
+            lines.append(f"  {found.cut_rows:,} rows cut to {job.tuning.max_length} tokens")
         say(console, *lines)
     models = []
-    for name, count in facts["parameters"].items():
+    for name, count in checked.parameters.items():
         # Trained positions that another method replaces are not to go without a word.
-        fresh = f", {count['fresh']:,} of them fresh" if count["fresh"] else ""
-        models.append(f"{name} ({count['all']:,} parameters, {count['position']:,} of position{fresh})")
-    total = len(tasks) * len(models) * len(job.seeds)
+        fresh = f", {count.fresh:,} of them fresh" if count.fresh else ""
+        models.append(f"{name} ({count.all:,} parameters, {count.position:,} of position{fresh})")
+    total = len(checked.tasks) * len(models) * len(job.seeds)
     say(
         console,
         f"models: {'; '.join(models)}",
-        f"{total} runs: {len(tasks)} tasks, {len(models)} models, {len(job.seeds)} seeds",
+        f"{total} runs: {len(checked.tasks)} tasks, {len(models)} models, {len(job.seeds)} seeds",
     )
 
 
@@ -282,32 +295,33 @@ def print_gains(console: Console, tables: Sequence[GainsTable]) -> None:
     )
 
 
-def _score(cell: Cell | None) -> str:
+def _score(cell: Spread | None) -> str:
     if cell is None or cell.median is None or cell.low is None or cell.high is None:
         return "-"
     return f"{cell.median:.1f}" + (f"\n{cell.low:.1f} to {cell.high:.1f}" if cell.low != cell.high else "")
 
 
-def print_translation_plan(console: Console, text: dict[str, Any], plan: dict[str, Any], max_length: int) -> None:
+def print_translation_plan(console: Console, text: TranslationFacts, plan: TranslationPlan, max_length: int) -> None:
     """What a translation training is about to do: the text, the model and how often it reads the text."""
     lines = []
-    for name, part in (("training", text["training"]), ("held-out", text["held_out"])):
+    for name, part in (("training", text.training), ("held-out", text.held_out)):
         left_out = [
-            f"{part[kind]:,} {told}"
-            for kind, told in (("empty", "with an empty line"), ("too_long", f"of more than {max_length} tokens"))
-            if part[kind]
+            f"{count:,} {why}"
+            for count, why in (
+                (part.empty, "with an empty line"),
+                (part.too_long, f"of more than {max_length} tokens"),
+            )
+            if count
         ]
         lines.append(
-            f"{name}: {part['pairs']:,} pairs, {part['source_tokens']:,} and {part['target_tokens']:,} tokens, a line "
-            f"at most {part['longest']}" + (f"; left out: {', '.join(left_out)}" if left_out else "")
+            f"{name}: {part.pairs:,} pairs, {part.source_tokens:,} and {part.target_tokens:,} tokens, a line "
+            f"at most {part.longest}" + (f"; left out: {', '.join(left_out)}" if left_out else "")
         )
     say(
         console,
         *lines,
-        f"model: {plan['parameters']:,} parameters, of them {plan['embedding_parameters']:,} embeddings of "
-        f"{text['vocabulary']:,} tokens and {plan['positional_parameters']:,} of position",
-        f"training: {plan['steps']:,} steps of about {plan['tokens_per_step']:,} tokens; the text is "
-        f"{plan['steps_per_epoch']:,.1f} steps long and read {plan['epochs']:,.1f} times",
+        _model_size(plan, text.vocabulary),
+        f"training: {plan.steps:,} steps of about {plan.tokens_per_step:,} tokens; {_passes(plan)}",
     )
 
 
@@ -455,9 +469,9 @@ def print_distilling(console: Console, results: dict[str, Any]) -> None:
     console.print(table)
 
 
-def print_properties(console: Console, rows: Sequence[TicksRow]) -> None:
+def print_properties(console: Console, rows: Sequence[MethodTicks]) -> None:
     """What each method can do, at most 100 columns wide, and where that is not what the paper says."""
-    from ..experiments.properties import summary as ticks
+    from ..experiments.properties import ticks
 
     table = Table(title="What each position method can do, measured", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("position", no_wrap=True)
@@ -472,8 +486,8 @@ def print_properties(console: Console, rows: Sequence[TicksRow]) -> None:
     for name, meaning in ticks.MEANINGS.items():
         console.print(f"{ticks.title(name)}: {meaning}", style="dim", highlight=False)
     for heading, lines in (
-        ("Not decided, or not possible:", ticks.open_ticks(list(rows))),
-        ("* Where Table 1 of the TISA paper says otherwise:", ticks.disagreements(list(rows))),
+        ("Not decided, or not possible:", ticks.open_ticks(rows)),
+        ("* Where Table 1 of the TISA paper says otherwise:", ticks.disagreements(rows)),
     ):
         if lines:
             console.print(f"\n{heading}", style="bold", highlight=False)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
 
 import tyro
 from rich.console import Console
@@ -24,6 +24,9 @@ from ..experiments.translate.settings import (
     ValidationData,
 )
 from .arguments import find_device
+
+if TYPE_CHECKING:
+    from ..experiments.translate.results import TranslationResults
 
 Device = Literal["auto", "cpu", "cuda"]
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -65,55 +68,59 @@ class Train:
         data, model, training = self.parallel.checked(), self.model.checked(), self.training.checked()
         validation = self.judged.parallel(data.columns)
         check_range(self, threads=(1, 2**20))
-        from ..data import parallel
-        from ..experiments.translate import run as translation
+        from ..data.parallel import hold_out
+        from ..experiments.translate.examples import prepare
+        from ..experiments.translate.job import Job, settings_of
+        from ..experiments.translate.model import build_config
+        from ..experiments.translate.pairs import load_pairs
+        from ..experiments.translate.results import TranslationResults
+        from ..experiments.translate.run import train_translator
         from ..runs.folder import open_folder
-        from ..training import folder as run_folder
+        from ..training.folder import Folder
         from .terminal import Bar, print_translation_plan, say
 
         device = find_device(self.device)
         _use(self.threads)
         # Before the text is read and encoded, which may take long.
-        translation.build_config(model, training, training.vocab_size)
+        build_config(model, training, training.vocab_size)
         with ExitStack() as stack:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
             with console.status("reading the text"):
-                pairs = parallel.load(data)
+                pairs = load_pairs(data)
                 if validation is None:
-                    pairs, held_out = parallel.hold_out("data" if data.data else "source", pairs)
+                    pairs, held_out = hold_out("data" if data.data else "source", pairs)
                 else:
-                    held_out = parallel.load(validation)
+                    held_out = load_pairs(validation)
             if not self.dry_run:
-                folder = run_folder.Folder(self.out, translation.settings_of(model, training, pairs, held_out, device))
+                folder = Folder(self.out, settings_of(model, training, pairs, held_out, device), TranslationResults)
                 results = folder.finished()
                 if results is not None:
                     say(console, f"{self.out} is finished already; nothing to do")
                     self._tell(console, results)
                     return
             with console.status("learning a vocabulary, encoding the text"):
-                text = translation.prepare(pairs, held_out, training.vocab_size, training.max_length)
-                config = translation.build_config(model, training, text.facts["vocabulary"])
-                job = translation.Job(model, training, text, config, device)
-                plan = job.facts()
+                text = prepare(pairs, held_out, training.vocab_size, training.max_length)
+                config = build_config(model, training, text.facts.vocabulary)
+                job = Job(model, training, text, config, device)
+                plan = job.plan()
             print_translation_plan(console, text.facts, plan, training.max_length)
             if self.dry_run:
                 return
             with Bar(console) as progress:
-                results = translation.run(job, folder, progress)
+                results = train_translator(job, folder, progress)
             self._tell(console, results)
 
-    def _tell(self, console: Console, results: dict[str, Any]) -> None:
+    def _tell(self, console: Console, results: TranslationResults) -> None:
         """Where everything is, how good it is, and how to use it."""
         from ..training.judged import score_text
         from .terminal import say
 
-        found = results.get("averaged", results["held_out"][-1])
-        scores = ", ".join(score_text(name, value) for name, value in found.items() if name not in ("step", "steps"))
-        mean = f" (mean of {len(results['averaged']['steps'])} checkpoints)" if "averaged" in results else ""
+        scores = ", ".join(score_text(name, value) for name, value in results.scores.items())
+        mean = f" (mean of {len(results.averaged['steps'])} checkpoints)" if results.averaged else ""
         say(
             console,
-            f"{results['step']:,} steps, {results['tokens_seen']:,} tokens in {results['seconds']:.0f} s; "
+            f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s; "
             f"held-out {scores}{mean}",
             f"wrote {self.out / 'model'} (model and tokenizer), {self.out / 'results.json'} and "
             f"{self.out / 'checkpoints'}",
@@ -282,11 +289,11 @@ class Score:
         for name in ("hypotheses", "references"):
             if getattr(self, name) is not None:
                 raise InputError(name, "either a model or files, got both")
-        from ..data import parallel
         from ..experiments.translate import translating
+        from ..experiments.translate.pairs import load_pairs
         from .terminal import Bar
 
-        pairs = parallel.load(self.parallel.checked())
+        pairs = load_pairs(self.parallel.checked())
         translator = translating.load(str(self.model), decoding, find_device(self.device))
         _use(self.threads)
         with Bar(Console(stderr=True, markup=False)) as progress:

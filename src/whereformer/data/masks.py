@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,10 +11,11 @@ from torch.nn import functional
 
 from .tokenizers import CLS, PAD, Vocabulary, trained_vocabulary
 
-if TYPE_CHECKING:
-    pass
-
 IGNORED = -100
+"""The label of a token that is not to be predicted."""
+
+HELD_OUT_RATE = 0.15
+"""Share of held-out tokens that are masked, whatever the share in training."""
 
 
 def mask_tokens(

@@ -17,10 +17,10 @@ from transformers import (  # noqa: E402
     AutoModelForTokenClassification,
 )
 
-from .attach import attach, detach, load_attached  # noqa: E402
+from .attachment import attach, detach, load_attached  # noqa: E402
 from .checkpoints.pretrained import from_authors_weights, load_pretrained, to_transformers  # noqa: E402
 from .config import Block, EncoderConfig, parse_blocks  # noqa: E402
-from .electra import Electra  # noqa: E402
+from .electra import Electra, ElectraPretrainingConfig  # noqa: E402
 from .encoder import Encoder  # noqa: E402
 from .heads import (  # noqa: E402
     EncoderForMaskedLM,
@@ -35,6 +35,7 @@ from .seq2seq_config import Seq2SeqConfig  # noqa: E402
 __all__ = [
     "Block",
     "Electra",
+    "ElectraPretrainingConfig",
     "Encoder",
     "EncoderConfig",
     "EncoderForMaskedLM",
@@ -60,5 +61,7 @@ AutoModelForPreTraining.register(EncoderConfig, EncoderForPreTraining)
 AutoModelForQuestionAnswering.register(EncoderConfig, EncoderForQuestionAnswering)
 AutoModelForSequenceClassification.register(EncoderConfig, EncoderForSequenceClassification)
 AutoModelForTokenClassification.register(EncoderConfig, EncoderForTokenClassification)
+AutoConfig.register(ElectraPretrainingConfig.model_type, ElectraPretrainingConfig)
+AutoModelForPreTraining.register(ElectraPretrainingConfig, Electra)
 AutoConfig.register(Seq2SeqConfig.model_type, Seq2SeqConfig)
 AutoModelForSeq2SeqLM.register(Seq2SeqConfig, Seq2SeqForConditionalGeneration)

@@ -28,9 +28,11 @@ LEAST = {
     "head_dim": 1,
     "max_position_embeddings": 1,
     "type_vocab_size": 0,
-    "discriminator_weight": 0,
 }
-"""What numbers are at least, where they are given."""
+"""The least value of each numeric field that has one."""
+
+ELECTRA_FIELDS = ("generator_size", "discriminator_weight")
+"""Fields of ElectraPretrainingConfig alone, which earlier versions wrote into the config.json of every model."""
 
 
 class Block(NamedTuple):
@@ -98,8 +100,6 @@ class EncoderConfig(PreTrainedConfig):
         initializer_range: standard deviation of freshly drawn weights.
         layer_norm_eps: epsilon of the layer norms.
         lm_head: "bert": a dense layer, activation and norm before the tied embeddings; or "tied": nothing but those.
-        generator_size: width of ELECTRA's generator by that of its discriminator.
-        discriminator_weight: what the discriminator's loss counts for, the generator's being 1.
         sparse_prediction: give masked-LM logits only where there is a label; logits are then (labels, vocab_size).
         attention_backend: backend of :func:`whereformer.attention`.
 
@@ -140,8 +140,6 @@ class EncoderConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-12
     pad_token_id: int | None = 0
     lm_head: str = "bert"
-    generator_size: float = 0.25
-    discriminator_weight: float = 50.0
     sparse_prediction: bool = False
     attention_backend: str = "auto"
     tie_word_embeddings: bool = True
@@ -151,6 +149,9 @@ class EncoderConfig(PreTrainedConfig):
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={str(kwargs['num_hidden_layers'])!r} instead")
+        for name in ELECTRA_FIELDS:
+            if name in kwargs:
+                raise InputError(name, f"only ElectraPretrainingConfig has this option, got {kwargs[name]!r}")
         for name, least in LEAST.items():
             value = getattr(self, name)
             # Not "value < least", which lets NaN pass.
@@ -179,8 +180,6 @@ class EncoderConfig(PreTrainedConfig):
                     f"a single block is never pooled, so there is nothing to undo; got "
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}",
                 )
-        if not self.generator_size > 0:
-            raise InputError("generator_size", f"expected a positive number, got {self.generator_size}")
         if self.segments == "attention" and self.type_vocab_size < 1:
             raise InputError("segments", "'attention' needs a type_vocab_size of at least 1, got 0")
         if self.embedding_size is None:
@@ -190,6 +189,16 @@ class EncoderConfig(PreTrainedConfig):
         if self.position_options is None:
             self.position_options = {}
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build a configuration from a dictionary, as transformers does.
+
+        Fields that only ELECTRA's configuration has are left out for others: earlier versions wrote them for every
+        model, and the discriminator's configuration is read from an Electra's.
+        """
+        foreign = {"model_type", *ELECTRA_FIELDS} - cls.__dataclass_fields__.keys()
+        return super().from_dict({name: value for name, value in config_dict.items() if name not in foreign}, **kwargs)
 
     @property
     def full_length(self) -> bool:

@@ -1,10 +1,9 @@
-"""ELECTRA: a generator replaces some tokens, and a discriminator, the model to keep, says of each whether it is."""
+"""ELECTRA: a generator replaces some tokens, and a discriminator, the model to keep, tells which are replaced."""
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,61 @@ from ..errors import InputError
 from .config import EncoderConfig
 from .encoder import EncoderPreTrainedModel, check_shape
 from .heads import EncoderForMaskedLM, EncoderForPreTraining
+from .inputs import TokenInputs, takes
+
+
+class ElectraPretrainingConfig(EncoderConfig):
+    """An :class:`EncoderConfig` of the discriminator, and how large the generator is and how much each loss counts.
+
+    Args:
+        generator_size: the generator's width divided by the discriminator's.
+        discriminator_weight: the weight of the discriminator's loss, where the generator's is 1.
+
+    The other fields are those of :class:`EncoderConfig`.
+
+    Raises:
+        ValueError: for a combination that fits no model; the message names the field.
+    """
+
+    # Not ElectraConfig: transformers' auto classes look configurations up by their class's name, and have one so named.
+    model_type = "whereformer_electra"
+
+    generator_size: float = 0.25
+    discriminator_weight: float = 50.0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        # Not "value <= 0", which lets NaN pass.
+        if not self.generator_size > 0:
+            raise InputError("generator_size", f"expected a positive number, got {self.generator_size}")
+        if not self.discriminator_weight >= 0:
+            raise InputError("discriminator_weight", f"expected at least 0, got {self.discriminator_weight}")
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read a config.json, also an encoder's: earlier versions saved an Electra with one."""
+        found, others = super().get_config_dict(*args, **kwargs)
+        if found.get("model_type") == EncoderConfig.model_type:
+            found["model_type"] = cls.model_type
+        return found, others
+
+    def discriminator_config(self) -> EncoderConfig:
+        """Return the discriminator's configuration."""
+        config: EncoderConfig = EncoderConfig.from_dict(self.to_dict())
+        return config
+
+    def generator_config(self) -> EncoderConfig:
+        """Return the generator's configuration: width, feed-forward width and heads times ``generator_size``.
+
+        Each is rounded down, as the authors do, and at least 1. The width of a head and of the embeddings, the blocks
+        and the decoder stay.
+        """
+        config = self.discriminator_config()
+        for name in ("hidden_size", "intermediate_size", "num_attention_heads"):
+            setattr(config, name, max(1, int(getattr(self, name) * self.generator_size)))
+        # Only the targets' logits over the vocabulary are needed.
+        config.sparse_prediction = True
+        return config
 
 
 @dataclass
@@ -44,37 +98,44 @@ class ElectraOutput(ModelOutput):
 class Electra(EncoderPreTrainedModel):
     """Pretraining by replaced-token detection, generator and discriminator in one model and one step.
 
-    ``discriminator`` is an :class:`EncoderForPreTraining` of ``config``; keep it with
+    ``discriminator`` is an :class:`EncoderForPreTraining` of ``config.discriminator_config()``. Keep it with
     ``model.discriminator.save_pretrained(folder)``, and every model of the family can start from there. A folder that
-    holds both, as ``save_pretrained`` and the Trainer leave it, is for ``Electra.from_pretrained`` and
-    :func:`load_pretrained`, which takes the discriminator; other classes, AutoModel's too, find no weights of theirs in
-    it and start from random ones, which transformers' report of the loading says.
+    holds both models, as ``save_pretrained`` and the Trainer write it, is read by ``Electra.from_pretrained``, by
+    ``AutoModelForPreTraining`` and, for the discriminator, by :func:`load_pretrained`. ``from_pretrained`` of other
+    classes finds none of their weights there and starts from random ones, which transformers reports.
 
-    ``generator`` is an :class:`EncoderForMaskedLM` of :func:`generator_config`. The token embeddings (in its head too),
-    those of token types and their norm are the discriminator's; its positions, the projection from the embeddings'
-    width to its own, and all else it has for itself.
+    ``generator`` is an :class:`EncoderForMaskedLM` of ``config.generator_config()``. It shares the discriminator's
+    embeddings of tokens (also in its head) and token types, and their norm. It has its own positions, its own
+    projection from the embeddings' width, and its own layers.
 
-    A config with ``lm_head="tied"``, as transformers' Funnels have it, needs ``"bert"`` here, whose head the authors'
-    generator has too: its states are narrower than the embeddings.
+    ``lm_head="tied"``, as in transformers' Funnels, does not fit a generator narrower than the embeddings. Use
+    ``"bert"``, which is the head of the authors' generator too.
+
+    Args:
+        config: sizes and options.
 
     Raises:
+        TypeError: if ``config`` is no :class:`ElectraPretrainingConfig`.
         ValueError: for a config that unties the embeddings, or a generator whose width does not fit; the message names
-            ``generator_size`` and what that is.
+            ``generator_size`` and the size that does not fit.
 
     Source: Clark et al. (2020), arXiv 2003.10555, as in laiguokun/Funnel-Transformer ``electra_loss_func``.
     """
 
+    config_class = ElectraPretrainingConfig
     base_model_prefix = "discriminator"
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: ElectraPretrainingConfig) -> None:
         super().__init__(config)
+        if not isinstance(config, ElectraPretrainingConfig):
+            raise TypeError(f"config: expected an ElectraPretrainingConfig, got {type(config).__name__}")
         if not config.tie_word_embeddings:
             raise InputError("tie_word_embeddings", "generator and discriminator share their embeddings, got False")
-        self.discriminator = EncoderForPreTraining(config)
+        self.discriminator = EncoderForPreTraining(config.discriminator_config())
         try:
-            self.generator = EncoderForMaskedLM(generator_config(config))
+            self.generator = EncoderForMaskedLM(config.generator_config())
         except ValueError as error:
-            # It names a size that the generator was given by this one.
+            # The message names a size of the generator, which follows from this one.
             size = config.generator_size
             raise InputError("generator_size", f"no generator {size} times as wide can be built: {error}") from None
         self._tied_weights_keys = {
@@ -98,18 +159,16 @@ class Electra(EncoderPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.generator.set_output_embeddings(new_embeddings)
 
+    @takes(TokenInputs)
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
         *,
         labels: Tensor,
         sampled_ids: Tensor | None = None,
-        return_dict: bool | None = None,
-    ) -> ElectraOutput | tuple[Any, ...]:
+        **inputs: Unpack[TokenInputs],
+    ) -> ElectraOutput:
         """Let the generator predict the targets, sample from it, and let the discriminator judge every token.
 
         Arguments as :meth:`Encoder.forward`, and:
@@ -128,23 +187,16 @@ class Electra(EncoderPreTrainedModel):
         if sampled_ids is not None:
             check_shape("sampled_ids", sampled_ids, input_ids.shape)
         targets = labels != -100
-        where = {
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "document_ids": document_ids,
-            "return_dict": True,
-        }
-        generated = self.generator(input_ids, labels=labels, **where)
+        generated = self.generator(input_ids, attention_mask, labels=labels, **inputs, return_dict=True)
         if len(generated.logits) == 0:
             raise InputError("labels", "expected a target at least, got -100 everywhere")
         if sampled_ids is None:
             sampled_ids = input_ids.masked_scatter(targets, sample(generated.logits).to(input_ids.dtype))
         original = sampled_ids == torch.where(targets, labels, input_ids)
-        judged = self.discriminator(sampled_ids, labels=original, **where)
+        judged = self.discriminator(sampled_ids, attention_mask, labels=original, **inputs, return_dict=True)
         real = torch.ones_like(targets) if attention_mask is None else attention_mask.bool()
         right = (judged.logits > 0) == original
-        output = ElectraOutput(
+        return ElectraOutput(
             loss=generated.loss + self.config.discriminator_weight * judged.loss,
             generator_loss=generated.loss,
             discriminator_loss=judged.loss,
@@ -154,20 +206,6 @@ class Electra(EncoderPreTrainedModel):
             generator_logits=generated.logits,
             discriminator_logits=judged.logits,
         )
-        return output if self._wants_dict(return_dict) else output.to_tuple()
-
-
-def generator_config(config: EncoderConfig) -> EncoderConfig:
-    """The generator's config: width, feed-forward width and heads times ``config.generator_size``, at least 1.
-
-    They are rounded down, as the authors do. Width of a head and of the embeddings, blocks and decoder stay.
-    """
-    own = deepcopy(config)
-    for name in ("hidden_size", "intermediate_size", "num_attention_heads"):
-        setattr(own, name, max(1, int(getattr(config, name) * config.generator_size)))
-    # Logits for the whole vocabulary are wanted at the targets alone.
-    own.sparse_prediction = True
-    return own
 
 
 @torch.no_grad()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from ..kernels.cpu.products import is_watched, project
 from ..positions import Place, Position, build_position
 from .checkpoints.loading import LoadingReport
 from .config import EncoderConfig, parse_blocks
+from .inputs import EncoderInputs, asks_for, takes
 from .pooling import Tokens, unpool
 from .seq2seq_config import Seq2SeqConfig
 
@@ -313,9 +314,6 @@ class EncoderPreTrainedModel(PreTrainedModel):
     loading_report: LoadingReport | None = None
     """What :func:`whereformer.load_pretrained` kept, dropped and initialised, where the model comes from there."""
 
-    def _wants_dict(self, return_dict: bool | None) -> bool:
-        return self.config.return_dict if return_dict is None else return_dict
-
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -353,9 +351,11 @@ class Encoder(EncoderPreTrainedModel):
         self.position = position_of(config)
         self.embeddings = Embeddings(config)
         self.pooling = config.make_pooling()
-        self.ends = tuple(accumulate(block.layers * block.repeats for block in blocks))
-        self.passes = config.passes if config.with_decoder else config.passes[: self.ends[-1]]
-        self.has_decoder = len(self.passes) > self.ends[-1]
+        ends = (0, *accumulate(block.layers * block.repeats for block in blocks))
+        # Indices of passes: those of each block, and the decoder's, which are the last.
+        self.blocks = [range(*block) for block in pairwise(ends)]
+        self.passes = config.passes if config.with_decoder else config.passes[: ends[-1]]
+        self.decoder = range(ends[-1], len(self.passes))
         content = self.position.content
         self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))
         # A checkpoint may have a decoder that is left out here; its layers are the last.
@@ -364,24 +364,24 @@ class Encoder(EncoderPreTrainedModel):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
         self.post_init()
 
+    @property
+    def has_decoder(self) -> bool:
+        """Whether there are layers after the blocks, which restore the full length."""
+        return len(self.decoder) > 0
+
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embeddings.word = value
 
+    @takes(EncoderInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutput | tuple[Tensor, ...]:
+        **inputs: Unpack[EncoderInputs],
+    ) -> BaseModelOutput:
         """Encode a batch.
 
         Args:
@@ -405,102 +405,93 @@ class Encoder(EncoderPreTrainedModel):
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("input_ids and inputs_embeds: give exactly one of them")
-        if input_ids is not None and input_ids.dim() != 2:
-            raise InputError("input_ids", f"expected shape (batch, n), got {tuple(input_ids.shape)}")
-        words = self.embeddings.word(input_ids) if inputs_embeds is None else inputs_embeds
-        batch, length = words.shape[:2]
-        for name, ids in (
-            ("attention_mask", attention_mask),
-            ("token_type_ids", token_type_ids),
-            ("document_ids", document_ids),
-        ):
-            if ids is not None:
-                check_shape(name, ids, (batch, length))
-        if position_ids is not None and position_ids.shape not in ((length,), (1, length), (batch, length)):
-            raise InputError(
-                "position_ids", f"expected shape {(length,)} or {(batch, length)}, got {tuple(position_ids.shape)}"
-            )
-        if document_ids is not None and len(self.ends) > 1:
-            raise InputError("document_ids", "pooling would mix the documents of a row; give each a row of its own")
-        if token_type_ids is not None and self.config.segments == "attention":
-            check_types(token_type_ids, _kinds(self.config))
-        sequence = Tokens(
-            positions=Positions(0, 1, length) if position_ids is None else position_ids,
-            key_mask=None if attention_mask is None else attention_mask.bool(),
-            segments=token_type_ids if self.config.segments == "attention" else None,
-            documents=document_ids,
-        )
-        output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
+        words = self._words(input_ids, inputs.get("inputs_embeds"))
+        tokens = self._tokens(words, attention_mask, inputs)
         run = _Run(
             self,
             # With no name of its own here, so that it is not kept for as long as this runs.
-            self.embeddings(words, token_type_ids, self.position, sequence.positions),
-            with_weights=bool(output_attentions),
-            with_states=bool(output_hidden_states),
+            self.embeddings(words, inputs.get("token_type_ids"), self.position, tokens.positions),
+            with_weights=asks_for("output_attentions", inputs, self.config),
+            with_states=asks_for("output_hidden_states", inputs, self.config),
         )
-        start = 0
-        context = None
-        for block, end in enumerate(self.ends):
-            if block and self.pooling.applies_to(run.hidden.shape[1]):
-                pooled = self.pooling.sequence(sequence)
-                if self.config.pool_query_only:
-                    run.layer(start, run.context(pooled, sequence), pooled=self.pooling.hidden(run.hidden))
-                    start += 1
-                else:
-                    run.hidden = self.pooling.hidden(run.hidden)
-                sequence, context = pooled, None
-            if start < end:
-                context = context or run.context(sequence, sequence)
-                run.layers(range(start, end), context)
-                if block == 0 and self.has_decoder:
-                    whole, first = context, run.hidden
-            start = end
-        if self.has_decoder:
-            run.add(unpool(run.hidden, 2 ** (len(self.ends) - 1), length, self.config.separate_cls) + first)
+        whole = run.context(tokens, tokens)
+        run.layers(self.blocks[0], whole)
+        first = run.hidden if self.has_decoder else None
+        for layers in self.blocks[1:]:
+            tokens = run.pooled_block(layers, tokens)
+        if first is not None:
+            run.add(unpool(run.hidden, 2 ** (len(self.blocks) - 1), words.shape[1], self.config.separate_cls) + first)
             del first
-            run.layers(range(start, len(self.passes)), whole)
+            run.layers(self.decoder, whole)
         if self.norm is not None:
-            run.hidden = self.norm(run.hidden)
-            run.states[-1:] = [run.hidden] if run.with_states else []
-        output = BaseModelOutput(
+            run.normalise(self.norm)
+        return BaseModelOutput(
             last_hidden_state=run.hidden,
-            hidden_states=tuple(run.states) if output_hidden_states else None,
-            attentions=tuple(run.attentions) if output_attentions else None,
+            hidden_states=tuple(run.states) if run.with_states else None,
+            attentions=tuple(run.attentions) if run.with_weights else None,
         )
-        return output if self._wants_dict(return_dict) else output.to_tuple()
+
+    def _words(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """Embedded tokens (batch, n, embedding_size), whichever way they are given."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input_ids and inputs_embeds: give exactly one of them")
+        if inputs_embeds is not None:
+            return inputs_embeds
+        assert input_ids is not None
+        if input_ids.dim() != 2:
+            raise InputError("input_ids", f"expected shape (batch, n), got {tuple(input_ids.shape)}")
+        return self.embeddings.word(input_ids)
+
+    def _tokens(self, words: Tensor, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tokens:
+        """What attention needs to know about the tokens, checked."""
+        shape = batch, length = tuple(words.shape[:2])
+        positions, types = inputs.get("position_ids"), inputs.get("token_type_ids")
+        documents = inputs.get("document_ids")
+        given = {"attention_mask": attention_mask, "token_type_ids": types, "document_ids": documents}
+        for name, ids in given.items():
+            if ids is not None:
+                check_shape(name, ids, shape)
+        if positions is not None and positions.shape not in ((length,), (1, length), (batch, length)):
+            raise InputError("position_ids", f"expected shape {(length,)} or {shape}, got {tuple(positions.shape)}")
+        if documents is not None and len(self.blocks) > 1:
+            raise InputError("document_ids", "pooling would mix the documents of a row; give each a row of its own")
+        if self.config.segments != "attention":
+            types = None
+        elif types is not None:
+            check_types(types, _kinds(self.config))
+        return Tokens(
+            positions=Positions(0, 1, length) if positions is None else positions,
+            key_mask=None if attention_mask is None else attention_mask.bool(),
+            segments=types,
+            documents=documents,
+        )
 
 
 class _Run:
-    """One forward: the hidden states so far."""
+    """One forward of an encoder: the hidden states so far, and what is kept of the way to them."""
 
     def __init__(self, encoder: Encoder, hidden: Tensor, *, with_weights: bool, with_states: bool) -> None:
         self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
+        self.once = encoder.position.once()
         self.last_context: AttentionContext | None = None
+        self.hidden: Tensor
         self.add(hidden)
 
     def context(self, queries: Tokens, keys: Tokens) -> AttentionContext:
         """The context of layers that attend from some tokens to some."""
-        position, positions = self.encoder.position, (queries.positions, keys.positions)
-        if self.last_context is None:
-            shared = position.shared(*positions)
-        else:
-            shared = position.shared_elsewhere(self.last_context.shared, *positions)
-        self.last_context = AttentionContext(queries, keys, shared)
-        return self.last_context
+        last = self.last_context
+        if last is None or last.queries is not queries or last.keys is not keys:
+            shared = self.encoder.position.shared(queries.positions, keys.positions, self.once)
+            last = self.last_context = AttentionContext(queries, keys, shared)
+        return last
 
     def layer(self, layer: int, context: AttentionContext, pooled: Tensor | None = None) -> None:
-        """Run one layer; from ``pooled`` if given, looking at the states before pooling."""
+        """Run one layer; from ``pooled`` if given, attending to the states before pooling."""
         module = self.encoder.layers[self.encoder.passes[layer]]
-        if pooled is None:
-            hidden, weights = module(self.hidden, self.encoder.position, layer, context, self.with_weights)
-        else:
-            hidden, weights = module(pooled, self.encoder.position, layer, context, self.with_weights, self.hidden)
+        queries, memory = (self.hidden, None) if pooled is None else (pooled, self.hidden)
+        hidden, weights = module(queries, self.encoder.position, layer, context, self.with_weights, memory)
         self.attentions.append(weights)
         self.add(hidden)
 
@@ -509,8 +500,30 @@ class _Run:
         for layer in layers:
             self.layer(layer, context)
 
+    def pooled_block(self, layers: range, tokens: Tokens) -> Tokens:
+        """Run a block's layers on every two of the tokens as one, and return those; too few tokens stay as they are."""
+        pooling = self.encoder.pooling
+        if not pooling.applies_to(self.hidden.shape[1]):
+            self.layers(layers, self.context(tokens, tokens))
+            return tokens
+        pooled = pooling.sequence(tokens)
+        if self.encoder.config.pool_query_only:
+            self.layer(layers[0], self.context(pooled, tokens), pooled=pooling.hidden(self.hidden))
+            layers = layers[1:]
+        else:
+            self.hidden = pooling.hidden(self.hidden)
+        if layers:
+            self.layers(layers, self.context(pooled, pooled))
+        return pooled
+
     def add(self, hidden: Tensor) -> None:
         """Go on with these states."""
         self.hidden = hidden
         if self.with_states:
             self.states.append(hidden)
+
+    def normalise(self, norm: nn.Module) -> None:
+        """Replace the last states by their norm."""
+        self.hidden = norm(self.hidden)
+        if self.with_states:
+            self.states[-1] = self.hidden

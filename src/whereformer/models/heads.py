@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from ..errors import InputError
 from ..kernels.cpu.products import project
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel, check_shape
+from .inputs import EncoderInputs, takes
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
@@ -65,36 +66,28 @@ class EncoderWithHead(EncoderPreTrainedModel):
         """What the model returns: the logits and whatever else there is."""
         return self.output_class(logits=logits, **others)
 
+    @takes(EncoderInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        document_ids: Tensor | None = None,
+        *,
         labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> ModelOutput | tuple[Any, ...]:
+        **inputs: Unpack[EncoderInputs],
+    ) -> ModelOutput:
         """Predict, and with labels compute the loss, both as the class says; the rest as :meth:`Encoder.forward`."""
-        encoded = self.encoder(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            document_ids,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            return_dict=True,
-        )
-        hidden, labels = self.targets(encoded.last_hidden_state, labels, attention_mask, document_ids)
+        return self.run(input_ids, attention_mask, labels, inputs)
+
+    def run(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, labels: Tensor | None, inputs: EncoderInputs
+    ) -> ModelOutput:
+        """Encode, predict and, with labels, compute the loss."""
+        encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
+        states = encoded.last_hidden_state
+        hidden, labels = self.targets(states, labels, attention_mask, inputs.get("document_ids"))
         logits = self.predict(hidden)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
-        output = self.output(logits, loss=loss, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
-        return output if self._wants_dict(return_dict) else output.to_tuple()
+        return self.output(logits, loss=loss, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
 
 
 class MaskedLMHead(nn.Module):
@@ -316,20 +309,16 @@ class EncoderForQuestionAnswering(EncoderWithHead):
         start, end = logits.unbind(-1)
         return QuestionAnsweringModelOutput(start_logits=start, end_logits=end, **others)
 
+    @takes(EncoderInputs)
     def forward(  # type: ignore[override]  # the labels are two
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        document_ids: Tensor | None = None,
+        *,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> ModelOutput | tuple[Any, ...]:
+        **inputs: Unpack[EncoderInputs],
+    ) -> ModelOutput:
         """Score every token as an answer's first and last; the rest as :meth:`Encoder.forward`.
 
         Args:
@@ -347,23 +336,12 @@ class EncoderForQuestionAnswering(EncoderWithHead):
             raise ValueError("start_positions and end_positions: give both or neither")
         labels = None
         if start_positions is not None and end_positions is not None:
-            words = input_ids if inputs_embeds is None else inputs_embeds
+            words = inputs.get("inputs_embeds") if input_ids is None else input_ids
             if words is not None:
                 check_shape("start_positions", start_positions, words.shape[:1])
                 check_shape("end_positions", end_positions, words.shape[:1])
             labels = torch.stack([start_positions, end_positions], -1)
-        return super().forward(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            document_ids,
-            labels,
-            output_hidden_states,
-            output_attentions,
-            return_dict,
-        )
+        return self.run(input_ids, attention_mask, labels, inputs)
 
 
 class DiscriminatorHead(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from ..kernels import Positions
 from ..kernels.cpu.products import project
 from ..positions import Position, Sum, build_position
 from .encoder import Attention, AttentionContext, Earlier, Layer, check_shape
+from .inputs import Seq2SeqInputs, SourceInputs, asks_for, takes
 from .pooling import Tokens
 from .seq2seq_config import Seq2SeqConfig
 from .smoothed import IGNORED, smoothed_cross_entropy
@@ -78,17 +79,16 @@ class Seq2SeqEncoder(_Stack):
         super().__init__(config, embeddings, config.encoder_layers, causal=False)
         self.layers = nn.ModuleList(Layer(config, content=self.position.content) for _ in range(config.encoder_layers))
 
+    @takes(SourceInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        **_: Any,
+        **inputs: Unpack[SourceInputs],
     ) -> BaseModelOutput:
         """States (batch, n, hidden_size) of tokens (batch, n); the mask is nonzero where they are real."""
-        words = _words("input_ids", self.words, input_ids, inputs_embeds)
+        words = _words("input_ids", self.words, input_ids, inputs.get("inputs_embeds"))
+        with_weights = asks_for("output_attentions", inputs, self.config)
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
         sequence = Tokens(Positions(0, 1, words.shape[1]), None if attention_mask is None else attention_mask.bool())
@@ -96,14 +96,14 @@ class Seq2SeqEncoder(_Stack):
         hidden = self.embed(words, Positions(0, 1, words.shape[1]))
         states, attentions = [hidden], []
         for number, layer in enumerate(self.layers):
-            hidden, weights = layer(hidden, self.position, number, context, bool(output_attentions))
+            hidden, weights = layer(hidden, self.position, number, context, with_weights)
             states.append(hidden)
             attentions.append(weights)
         states[-1] = hidden = self.finish(hidden)
         return BaseModelOutput(
             last_hidden_state=hidden,
-            hidden_states=tuple(states) if output_hidden_states else None,
-            attentions=tuple(attentions) if output_attentions else None,
+            hidden_states=tuple(states) if asks_for("output_hidden_states", inputs, self.config) else None,
+            attentions=tuple(attentions) if with_weights else None,
         )
 
 
@@ -182,10 +182,11 @@ class Seq2SeqDecoder(_Stack):
 def _context(
     position: Position, queries: Tokens, keys: Tokens, cache: Cache | None, new: Positions, *, causal: bool
 ) -> AttentionContext:
-    shared = position.shared(queries.positions, keys.positions)
+    once = position.once()
+    shared = position.shared(queries.positions, keys.positions, once)
     if cache is None:
         return AttentionContext(queries, keys, shared, causal)
-    among_new = shared if new == keys.positions else position.shared_elsewhere(shared, queries.positions, new)
+    among_new = shared if new == keys.positions else position.shared(queries.positions, new, once)
     return AttentionContext(queries, keys, shared, causal, Earlier(cache, new, among_new))
 
 
@@ -292,24 +293,17 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
         start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
         return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.config.pad_token_id)), 1)
 
+    @takes(Seq2SeqInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
-        past_key_values: EncoderDecoderCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
+        *,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **_: Any,
-    ) -> Seq2SeqLMOutput | tuple[Any, ...]:
+        **inputs: Unpack[Seq2SeqInputs],
+    ) -> Seq2SeqLMOutput:
         """Logits of every next token, and with labels the loss.
 
         Args:
@@ -333,56 +327,57 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
         """
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        read: BaseModelOutput
-        if encoder_outputs is None:
-            read = self.encoder(
-                input_ids,
-                attention_mask,
-                inputs_embeds,
-                output_hidden_states=output_hidden_states,
-                output_attentions=output_attentions,
-            )
-        else:
-            whole = isinstance(encoder_outputs, BaseModelOutput)
-            read = encoder_outputs if whole else BaseModelOutput(*encoder_outputs)
+        read = self._read(input_ids, attention_mask, inputs)
         source = read.last_hidden_state
-        if attention_mask is not None:
-            check_shape("attention_mask", attention_mask, tuple(source.shape[:2]))
-        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        words = _words("decoder_input_ids", self.words, decoder_input_ids, decoder_inputs_embeds)
-        if len(words) != len(source):
-            raise InputError("decoder_input_ids", f"expected a batch of {len(source)} as the source, got {len(words)}")
-        cache = self._cache(past_key_values, use_cache, labels)
+        words = self._target(decoder_input_ids, labels, inputs, len(source))
+        cache = self._cache(inputs.get("past_key_values"), inputs.get("use_cache"), labels)
         if decoder_attention_mask is not None:
             past = 0 if cache is None else cache.get_seq_length()
             check_shape("decoder_attention_mask", decoder_attention_mask, (len(words), past + words.shape[1]))
+        with_weights = asks_for("output_attentions", inputs, self.config)
         states, attentions = self.decoder(
             words,
             None if decoder_attention_mask is None else decoder_attention_mask.bool(),
             source,
             None if attention_mask is None else attention_mask.bool(),
             cache,
-            bool(output_attentions),
+            with_weights,
         )
         logits = project(self.head, states[-1])
-        output = Seq2SeqLMOutput(
-            loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
+        return Seq2SeqLMOutput(
+            loss=None if labels is None else self._loss(logits, labels, inputs.get("num_items_in_batch")),
             logits=logits,
             past_key_values=cache,
-            decoder_hidden_states=tuple(states) if output_hidden_states else None,
-            decoder_attentions=tuple(own for own, _ in attentions) if output_attentions else None,
-            cross_attentions=tuple(cross for _, cross in attentions) if output_attentions else None,
+            decoder_hidden_states=tuple(states) if asks_for("output_hidden_states", inputs, self.config) else None,
+            decoder_attentions=tuple(own for own, _ in attentions) if with_weights else None,
+            cross_attentions=tuple(cross for _, cross in attentions) if with_weights else None,
             encoder_last_hidden_state=source,
             encoder_hidden_states=read.hidden_states,
             encoder_attentions=read.attentions,
         )
-        wants_dict = self.config.return_dict if return_dict is None else return_dict
-        return output if wants_dict else output.to_tuple()
+
+    def _read(self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: Seq2SeqInputs) -> BaseModelOutput:
+        """Encode the source, or take what an earlier call made of it."""
+        given = inputs.get("encoder_outputs")
+        if given is None:
+            asked = {name: inputs.get(name) for name in SourceInputs.__annotations__}
+            return self.encoder(input_ids, attention_mask, **asked, return_dict=True)
+        read: BaseModelOutput = given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given)
+        if attention_mask is not None:
+            check_shape("attention_mask", attention_mask, tuple(read.last_hidden_state.shape[:2]))
+        return read
+
+    def _target(
+        self, decoder_input_ids: Tensor | None, labels: Tensor | None, inputs: Seq2SeqInputs, sources: int
+    ) -> Tensor:
+        """The embedded target (batch, n, hidden_size), however it is given."""
+        embedded = inputs.get("decoder_inputs_embeds")
+        if labels is not None and decoder_input_ids is None and embedded is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        words = _words("decoder_input_ids", self.words, decoder_input_ids, embedded)
+        if len(words) != sources:
+            raise InputError("decoder_input_ids", f"expected a batch of {sources} as the source, got {len(words)}")
+        return words
 
     def _cache(
         self, given: EncoderDecoderCache | None, use_cache: bool | None, labels: Tensor | None

@@ -18,6 +18,7 @@ from transformers.utils import cached_file, logging
 
 from ...positions import describe
 from ..config import EncoderConfig, parse_blocks
+from ..electra import ElectraPretrainingConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import (
     EncoderForMaskedLM,
@@ -52,7 +53,8 @@ _FUNNELS: dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]] = {
     "FunnelForQuestionAnswering": (EncoderForQuestionAnswering, both({"span": "qa_outputs"})),
 }
 
-KINDS = (EncoderConfig.model_type, "funnel", *FAMILIES)
+OURS = (EncoderConfig.model_type, ElectraPretrainingConfig.model_type)
+KINDS = (*OURS, "funnel", *FAMILIES)
 """What a checkpoint's model_type has to be for :func:`load_pretrained`."""
 
 # Under transformers' own logger, for its handler and its verbosity.
@@ -266,7 +268,7 @@ def _source_of_kind(
 ) -> _Source:
     kind = found.get("model_type")
     attached = found.get("whereformer")
-    if attached and kind != EncoderConfig.model_type:
+    if attached and kind not in OURS:
         method = attached.get("position") if isinstance(attached, dict) else attached
         raise ValueError(
             f"path_or_id: expected a model without an attached position method, got one with {method!r}; "
@@ -276,7 +278,7 @@ def _source_of_kind(
         return _of_family(found, FAMILIES[kind], model_class)
     if kind == "funnel":
         return _of_funnel(found, options)
-    if kind == EncoderConfig.model_type:
+    if kind in OURS:
         return _of_ours(found)
     kinds = ", ".join(KINDS)
     raise ValueError(f"path_or_id: expected a checkpoint of model_type {kinds}; got {kind!r}")

@@ -1,0 +1,91 @@
+"""What models take: names that transformers can see, nothing else, and in compiled and exported programs the same."""
+
+import inspect
+
+import pytest
+import torch
+import transformers
+from torch.export import Dim, export
+
+from tests.models.test_encoder import small_config
+from tests.models.test_seq2seq import config_of
+from whereformer import (
+    Electra,
+    ElectraPretrainingConfig,
+    Encoder,
+    EncoderForMaskedLM,
+    EncoderForPreTraining,
+    EncoderForQuestionAnswering,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+    Seq2SeqForConditionalGeneration,
+)
+
+TOKENS = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "document_ids", "return_dict"}
+ENCODER = TOKENS | {"inputs_embeds", "output_hidden_states", "output_attentions"}
+NAMES = {
+    Encoder: ENCODER,
+    EncoderForMaskedLM: ENCODER | {"labels"},
+    EncoderForPreTraining: ENCODER | {"labels"},
+    EncoderForQuestionAnswering: ENCODER | {"start_positions", "end_positions"},
+    EncoderForSequenceClassification: ENCODER | {"labels"},
+    EncoderForTokenClassification: ENCODER | {"labels"},
+    Electra: TOKENS | {"labels", "sampled_ids"},
+}
+
+
+def build(kind):
+    if kind is Seq2SeqForConditionalGeneration:
+        return kind(config_of())
+    sizes = {"hidden_size": 32, "num_attention_heads": 4}
+    return kind(small_config(ElectraPretrainingConfig, **sizes) if kind is Electra else small_config())
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_signatures_name_every_argument(kind):
+    assert set(inspect.signature(build(kind).forward).parameters) == NAMES[kind]
+
+
+@pytest.mark.parametrize("kind", [*NAMES, Seq2SeqForConditionalGeneration])
+def test_other_arguments_are_refused_by_name(kind):
+    with pytest.raises(TypeError, match=f"^atention_mask: no argument of {kind.__name__}, which takes input_ids, "):
+        build(kind)(input_ids=torch.ones(1, 3, dtype=torch.long), atention_mask=torch.ones(1, 3))
+
+
+def test_the_trainer_keeps_the_columns_that_a_model_takes(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    columns = {"input_ids": [[1, 2, 3]], "token_type_ids": [[0, 0, 1]], "position_ids": [[0, 1, 2]], "labels": [0]}
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    trainer = transformers.Trainer(build(EncoderForSequenceClassification), arguments)
+    found = trainer._remove_unused_columns(datasets.Dataset.from_dict({**columns, "sentence": ["a b c"]}))
+    assert set(found.column_names) == columns.keys()
+    assert trainer.label_names == ["labels"]
+    questions = transformers.Trainer(build(EncoderForQuestionAnswering), arguments)
+    assert questions.label_names == ["start_positions", "end_positions"]
+
+
+def test_arguments_by_name_export_for_any_length():
+    model = build(EncoderForMaskedLM).eval()
+    ids, types = torch.randint(1, 20, (2, 12)), torch.ones(2, 12, dtype=torch.long)
+    n = Dim("n", min=2, max=12)
+    names = ("input_ids", "token_type_ids", "labels")
+    program = export(
+        model,
+        (ids,),
+        {"token_type_ids": types, "labels": ids},
+        dynamic_shapes={name: {1: n} for name in names},
+        strict=False,
+    ).module()
+    short = {"token_type_ids": types[:, :7], "labels": ids[:, :7]}
+    torch.testing.assert_close(program(ids[:, :7], **short).loss, model(ids[:, :7], **short).loss)
+
+
+def test_a_tuple_where_the_configuration_says_so():
+    model = build(EncoderForQuestionAnswering).eval()
+    ids, place = torch.ones(1, 3, dtype=torch.long), torch.tensor([1])
+    model.config.return_dict = False
+    found = model(ids, start_positions=place, end_positions=place)
+    assert type(found) is tuple
+    assert len(found) == 3
+    asked = model(ids, start_positions=place, end_positions=place, return_dict=True)
+    assert torch.equal(asked.loss, found[0])
