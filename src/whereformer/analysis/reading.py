@@ -23,7 +23,7 @@ from ..models import Encoder
 from ..models.encoder import AttentionContext, Layer
 from ..models.pooling import Tokens
 from ..positions import Position, Sum
-from .cost import layer_passes
+from .costs.passes import layer_passes
 
 WORDS = 512
 """So many words, spread evenly over the vocabulary, stand for it in the embeddings."""
