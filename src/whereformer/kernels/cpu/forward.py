@@ -16,7 +16,7 @@ from .workspace import Workspace
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output, and what the backward wants to know again: the norm of rows where it is torch's, else nothing."""
+    """The output, and what the backward needs of it: the norm of rows from torch's kernel, else an empty tensor."""
     workspace = Workspace(problem.value.device)
     plans = plans_of(problem)
     whole = len(plans) == 1 and not problem.has_gaps()

@@ -66,7 +66,7 @@ class Plan:
 
 
 def plans_of(problem: Problem) -> list[Plan]:
-    """One for each piece that has something to compute."""
+    """A plan for each piece that has something to compute."""
     plans = []
     for piece in problem.pieces():
         if piece.batch and problem.value.shape[1] and piece.queries and piece.keys:
