@@ -33,8 +33,8 @@ from transformers import (
 
 from whereformer.cli.main import execute
 from whereformer.data import batches, glue, rows
-from whereformer.experiments.finetune import run as finetune
-from whereformer.experiments.finetune.settings import DataSettings
+from whereformer.experiments.finetune.models import load, load_tokenizer
+from whereformer.experiments.finetune.train import Finetuner
 from whereformer.experiments.finetune.variants import Variant
 from whereformer.runs.provenance import write_results
 from whereformer.training.optimizer import build_optimizer
@@ -95,12 +95,12 @@ class Speed:
 
     def run(self, console: Console) -> None:
         torch.set_num_threads(1)
-        (data,) = glue.load(DataSettings(task=self.task, data=self.data).checked())
-        tokenizer = finetune.load_tokenizer(self.model, None)
+        (data,) = glue.load_glue([self.task], self.data)
+        tokenizer = load_tokenizer(self.model, None)
         classes = None if data.task.classes is None else len(data.task.classes)
         variant = Variant("", self.position, self.kernels if "tisa" in self.position.split("+") else None)
         with quiet_transformers():
-            models = {name: finetune.load(self.model, variant, classes) for name in ("ours", "ours, packed")}
+            models = {name: load(self.model, variant, classes) for name in ("ours", "ours, packed")}
             for name in (PEER, f"{PEER}, by length"):
                 models[name] = AutoModelForSequenceClassification.from_pretrained(
                     self.model, num_labels=classes or 1, attn_implementation="sdpa"
@@ -173,7 +173,7 @@ class Speed:
             trainer = Trainer(train_dataset=plain, data_collator=counting, **options)
         else:
             counting = Counting(encoded.packed if "packed" in name else encoded.padded, "ids")
-            trainer = finetune.Finetuner(batches=mine, collate=counting, train_dataset=encoded, **options)
+            trainer = Finetuner(batches=mine, collate=counting, train_dataset=encoded, **options)
         trainer.remove_callback(PrinterCallback)
         with quiet_transformers():
             trainer.train()

@@ -27,7 +27,7 @@ from whereformer import Seq2SeqConfig, Seq2SeqForConditionalGeneration, position
 from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
 from whereformer.errors import InputError
-from whereformer.experiments.translate.run import collate
+from whereformer.experiments.translate.examples import collate
 from whereformer.runs.provenance import write_results
 from whereformer.training.optimizer import build_optimizer
 

@@ -38,17 +38,6 @@ LIBRARIES = {
 }
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""
 
-VIOLATIONS = {
-    ("data.glue", "experiments.finetune.settings"),
-    ("data.glue", "experiments.settings"),
-    ("data.parallel", "experiments.translate.settings"),
-    ("data.rows", "experiments.pretrain.run"),
-    ("experiments.finetune.settings", "tyro"),
-    ("experiments.pretrain.settings", "tyro"),
-    ("experiments.translate.settings", "tyro"),
-}
-"""Imports that are wrong and still there. Take a line out with its import; never add one."""
-
 
 def package_of(module: str) -> str:
     """The part of a module's name that has a layer; the root's own is the package's."""
@@ -89,10 +78,6 @@ def cycles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
     return [set(circle) for circle in circles if len(circle) > 1]
 
 
-def without_violations(module: str, targets: set[str]) -> set[str]:
-    return {target for target in targets if (short(module), short(target)) not in VIOLATIONS}
-
-
 def short(module: str) -> str:
     return module.removeprefix(f"{NAME}.")
 
@@ -118,15 +103,13 @@ def test_every_package_has_a_layer():
 
 
 def test_imports_point_one_way_and_libraries_stay_where_they_belong():
-    found = found_violations()
-    assert found - VIOLATIONS == set(), "a module imports from a layer above it, or a library that is not its own"
-    assert VIOLATIONS - found == set(), "mended: take these out of VIOLATIONS"
+    assert found_violations() == set(), "a module imports from a layer above it, or a library that is not its own"
 
 
 def test_packages_do_not_import_one_another_in_a_circle():
     graph: dict[str, set[str]] = defaultdict(set)
     for module in modules():
-        for target in without_violations(module, own_imports(module)):
+        for target in own_imports(module):
             if package_of(target) != package_of(module):
                 graph[package_of(module)].add(package_of(target))
     assert cycles(graph) == []
@@ -143,7 +126,7 @@ def test_experiments_do_not_import_one_another_in_a_circle():
 
 
 def test_modules_do_not_import_one_another_in_a_circle():
-    assert cycles({module: without_violations(module, own_imports(module)) for module in modules()}) == []
+    assert cycles({module: own_imports(module) for module in modules()}) == []
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pyarrow import parquet
 from tests.experiments.finetuning import columns, save_glue
 from whereformer.data import glue
 from whereformer.errors import InputError
+from whereformer.experiments.finetune.prepare import load_tasks
 from whereformer.experiments.finetune.settings import DataSettings
 
 
@@ -20,7 +21,7 @@ def folder(tmp_path_factory):
 
 
 def load(**settings):
-    return glue.load(DataSettings(**settings).checked())
+    return load_tasks(DataSettings(**settings).checked())
 
 
 def fails(match, **settings):
@@ -35,8 +36,8 @@ def test_every_task_has_its_columns_and_metrics(folder):
     assert found["mrpc"].task.metrics == found["qqp"].task.metrics == ("f1", "accuracy")
     assert found["stsb"].task.metrics == ("pearson", "spearman")
     assert list(found["mnli"].judged) == ["matched", "mismatched"]
-    assert found["mnli"].facts["rows"] == {"train": 24, "validation_matched": 24, "validation_mismatched": 24}
-    assert {name: data.facts["subsets"] for name, data in found.items() if data.facts["subsets"]} == {
+    assert found["mnli"].facts.rows == {"train": 24, "validation_matched": 24, "validation_mismatched": 24}
+    assert {name: data.facts.subsets for name, data in found.items() if data.facts.subsets} == {
         "mnli": ["validation_mismatched"]
     }
     expected = columns(glue.GLUE["qnli"], 24)
@@ -50,8 +51,8 @@ def test_some_rows_are_the_same_ones_every_time(folder):
     assert len(part.train.texts) == 5
     assert set(part.train.texts) <= set(whole.train.texts)
     assert part.judged == whole.judged
-    assert part.facts["subsets"] == ["train"]
-    assert part.facts["fingerprint"] != whole.facts["fingerprint"]
+    assert part.facts.subsets == ["train"]
+    assert part.facts.fingerprint != whole.facts.fingerprint
     assert load(task="cola", data=folder, train_rows=1000)[0].facts == whole.facts
 
 

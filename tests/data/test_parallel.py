@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 from whereformer.data import parallel
 from whereformer.errors import InputError
+from whereformer.experiments.translate.pairs import load_pairs
 from whereformer.experiments.translate.settings import ParallelData, ValidationData
 
 ENGLISH = ['He said "yes', "a\u2028b\x85c", "", "tab less", "last"]
@@ -55,9 +56,9 @@ def table(folder, kind):
 
 
 def test_only_line_feeds_end_lines(tmp_path):
-    pairs = parallel.load(aligned(tmp_path, ENGLISH, GERMAN))
+    pairs = load_pairs(aligned(tmp_path, ENGLISH, GERMAN))
     assert (pairs.source, pairs.target) == (ENGLISH, GERMAN)
-    assert parallel.load(aligned(tmp_path, ENGLISH, GERMAN, end="\r\n")).source == ENGLISH
+    assert load_pairs(aligned(tmp_path, ENGLISH, GERMAN, end="\r\n")).source == ENGLISH
 
 
 def test_a_mark_at_the_beginning_and_a_missing_line_feed_at_the_end(tmp_path):
@@ -81,29 +82,29 @@ def test_lines_come_back_as_they_were_written(lines):
 @pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv", ".tsv"])
 @pytest.mark.parametrize("columns", ["en,de", "de, en"])
 def test_tables_give_both_columns_in_the_order_asked_for(tmp_path, kind, columns):
-    pairs = parallel.load(ParallelData(data=(table(tmp_path, kind),), columns=columns))
+    pairs = load_pairs(ParallelData(data=(table(tmp_path, kind),), columns=columns))
     found = {"en": pairs.source, "de": pairs.target} if columns == "en,de" else {"de": pairs.source, "en": pairs.target}
     assert found == {"en": ENGLISH, "de": GERMAN}
 
 
 def test_several_tables_follow_one_another(tmp_path):
     file = table(tmp_path, ".jsonl")
-    assert parallel.load(ParallelData(data=(file, file), columns="en,de")).source == ENGLISH * 2
+    assert load_pairs(ParallelData(data=(file, file), columns="en,de")).source == ENGLISH * 2
 
 
 def test_tabs_alone_need_no_header(tmp_path):
     file = tmp_path / "text.tsv"
     file.write_text('one "\teins\n"two\tzwei\n')
     for columns in (None, "1,2"):
-        pairs = parallel.load(ParallelData(data=(file,), columns=columns))
+        pairs = load_pairs(ParallelData(data=(file,), columns=columns))
         assert (pairs.source, pairs.target) == (['one "', '"two'], ["eins", "zwei"])
-    assert parallel.load(ParallelData(data=(file,), columns="2,1")).source == ["eins", "zwei"]
+    assert load_pairs(ParallelData(data=(file,), columns="2,1")).source == ["eins", "zwei"]
 
 
 def test_two_columns_need_no_names_and_nothing_is_an_empty_line(tmp_path):
     file = tmp_path / "text.jsonl"
     file.write_text('{"x": "one", "y": null}\n{"x": "two", "y": "zwei"}\n')
-    pairs = parallel.load(ParallelData(data=(file,)))
+    pairs = load_pairs(ParallelData(data=(file,)))
     assert (pairs.source, pairs.target) == (["one", "two"], ["", "zwei"])
     assert parallel.Pairs.without_empty(pairs).target == ["zwei"]
 
@@ -141,7 +142,7 @@ def test_what_is_judged_by_has_text():
 )
 def test_files_that_do_not_belong_together(tmp_path, source, target, message):
     with pytest.raises(InputError, match=message):
-        parallel.load(aligned(tmp_path, source, target))
+        load_pairs(aligned(tmp_path, source, target))
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
@@ -171,7 +172,7 @@ def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):
     file = tmp_path / name
     file.write_text(content, encoding="latin-1")
     with pytest.raises(InputError, match=message):
-        parallel.load(ParallelData(data=(file,), columns=columns))
+        load_pairs(ParallelData(data=(file,), columns=columns))
 
 
 @pytest.mark.parametrize(
@@ -196,4 +197,4 @@ def test_options_of_validation_have_names_of_their_own(tmp_path):
         ValidationData(validation_source=Path("a")).parallel(None)
     found = ValidationData(validation=(tmp_path / "no.tsv",)).parallel(None)
     with pytest.raises(InputError, match="validation: cannot read"):
-        parallel.load(found)
+        load_pairs(found)

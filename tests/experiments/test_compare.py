@@ -8,6 +8,9 @@ import torch
 from tests.failing import fails
 from whereformer.cli.main import main
 from whereformer.experiments.compare import run as compare
+from whereformer.experiments.compare import train
+from whereformer.experiments.compare.models import build_model
+from whereformer.experiments.compare.settings import Sizes
 from whereformer.runs.folder import open_folder
 
 TINY = [
@@ -48,13 +51,13 @@ def test_it_writes_results_and_report_and_prints_a_ranking(text, tmp_path, capsy
 
 
 def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
-    sizes = compare.Sizes("1x2", "0", 16, 4, 4, 16, 2, 64, 0.3, 1e-3)
-    models = {name: compare.build_model(sizes, name, 64, seed=5) for name in ("none", "tisa", "tupe+t5", "floater")}
+    sizes = Sizes("1x2", "0", 16, 4, 4, 16, 2, 64, 0.3, 1e-3)
+    models = {name: build_model(sizes, name, 64, seed=5) for name in ("none", "tisa", "tupe+t5", "floater")}
     backbone = models["none"].state_dict()
     for model in models.values():
         state = model.state_dict()
         assert all(torch.equal(state[name], weight) for name, weight in backbone.items())
-    other = compare.build_model(sizes, "none", 64, seed=6).state_dict()
+    other = build_model(sizes, "none", 64, seed=6).state_dict()
     assert not torch.equal(other["encoder.layers.0.up.weight"], backbone["encoder.layers.0.up.weight"])
 
 
@@ -68,11 +71,11 @@ def test_the_same_command_gives_the_same_numbers(text, tmp_path):
 def test_an_interrupted_run_keeps_finished_methods_and_continues(text, tmp_path, capsys, monkeypatch):
     real, trained = compare.train_and_judge, []
 
-    def interrupted(sizes, position, *rest):
+    def interrupted(job, position, *rest):
         if position == "tisa" and len(trained) == 1:
             raise KeyboardInterrupt
         trained.append(position)
-        return real(sizes, position, *rest)
+        return real(job, position, *rest)
 
     monkeypatch.setattr(compare, "train_and_judge", interrupted)
     with pytest.raises(SystemExit) as stop:
@@ -109,7 +112,7 @@ def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, 
     run(text, tmp_path, positions="none")
     kept = json.loads((tmp_path / "results.json").read_text())["runs"]
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(compare, "train_step", lambda *_: torch.tensor(float("nan")))
+    monkey.setattr(train, "train_step", lambda *_: torch.tensor(float("nan")))
     with monkey.context():
         message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), "--positions", "none,tisa", *TINY)
     monkey.undo()

@@ -12,10 +12,14 @@ from whereformer import Encoder, EncoderForSequenceClassification, load_pretrain
 from whereformer.cli.main import main
 from whereformer.data import glue
 from whereformer.experiments.finetune import run as finetune
+from whereformer.experiments.finetune.models import fresh
+from whereformer.experiments.finetune.prepare import Job, load_tasks, prepare
 from whereformer.experiments.finetune.settings import DataSettings, TuningSettings
+from whereformer.experiments.finetune.train import predict
 from whereformer.experiments.finetune.variants import Variant, settings_of
 from whereformer.positions.tisa import Tisa
 from whereformer.training.optimizer import build_optimizer
+from whereformer.training.trainer import quiet_transformers
 
 TINY = ["--seeds=1", "--epochs=1", "--batch-size=8", "--kernels=0,2", "--device=cpu"]
 
@@ -81,7 +85,7 @@ def test_it_learns(model, data, tmp_path):
 
 def test_a_finished_run_is_never_repeated(model, data, tmp_path, monkeypatch, capsys):
     whole = run(model, data, tmp_path / "whole", "--seeds=2")
-    real, done = finetune.finetune, []
+    real, done = finetune.finetune_one, []
 
     def interrupted(job, encoded, variant, seed, *others):
         if len(done) == 3:
@@ -89,7 +93,7 @@ def test_a_finished_run_is_never_repeated(model, data, tmp_path, monkeypatch, ca
         done.append((variant.name, seed))
         return real(job, encoded, variant, seed, *others)
 
-    monkeypatch.setattr(finetune, "finetune", interrupted)
+    monkeypatch.setattr(finetune, "finetune_one", interrupted)
     with pytest.raises(SystemExit) as stop:
         run(model, data, tmp_path / "parts", "--seeds=2")
     assert stop.value.code == 130
@@ -127,15 +131,15 @@ def test_a_funnel_with_a_method_of_its_own(tmp_path, data):
 
 
 def job_of(model, data, **tuning):
-    tasks = glue.load(DataSettings(task="cola", data=data))
+    tasks = load_tasks(DataSettings(task="cola", data=data))
     settings = settings_of(["learned+tisa"], [0, 3])
     tokenizer = AutoTokenizer.from_pretrained(model)
-    return finetune.Job(model, tokenizer, tasks, settings, [0], TuningSettings(**tuning), torch.device("cpu"))
+    return Job(model, tokenizer, tasks, settings, [0], TuningSettings(**tuning), torch.device("cpu"))
 
 
 def test_all_models_of_a_seed_start_from_the_same_weights(model):
     learned, tisa, other = (
-        finetune.fresh(model, variant, 2, seed).state_dict()
+        fresh(model, variant, 2, seed).state_dict()
         for variant, seed in (
             (Variant("", "learned"), 3),
             (Variant("", "learned+tisa", 5), 3),
@@ -154,12 +158,12 @@ def test_trained_position_embeddings_stay_unless_they_are_dropped(model, tmp_pat
     folder = model
     if model_class is not None:
         size = {"vocab_size": 90, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-        with finetune.quiet_transformers():
+        with quiet_transformers():
             model_class(BertConfig(**size, intermediate_size=32, max_position_embeddings=40)).save_pretrained(tmp_path)
         folder = str(tmp_path)
-    with finetune.quiet_transformers():
+    with quiet_transformers():
         trained = load_pretrained(folder, model_class=Encoder).position.state_dict()
-        added, alone = (finetune.fresh(folder, Variant("", name, 3), 2, 0) for name in ("learned+tisa", "tisa"))
+        added, alone = (fresh(folder, Variant("", name, 3), 2, 0) for name in ("learned+tisa", "tisa"))
     learned = added.encoder.position.parts[0].state_dict()
     assert trained.keys() == learned.keys()
     assert all(torch.equal(trained[name], learned[name]) for name in trained)
@@ -168,16 +172,16 @@ def test_trained_position_embeddings_stay_unless_they_are_dropped(model, tmp_pat
 
 def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
     job = job_of(model, save_glue(tmp_path, "cola"), batch_size=5)
-    (encoded,), _ = finetune.prepare(job)
-    classifier = finetune.fresh(model, Variant("", "learned"), 2, 0)
-    found = finetune.predict(classifier, encoded.train, job.tuning)
+    (encoded,) = prepare(job).tasks
+    classifier = fresh(model, Variant("", "learned"), 2, 0)
+    found = predict(classifier, encoded.train, job.tuning)
     with torch.no_grad():
         alone = [classifier(torch.tensor([row])).logits[0] for row in encoded.train.ids]
     torch.testing.assert_close(torch.tensor(found), torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
 def test_kernels_may_learn_faster(model):
-    classifier = finetune.fresh(model, Variant("", "learned+tisa", 3), 2, 0)
+    classifier = fresh(model, Variant("", "learned+tisa", 3), 2, 0)
     (tisa,) = (module for module in classifier.modules() if isinstance(module, Tisa))
     optimizer = build_optimizer(classifier, 1e-5, kernel_learning_rate=1e-2)
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
@@ -221,7 +225,7 @@ def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsy
 
 
 def test_a_classifier_may_be_tuned_for_other_classes(model, data, tmp_path):
-    with finetune.quiet_transformers():
+    with quiet_transformers():
         tuned = load_pretrained(model, model_class=EncoderForSequenceClassification, num_labels=3)
     tuned.save_pretrained(tmp_path / "tuned")
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "tuned")
@@ -255,7 +259,7 @@ def test_without_a_baseline_none_is_shown(model, data, tmp_path):
 
 
 def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(finetune, "finetune", None)
+    monkeypatch.setattr(finetune, "finetune_one", None)
     out = tmp_path / "out"
 
     def says(*options, task="cola", model=model):

@@ -15,8 +15,13 @@ from tests.failing import fails
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
+from whereformer.data import corpus
 from whereformer.data.tokenizers import train_tokenizer
-from whereformer.experiments.pretrain import run as pretrain
+from whereformer.data.windows import Windows, body_length, collate, end_padding
+from whereformer.experiments.pretrain import job
+from whereformer.experiments.pretrain import text as pretraining_text
+from whereformer.experiments.pretrain.run import Pretrainer
+from whereformer.experiments.pretrain.text import prepare_text
 from whereformer.runs.folder import open_folder
 
 TINY = [
@@ -35,7 +40,7 @@ TINY = [
 @pytest.fixture(scope="module", autouse=True)
 def _judged_on_little_text():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pretrain, "HELD_OUT_WINDOWS", 16)
+        patched.setattr(job, "HELD_OUT_WINDOWS", 16)
         yield
 
 
@@ -90,14 +95,14 @@ def test_what_is_saved_is_what_was_trained(text, finished):
     assert same(weights(finished), load_file(finished / "checkpoints" / "checkpoint-6" / "model.safetensors"))
     # The score by hand, from the saved model and the text.
     windows = held_out_windows(text, finished, 0)
-    batch = pretrain.collate([windows[row] for row in range(len(windows))])
+    batch = collate([windows[row] for row in range(len(windows))])
     with torch.no_grad():
         score = float(model.eval()(**batch).loss)
     assert results_of(finished)["held_out"][-1]["loss"] == pytest.approx(score, abs=1e-3)
 
 
 def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrain, "HELD_OUT_WINDOWS", 1000)
+    monkeypatch.setattr(job, "HELD_OUT_WINDOWS", 1000)
     results = run(text, tmp_path, "--steps=150", "--every=150", "--batch-size=16")
     assert results["held_out"][-1]["loss"] < results["text"]["unigram_entropy"] - 0.3
     assert results["losses"][-1]["loss"] < results["losses"][0]["loss"] - 0.5
@@ -152,16 +157,16 @@ def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
 
 def held_out_windows(text, out, padding):
     """As pretraining at TINY's sizes scores them, and the tokens of text in each."""
-    prepared = pretrain.prepare_text(pretrain.corpus.load_documents([text]), "", out / "model", 64)
-    body = pretrain.body_length(16, padding)
-    return pretrain.Windows(
+    prepared = prepare_text(corpus.load_documents([text]), "", out / "model", 64)
+    body = body_length(16, padding)
+    return Windows(
         prepared.held_out,
         prepared.vocabulary,
         length=16,
         padding=padding,
         rate=0.15,
         hide_masked=False,
-        rows=min(pretrain.HELD_OUT_WINDOWS, len(prepared.held_out) // body),
+        rows=min(job.HELD_OUT_WINDOWS, len(prepared.held_out) // body),
         seed=0,
         shuffled=False,
     )
@@ -174,7 +179,7 @@ def test_electras_scores_are_over_all_held_out_tokens_and_not_means_of_batches(t
     model = Electra.from_pretrained(tmp_path / "checkpoints" / "checkpoint-6").eval()
     chances, judged, found = [], [], []
     torch.manual_seed(0)
-    for batch in DataLoader(held_out_windows(text, tmp_path, padding), batch_size=4, collate_fn=pretrain.collate):
+    for batch in DataLoader(held_out_windows(text, tmp_path, padding), batch_size=4, collate_fn=collate):
         with torch.no_grad():
             out = model(**batch)
         wanted = batch["labels"] != -100
@@ -365,12 +370,12 @@ def test_the_seed_decides_and_judging_does_not(text, tmp_path):
 
 
 def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_what_is_there(text, tmp_path, capsys, monkeypatch):
-    real = pretrain.Pretrainer.training_step
+    real = Pretrainer.training_step
 
     def training_step(self, *arguments):
         return real(self, *arguments) * (float("nan") if self.state.global_step >= 4 else 1.0)
 
-    monkeypatch.setattr(pretrain.Pretrainer, "training_step", training_step)
+    monkeypatch.setattr(Pretrainer, "training_step", training_step)
     message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
     assert "--learning-rate: loss is not a number after 5 steps; 0.01 is too high, try 0.0025" in message
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
@@ -404,9 +409,9 @@ def test_the_padding_that_truncation_drops(blocks, padding):
     from whereformer import EncoderConfig
 
     config = EncoderConfig(blocks=blocks)
-    assert pretrain.end_padding(config) == padding
+    assert end_padding(config) == padding
     config = EncoderConfig(blocks=blocks, truncate_seq=False)
-    assert pretrain.end_padding(config) == 0
+    assert end_padding(config) == 0
 
 
 XL = ["--position", "transformer_xl"]
@@ -474,7 +479,7 @@ OPTIONS = "--position-options"
 def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_encoded(
     arguments, expected, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(pretrain, "prepare_text", None)
+    monkeypatch.setattr(pretraining_text, "prepare_text", None)
     message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), *arguments)
     assert expected in message
 

@@ -10,6 +10,8 @@ from tests.failing import fails
 from whereformer import EncoderForMaskedLM
 from whereformer.cli.main import main
 from whereformer.experiments.compare import run as compare
+from whereformer.experiments.compare.models import model_folder
+from whereformer.experiments.compare.results import CompareResults
 from whereformer.experiments.properties import run as properties
 
 METHODS = "tisa,learned,rope,learned+tisa"
@@ -85,7 +87,7 @@ def test_some_methods_of_a_comparison(comparison, tmp_path):
 
 
 def test_a_comparison_keeps_its_models_for_use(comparison):
-    model = EncoderForMaskedLM.from_pretrained(compare.model_folder(comparison, "learned+tisa", 0))
+    model = EncoderForMaskedLM.from_pretrained(model_folder(comparison, "learned+tisa", 0))
     assert model.config.position == "learned+tisa"
     assert not model.config.sparse_prediction
 
@@ -135,7 +137,7 @@ def test_an_output_folder_of_another_command(comparison, tmp_path, capsys):
     shutil.copytree(comparison, tmp_path / "out")
     message = fails(capsys, "properties", "--out", str(tmp_path / "out"), "--results", str(comparison))
     assert "is not a complete result of this command" in message
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["format"] == compare.FORMAT
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["format"] == CompareResults.FORMAT
 
 
 def changed(comparison, folder, change):
@@ -149,7 +151,7 @@ def changed(comparison, folder, change):
 
 def test_text_that_is_no_longer_there_or_another(comparison, tmp_path, capsys):
     command = changed(comparison, tmp_path / "a", lambda data: data["text"].update(data=["gone.txt"]))
-    assert "can't be read again (--data: no such file or folder: 'gone.txt')" in fails(capsys, *command)
+    assert "can't be read again (no such file or folder: 'gone.txt')" in fails(capsys, *command)
     command = changed(comparison, tmp_path / "b", lambda data: data["settings"].update(text="0"))
     assert "is not what it was" in fails(capsys, *command)
 

@@ -20,7 +20,9 @@ from tests.failing import fails
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
 from whereformer.data import parallel, subwords
-from whereformer.experiments.translate import run as translation
+from whereformer.experiments.translate.examples import collate, prepare
+from whereformer.experiments.translate.job import Job
+from whereformer.experiments.translate.model import build_config
 from whereformer.experiments.translate.settings import TranslationTraining, TranslatorSettings
 from whereformer.training import judged
 from whereformer.training.optimizer import inverse_sqrt_schedule
@@ -173,12 +175,12 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(data, tmp_path, cap
 
 def test_epochs_are_passes_over_the_text(data, tmp_path):
     source, target = pairs()
-    text = translation.prepare(parallel.Pairs(source, target, ""), parallel.Pairs(source[:5], target[:5], ""), 320, 60)
+    text = prepare(parallel.Pairs(source, target, ""), parallel.Pairs(source[:5], target[:5], ""), 320, 60)
     for accumulate in (1, 3):
         training = TranslationTraining(batch_tokens=256, epochs=2.0, accumulate=accumulate, max_length=60).checked()
         model = TranslatorSettings(hidden_size=16, num_heads=2).checked()
-        config = translation.build_config(model, training, len(text.tokenizer))
-        job = translation.Job(model, training, text, config, torch.device("cpu"))
+        config = build_config(model, training, len(text.tokenizer))
+        job = Job(model, training, text, config, torch.device("cpu"))
         assert job.course.epochs(job.course.steps) == pytest.approx(2, rel=0.1)
         assert len(job.training_batches()) == job.course.steps * accumulate
         rows = [row for batch in job.training_batches().batch_sampler for row in batch]
@@ -187,8 +189,8 @@ def test_epochs_are_passes_over_the_text(data, tmp_path):
 
 def test_a_batch_has_no_mask_where_nothing_is_padded():
     long, short = torch.tensor([5, 6, 2]), torch.tensor([7, 2])
-    assert "attention_mask" not in translation.collate([(long, short), (long, long)])
-    batch = translation.collate([(short, long), (long, short)])
+    assert "attention_mask" not in collate([(long, short), (long, long)])
+    batch = collate([(short, long), (long, short)])
     assert batch["input_ids"].tolist() == [[7, 2, 0], [5, 6, 2]]
     assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
     assert batch["labels"].tolist() == [[5, 6, 2], [7, 2, -100]]

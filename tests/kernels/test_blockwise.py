@@ -30,6 +30,7 @@ from whereformer.kernels.problem import GRADIENTS, Problem
 from whereformer.runs.memory import peak_memory
 
 blockwise = importlib.import_module("whereformer.kernels.cpu.blockwise")
+matmul = importlib.import_module("whereformer.kernels.cpu.matmul")
 workspace = importlib.import_module("whereformer.kernels.cpu.workspace")
 
 
@@ -51,9 +52,9 @@ def test_memory_grows_with_the_length_and_not_with_its_square(kind, monkeypatch)
     workspace.Workspace(torch.device("cpu")).close()
     peaks = []
     for length in (4096, 8192, 16384):
-        tables = {"bias": torch.randn(1, 2 * length)} if kind == "bias" else {"keys": torch.randn(1, 9, 8)}
+        tables = {"bias": torch.randn(1, 2 * length)} if kind == "bias" else {"key_table": torch.randn(1, 9, 8)}
         if kind != "bias":
-            tables["values"] = torch.randn(1, 9, 8)
+            tables["value_table"] = torch.randn(1, 9, 8)
         given = problem(length, **tables)
         needed = [getattr(given, name) is not None for name in GRADIENTS]
 
@@ -377,8 +378,8 @@ def products(monkeypatch):
     """How many products oneDNN computes, on any processor that has it."""
     need_onednn()
     count = []
-    real = workspace.product_transposed
-    monkeypatch.setattr(workspace, "product_transposed", lambda *factors: count.append(1) or real(*factors))
+    real = matmul.product_transposed
+    monkeypatch.setattr(matmul, "product_transposed", lambda *factors: count.append(1) or real(*factors))
     with tuning.use(onednn=True, fused_dtypes=frozenset()):
         yield count
 

@@ -4,12 +4,10 @@ import shutil
 
 import pytest
 
+from tests.report import test_compare_report as compare
+from tests.report import test_finetune_report as finetune
 from tests.report.findings import FACTS, model_of
-from tests.report.test_compare_report import results_of as compared
-from tests.report.test_finetune_report import results_of as finetuned
 from whereformer.experiments.analyze import report as analyze
-from whereformer.experiments.compare import report as compare
-from whereformer.experiments.finetune import report as finetune
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -24,8 +22,8 @@ PAGES = {
     "several": lambda: analyze.build_report(
         [model_of(f"m{i}", n=16, step=i, score=1.0 - i, noise=0.5 + i) for i in range(3)], FACTS
     ),
-    "compare": lambda: compare.build_report(compared(seeds=2)),
-    "finetune": lambda: finetune.build_report(finetuned()),
+    "compare": lambda: compare.build_report(compare.results_of(seeds=2)),
+    "finetune": lambda: finetune.build_report(finetune.two_tasks()),
 }
 NARROW, WIDE = 360, 1280
 

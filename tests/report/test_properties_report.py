@@ -3,20 +3,15 @@
 import re
 from html.parser import HTMLParser
 
-from tests.experiments.test_properties_summary import data_of, losses_of
+from tests.experiments.test_properties_ticks import data_of, judged, losses_of
 from whereformer.experiments.properties import report
-from whereformer.experiments.properties import summary as ticks
 
 ODD_NAME = 'my<b>&"own"'
 
 
 def results_of(position="tisa", *arguments, **changed):
-    data = data_of(position, *arguments, **changed)
-    steps = data["runs"][position]["steps"]
-    steps.update(seconds=[2e-4, 9e-4], plain_seconds=[1e-4, 3e-4])
-    data["text"] = {"source": "<i>news</i>"}
-    data["machine"] = {"cpu": "Some CPU", "torch": "2.13.0"}
-    return data, ticks.rows(data, [position])
+    results, row = judged(data_of(position, *arguments, **changed))
+    return results, [row]
 
 
 class Cells(HTMLParser):

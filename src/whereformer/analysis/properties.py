@@ -11,16 +11,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..kernels import Positions, attention
+from ..kernels.torch_private import DispatchMode, changes_arguments, leaves
 from ..models.encoder import AttentionContext, Encoder, Layer
 from ..models.heads import EncoderForMaskedLM
 from ..positions import Place, Position, PositionRangeError, build_position
@@ -226,8 +225,8 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
     explained, whole = [], []
     for layer, (real, same) in enumerate(zip(here, together, strict=True)):
         others = real.hidden + embeddings if real.module.pre or layer == 0 else real.hidden
-        scores = _scores_of(real.module, real.hidden, encoder.position, layer, real.context)
-        without = _scores_of(real.module, others, encoder.position, layer, same.context)
+        scores = _scores_of(real.module, real.hidden, layer, real.context)
+        without = _scores_of(real.module, others, layer, same.context)
         effect = scores - without
         total = float(effect.square().sum())
         if total <= 1e-20 * max(float(scores.square().sum()), 1e-20):
@@ -256,7 +255,7 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
 
     def note(module: nn.Module, given: tuple[Any, ...]) -> None:
         assert isinstance(module, Layer)
-        hidden, _, _, context, *_ = given
+        hidden, _, context, *_ = given
         calls.append(_LayerCall(module, hidden, context))
 
     hooks = [layer.register_forward_pre_hook(note) for layer in encoder.layers]
@@ -268,9 +267,9 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
     return calls
 
 
-def _scores_of(module: Layer, hidden: Tensor, position: Position, layer: int, context: AttentionContext) -> Tensor:
+def _scores_of(module: Layer, hidden: Tensor, layer: int, context: AttentionContext) -> Tensor:
     """A layer's scores for this input, (batch, heads, n, n)."""
-    weights = module(hidden, position, layer, context, True)[1]
+    weights = module(hidden, layer, replace(context, with_weights=True))[1]
     return _scores(weights)
 
 
@@ -367,7 +366,7 @@ def _work(position: Position, length: int, backend: str) -> Callable[[], None]:
     return work
 
 
-class Chain(TorchDispatchMode):
+class Chain(DispatchMode):
     """Within it, the longest chain of tensor operations of which each needs the result of the one before.
 
     A view is no operation of its own; one that writes into a tensor comes after whatever wrote there before.
@@ -386,7 +385,7 @@ class Chain(TorchDispatchMode):
         read = _memory((args, kwargs))
         result = operation(*args, **kwargs)
         written = _memory(result)
-        if not operation._schema.is_mutable:
+        if not changes_arguments(operation):
             written = written - read
             if not written:
                 return result
@@ -399,4 +398,4 @@ class Chain(TorchDispatchMode):
 
 def _memory(values: Any) -> set[StorageWeakRef]:
     """The memory of all tensors among these."""
-    return {StorageWeakRef(leaf.untyped_storage()) for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
+    return {StorageWeakRef(leaf.untyped_storage()) for leaf in leaves(values) if isinstance(leaf, Tensor)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -16,16 +16,21 @@ from ..experiments.settings import check_range, listed
 from .arguments import find_device
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Sequence
+
+    from ..experiments.finetune.gains import GainsTable
+    from ..experiments.finetune.results import FinetuneResults
 
 
 @dataclass(frozen=True)
 class Finetune:
     """What does a position method add to a pretrained model? Fine-tunes it with and without, on GLUE or your own task.
 
-    As in Table 3 of the TISA paper: each task is fine-tuned with several seeds, by default with 0, 1, 3 and 5 kernels
-    of TISA added to the model's position embeddings, and the table has medians with their range, the largest gain over
-    the baseline and what share of its errors that is. Writes results.json, results.md and report.html (with what each
+    This is Table 3 of the TISA paper. By default, 0, 1, 3 and 5 TISA kernels are added to the model's position
+    embeddings, and each model is fine-tuned on each task with several seeds. The table shows medians and ranges, the
+    largest gain over the baseline, and the share of the baseline's errors that it removes.
+
+    Writes results.json, results.md and report.html (with what each
     head learned). Ctrl-C keeps every finished run; the same command continues with what is missing.
     """
 
@@ -33,17 +38,17 @@ class Finetune:
     """The pretrained model: a folder, or an id on the Hugging Face Hub."""
 
     tokenizer: str | None = None
-    """Its tokenizer, if it isn't where the model is."""
+    """The tokenizer. Default: the one that was saved with the model."""
 
     position: Annotated[str, tyro.conf.arg(metavar="A,B+C")] = "learned+tisa"
     """Position methods, each with a table of its own: "learned+tisa" adds to the model's position embeddings, "tisa"
     takes their place, "own" leaves the model as it is; `whereformer positions` lists others."""
 
     kernels: str = "0,1,3,5"
-    """TISA's kernels a head; 0 is the baseline, the same without."""
+    """Numbers of TISA kernels per head. 0 is the baseline, the same model without TISA."""
 
     seeds: int = 5
-    """Repeat every run with so many seeds."""
+    """Number of seeds to repeat every run with."""
 
     seed: int = 0
     """The first seed."""
@@ -52,20 +57,20 @@ class Finetune:
     """Folder for the results."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; "auto" takes a GPU if there is one."""
+    """Where to train. "auto" is a GPU if there is one."""
 
     threads: int | None = None
     """Threads on the CPU. Default: torch's."""
 
     dry_run: bool = False
-    """Only check everything and print what would be done."""
+    """Check everything, print what would be done and stop."""
 
-    of: DataSettings = field(default_factory=DataSettings)
+    task: DataSettings = field(default_factory=DataSettings)
     tuning: TuningSettings = field(default_factory=TuningSettings)
 
     def run(self, console: Console) -> None:
-        """Do it."""
-        data, tuning = self.of.checked(), self.tuning.checked()
+        """Fine-tune every model on every task, then print the gains and write the report."""
+        data, tuning = self.task.checked(), self.tuning.checked()
         check_range(self, seeds=(1, 2**20), seed=(0, 2**31), threads=(1, 2**20))
         kernels = []
         for text in listed("kernels", self.kernels):
@@ -74,41 +79,44 @@ class Finetune:
             kernels.append(int(text))
         import torch
 
-        from ..data import glue
-        from ..experiments.finetune import run as finetune
-        from ..experiments.finetune import summary as gains
-        from ..experiments.finetune import variants
+        from ..experiments.finetune.gains import tables
+        from ..experiments.finetune.models import load_tokenizer
+        from ..experiments.finetune.prepare import Job, load_tasks, prepare
+        from ..experiments.finetune.run import begin, finetune
+        from ..experiments.finetune.variants import settings_of
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_finetuning, print_gains
+        from .tables.finetune import print_finetuning, print_gains
+        from .terminal import Bar
 
-        settings = variants.settings_of(listed("position", self.position), sorted(set(kernels)))
+        settings = settings_of(listed("position", self.position), sorted(set(kernels)))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         seeds = list(range(self.seed, self.seed + self.seeds))
-        tokenizer = finetune.load_tokenizer(self.model, self.tokenizer)
+        tokenizer = load_tokenizer(self.model, self.tokenizer)
         with ExitStack() as stack:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
             with console.status("reading rows and models"):
-                tasks = glue.load(data)
-                job = finetune.Job(self.model, tokenizer, tasks, settings, seeds, tuning, find_device(self.device))
-                encoded, facts = finetune.prepare(job)
-            results = finetune.Results(self.out, job, encoded, facts)
-            print_finetuning(console, job, encoded, facts)
+                device = find_device(self.device)
+                job = Job(self.model, tokenizer, load_tasks(data), settings, seeds, tuning, device)
+                checked = prepare(job)
+            results = begin(job, checked, self.out)
+            print_finetuning(console, job, checked)
             if self.dry_run:
                 return
             with Bar(console) as progress:
-                finetune.run(job, encoded, results, self.out, progress)
-            print_gains(console, gains.tables(results.data))
-            self._write(console, results.data)
+                results = finetune(job, checked, results, self.out, progress)
+            found = tables(results)
+            print_gains(console, found)
+            self._write(console, results, found)
 
-    def _write(self, console: Console, results: dict[str, Any]) -> None:
+    def _write(self, console: Console, results: FinetuneResults, found: Sequence[GainsTable]) -> None:
         """The table as text and as a page."""
-        from ..experiments.finetune import report
+        from ..experiments.finetune.report import build_markdown, build_report
         from ..files import write_atomically
         from .terminal import say
 
-        files = {"results.md": report.build_markdown(results), "report.html": report.build_report(results)}
+        files = {"results.md": build_markdown(results, found), "report.html": build_report(results, found)}
         for name, text in files.items():
             write_atomically(self.out / name, text)
         written = " and ".join(str(self.out / name) for name in ("results.json", "results.md"))

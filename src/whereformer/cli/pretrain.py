@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rich.console import Console
 
@@ -15,80 +15,87 @@ from ..experiments.settings import check_range
 from .arguments import find_device
 
 if TYPE_CHECKING:
-    pass
+    from ..experiments.pretrain.results import PretrainResults
 
 
 @dataclass(frozen=True)
 class Pretrain:
     """Pretrain an encoder on a folder of text, with any position method: masked LM or ELECTRA.
 
-    With the defaults (a BERT of 4 layers of width 128) it takes about nine minutes of one CPU core, whatever the text;
-    for a real model raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
-    Text is cut into windows, one page in ten is held out and scored on the way. --out gets model/ (model and
-    tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json, checkpoints/ and, if TensorBoard is
-    installed, tensorboard/. Ctrl-C finishes the step and saves; the same command continues, to the same weights.
+    The default model, a BERT of 4 layers of width 128, takes about nine minutes on one CPU core, whatever the text. For
+    a larger model raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
+    One page in ten is held out, and the model is scored on it during the training.
+
+    Writes model/ (the model and its tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json,
+    checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
+    command then continues and ends with the same weights.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
     data: tuple[str, ...] = ()
-    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation inside
-    the running Python."""
+    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation that
+    comes with Python."""
 
     column: str | None = None
-    """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
+    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
 
     out: Path = Path("runs/pretrain")
-    """Folder for the model and all else."""
+    """Folder for the model, checkpoints and results."""
 
     tokenizer: Path | None = None
-    """A tokenizer.json, or a folder that a Hugging Face tokenizer was saved to. Default: WordPiece, trained on the
-    text."""
+    """A tokenizer.json, or the folder of a saved Hugging Face tokenizer. Default: WordPiece, learned from the text."""
 
     vocab_size: int | None = None
-    """Size of the vocabulary that is trained. Default: 4096."""
+    """Size of the vocabulary that is learned from the text. Default: 4096."""
 
     every: int | None = None
-    """Steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
+    """Number of steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
 
     keep: int = 2
-    """The newest checkpoints that are kept; with more, `whereformer analyze` shows how positions were learned."""
+    """Number of checkpoints to keep, the newest ones. From several, `whereformer analyze` shows how the model learned
+    about position."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; "auto" takes a GPU if there is one."""
+    """Where to train. "auto" is a GPU if there is one."""
 
     dry_run: bool = False
-    """Only print sizes, parameters and how often the text is read; train and write nothing."""
+    """Print the sizes, the parameters and how often the text is read. Train and write nothing."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Train the model, or with --dry-run only print the plan."""
         model = self.model.resolved()
         training = self.training.resolved(model.objective)
         check_range(self, vocab_size=(64, float("inf")), every=(1, float("inf")), keep=(1, float("inf")))
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError("vocab_size", f"only without `tokenizer`, whose size it is, got {self.vocab_size}")
         from ..data import corpus
-        from ..experiments.pretrain import run as pretrain
+        from ..experiments.pretrain.job import Job, batch_costs, settings_of
+        from ..experiments.pretrain.model import build_config
+        from ..experiments.pretrain.results import PretrainResults
+        from ..experiments.pretrain.run import pretrain
+        from ..experiments.pretrain.text import prepare_text, tokenizer_setting
         from ..runs.folder import open_folder
-        from ..training import folder as run_folder
-        from .terminal import Bar, print_plan, say
+        from ..training.folder import Folder
+        from .tables.plans import print_plan
+        from .terminal import Bar, say
 
         device = find_device(self.device)
         vocab_size = self.vocab_size or 4096
         # Before the text is read and encoded, which may take long.
-        pretrain.build_config(model, training.length)
-        tokenizer = pretrain.tokenizer_setting(self.tokenizer, vocab_size)
+        build_config(model, training.length)
+        tokenizer = tokenizer_setting(self.tokenizer, vocab_size)
         with ExitStack() as stack:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
             with console.status("reading the text"):
                 documents = corpus.documents_of(self.data, self.column)
             if not self.dry_run:
-                settings = pretrain.settings_of(model, training, documents, tokenizer, device)
-                folder = run_folder.Folder(self.out, settings)
+                settings = settings_of(model, training, documents, tokenizer, device)
+                folder = Folder(self.out, settings, PretrainResults)
                 results = folder.finished()
                 if results is not None:
                     say(console, f"{self.out} is finished already; nothing to do")
@@ -96,31 +103,30 @@ class Pretrain:
                     return
             with console.status("encoding the text" if self.tokenizer else "training a tokenizer, encoding the text"):
                 source = corpus.source_of(self.data)
-                text = pretrain.prepare_text(documents, source, self.tokenizer, vocab_size)
-                config = pretrain.build_config(model, training.length, text.vocabulary)
+                text = prepare_text(documents, source, self.tokenizer, vocab_size)
+                config = build_config(model, training.length, text.vocabulary)
                 every = self.every or max(1, training.steps // 10)
-                job = pretrain.Job(model, training, text, config, device, every, self.keep)
-                plan = job.facts()
+                job = Job(model, training, text, config, device, every, self.keep)
+                plan = job.plan()
             print_plan(console, text.facts, model.blocks, training.steps, plan)
             if self.dry_run:
-                for part, batch in pretrain.batch_costs(job).items():
+                for part, batch in batch_costs(job).items():
                     steps = f" ({training.accumulate} batches a step)" if training.accumulate > 1 else ""
                     say(console, f"\n{part}, a batch{steps}:\n{batch}")
                 return
             with Bar(console) as progress:
-                results = pretrain.run(job, folder, progress)
+                results = pretrain(job, folder, progress)
             self._tell(console, results)
 
-    def _tell(self, console: Console, results: dict[str, Any]) -> None:
+    def _tell(self, console: Console, results: PretrainResults) -> None:
         """Where everything is, how good it is, and how to use it."""
         from ..training.judged import score_text
         from .terminal import say
 
-        scores = ", ".join(score_text(name, value) for name, value in results["held_out"][-1].items() if name != "step")
+        scores = ", ".join(score_text(name, value) for name, value in results.scores.items())
         say(
             console,
-            f"{results['step']:,} steps, {results['tokens_seen']:,} tokens in {results['seconds']:.0f} s; "
-            f"held-out {scores}",
+            f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s; held-out {scores}",
             f"wrote {self.out / 'model'} (model and tokenizer), {self.out / 'results.json'} and "
             f"{self.out / 'checkpoints'}",
             "\nfrom transformers import AutoTokenizer; from whereformer import Encoder\n"

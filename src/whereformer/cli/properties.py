@@ -10,64 +10,68 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ..errors import InputError
-from .compare import Compare
+from ..experiments.compare.settings import TrainingSettings
 
 if TYPE_CHECKING:
-    from ..experiments.properties.run import Comparison
-    from ..experiments.properties.summary import Row
+    from ..experiments.properties.comparison import Comparison
+    from ..experiments.properties.results import PropertiesResults
+    from ..experiments.properties.ticks import MethodTicks
 
 
 @dataclass(frozen=True)
 class Properties:
     """What can each position method do? Table 1 of the TISA paper, measured instead of claimed.
 
-    For every method: is longer text than the trained read as well (inductive), do gradients reach its parameters
-    (data-driven), how many are there and how do they grow (parameter efficient), does a common shift of all positions
-    change anything (translation invariant), does a chain of operations grow with the length (parallelizable), and is
-    what it does to scores a curve over offsets (interpretable)? A tick follows from a stated threshold and stands above
-    its number; where it is not the paper's, the output says why.
+    Six questions about every method. Does it read text longer than that of its training (inductive)? Do gradients reach
+    its parameters (data-driven)? How many are there, and how does their number grow (parameter efficient)? Does a
+    common shift of all positions leave the output unchanged (translation invariant)? Does no chain of operations grow
+    with the length (parallelizable)? Is its effect on the scores a curve over offsets (interpretable)? Each tick
+    follows from a threshold, which the output states. Where a tick differs from the paper's, the output says why.
 
-    Trains a small encoder per method, as `whereformer compare` does (some ten minutes on two cores, almost half
-    of them for floater), or takes the models of a finished comparison. Writes results.json, results.md and report.html;
-    if it is interrupted, the same command continues with what is missing.
+    The command trains a small encoder for each method, as `whereformer compare` does, in about ten minutes on two cores
+    (almost half of them for floater), or takes the models of a finished comparison. Writes results.json, results.md
+    and report.html. After an interruption, the same command does what is missing.
     """
 
     positions: str | None = None
-    """Methods to judge, split by commas; "a+b" uses both at once. Default: every method, or all that --results has."""
+    """Methods to judge, separated by commas. "a+b" uses both at once. Default: every method, or all that --results
+    has."""
 
     results: Path | None = None
     """The folder of a finished `whereformer compare`, instead of training: its losses and its models."""
 
     data: tuple[str, ...] = ()
-    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation inside
-    the running Python."""
+    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation that
+    comes with Python."""
 
     column: str | None = None
-    """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
+    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
 
     out: Path = Path("runs/properties")
     """Folder for the results."""
 
     quick: bool = False
-    """A first look in about two minutes; methods have then learned little that longer text could spoil."""
+    """Take a first look in about two minutes. Methods then learn little that longer text could spoil."""
 
     length: int | None = None
-    """Tokens of a training window; longer text has 4 times as many. Default: 64."""
+    """Tokens in a training window. The longer text has four times this length. Default: 64."""
 
     steps: int | None = None
     """Training steps of each method. Default: 800, with --quick 200."""
 
     seeds: int | None = None
-    """Train with so many seeds; medians decide "inductive", all else is measured on the first. Default: 1."""
+    """Number of seeds to train with. Medians decide "inductive"; the rest is measured with the first. Default: 1."""
 
     seed: int | None = None
     """The first seed. Default: 0."""
 
     def run(self, console: Console) -> None:
-        """Do it."""
-        from ..experiments.properties import run as properties
+        """Measure every method, then print the table and write the report."""
+        from ..experiments.properties.comparison import load_comparison
+        from ..experiments.properties.run import measure_properties
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_properties
+        from .tables.properties import print_properties
+        from .terminal import Bar
 
         names = self._names()
         for name in ("data", "column", "quick", "length", "steps", "seeds", "seed"):
@@ -78,19 +82,17 @@ class Properties:
                 comparison, names = self._train(console, names, stack)
             else:
                 with console.status("reading the comparison and its text"):
-                    comparison, names = properties.load_comparison(self.results, names)
+                    comparison, names = load_comparison(self.results, names)
                 stack.enter_context(open_folder(self.out))
-            results = properties.Results(self.out, comparison)
             with Bar(console) as progress:
-                properties.run(results, names, progress)
-            rows = results.finish(names)
+                results, rows = measure_properties(comparison, names, self.out, progress)
             print_properties(console, rows)
-            self._write(console, results.data, rows)
+            self._write(console, results, rows)
 
     def _names(self) -> list[str] | None:
         if self.positions is None:
             return None
-        from ..experiments.compare.run import BASELINE
+        from ..experiments.compare.results import BASELINE
         from ..experiments.settings import listed
 
         names = ["".join(name.split()) for name in listed("positions", self.positions)]
@@ -102,52 +104,39 @@ class Properties:
         """A comparison of its own, within the output folder."""
         import torch
 
-        from ..data import corpus
-        from ..data.masks import HeldOut
-        from ..experiments.compare import run as compare
-        from ..experiments.properties import run as properties
+        from ..data.masks import HELD_OUT_RATE, HeldOut
+        from ..experiments.compare.prepare import Source, check_positions, prepare_job
+        from ..experiments.compare.results import BASELINE
+        from ..experiments.compare.run import compare
+        from ..experiments.properties.comparison import Comparison
+        from ..experiments.properties.run import DEFAULT_STEPS, QUICK_STEPS
         from ..positions import position_names
         from ..runs.folder import open_folder
         from .terminal import Bar
 
-        given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "seeds", "seed")}
-        default = properties.QUICK_STEPS if self.quick else properties.DEFAULT_STEPS
-        job = Compare(
-            steps=default if self.steps is None else self.steps,
-            **{name: value for name, value in given.items() if value is not None},
-        )
-        sizes = job.sizes()
-        chosen = names or [name for name in position_names() if name != compare.BASELINE]
-        chosen = compare.check_positions(chosen, sizes)
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "steps", "seeds", "seed")}
+        training = TrainingSettings(**{name: value for name, value in given.items() if value is not None}).checked()
+        sizes = training.sizes(QUICK_STEPS if self.quick else DEFAULT_STEPS)
+        chosen = names or [name for name in position_names() if name != BASELINE]
+        chosen = check_positions(chosen, sizes)
         stack.enter_context(open_folder(self.out))
         folder = self.out / "comparison"
         stack.enter_context(open_folder(folder))
         with console.status("reading the text and training a tokenizer"):
-            documents = corpus.documents_of(self.data, self.column)
-            results = compare.Results(folder, sizes, corpus.fingerprint(documents), "cpu")
-            text = compare.prepare_text(documents, sizes, self.data, self.column, folder)
-        seeds = range(job.seed, job.seed + job.seeds)
+            source = Source(self.data, self.column)
+            job = prepare_job(source, sizes, [BASELINE, *chosen], training.all_seeds, torch.device("cpu"), folder)
         with Bar(console) as progress:
-            compare.run(
-                results,
-                sizes,
-                [compare.BASELINE, *chosen],
-                seeds,
-                text,
-                torch.device("cpu"),
-                progress,
-                speed=False,
-            )
-        held_out = HeldOut(text.held_out, compare.HELD_OUT_RATE, text.vocab_size)
-        return properties.Comparison(folder, results.data, held_out), chosen
+            results = compare(job, folder, progress, speed=False)
+        held_out = HeldOut(job.text.held_out, HELD_OUT_RATE, job.text.vocab_size)
+        return Comparison(folder, results, held_out), chosen
 
-    def _write(self, console: Console, data: dict[str, Any], rows: list[Row]) -> None:
+    def _write(self, console: Console, results: PropertiesResults, rows: list[MethodTicks]) -> None:
         """The table as text and as a page."""
         from ..experiments.properties import report
         from ..files import write_atomically
         from .terminal import say
 
-        files = {"results.md": report.build_markdown(data, rows), "report.html": report.build_report(data, rows)}
+        files = {"results.md": report.build_markdown(results, rows), "report.html": report.build_report(results, rows)}
         for name, text in files.items():
             write_atomically(self.out / name, text)
         written = " and ".join(str(self.out / name) for name in ("results.json", "results.md"))

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 
 from ..errors import InputError
-from ..experiments.finetune.settings import DataSettings
-from ..experiments.settings import listed
 from .corpus import fingerprint
 from .tables import Columns, columns_of, read_table
 
@@ -74,6 +72,23 @@ class Split:
 
 
 @dataclass(frozen=True)
+class RowFacts:
+    """Where a task's rows come from.
+
+    Args:
+        source: for people.
+        rows: how many there are in each split.
+        subsets: the splits that are only a part of the official ones.
+        fingerprint: of all rows.
+    """
+
+    source: str
+    rows: dict[str, int]
+    subsets: list[str]
+    fingerprint: str
+
+
+@dataclass(frozen=True)
 class Data:
     """A task's rows.
 
@@ -81,49 +96,50 @@ class Data:
         task: what they are.
         train: to learn from.
         judged: to judge by, by what a table calls each.
-        facts: where they come from, how many there are and which are only a part of the official split.
+        facts: where they come from.
     """
 
     task: Task
     train: Split
     judged: dict[str, Split]
-    facts: dict[str, Any]
+    facts: RowFacts
 
 
-def load(settings: DataSettings) -> list[Data]:
-    """The rows of every task.
+def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None = None) -> list[Data]:
+    """GLUE's tasks.
 
+    Args:
+        names: of :data:`GLUE`; "all" alone stands for every one.
+        folder: with the tasks as Parquet; None for the Hub.
+        train_rows: draw only this many rows of each to train on.
     Raises:
         InputError: for what is unknown, missing, empty or has a label outside the classes.
     """
-    if settings.train is not None:
-        return [_own(settings)]
-    names = listed("task", settings.task or "")
-    if names == ("all",):
+    if tuple(names) == ("all",):
         names = tuple(GLUE)
     for name in names:
         if name not in GLUE:
             raise InputError("task", f"expected {', '.join(GLUE)} or all, got {name!r}")
-    if settings.data is not None and not settings.data.is_dir():
-        raise InputError("data", f"no such folder: {str(settings.data)!r}")
-    return [_glue(GLUE[name], settings) for name in names]
+    if folder is not None and not folder.is_dir():
+        raise InputError("data", f"no such folder: {str(folder)!r}")
+    return [_glue(GLUE[name], folder, train_rows) for name in names]
 
 
-def _glue(task: Task, settings: DataSettings) -> Data:
+def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
     splits = ("train", *(split for split, _ in task.judged))
     source, parts = HUB, []
-    if settings.data is None:
+    if folder is None:
         tables = _hub(task.name, splits)
     else:
         tables = {}
         for split in splits:
-            file = _file(settings.data / task.name, split)
+            file = _file(folder / task.name, split)
             tables[split] = read_table("data", file)
             if file.stem.endswith("_subset"):
                 parts.append(split)
-        source = str(settings.data / task.name)
+        source = str(folder / task.name)
     rows = {split: _split(tables[split], task, f"{source}, {split}") for split in splits}
-    return _data(task, rows, source, parts, settings.train_rows)
+    return _data(task, rows, source, parts, train_rows)
 
 
 def _file(folder: Path, split: str) -> Path:
@@ -146,33 +162,49 @@ def _hub(name: str, splits: Sequence[str]) -> dict[str, Columns]:
         raise InputError("data", f"cannot get {name} from the Hub ({reason}); or give a folder that has it") from None
 
 
-def _own(settings: DataSettings) -> Data:
-    assert settings.train is not None
-    assert settings.validation is not None
-    texts, label = listed("text", settings.text or ""), settings.label or ""
-    tables = {
-        split: read_table(split, file, texts)
-        for split, file in (("train", settings.train), ("validation", settings.validation))
-    }
-    classes = None
-    if not settings.regression:
-        found = {str(value) for value in tables["train"].get(label, []) if value is not None}
+@dataclass(frozen=True)
+class OwnTask:
+    """A task of the user's own.
+
+    Args:
+        train, validation: tables.
+        texts: their columns of text, one or two.
+        label: their column with classes or numbers.
+        regression: whether a number is predicted.
+    """
+
+    train: Path
+    validation: Path
+    texts: tuple[str, ...]
+    label: str
+    regression: bool
+
+    def load(self, train_rows: int | None = None) -> Data:
+        """Its rows; ``train_rows`` draws only this many to train on.
+
+        Raises:
+            InputError: for a table that can't be read, a column that isn't there, or labels that don't fit.
+        """
+        files = {"train": self.train, "validation": self.validation}
+        tables = {split: read_table(split, file, self.texts) for split, file in files.items()}
+        classes = None if self.regression else self._classes(tables["train"].get(self.label))
+        if classes is not None:
+            places: dict[str, int] = {name: place for place, name in enumerate(classes)}
+            for columns in tables.values():
+                if self.label in columns:
+                    columns[self.label] = [places.get(str(value), str(value)) for value in columns[self.label]]
+        metrics = ("pearson", "spearman") if self.regression else ("accuracy", "matthews")
+        task = Task(self.train.stem, self.texts, classes, metrics, self.label)
+        rows = {split: _split(tables[split], task, str(file)) for split, file in files.items()}
+        return _data(task, rows, f"{self.train}, {self.validation}", [], train_rows)
+
+    def _classes(self, labels: Sequence[Any] | None) -> tuple[str, ...]:
+        found = {str(value) for value in labels or () if value is not None}
         # Numbers in their order, so that 10 comes after 9.
         classes = tuple(sorted(found, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
-        if label in tables["train"] and len(classes) < 2:
-            raise InputError("label", f"expected at least two classes in {settings.train}, got {list(classes)}")
-    metrics = ("pearson", "spearman") if settings.regression else ("accuracy", "matthews")
-    task = Task(settings.train.stem, texts, classes, metrics, label)
-    if classes is not None:
-        places: dict[str, int] = {name: place for place, name in enumerate(classes)}
-        for columns in tables.values():
-            if label in columns:
-                columns[label] = [places.get(str(value), str(value)) for value in columns[label]]
-    rows = {
-        split: _split(columns, task, str(file))
-        for (split, columns), file in zip(tables.items(), (settings.train, settings.validation), strict=True)
-    }
-    return _data(task, rows, f"{settings.train}, {settings.validation}", [], settings.train_rows)
+        if labels is not None and len(classes) < 2:
+            raise InputError("label", f"expected at least two classes in {self.train}, got {list(classes)}")
+        return classes
 
 
 def _is_number(text: str) -> bool:
@@ -211,23 +243,23 @@ def _split(columns: Columns, task: Task, where: str) -> Split:
 
 def _data(task: Task, rows: Mapping[str, Split], source: str, parts: list[str], train_rows: int | None) -> Data:
     train = rows["train"]
-    facts: dict[str, Any] = {"source": source, "rows": {split: len(found.texts) for split, found in rows.items()}}
+    counts = {split: len(found.texts) for split, found in rows.items()}
     if train_rows is not None and train_rows < len(train.texts):
         train = _sample(train, train_rows)
-        facts["rows"]["train"] = train_rows
+        counts["train"] = train_rows
         parts = [*parts, *(["train"] if "train" not in parts else [])]
-    # Scores of a part must not be read as those of the official split.
-    facts["subsets"] = parts
-    facts["fingerprint"] = fingerprint(
+    digest = fingerprint(
         text
         for split in (train, *(rows[name] for name, _ in task.judged))
         for row, label in zip(split.texts, split.labels, strict=True)
         for text in (*row, str(label))
     )
+    # Scores of a part must not be read as those of the official split.
+    facts = RowFacts(source, counts, subsets=parts, fingerprint=digest)
     return Data(task, train, {shown: rows[split] for split, shown in task.judged}, facts)
 
 
 def _sample(split: Split, count: int) -> Split:
-    """So many rows, the same in every run."""
+    """Some rows, the same in every run."""
     chosen = torch.randperm(len(split.texts), generator=torch.Generator().manual_seed(0))[:count].sort().values.tolist()
     return Split([split.texts[row] for row in chosen], [split.labels[row] for row in chosen])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,10 +11,11 @@ from torch.nn import functional
 
 from .tokenizers import CLS, PAD, Vocabulary, trained_vocabulary
 
-if TYPE_CHECKING:
-    pass
-
 IGNORED = -100
+"""The label of a token that is not to be predicted."""
+
+HELD_OUT_RATE = 0.15
+"""Share of held-out tokens that are masked, whatever the share in training."""
 
 
 def mask_tokens(
@@ -83,7 +83,7 @@ class HeldOut:
     """
 
     GROUP = 64
-    """Masks are spread evenly: the rate holds within every group of so many tokens."""
+    """Masks are spread evenly: the rate holds within every group of this number of tokens."""
 
     def __init__(self, stream: Tensor, rate: float, vocab_size: int) -> None:
         stream = stream[: len(stream) // self.GROUP * self.GROUP]

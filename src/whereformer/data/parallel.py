@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from ..errors import InputError
-from ..experiments.translate.settings import ParallelData, columns_of
 from . import tables
 
 HELD_OUT = 2000
@@ -46,33 +45,6 @@ class Pairs:
     def without_empty(self) -> Pairs:
         """Those that have text on both sides."""
         return self.chosen(self.full)
-
-
-def load(data: ParallelData) -> Pairs:
-    """Read what the options name.
-
-    Raises:
-        InputError: for what is missing, not UTF-8, or does not belong together; the message says where.
-    """
-    fields = data.names
-    if data.data:
-        parts = [_table(fields["data"], fields["columns"], file, data.columns) for file in data.data]
-        pairs = Pairs(
-            [line for part in parts for line in part[0]],
-            [line for part in parts for line in part[1]],
-            ", ".join(map(str, data.data)),
-        )
-        name = fields["data"]
-    else:
-        assert data.source is not None
-        assert data.target is not None
-        source, target = read_lines(fields["source"], data.source), read_lines(fields["target"], data.target)
-        check_aligned(fields["source"], data.source, source, data.target, target)
-        pairs = Pairs(source, target, f"{data.source} and {data.target}")
-        name = fields["source"]
-    if not any(line.strip() for line in pairs.source) or not any(line.strip() for line in pairs.target):
-        raise InputError(name, f"no text in {pairs.name}")
-    return pairs
 
 
 def hold_out(field: str, pairs: Pairs) -> tuple[Pairs, Pairs]:
@@ -156,9 +128,18 @@ def check_aligned(field: str, source: Path, sources: Sequence[str], target: Path
     )
 
 
-def _table(field: str, columns_field: str, file: Path, columns: str | None) -> tuple[list[str], list[str]]:
-    """Both columns of a table. Cells that hold nothing are empty lines."""
-    named = columns_of(columns_field, columns)
+def read_table(
+    field: str, columns_field: str, file: Path, named: tuple[str, str] | None
+) -> tuple[list[str], list[str]]:
+    """Both columns of a table. Cells that hold nothing are empty lines.
+
+    Args:
+        field, columns_field: what an error names.
+        file: the table.
+        named: the columns, source first; None for a table that has only two.
+    Raises:
+        InputError: for a table that can't be read, or columns that are not there or hold no text.
+    """
     if file.suffix.lower() == ".tsv":
         found = _tab_separated(field, file, named)
     else:
@@ -166,8 +147,8 @@ def _table(field: str, columns_field: str, file: Path, columns: str | None) -> t
     if named is None:
         if len(found) != 2:
             raise InputError(columns_field, f"{file} has columns {', '.join(found)}; expected two of them, as en,de")
-        named = tuple(found)  # type: ignore[assignment]
-    assert named is not None
+        first, second = found
+        named = first, second
     texts = []
     for name in named:
         if name not in found:

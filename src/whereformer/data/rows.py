@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import InputError
-from ..experiments.pretrain.run import end_padding
 from .glue import Split
+from .windows import end_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,7 +14,7 @@ from .masks import mask_tokens
 from .tokenizers import Vocabulary
 
 if TYPE_CHECKING:
-    pass
+    from ..models import EncoderConfig
 
 
 class Windows(Dataset[dict[str, Tensor]]):
@@ -105,3 +105,12 @@ def body_length(length: int, padding: int) -> int:
 def collate(items: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
     """A batch of windows."""
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+
+
+def end_padding(config: EncoderConfig) -> int:
+    """How many [PAD] end a window: as many as the poolings of a funnel that truncates drop, so that no text is lost."""
+    # Here, because models take a second to import.
+    from ..models import parse_blocks
+
+    poolings = len(parse_blocks(config.blocks)) - 1
+    return 2**poolings - 1 if config.separate_cls and config.truncate_seq else 0

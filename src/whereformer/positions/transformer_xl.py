@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..kernels.cpu.products import linear, transforming
+from ..kernels.cpu.products import linear
 from ..kernels.terms import (
     FactorPair,
     OffsetBias,
@@ -22,6 +22,7 @@ from ..kernels.terms import (
     offset_step,
     position_values,
 )
+from ..kernels.torch_private import transforming
 from .base import ModelShape, Place, Position
 
 FORMS = ("shifted", "factorized")

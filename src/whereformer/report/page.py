@@ -10,7 +10,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
+"""What all pages are made of; a page's own template is beside the module that fills it."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,33 @@ class Column:
     first: str = "ascending"
 
 
-def render(template: str, **content: Any) -> str:
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a sortable table: a number as text, a smaller line below it, what to sort by, and a note's number.
+
+    Cells without a number to sort by stay last, in either direction.
+    """
+
+    text: str
+    detail: str = ""
+    order: float | str | None = None
+    note: int | None = None
+
+    @property
+    def key(self) -> float | str:
+        """What the page's script sorts by."""
+        return "" if self.order is None else self.order
+
+
+def render(template: Path, **content: Any) -> str:
     """A page from a template that extends ``page.html.j2``, or a part of one; all that is not Markup is escaped."""
-    return _environment().get_template(template).render(**content) + "\n"
+    return _environment(template.parent).get_template(template.name).render(**content) + "\n"
 
 
 @cache
-def _environment() -> Environment:
+def _environment(folder: Path) -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader([folder, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -137,7 +137,7 @@ class Row:
 
 def grid(rows: Sequence[Row], name: str, label: str) -> Markup:
     """The heads as an element of a page; ids begin with ``name``, which is unique on the page."""
-    return Markup(page.render("heads.html.j2", rows=rows, name=name, label=label))
+    return Markup(page.render(page.TEMPLATES / "heads.html.j2", rows=rows, name=name, label=label))
 
 
 def draw(

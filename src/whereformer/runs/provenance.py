@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -15,8 +14,8 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..files import write_atomically
 from .machine import machine
+from .results import write_json
 
 
 @cache
@@ -64,4 +63,4 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
 def write_results(path: Path, results: Mapping[str, Any], device: torch.device | str = "cpu") -> None:
     """Write results as JSON, after what they come from; the folder is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({**provenance(device), **results}, indent=1, allow_nan=False) + "\n")
+    write_json(path, {**provenance(device), **results}, indent=1)

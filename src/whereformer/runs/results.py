@@ -1,16 +1,83 @@
-"""Results that later runs of a command continue."""
+"""Results as dataclasses that are saved to JSON files and loaded from them.
+
+An experiment's ``results.py`` declares its dataclasses. So each field's name stands in one place, and a file is checked
+when it is read. Beside the fields a file has its ``format``, which changes when old files can't be read any more.
+"""
 
 from __future__ import annotations
 
 import json
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..errors import InputError
+from ..files import write_atomically
+
+Record = TypeVar("Record")
 
 
-def refuse_other_settings(out: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise unless a folder's settings are those of now.
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """A base for dataclasses that are the whole content of a file, which begins with where its numbers come from.
+
+    Args:
+        date, commit, machine, versions: as :func:`whereformer.runs.provenance.provenance` gives them.
+    """
+
+    FORMAT: ClassVar[int | str]
+    """What the file's ``format`` is."""
+
+    INDENT: ClassVar[int | None] = None
+    """How deep each level of the file is indented; None puts all on one line."""
+
+    date: str = ""
+    commit: str | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write the file, whole or not at all. Fields that are None are left out; they have that default.
+
+        Raises:
+            ValueError: for a number that is not finite.
+        """
+        content = {name: value for name, value in asdict(self).items() if value is not None}
+        write_json(path, {"format": self.FORMAT, **content}, indent=self.INDENT)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that :meth:`save` wrote.
+
+        Raises:
+            InputError: if it is another file, of another format, or not complete.
+        """
+        try:
+            content = read_json(path)
+            if content.pop("format", None) != cls.FORMAT:
+                raise ValueError(f"its format is not {cls.FORMAT!r}")
+            return from_json(cls, content)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                "out",
+                f"{path} is not a complete result of this command ({error}); move it away or choose another folder",
+            ) from None
+
+    @classmethod
+    def load_if_there(cls, path: Path) -> Self | None:
+        """What an earlier run left; None if there is no file.
+
+        Raises:
+            InputError: as :meth:`load`.
+        """
+        return cls.load(path) if path.exists() else None
+
+
+def refuse_other_settings(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise unless a folder's settings are those of this run.
 
     Raises:
         InputError: naming the first that differs.
@@ -27,23 +94,102 @@ def refuse_other_settings(out: Path, old: dict[str, Any], new: dict[str, Any]) -
         )
 
 
-def read_results(path: Path, form: Any) -> dict[str, Any] | None:
-    """What an earlier run left in ``results.json``, with its ``settings`` and ``runs``; None if there is none.
+def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a JSON file, whole or not at all.
+
+    Raises:
+        ValueError: for a number that is not finite, which JSON does not have.
+    """
+    write_atomically(path, json.dumps(content, indent=indent, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        OSError: if it can't be read.
+        ValueError: if it is something else.
+    """
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, got {type(found).__name__}")
+    return found
+
+
+def from_json(kind: type[Record], value: Any, where: str = "") -> Record:
+    """A dataclass from what JSON made of it.
+
+    Another version may have written it: fields that it lacks take their defaults, and entries that are no fields are
+    dropped.
 
     Args:
-        path: the file.
-        form: what its ``format`` has to be.
+        kind: the dataclass.
+        value: from a JSON file.
+        where: the value's place in the file, for the message.
     Raises:
-        InputError: if it is something else.
+        ValueError: naming the place where something is missing or of another type.
     """
-    if not path.exists():
-        return None
+    if not isinstance(value, dict):
+        raise ValueError(f"{where or 'the file'}: expected an object, got {value!r:.60}")
+    found = {}
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
+    for each in fields(kind):  # type: ignore[arg-type]  # a dataclass
+        place = f"{where}.{each.name}" if where else each.name
+        if each.name in value:
+            found[each.name] = _parsed(hints[each.name], value[each.name], place)
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise ValueError(f"{place}: missing")
+    return kind(**found)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _parsed(hint: Any, value: Any, where: str) -> Any:
+    """A value of JSON as one of a type: a dataclass, a container, a union of types or a plain type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        others = [each for each in arguments if each is not type(None)]
+        for other in others[:-1]:
+            try:
+                return _parsed(other, value, where)
+            except ValueError:
+                continue
+        return _parsed(others[-1], value, where)
+    if is_dataclass(hint):
+        return from_json(hint, value, where)  # type: ignore[arg-type]  # a class
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        of_key, of_value = arguments
+        return {_key(of_key, key, where): _parsed(of_value, each, f"{where}.{key}") for key, each in value.items()}
+    if origin in (list, Sequence) and isinstance(value, list):
+        return [_parsed(arguments[0], each, f"{where}[{index}]") for index, each in enumerate(value)]
+    if origin is tuple and isinstance(value, list):
+        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        if len(kinds) == len(value):
+            return tuple(
+                _parsed(of, each, f"{where}[{index}]")
+                for index, (of, each) in enumerate(zip(kinds, value, strict=True))
+            )
+    if origin is Literal and value in arguments:
+        return value
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if origin is None and type(value) is hint:
+        return value
+    raise ValueError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r:.60}")
+
+
+def _key(hint: Any, key: str, where: str) -> Any:
+    """A key of a JSON object, which is always text."""
+    if hint is not int:
+        return key
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if found["format"] != form or not (isinstance(found["settings"], dict) and isinstance(found["runs"], dict)):
-            raise ValueError
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(
-            "out", f"{path} is not a complete result of this command; move it away or choose another folder"
-        ) from None
-    return found
+        return int(key)
+    except ValueError:
+        raise ValueError(f"{where}: expected whole numbers as keys, got {key!r}") from None

@@ -6,47 +6,55 @@ It holds ``settings.json`` (what decides the result), ``results.json`` (losses, 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from transformers import PreTrainedModel
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import InputError
-from ..files import write_atomically
-from ..runs.results import refuse_other_settings
+from ..runs.results import read_json, refuse_other_settings, write_json
+from .results import TrainingResults
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FORMAT = 1
+"""Of ``settings.json``."""
 KEPT_CHECKPOINTS = 2
 """By default two, because the newest may be half written when the power fails."""
 
 
-class Folder:
+Kind = TypeVar("Kind", bound=TrainingResults)
+
+
+class Folder(Generic[Kind]):
     """An output folder: what it was made with, its newest whole checkpoint, and its results.
 
     Args:
         out: the folder.
         settings: all that decides the result.
+        kind: of its results.
     Raises:
         InputError: if it holds a run with other settings, or something else.
     """
 
-    def __init__(self, out: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, out: Path, settings: dict[str, Any], kind: type[Kind]) -> None:
         self.out = out
         self.settings = settings
+        self.kind = kind
         self.path = out / "results.json"
         self.checkpoints = out / "checkpoints"
         self.model = out / "model"
         file = out / "settings.json"
         if file.exists():
-            old = _read_json(file)
+            try:
+                old = read_json(file)
+            except (OSError, ValueError):
+                raise InputError("out", f"{file} is not complete; move it away or choose another folder") from None
             if old.get("format") != FORMAT or not isinstance(old.get("settings"), dict):
                 raise InputError("out", f"{file} is not of this command; choose another folder")
             refuse_other_settings(out, old["settings"], settings)
@@ -54,16 +62,15 @@ class Folder:
             raise InputError("out", f"{self.path} is not of this command; choose another folder")
 
     def claim(self) -> None:
-        """Keep the settings, so that later runs are held against them."""
-        content = {"format": FORMAT, "settings": self.settings}
-        write_atomically(self.out / "settings.json", json.dumps(content, indent=1, allow_nan=False))
+        """Keep the settings, so that later runs with others are refused."""
+        write_json(self.out / "settings.json", {"format": FORMAT, "settings": self.settings}, indent=1)
 
-    def finished(self) -> dict[str, Any] | None:
+    def finished(self) -> Kind | None:
         """The results, if training is over and its model is there."""
         if not (self.path.exists() and (self.model / "config.json").exists()):
             return None
-        results = _read_json(self.path)
-        return results if results.get("finished") is True else None
+        results = self.kind.load(self.path)
+        return results if results.finished else None
 
     def newest_checkpoint(self) -> Path | None:
         """The last checkpoint that was written to its end; half-written ones are removed."""
@@ -79,20 +86,6 @@ class Folder:
             else:
                 return Path(found)
         return None
-
-    def write(self, results: dict[str, Any]) -> None:
-        """Replace the results."""
-        write_atomically(self.path, json.dumps(results, indent=1, allow_nan=False))
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-    except (OSError, ValueError):
-        pass
-    raise InputError("out", f"{file} is not complete; move it away or choose another folder")
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -5,17 +5,16 @@ The Trainer's own intervals are off: one callback says when to log, judge and sa
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,10 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from ..errors import InputError
 from ..runs.progress import Progress
-from .folder import FORMAT, Folder
+from .finite import check_finite
+from .folder import Folder, Kind
+from .results import LossPoint
 
 Judge = Callable[[nn.Module, dict[str, Tensor]], dict[str, tuple[float, int]]]
 """From a model and a batch to sums and what they are sums over, by name."""
@@ -130,20 +130,20 @@ def judge_all(
     return {name: value / count for name, (value, count) in sums.items()}
 
 
-class Watch(TrainerCallback):
+class TrainingWatch(TrainerCallback, Generic[Kind]):
     """Says when to log, judge and save, shows it, keeps the results and stops where that was asked for.
 
     Args:
         course: of the training.
         folder: where the results go.
-        facts: what they say from the start.
-        progress: is told.
+        start: the results before the first step.
+        progress: shows it.
     """
 
-    def __init__(self, course: Course, folder: Folder, facts: Mapping[str, Any], progress: Progress) -> None:
+    def __init__(self, course: Course, folder: Folder[Kind], start: Kind, progress: Progress) -> None:
         self.course = course
         self.folder = folder
-        self.facts = facts
+        self.start = start
         self.progress = progress
         self.interrupted = False
         self.loss = ""
@@ -176,15 +176,10 @@ class Watch(TrainerCallback):
         **others: Any,
     ) -> None:
         logs = logs or {}
-        watched = {name: value for name, value in logs.items() if name == "grad_norm" or name.endswith("loss")}
-        for name, value in watched.items():
-            if not math.isfinite(value):
-                rate = self.course.learning_rate
-                raise InputError(
-                    "learning_rate",
-                    f"{name} is not a number after {state.global_step} steps; {rate} is too high, "
-                    f"try {rate / 4} (and another `out`), or more `warmup`",
-                )
+        for name, value in logs.items():
+            if name == "grad_norm" or name.endswith("loss"):
+                advice = " (and another `out`), or more `warmup`"
+                check_finite(name, value, state.global_step, self.course.learning_rate, advice)
         if "loss" in logs:
             self.loss = f", loss {logs['loss']:.3f}"
         if "eval_loss" in logs:
@@ -192,21 +187,19 @@ class Watch(TrainerCallback):
             self.progress.line(f"step {state.global_step:,}: held-out {told}")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        self.folder.write(self.results(state))
+        self.results(state).save(self.folder.path)
 
-    def results(self, state: TrainerState, finished: bool = False) -> dict[str, Any]:
-        """What there is to tell after ``state.global_step`` steps."""
+    def results(self, state: TrainerState, finished: bool = False) -> Kind:
+        """The results after ``state.global_step`` steps."""
         logs = state.log_history
-        return {
-            "format": FORMAT,
-            "finished": finished,
-            "settings": self.folder.settings,
-            **self.facts,
-            "step": state.global_step,
-            "tokens_seen": self.course.tokens_seen(state.global_step),
-            "seconds": round(_seconds(logs), 1),
-            "losses": [{"step": log["step"], "loss": round(log["loss"], 4)} for log in logs if "loss" in log],
-            "held_out": [
+        return replace(
+            self.start,
+            finished=finished,
+            step=state.global_step,
+            tokens_seen=self.course.tokens_seen(state.global_step),
+            seconds=round(_seconds(logs), 1),
+            losses=[LossPoint(log["step"], round(log["loss"], 4)) for log in logs if "loss" in log],
+            held_out=[
                 {
                     "step": log["step"],
                     **{name[5:]: round(value, 4) for name, value in log.items() if name.startswith("eval_")},
@@ -214,7 +207,7 @@ class Watch(TrainerCallback):
                 for log in logs
                 if "eval_loss" in log
             ],
-        }
+        )
 
 
 def score_text(name: str, value: float) -> str:
@@ -228,7 +221,10 @@ def _seconds(logs: Sequence[dict[str, float]]) -> float:
 
 
 def train(
-    make: Callable[[float, list[TrainerCallback]], JudgedTrainer], watch: Watch, folder: Folder, progress: Progress
+    make: Callable[[float, list[TrainerCallback]], JudgedTrainer],
+    watch: TrainingWatch[Kind],
+    folder: Folder[Kind],
+    progress: Progress,
 ) -> TrainerState:
     """Train from the folder's newest checkpoint or the start, to the end.
 
@@ -260,7 +256,7 @@ def train(
 
 
 @contextmanager
-def _stopped_by_signals(watch: Watch) -> Iterator[None]:
+def _stopped_by_signals(watch: TrainingWatch[Any]) -> Iterator[None]:
     """Ctrl-C (or SIGTERM) finishes the step and saves; a second one stops at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets signals

@@ -20,10 +20,11 @@ from ...files import write_atomically
 from ...report import figures, heads, page, panels
 from ...report.heatmaps import Heatmap, gradients, heatmap, limits
 from ...report.numbers import DASH, decimals, percent, plain, signed
-from ...report.page import Column
+from ...report.page import Cell, Column
 from ...report.panels import Panel, Row
 from . import pictures
 
+TEMPLATE = Path(__file__).with_suffix(".html.j2")
 NAMES = ("previous token", "next token", "local window", "global", "position-blind")
 """In this order in legends; other names follow."""
 BLIND = "position-blind"
@@ -65,7 +66,7 @@ def build_report(models: Sequence[ModelFindings], facts: dict[str, Any]) -> str:
     pixels = next(size for most, size in PIXELS.items() if len(named) <= most)
     groups = {name: value for name, value in facts.items() if isinstance(value, dict)}
     return page.render(
-        "analyze.html.j2",
+        TEMPLATE,
         title=f"What did {models[0].name if len(models) == 1 else 'they'} learn about position?",
         version=__version__,
         verdict=verdict(models),
@@ -151,14 +152,6 @@ class TableSection:
 
     toeplitzness: str
     maps: list[tuple[str, Heatmap]]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: text, and what to sort by ("" stays last)."""
-
-    text: str
-    order: float | str
 
 
 @dataclass(frozen=True)
@@ -252,9 +245,9 @@ def head_cells(head: HeadFindings, attention: AttentionFindings | None, kernels:
     if attention is not None:
         shares.append(explained_by_offset(attention, head))
     return [
-        Cell(decimals(head.toeplitzness), head.toeplitzness),
-        Cell(decimals(span, 2), span),
-        *(Cell(percent(share), "" if share is None else share) for share in shares),
+        Cell(decimals(head.toeplitzness), order=head.toeplitzness),
+        Cell(decimals(span, 2), order=span),
+        *(Cell(percent(share), order=share) for share in shares),
     ]
 
 
@@ -300,7 +293,7 @@ def _panel(
     )  # fmt: skip
     measured = None if attention is None else percent(explained_by_offset(attention, head))
     more = page.render(
-        "head.html.j2",
+        TEMPLATE.with_name("head.html.j2"),
         head=head,
         fits=[(fit.amplitude.shape[-1], percent(float(fit.explained), 1), kernels_of(fit)) for fit in fits],
         measured=measured,
@@ -391,11 +384,15 @@ def comparison(models: Sequence[ModelFindings], score: str) -> Comparison:
     ]  # fmt: skip
     rows = []
     for number, model in enumerate(models):
-        cells = [Cell(model.position, model.position)]
+        cells = [Cell(model.position, order=model.position)]
         cells += [_cell(model.step, 0)] if with_step else []
-        cells += [Cell("" if model.score is None else plain(model.score), _order(model.score))] if with_score else []
+        cells += [Cell("" if model.score is None else plain(model.score), order=model.score)] if with_score else []
         of_table = None if model.table is None else model.table.toeplitzness
-        cells += [_cell(of_table), _cell(pictures.mean_of_heads(model)), Cell(counted(model.heads), len(model.heads))]
+        cells += [
+            _cell(of_table),
+            _cell(pictures.mean_of_heads(model)),
+            Cell(counted(model.heads), order=len(model.heads)),
+        ]
         rows.append((f"model-{number}", model.name, cells))
     points, measure = pictures.scatter_points(models)
     return Comparison(
@@ -416,8 +413,4 @@ def correlation(points: Sequence[tuple[str, float, float]]) -> str:
 
 
 def _cell(number: float | None, digits: int = 3) -> Cell:
-    return Cell(decimals(number, digits) if digits or number is None else f"{number:,}", _order(number))
-
-
-def _order(number: float | None) -> float | str:
-    return "" if number is None else number
+    return Cell(decimals(number, digits) if digits or number is None else f"{number:,}", order=number)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoTokenizer
 
+from ...analysis.curves import OFFSETS_SHOWN
 from ...analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from ...analysis.fit import fit_tisa_up_to
 from ...analysis.measured import OffsetStatistics
@@ -28,11 +29,12 @@ from ...data import corpus
 from ...errors import InputError
 from ...files import write_atomically
 from ...models import Encoder, load_pretrained
-from ...models.checkpoints.pretrained import KINDS, find_config, read_config, read_weights
+from ...models.checkpoints.files import find_config, read_weights
+from ...models.checkpoints.pretrained import read_config
+from ...models.checkpoints.sources import KINDS
 from ...positions import PositionRangeError
 from ...runs.progress import Progress
 from ...training.trainer import quiet_transformers
-from ..compare.run import OFFSETS_SHOWN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -24,6 +24,7 @@ from ...files import write_atomically
 from ...kernels import OffsetBias, attention, tuning
 from ...kernels.cpu.products import linear
 from ...kernels.cpu.workspace import Workspace
+from ...kernels.torch_private import has_onednn_linear
 from ...runs.progress import Progress
 from ...runs.provenance import commit, versions
 from .cases import Case, backend, make_problem, make_step
@@ -270,7 +271,7 @@ def _bands(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
 
 def _by_onednn(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
     """Whether oneDNN multiplies float32, and from which sizes on that is reason enough to leave torch's attention."""
-    if not (hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()):
+    if not (has_onednn_linear() and torch.backends.mkldnn.is_available()):
         return
     ways: dict[Value, Way] = {yes: Way("blockwise", (("onednn", yes), ("kept_scores", 0))) for yes in (False, True)}
     rows, width = 512, sizes.heads * sizes.head_dim

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -15,44 +14,43 @@ from ... import __version__
 from ...files import write_atomically
 from ...positions import describe
 from ...report import figures, heads, losses, page
-from ...report.page import Column
-from .summary import SEED_NOISE, Cell, Row, rank, verdict
+from ...report.page import Cell, Column
+from ..seeds import Spread
+from .ranking import SEED_NOISE, RankedMethod, Ranking
+from .results import BASELINE, CompareResults, Run
 
-BASELINE = "none"
+TEMPLATE = Path(__file__).with_suffix(".html.j2")
 TIMES = "\N{MULTIPLICATION SIGN}"
-Runs = dict[str, dict[str, dict[str, Any]]]
-"""position -> seed -> run, as in ``results.json``."""
 
 
-def write_report(results: dict[str, Any], path: Path) -> None:
-    """Write the content of ``results.json`` as a page to ``path``; an old page stays until the new one is whole."""
-    write_atomically(path, build_report(results))
+def write_report(results: CompareResults, ranking: Ranking, path: Path) -> None:
+    """Write a comparison as a page to ``path``; an old page stays until the new one is whole."""
+    write_atomically(path, build_report(results, ranking))
 
 
-def build_report(results: dict[str, Any]) -> str:
+def build_report(results: CompareResults, ranking: Ranking) -> str:
     """The page; equal results give equal pages."""
-    settings, text = results["settings"], results["text"]
-    rows = rank(results)
-    runs: Runs = {row.position: results["runs"][row.position] for row in rows}
+    settings, text, rows = results.settings, results.text, ranking.rows
+    runs = {row.position: results.runs[row.position] for row in rows}
     # By the order in which the methods were given, so that a method looks the same whatever its rank.
-    order = [name for name in results["runs"] if name in runs]
+    order = [name for name in results.runs if name in runs]
     all_looks = figures.series(len(order), order.index(BASELINE) if BASELINE in order else None)
     looks = {row.position: all_looks[order.index(row.position)] for row in rows}
-    seeds = sorted({int(seed) for by_seed in runs.values() for seed in by_seed})
+    seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
     first_run = next(iter(runs[rows[0].position].values()))
-    sizes = sorted({run["parameters"] for by_seed in runs.values() for run in by_seed.values()})
+    sizes = sorted({run.parameters for by_seed in runs.values() for run in by_seed.values()})
     notes = cannot_notes(rows)
     return page.render(
-        "compare.html.j2",
+        TEMPLATE,
         title="Which position method suits this text?",
         version=__version__,
-        verdict=verdict(rows, results),
-        settings=settings,
-        text=text,
-        machine=results["machine"],
-        predicted_tokens=results["predicted_tokens"],
+        verdict=ranking.verdict,
+        settings=asdict(settings),
+        text=asdict(text),
+        machine=results.machine,
+        predicted_tokens=results.predicted_tokens,
         seeds=seeds,
-        layers=len(first_run["attention"]),
+        layers=len(first_run.attention),
         sizes=list(dict.fromkeys((sizes[0], sizes[-1]))),
         seed_noise=SEED_NOISE / len(seeds) ** 0.5,
         columns=columns(sorted(rows[0].loss)),
@@ -62,8 +60,8 @@ def build_report(results: dict[str, Any]) -> str:
         loss_over_steps=losses.over_steps(
             {name: mean_curve(by_seed) for name, by_seed in runs.items()},
             looks,
-            text["unigram_entropy"],
-            f"Training loss of {page.listed(list(runs))} over {settings['steps']} steps",
+            text.unigram_entropy,
+            f"Training loss of {page.listed(list(runs))} over {settings.steps} steps",
         ),
         loss_over_length=losses.over_length(
             {row.position: measured(row) for row in rows},
@@ -71,8 +69,8 @@ def build_report(results: dict[str, Any]) -> str:
             "Held-out loss of each method over the number of tokens read at a time; the numbers are in the table",
         ),
         methods=[method(row, runs[row.position], looks[row.position], index) for index, row in enumerate(rows)],
-        even_share=1 / settings["length"],
-        command=command(order, settings, seeds, text.get("data", []), text.get("column")),
+        even_share=1 / settings.length,
+        command=command(order, results, seeds),
     )
 
 
@@ -91,17 +89,7 @@ def columns(lengths: Sequence[int]) -> list[Column]:
     ]
 
 
-@dataclass(frozen=True)
-class Number:
-    """A cell of the table: a number as text, a smaller line below it, what to sort by, and a note under the table."""
-
-    text: str
-    detail: str = ""
-    order: float | None = None
-    note: int | None = None
-
-
-def cannot_notes(rows: Sequence[Row]) -> dict[str, str]:
+def cannot_notes(rows: Sequence[RankedMethod]) -> dict[str, str]:
     """Why a method has no loss at the first length where it has none: method -> reason."""
     notes: dict[str, str] = {}
     for row in rows:
@@ -111,39 +99,39 @@ def cannot_notes(rows: Sequence[Row]) -> dict[str, str]:
     return notes
 
 
-def table_cells(row: Row, notes: dict[str, str]) -> Sequence[Number]:
+def table_cells(row: RankedMethod, notes: dict[str, str]) -> Sequence[Cell]:
     """What the table says of a method after its rank and name."""
 
-    def number(cell: Cell, form: str, unit: str = "") -> Number:
-        if cell.median is None or cell.low is None or cell.high is None:
-            return Number(cell.why_not)
-        spread = f"{cell.low:{form}}\N{EN DASH}{cell.high:{form}}" if cell.low != cell.high else ""
-        return Number(f"{cell.median:{form}}{unit}", spread, cell.median)
+    def number(of: Spread, form: str, unit: str = "") -> Cell:
+        if of.median is None or of.low is None or of.high is None:
+            return Cell(of.why_not)
+        spread = f"{of.low:{form}}\N{EN DASH}{of.high:{form}}" if of.low != of.high else ""
+        return Cell(f"{of.median:{form}}{unit}", spread, of.median)
 
-    def loss(cell: Cell) -> Number:
-        if cell.median is None:
+    def loss(of: Spread) -> Cell:
+        if of.median is None:
             reasons = list(dict.fromkeys(notes.values()))
-            return Number("no: out of range", note=1 + reasons.index(notes[row.position]))
-        return number(cell, ".3f")
+            return Cell("no: out of range", note=1 + reasons.index(notes[row.position]))
+        return number(of, ".3f")
 
     trained, *longer = (row.loss[length] for length in sorted(row.loss))
     memory = row.peak_memory
     return [
         loss(trained),
         number(row.accuracy, ".1%"),
-        *(loss(cell) for cell in longer),
+        *(loss(of) for of in longer),
         number(row.relative_speed, ".2f", TIMES),
-        Number("\N{EN DASH}") if memory is None else Number(f"{memory / 2**20:,.1f} MiB", order=memory),
-        Number(page.count(row.positional_parameters), order=row.positional_parameters),
+        Cell("\N{EN DASH}") if memory is None else Cell(f"{memory / 2**20:,.1f} MiB", order=memory),
+        Cell(page.count(row.positional_parameters), order=row.positional_parameters),
     ]
 
 
-def mean_curve(by_seed: dict[str, dict[str, Any]]) -> list[float]:
+def mean_curve(by_seed: Mapping[int, Run]) -> list[float]:
     """The training loss at each step, the mean over seeds."""
-    return [statistics.fmean(step) for step in zip(*(run["train_loss"] for run in by_seed.values()), strict=True)]
+    return [statistics.fmean(step) for step in zip(*(run.train_loss for run in by_seed.values()), strict=True)]
 
 
-def measured(row: Row) -> dict[int, tuple[float, float, float]]:
+def measured(row: RankedMethod) -> dict[int, tuple[float, float, float]]:
     """The lengths at which a method has a loss: lowest, median, highest."""
     return {
         length: (cell.low, cell.median, cell.high)
@@ -153,28 +141,28 @@ def measured(row: Row) -> dict[int, tuple[float, float, float]]:
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodSection:
     """The part of the page about one method's heads."""
 
-    row: Row
+    row: RankedMethod
     what: list[str]
     curves: Markup | None
     attention: Markup
     wide: bool
 
 
-def method(row: Row, by_seed: dict[str, dict[str, Any]], look: figures.Series, index: int) -> Method:
+def method(row: RankedMethod, by_seed: Mapping[int, Run], look: figures.Series, index: int) -> MethodSection:
     """Draw the heads of a method's first seed."""
-    run = by_seed[min(by_seed, key=int)]
-    name, curves = row.position, run["curves"]
+    run = by_seed[min(by_seed)]
+    name, curves, first = row.position, run.curves, run.attention[0]
     adds = f"What {name} adds to scores, per head and offset"
     looks_at = f"Mean attention with {name}, per head and offset"
-    return Method(
+    return MethodSection(
         row,
         summaries(name),
         curves=heads.offset_curves(curves, look, f"curves-{index}", adds) if curves else None,
-        attention=heads.attention_shares(run["attention"], look, f"attention-{index}", looks_at),
-        wide=len(run["attention"][0]) > 6,
+        attention=heads.attention_shares(run.attention, look, f"attention-{index}", looks_at),
+        wide=first is not None and len(first) > 6,
     )
 
 
@@ -189,19 +177,17 @@ def summaries(position: str) -> list[str]:
     return sentences
 
 
-def command(
-    order: Sequence[str], settings: dict[str, Any], seeds: Sequence[int], data: Sequence[str], column: str | None
-) -> str:
+def command(order: Sequence[str], results: CompareResults, seeds: Sequence[int]) -> str:
     """The command that gives these results again."""
     options = {
         "positions": ",".join(order),
-        **{name: value for name, value in settings.items() if name != "text"},
+        **{name: value for name, value in asdict(results.settings).items() if name != "text"},
         "seeds": len(seeds),
         "seed": seeds[0],
     }
     parts = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items()]
-    if column:
-        parts.insert(0, f"--column {shlex.quote(column)}")
-    if data:
-        parts.insert(0, f"--data {shlex.join(data)}")
+    if results.text.column:
+        parts.insert(0, f"--column {shlex.quote(results.text.column)}")
+    if results.text.data:
+        parts.insert(0, f"--data {shlex.join(results.text.data)}")
     return " ".join(["whereformer compare", *parts])

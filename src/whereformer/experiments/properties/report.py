@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
 
 from ... import __version__
 from ...analysis.properties import LENGTHS
 from ...report import page
-from . import summary as ticks
+from .results import PropertiesResults
+from .ticks import MEANINGS, MethodTicks, disagreements, open_ticks, title
 
+TEMPLATE = Path(__file__).with_suffix(".html.j2")
 MARKS = {"yes": "\N{CHECK MARK}", "no": "\N{BALLOT X}", "open": "?"}
 
 STAR = "\\*"
@@ -18,22 +21,22 @@ STAR = "\\*"
 TIME = "Time of one attention layer, relative to the same without positions"
 
 
-def build_markdown(data: dict[str, Any], rows: Sequence[ticks.Row]) -> str:
+def build_markdown(results: PropertiesResults, rows: Sequence[MethodTicks]) -> str:
     """The table as Markdown, with what its numbers mean and where it is not the paper's."""
     lines = [f"# {verdict(rows)}", "", *markdown_table(rows), ""]
-    lines += [f"- {ticks.title(name)}: {meaning}" for name, meaning in ticks.MEANINGS.items()]
+    lines += [f"- {title(name)}: {meaning}" for name, meaning in MEANINGS.items()]
     for heading, sentences in _notes(rows):
         lines += ["", f"## {heading}", "", *(f"- {sentence}" for sentence in sentences)]
     lines += ["", f"## {TIME}", "", f"| | {' | '.join(f'{length} tokens' for length in LENGTHS)} |", "|---|---|---|"]
-    lines += [f"| {position} | {' | '.join(cells)} |" for position, cells in times(data, rows)]
-    settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in data["settings"].items())
-    machine = data["machine"]
+    lines += [f"| {position} | {' | '.join(cells)} |" for position, cells in times(results, rows)]
+    settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(results.settings).items())
+    machine = results.machine
     return "\n".join([*lines, "", f"Settings: {settings}.", f"Run on {machine['cpu']}, torch {machine['torch']}.", ""])
 
 
-def markdown_table(rows: Sequence[ticks.Row]) -> list[str]:
+def markdown_table(rows: Sequence[MethodTicks]) -> list[str]:
     """The table's lines: a tick and its number in every cell, a star where the paper says otherwise."""
-    names = [ticks.title(name) for name in ticks.MEANINGS]
+    names = [title(name) for name in MEANINGS]
     lines = [f"| | {' | '.join(names)} |", f"|---{'|---' * len(names)}|"]
     for row in rows:
         cells = (f"{MARKS[tick.word]}{STAR if tick.differs else ''} {tick.number}" for tick in row.ticks.values())
@@ -41,54 +44,54 @@ def markdown_table(rows: Sequence[ticks.Row]) -> list[str]:
     return lines
 
 
-def verdict(rows: Sequence[ticks.Row]) -> str:
+def verdict(rows: Sequence[MethodTicks]) -> str:
     """The page in one sentence."""
     most = max(row.count for row in rows)
     best = page.listed([row.position for row in rows if row.count == most])
-    total = len(ticks.MEANINGS)
+    total = len(MEANINGS)
     if most == total:
         return f"All {total} properties, measured: {best}"
     return f"Most of the {total} properties, measured: {best} with {most}"
 
 
-def _notes(rows: Sequence[ticks.Row]) -> list[tuple[str, list[str]]]:
+def _notes(rows: Sequence[MethodTicks]) -> list[tuple[str, list[str]]]:
     """What has to be said besides the table, under headings."""
     parts = [
-        ("Where Table 1 of the TISA paper says otherwise", ticks.disagreements(list(rows))),
-        ("Not decided, or not possible", ticks.open_ticks(list(rows))),
+        ("Where Table 1 of the TISA paper says otherwise", disagreements(rows)),
+        ("Not decided, or not possible", open_ticks(rows)),
     ]
     return [(heading, sentences) for heading, sentences in parts if sentences]
 
 
-def build_report(data: dict[str, Any], rows: Sequence[ticks.Row]) -> str:
+def build_report(results: PropertiesResults, rows: Sequence[MethodTicks]) -> str:
     """The page; equal results give equal pages."""
     return page.render(
-        "properties.html.j2",
+        TEMPLATE,
         title="What can each position method do?",
         version=__version__,
         verdict=verdict(rows),
-        columns=[ticks.title(name) for name in ticks.MEANINGS],
+        columns=[title(name) for name in MEANINGS],
         rows=rows,
         marks=MARKS,
-        meanings={ticks.title(name): meaning for name, meaning in ticks.MEANINGS.items()},
+        meanings={title(name): meaning for name, meaning in MEANINGS.items()},
         notes=_notes(rows),
         lengths=LENGTHS,
         time=TIME,
-        times=times(data, rows),
-        settings=data["settings"],
-        text=data["text"],
-        machine=data["machine"],
+        times=times(results, rows),
+        settings=asdict(results.settings),
+        text=results.text,
+        machine=results.machine,
     )
 
 
-def times(data: dict[str, Any], rows: Sequence[ticks.Row]) -> list[tuple[str, list[str]]]:
+def times(results: PropertiesResults, rows: Sequence[MethodTicks]) -> list[tuple[str, list[str]]]:
     """Each method's time, relative to attention without positions, at the two lengths."""
     found = []
     for row in rows:
-        steps = data["runs"][row.position]["steps"]
+        steps = results.runs[row.position].steps
         cells = [
             f"{seconds / plain:.1f}" if plain else "\N{EN DASH}"
-            for seconds, plain in zip(steps["seconds"], steps["plain_seconds"], strict=True)
+            for seconds, plain in zip(steps.seconds, steps.plain_seconds, strict=True)
         ]
         found.append((row.position, cells))
     return found

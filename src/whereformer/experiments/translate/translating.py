@@ -19,7 +19,7 @@ from ...errors import InputError
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...positions import PositionRangeError
 from ...training.trainer import quiet_transformers
-from .run import generation_config
+from .model import generation_config
 from .settings import Decoding
 
 if TYPE_CHECKING:

@@ -15,11 +15,14 @@ from torch import Tensor
 
 from .. import tuning
 from ..problem import GRADIENTS, Problem
+from ..torch_private import cpu_attention, cpu_attention_backward
 from ..tracing import holds
+from .matmul import add_product, put_product
+from .onednn import onednn_suits
 from .pieces import Piece
 from .tables import GridBias, GridReader, Tables, is_grid
 from .tiles import Scratch, Span, chunks
-from .workspace import Workspace, add_product, onednn_suits, put_product
+from .workspace import Workspace
 
 LARGEST_BIAS = 2**8
 """Of a table whose gradients of query, key and value are torch's: its backward subtracts a row's norm from scores, and
@@ -51,7 +54,7 @@ def _is_short(problem: Problem) -> bool:
 
 def takes(problem: Problem, piece: Piece, tables: Tables) -> bool:
     """Whether torch's kernel computes the forward of a piece."""
-    others = tables.keys, tables.values, problem.query_factors, problem.dense, piece.key_mask, piece.query_documents
+    others = (*tables.vectors(), problem.query_factors, problem.dense, piece.key_mask, piece.query_documents)
     return (
         isinstance(tables.bias, GridBias)
         and all(other is None for other in others)
@@ -97,13 +100,11 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
         span = Span(range(len(piece.queries)), range(len(piece.keys)))
         view = bias.reader(heads, workspace, len(piece.queries)).view(span)
     else:
-        query, view = turned(query.transpose(1, 2), 1).transpose(1, 2), bias.reversed_rows(heads)
-    output, norm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, attn_mask=view.expand(len(query), -1, -1, -1), scale=problem.scale
-    )
+        query, view = reversed_rows(query.transpose(1, 2), 1).transpose(1, 2), bias.reversed_rows(heads)
+    output, norm = cpu_attention(query, key, value, attn_mask=view.expand(len(query), -1, -1, -1), scale=problem.scale)
     rows = output.transpose(1, 2)
     if not in_order:
-        rows = turned(rows, 1)
+        rows = reversed_rows(rows, 1)
     # The kernel's output is laid out as the query was; the operator's is always laid out alike.
     return rows.contiguous().transpose(1, 2), norm
 
@@ -123,19 +124,17 @@ def backward(
     assert isinstance(bias, GridBias)
     assert problem.query is not None
     assert problem.key is not None
-    query, key, value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        _readable(turned(output_gradient)),
-        _readable(turned(problem.query)),
+    query, key, value = cpu_attention_backward(
+        _readable(reversed_rows(output_gradient)),
+        _readable(reversed_rows(problem.query)),
         _readable(problem.key),
         _readable(problem.value),
-        turned(output),
+        reversed_rows(output),
         norm,
-        0.0,
-        False,
         attn_mask=bias.reversed_rows(range(problem.value.shape[1])).expand(len(problem.value), -1, -1, -1),
         scale=problem.scale,
     )
-    gradients = {"query": turned(query), "key": key, "value": value}
+    gradients = {"query": reversed_rows(query), "key": key, "value": value}
     if needed[GRADIENTS.index("bias")]:
         gradients["bias"] = _TableGradient(problem, bias, output_gradient, output, norm.flip(2)).found()
     return [gradients[name].contiguous() for name, need in zip(GRADIENTS, needed, strict=True) if need]
@@ -190,7 +189,7 @@ class _TableGradient:
         stop = self._band(queries).start
         if stop > first:
             part, keys = slice(queries.start, queries.stop), slice(first, stop)
-            output, norm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            output, norm = cpu_attention(
                 self.query[:, :, part], self.key[:, :, keys], self.value[:, :, keys], scale=self.problem.scale
             )
             weight = (norm + self.bias.values[:, :1] - self.norm[:, :, part]).exp_()
@@ -231,7 +230,7 @@ def _readable(rows: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def turned(rows: Tensor, dim: int = 2) -> Tensor:
+def reversed_rows(rows: Tensor, dim: int = 2) -> Tensor:
     """Rows in reverse order, a copy."""
     steps = rows.shape[-1], rows.storage_offset(), *rows.stride()[:-1]
     if rows.dtype == torch.bfloat16 and rows.stride(-1) == 1 and not any(step % 2 for step in steps):

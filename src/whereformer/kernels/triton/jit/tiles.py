@@ -9,17 +9,17 @@ import triton
 import triton.language as tl
 
 
-class Place(NamedTuple):
+class BatchHead(NamedTuple):
     """Which row of the batch and which head a program works on."""
 
     batch: Any
     head: Any
 
 
-class Tile(NamedTuple):
+class ScoreTile(NamedTuple):
     """Which queries and keys a tile has; ``rows`` and ``columns`` broadcast, so that tiles may be transposed."""
 
-    place: Place
+    place: BatchHead
     first_row: Any
     first_key: Any
     rows: Any
@@ -27,7 +27,7 @@ class Tile(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The rows of queries, or of keys, that make scores; a mere 0.0 for what a call does not have."""
+    """The rows of queries, or of keys, that make scores; a mere 0 for what a call does not have."""
 
     vectors: Any
     factors: Any
@@ -36,7 +36,7 @@ class Side(NamedTuple):
 @triton.jit
 def place_of(program, blocks, pairs):
     """The place of a program whose heads have so many ``blocks`` each."""
-    return Place(program // blocks // pairs.heads, program // blocks % pairs.heads)
+    return BatchHead(program // blocks // pairs.heads, program // blocks % pairs.heads)
 
 
 @triton.jit
@@ -56,9 +56,9 @@ def _mask(matrix, first, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def load(matrix, place, first, n, BLOCK: tl.constexpr):
-    """Rows from ``first`` on, (BLOCK, padded), zeros beyond row n and beyond the width; a mere 0.0 without data."""
+    """Rows from ``first`` on, (BLOCK, padded), zeros beyond row n and beyond the width; a mere 0 without data."""
     if matrix.data is None:
-        return 0.0
+        return tl.full([], 0.0, tl.float32)
     else:
         pointers = _pointers(matrix, place, first, BLOCK)
         return tl.load(pointers, mask=_mask(matrix, first, n, BLOCK), other=0.0)

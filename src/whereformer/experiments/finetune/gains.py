@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from ..compare.summary import Cell
+from ..seeds import Spread
+from .results import FinetuneResults, TunedModel
 from .variants import BASELINE, settings_of
 
 
 @dataclass(frozen=True)
-class Row:
+class GainRow:
     """One task and metric.
 
     Args:
@@ -25,19 +25,19 @@ class Row:
 
     task: str
     metric: str
-    cells: list[Cell | None]
+    cells: list[Spread | None]
     gain: float | None
     error_reduction: float | None
     clear: bool = False
 
 
 @dataclass(frozen=True)
-class Table:
+class GainsTable:
     """A setting: its position method, what its columns are, and the rows."""
 
     position: str
     columns: list[str]
-    rows: list[Row]
+    rows: list[GainRow]
 
 
 def gain_over(baseline: float, others: list[float]) -> tuple[float, float | None]:
@@ -54,39 +54,38 @@ def gain_over(baseline: float, others: list[float]) -> tuple[float, float | None
     return gain, None if baseline == 100 else 100 * gain / (100 - baseline)
 
 
-def tables(results: Mapping[str, Any]) -> list[Table]:
-    """The table of every setting, from the content of ``results.json``."""
-    shown = results["shown"]
+def tables(results: FinetuneResults) -> list[GainsTable]:
+    """The table of every setting that was asked for."""
+    shown = results.shown
     found = []
-    for setting in settings_of(shown["positions"], shown["kernels"]):
+    for setting in settings_of(shown.positions, shown.kernels):
         rows = []
-        for task, facts in results["tasks"].items():
-            runs = results["runs"].get(task, {})
-            for judged in facts["judged"]:
-                for metric in facts["metrics"]:
+        for task, facts in results.tasks.items():
+            runs = results.runs.get(task, {})
+            for judged in facts.judged:
+                for metric in facts.metrics:
                     scores = [
-                        _scores(runs.get(variant.name, {}), judged, metric, shown["seeds"])
-                        for variant in setting.variants
+                        _scores(runs.get(variant.name, {}), judged, metric, shown.seeds) for variant in setting.variants
                     ]
                     has_baseline = setting.variants[0].label == BASELINE
                     rows.append(_row(f"{task} {judged}".strip(), metric, scores, has_baseline=has_baseline))
         rows = [row for row in rows if any(row.cells)]
-        found.append(Table(setting.position, [variant.label for variant in setting.variants], rows))
+        found.append(GainsTable(setting.position, [variant.label for variant in setting.variants], rows))
     return [table for table in found if table.rows]
 
 
-def _scores(by_seed: Mapping[str, Any], judged: str, metric: str, seeds: list[int]) -> list[float]:
+def _scores(by_seed: Mapping[int, TunedModel], judged: str, metric: str, seeds: list[int]) -> list[float]:
     """In percent, of the seeds that have been run."""
-    return [100 * by_seed[str(seed)]["scores"][judged][metric] for seed in seeds if str(seed) in by_seed]
+    return [100 * by_seed[seed].scores[judged][metric] for seed in seeds if seed in by_seed]
 
 
-def _row(task: str, metric: str, scores: list[list[float]], *, has_baseline: bool) -> Row:
+def _row(task: str, metric: str, scores: list[list[float]], *, has_baseline: bool) -> GainRow:
     """From the scores of every column, the baseline's first if there is one."""
-    cells = [Cell.of(column) if column else None for column in scores]
+    cells = [Spread.of(column) if column else None for column in scores]
     baseline, others = scores[0], [column for column in scores[1:] if column]
     if not (has_baseline and baseline and others):
-        return Row(task, metric, cells, None, None)
+        return GainRow(task, metric, cells, None, None)
     gain, reduction = gain_over(median(baseline), [median(column) for column in others])
     best = max(others, key=median)
     clear = min(len(baseline), len(best)) > 1 and min(best) > max(baseline)
-    return Row(task, metric, cells, gain, reduction, clear)
+    return GainRow(task, metric, cells, gain, reduction, clear)

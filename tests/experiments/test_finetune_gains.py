@@ -2,7 +2,14 @@
 
 import pytest
 
-from whereformer.experiments.finetune.summary import gain_over, tables
+from whereformer.experiments.finetune.gains import gain_over, tables
+from whereformer.experiments.finetune.results import (
+    FinetuneResults,
+    FinetuneSettings,
+    Shown,
+    TaskFacts,
+    TunedModel,
+)
 from whereformer.experiments.finetune.variants import distinct, settings_of
 
 
@@ -15,17 +22,30 @@ def test_relative_error_reduction_as_in_the_paper():
     assert gain_over(100.0, [90.0]) == (-10.0, None)
 
 
+def facts_of(**changes):
+    facts = {"source": "somewhere", "rows": {"train": 9}, "subsets": [], "fingerprint": "0", "judged": [""]}
+    facts |= {"metrics": ["accuracy"], "classes": None, "tokens_of_a_row": {}, "cut_rows": 0}
+    return TaskFacts(**{**facts, **changes})
+
+
+def runs_of(*scores):
+    """One run a seed."""
+    return {seed: TunedModel({"": {"accuracy": score}}, 1.0, 1.0, []) for seed, score in enumerate(scores)}
+
+
 def results_of(scores, **shown):
     """One task; ``scores`` are variant -> one a seed."""
-    runs = {
-        name: {str(seed): {"scores": {"": {"accuracy": score}}} for seed, score in enumerate(by_seed)}
-        for name, by_seed in scores.items()
-    }
-    return {
-        "tasks": {"rte": {"judged": [""], "metrics": ["accuracy"]}},
-        "runs": {"rte": runs},
-        "shown": {"positions": ["learned+tisa"], "kernels": [0, 1, 3], "seeds": [0, 1, 2], **shown},
-    }
+    return FinetuneResults(
+        settings=FinetuneSettings(batch_size=8, max_length=64, weights="0", device="cpu", tokenizer="0"),
+        tasks={"rte": facts_of()},
+        runs={"rte": {name: runs_of(*by_seed) for name, by_seed in scores.items()}},
+        curves={},
+        model="some/model",
+        parameters={},
+        machine={"cpu": "a CPU", "threads": 1},
+        versions={"torch": "2.13"},
+        shown=Shown(**{"positions": ["learned+tisa"], "kernels": [0, 1, 3], "seeds": [0, 1, 2], **shown}),
+    )
 
 
 def test_medians_ranges_and_gains():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ...analysis.properties import LENGTHS
-from ..compare.run import BASELINE
-from ..compare.summary import SEED_NOISE
+from ...analysis.properties import LENGTHS, CurveShare, Growth, Reached, Steps
+from ..compare.ranking import SEED_NOISE
+from ..compare.results import BASELINE, Cannot, Score
+from .results import PropertiesResults, Shift, Tick
 
 INDUCTIVE_RISE = SEED_NOISE
 """Inductive: at 4 times the trained length the loss, in nats, is at most so much above that at the trained length.
@@ -108,36 +108,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Tick:
-    """One property of one method.
-
-    Args:
-        holds: whether it has it; None if the measurement could not tell.
-        number: what was measured, as it is shown under the tick.
-        note: why it could not be measured, or what the number alone does not say.
-        paper: the paper's tick; None for a method that it does not have.
-        reason: why the two differ; empty if they don't.
-    """
-
-    holds: bool | None
-    number: str
-    note: str = ""
-    paper: bool | None = None
-    reason: str = ""
-
-    @property
-    def word(self) -> str:
-        """Yes, no or open."""
-        return "open" if self.holds is None else "yes" if self.holds else "no"
-
-    @property
-    def differs(self) -> bool:
-        """Whether the paper says something else."""
-        return None not in (self.holds, self.paper) and self.holds != self.paper
-
-
-@dataclass(frozen=True)
-class Row:
+class MethodTicks:
     """A method of the table."""
 
     position: str
@@ -149,36 +120,20 @@ class Row:
         return sum(tick.holds is True for tick in self.ticks.values())
 
 
-def rows(data: dict[str, Any], positions: Sequence[str]) -> list[Row]:
-    """The table of ``results.json``, which has the losses and measurements of these methods."""
-    return [Row(name, _ticks(name, data["runs"][name], data)) for name in positions]
+def judge(results: PropertiesResults, positions: Sequence[str]) -> list[MethodTicks]:
+    """The rows of the table, from losses and measurements of these methods."""
+    return [MethodTicks(name, _ticks(name, results)) for name in positions]
 
 
-def _ticks(position: str, run: dict[str, Any], data: dict[str, Any]) -> dict[str, Tick]:
-    reached, growth, steps = run["reached"], run["growth"], run["steps"]
-    changes = [run[state][part] for state in ("shifted_fresh", "shifted_trained") for part in ("scores", "output")]
-    share = run["curve"]["share"]
-    short, long = steps["chain"]
-    longer = steps["lengths"][1] / steps["lengths"][0]
+def _ticks(position: str, results: PropertiesResults) -> dict[str, Tick]:
+    run = results.runs[position]
     measured = {
-        "inductive": inductive(position, data),
-        "data_driven": Tick(
-            reached["total"] > 0 and reached["nonzero"] >= REACHED_SHARE * reached["total"],
-            f"{short_count(reached['nonzero'])}/{short_count(reached['total'])}" if reached["total"] else "0",
-            "" if reached["total"] else "it has no parameters",
-        ),
-        "parameter_efficient": Tick(
-            growth["count"] < ATTENTION_SHARE * growth["attention"] and growth["length"] <= LENGTH_POWER,
-            short_count(growth["count"]) + (f" n^{growth['length']:.1f}" if growth["length"] > LENGTH_POWER else ""),
-        ),
-        "translation_invariant": Tick(
-            None not in changes and max(changes) <= INVARIANT_CHANGE,
-            "not finite" if None in changes else short_number(max(changes)),
-        ),
-        "parallelizable": Tick(long <= short * longer**CHAIN_GROWTH, f"{short:,}, {long:,}"),
-        "interpretable": Tick(None, "no effect", "it does nothing to scores")
-        if share is None
-        else Tick(share >= CURVE_SHARE, f"{share:.0%}"),
+        "inductive": inductive(position, results),
+        "data_driven": _data_driven(run.reached),
+        "parameter_efficient": _parameter_efficient(run.growth),
+        "translation_invariant": _translation_invariant(run.shifted_fresh, run.shifted_trained),
+        "parallelizable": _parallelizable(run.steps),
+        "interpretable": _interpretable(run.curve),
     }
     return {
         name: _beside_paper(position, name, tick, letter)
@@ -186,26 +141,61 @@ def _ticks(position: str, run: dict[str, Any], data: dict[str, Any]) -> dict[str
     }
 
 
-def inductive(position: str, data: dict[str, Any]) -> Tick:
-    """Whether longer text than the trained is read as well; medians over seeds."""
-    by_seed = data["losses"][position]
-    length = data["settings"]["length"]
-    longest = str(4 * length)
-    for scores in by_seed.values():
-        if "cannot" in scores[longest]:
-            return Tick(False, "cannot", scores[longest]["cannot"])
-    rise = statistics.median(scores[longest]["loss"] - scores[str(length)]["loss"] for scores in by_seed.values())
-    gains = [
-        baseline[str(length)]["loss"] - by_seed[seed][str(length)]["loss"]
-        for seed, baseline in data["losses"].get(BASELINE, {}).items()
-        if seed in by_seed
-    ]
+def inductive(position: str, results: PropertiesResults) -> Tick:
+    """Whether text longer than the trained is read as well; medians over seeds."""
+    by_seed, baseline = results.losses[position], results.losses.get(BASELINE, {})
+    length = results.settings.length
+    rises, gains = [], []
+    for seed, scores in by_seed.items():
+        trained, longest = scores[length], scores[4 * length]
+        if isinstance(longest, Cannot):
+            return Tick(False, "cannot", longest.cannot)
+        assert isinstance(trained, Score)
+        rises.append(longest.loss - trained.loss)
+        if seed in baseline:
+            without = baseline[seed][length]
+            assert isinstance(without, Score)
+            gains.append(without.loss - trained.loss)
+    rise = statistics.median(rises)
     number = f"{rise:+z.2f}"
     if rise <= INDUCTIVE_RISE and gains and statistics.median(gains) < INDUCTIVE_RISE:
         gain = statistics.median(gains)
         beside = f"{abs(gain):.2f} nats {'better' if gain >= 0 else 'worse'} than no positions"
         return Tick(None, number, f"after this training it is {beside}: little to lose")
     return Tick(rise <= INDUCTIVE_RISE, number)
+
+
+def _data_driven(reached: Reached) -> Tick:
+    if not reached.total:
+        return Tick(False, "0", "it has no parameters")
+    number = f"{short_count(reached.nonzero)}/{short_count(reached.total)}"
+    return Tick(reached.nonzero >= REACHED_SHARE * reached.total, number)
+
+
+def _parameter_efficient(growth: Growth) -> Tick:
+    grows = growth.length > LENGTH_POWER
+    number = short_count(growth.count) + (f" n^{growth.length:.1f}" if grows else "")
+    return Tick(growth.count < ATTENTION_SHARE * growth.attention and not grows, number)
+
+
+def _translation_invariant(*shifts: Shift) -> Tick:
+    changes = [change for shift in shifts for change in (shift.scores, shift.output)]
+    finite = [change for change in changes if change is not None]
+    if len(finite) < len(changes):
+        return Tick(False, "not finite")
+    return Tick(max(finite) <= INVARIANT_CHANGE, short_number(max(finite)))
+
+
+def _parallelizable(steps: Steps) -> Tick:
+    short, long = steps.chain
+    longer = steps.lengths[1] / steps.lengths[0]
+    return Tick(long <= short * longer**CHAIN_GROWTH, f"{short:,}, {long:,}")
+
+
+def _interpretable(curve: CurveShare) -> Tick:
+    if curve.share is None:
+        return Tick(None, "no effect", "it does nothing to scores")
+    return Tick(curve.share >= CURVE_SHARE, f"{curve.share:.0%}")
 
 
 def _beside_paper(position: str, name: str, tick: Tick, letter: str) -> Tick:
@@ -232,7 +222,7 @@ def short_count(number: int) -> str:
     return str(number)
 
 
-def disagreements(found: list[Row]) -> list[str]:
+def disagreements(found: Sequence[MethodTicks]) -> list[str]:
     """A sentence for every tick that is not the paper's."""
     return [
         f"{row.position}, {title(name)}: {tick.word} ({tick.number}), the paper says "
@@ -243,7 +233,7 @@ def disagreements(found: list[Row]) -> list[str]:
     ]
 
 
-def open_ticks(found: list[Row]) -> list[str]:
+def open_ticks(found: Sequence[MethodTicks]) -> list[str]:
     """A sentence for every tick that could not be decided, and for what can't be done at all."""
     return [
         f"{row.position}, {title(name)}: {tick.note}"

@@ -4,7 +4,9 @@ import copy
 
 import pytest
 
-from whereformer.experiments.properties import summary as ticks
+from whereformer.experiments.properties import ticks
+from whereformer.experiments.properties.results import PropertiesResults
+from whereformer.runs.results import from_json
 
 LENGTH = 16
 
@@ -18,7 +20,13 @@ def run_of(**changed):
         "shifted_fresh": {"scores": 0.0, "output": 0.0, "shifts": [1]},
         "shifted_trained": {"scores": 1e-13, "output": 0.0, "shifts": [1]},
         "curve": {"share": 1.0, "layers": [1.0]},
-        "steps": {"lengths": [64, 256], "chain": [12, 12], "operations": [40, 40]},
+        "steps": {
+            "lengths": [64, 256],
+            "chain": [12, 12],
+            "operations": [40, 40],
+            "seconds": [2e-4, 9e-4],
+            "plain_seconds": [1e-4, 3e-4],
+        },
     }
     for name, values in changed.items():
         run[name] = {**run[name], **values}
@@ -26,21 +34,43 @@ def run_of(**changed):
 
 
 def losses_of(short, long, **cannot):
-    return {"0": {str(LENGTH): {"loss": short}, str(4 * LENGTH): cannot or {"loss": long}}}
+    of_long = cannot or {"loss": long, "accuracy": 0.1}
+    return {"0": {str(LENGTH): {"loss": short, "accuracy": 0.1}, str(4 * LENGTH): of_long}}
 
 
 def data_of(position="tisa", losses=None, **changed):
     return {
-        "settings": {"length": LENGTH},
+        "settings": {
+            "blocks": "2",
+            "decoder_layers": "0",
+            "length": LENGTH,
+            "steps": 3,
+            "batch_size": 4,
+            "hidden_size": 16,
+            "num_heads": 2,
+            "vocab_size": 64,
+            "mask_rate": 0.4,
+            "learning_rate": 0.008,
+            "text": "0",
+            "device": "cpu",
+        },
+        "text": {"source": "<i>news</i>"},
+        "machine": {"cpu": "Some CPU", "torch": "2.13.0"},
+        "thresholds": {},
         "losses": {"none": losses_of(5.0, 5.1), position: losses or losses_of(3.0, 3.05)},
         "runs": {position: run_of(**changed)},
     }
 
 
+def judged(data):
+    """The results and the only row of their table."""
+    results = from_json(PropertiesResults, data)
+    (row,) = ticks.judge(results, list(results.runs))
+    return results, row
+
+
 def row_of(*arguments, **changed):
-    data = data_of(*arguments, **changed)
-    (row,) = ticks.rows(data, list(data["runs"]))
-    return row
+    return judged(data_of(*arguments, **changed))[1]
 
 
 def test_a_method_with_every_property_agrees_with_the_paper():
@@ -99,14 +129,14 @@ def test_a_method_that_gained_nothing_leaves_the_tick_open_unless_it_loses_even_
 def test_without_the_baseline_the_rise_alone_decides():
     data = data_of(losses=losses_of(4.95, 4.97))
     del data["losses"]["none"]
-    assert ticks.rows(data, ["tisa"])[0].ticks["inductive"].holds
+    assert judged(data)[1].ticks["inductive"].holds
 
 
 def test_the_median_over_seeds_decides():
     data = data_of()
     rises = (0.5, 0.0, 0.02)
     data["losses"]["tisa"] = {str(seed): losses_of(3.0, 3.0 + rise)["0"] for seed, rise in enumerate(rises)}
-    assert ticks.rows(data, ["tisa"])[0].ticks["inductive"].number == "+0.02"
+    assert judged(data)[1].ticks["inductive"].number == "+0.02"
 
 
 def test_no_effect_on_scores_is_open():
@@ -136,10 +166,10 @@ def test_shaw_is_parallelizable_against_the_paper_only_if_it_is_measured_so():
 
 
 def test_judging_changes_nothing():
-    data = data_of()
-    before = copy.deepcopy(data)
-    ticks.rows(data, ["tisa"])
-    assert data == before
+    results = from_json(PropertiesResults, data_of())
+    before = copy.deepcopy(results)
+    ticks.judge(results, ["tisa"])
+    assert results == before
 
 
 @pytest.mark.parametrize(

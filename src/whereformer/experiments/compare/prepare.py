@@ -1,0 +1,126 @@
+"""What a comparison trains on: the text with its tokenizer, and the methods that fit the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...data import corpus
+from ...data.masks import Batches, HeldOut
+from ...data.tokenizers import token_stream, train_tokenizer
+from ...errors import InputError
+from ...files import write_atomically
+from ...positions import build_position
+from ...training.model_options import about_method
+from ...training.text import text_facts
+from .results import CompareSettings, CompareText, earlier_results
+from .settings import Sizes
+
+LENGTH_FACTORS = (1, 2, 4)
+"""Held-out text is read in windows of these multiples of the trained length."""
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """The prepared text: its two streams of tokens."""
+
+    training: Tensor
+    held_out: Tensor
+    vocab_size: int
+    facts: CompareText
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a comparison needs, checked.
+
+    Args:
+        settings: what all runs have in common.
+        positions: the methods.
+        seeds: each method is trained once with each.
+        text: the prepared text.
+        device: where to train.
+    """
+
+    settings: CompareSettings
+    positions: Sequence[str]
+    seeds: Sequence[int]
+    text: PreparedText
+    device: torch.device
+
+    def batches(self, seed: int) -> Batches:
+        """The batches of a seed, the same for every method."""
+        sizes, text = self.settings, self.text
+        return Batches(text.training, sizes.batch_size, sizes.length, sizes.mask_rate, text.vocab_size, seed)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the text is: paths, none for Python's documentation, and the column of tables that holds it."""
+
+    data: Sequence[str] = ()
+    column: str | None = None
+
+
+def prepare_job(
+    source: Source, sizes: Sizes, positions: Sequence[str], seeds: Sequence[int], device: torch.device, out: Path
+) -> Job:
+    """Read the text, train its tokenizer, which is kept in ``out``, and encode.
+
+    Raises:
+        InputError: if the text can't be read or is too short, or ``out`` holds results of other settings.
+    """
+    documents = corpus.documents_of(source.data, source.column)
+    settings = CompareSettings(**asdict(sizes), text=corpus.fingerprint(documents), device=device.type)
+    # Before anything in the folder changes.
+    earlier_results(out, settings)
+    return Job(settings, positions, seeds, prepare_text(documents, source, sizes, out), device)
+
+
+def prepare_text(documents: Sequence[str], source: Source, sizes: Sizes, out: Path) -> PreparedText:
+    """Split the text, train the tokenizer on the training part and encode; the tokenizer is kept in ``out``.
+
+    Raises:
+        InputError: if there is too little text for the lengths to be tried.
+    """
+    training, held_out = corpus.split_documents(documents)
+    tokenizer = train_tokenizer(training, sizes.vocab_size)
+    streams = token_stream(tokenizer, training), token_stream(tokenizer, held_out)
+    longest = max(max(LENGTH_FACTORS) * sizes.length, HeldOut.GROUP)
+    if len(streams[1]) < longest or len(streams[0]) < longest:
+        raise InputError(
+            "data",
+            f"too little text: {len(streams[0])} training and {len(streams[1])} held-out tokens, "
+            f"expected at least {longest} of each to judge {longest} tokens at a time; give more text or "
+            "a smaller `length`",
+        )
+    write_atomically(out / "tokenizer.json", tokenizer.to_str())
+    size = tokenizer.get_vocab_size()
+    facts = text_facts(corpus.source_of(source.data), documents, (training, held_out), streams, size)
+    return PreparedText(*streams, size, CompareText(**asdict(facts), data=list(source.data), column=source.column))
+
+
+def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
+    """The methods to compare, each built once so that a wrong name is found before any training.
+
+    Raises:
+        InputError: for an unknown method, or one that these sizes don't fit.
+    """
+    chosen = list(dict.fromkeys("".join(name.split()) for name in names if name.strip()))
+    if not chosen:
+        raise InputError("positions", "expected at least one method, got none")
+    for name in chosen:
+        try:
+            build_position(
+                name,
+                hidden_size=sizes.hidden_size,
+                num_heads=sizes.num_heads,
+                max_length=sizes.length,
+            )
+        except (ValueError, TypeError) as error:
+            raise about_method(error, "positions") from None
+    return chosen

@@ -1,0 +1,119 @@
+"""From results to a ranking that claims no more than the numbers carry."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from ..seeds import Spread
+from .results import Cannot, CompareResults, Run, Score
+
+SEED_NOISE = 0.11
+"""Nats by which another seed may change the gap between two methods: twice the standard deviation of a gap over seeds
+at the default sizes, as ``benchmarks/seed_noise.py`` found. With one seed a smaller gap is not a result."""
+
+
+@dataclass(frozen=True)
+class RankedMethod:
+    """One method of the comparison.
+
+    ``rank`` is one more than the number of methods that are clearly better; it never falls as the loss rises.
+    """
+
+    rank: int
+    position: str
+    seeds: int
+    loss: dict[int, Spread]
+    accuracy: Spread
+    relative_speed: Spread
+    peak_memory: int | None
+    positional_parameters: int
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The comparison's table, best method first, and its result in a sentence."""
+
+    rows: list[RankedMethod]
+    verdict: str
+
+
+def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run]) -> bool:
+    """Whether one method's runs beat the other's by more than chance explains.
+
+    The gap has to be there with every common seed, and its mean has to exceed twice its standard error over the
+    held-out text, and what another seed may change: :data:`SEED_NOISE` divided by the root of their number.
+
+    Args:
+        better, worse: the runs of a method by seed.
+    """
+    gaps = [
+        [loss - best for best, loss in zip(better[seed].window_losses, worse[seed].window_losses, strict=True)]
+        for seed in better
+        if seed in worse
+    ]
+    if not gaps:
+        return False
+    means = [statistics.fmean(gap) for gap in gaps]
+    if min(means) <= 0:
+        return False
+    pooled = [statistics.fmean(window) for window in zip(*gaps, strict=True)]
+    error = statistics.stdev(pooled) / len(pooled) ** 0.5 if len(pooled) > 1 else 0.0
+    return statistics.fmean(means) > max(2 * error, SEED_NOISE / len(means) ** 0.5)
+
+
+def rank(results: CompareResults) -> Ranking:
+    """Rank the methods of a comparison."""
+    runs = {name: by_seed for name, by_seed in results.runs.items() if by_seed}
+    length = results.settings.length
+    rows = [
+        _row(results, name, 1 + sum(clearly_better(other, by_seed) for rival, other in runs.items() if rival != name))
+        for name, by_seed in runs.items()
+    ]
+    rows.sort(key=lambda row: row.loss[length].median or float("inf"))
+    ranks = accumulate((row.rank for row in rows), max)
+    rows = [replace(row, rank=own) for row, own in zip(rows, ranks, strict=True)]
+    return Ranking(rows, _verdict(rows, length, results.text.unigram_entropy))
+
+
+def _row(results: CompareResults, position: str, rank: int) -> RankedMethod:
+    runs = list(results.runs[position].values())
+    speed = results.speed.get(position)
+    at_trained_length = [run.scores[results.settings.length] for run in runs]
+    return RankedMethod(
+        rank=rank,
+        position=position,
+        seeds=len(runs),
+        loss={length: _loss([run.scores[length] for run in runs]) for length in runs[0].scores},
+        accuracy=Spread.of([score.accuracy for score in at_trained_length if isinstance(score, Score)]),
+        relative_speed=Spread(speed.relative_speed, speed.lowest, speed.highest)
+        if speed
+        else Spread(None, why_not="not measured"),
+        peak_memory=speed.peak_memory if speed else None,
+        positional_parameters=runs[0].positional_parameters,
+    )
+
+
+def _loss(scores: Sequence[Score | Cannot]) -> Spread:
+    """The losses of all seeds at one length."""
+    for score in scores:
+        if isinstance(score, Cannot):
+            return Spread(None, why_not=score.cannot)
+    return Spread.of([score.loss for score in scores if isinstance(score, Score)])
+
+
+def _verdict(rows: Sequence[RankedMethod], length: int, guessing: float) -> str:
+    """The result in a sentence; ``guessing`` is the loss of guessing by frequency."""
+    best = [row.position for row in rows if row.rank == 1]
+    loss = rows[0].loss[length].median
+    if loss is None or loss >= guessing:
+        return "No method predicts better than guessing by frequency yet; train longer."
+    if len(rows) == 1:
+        return f"Only {best[0]} was tried."
+    if len(best) == len(rows):
+        return "The methods can't be told apart; train longer or with more seeds."
+    if len(best) == 1:
+        return f"{best[0]} predicts this text best."
+    return f"{', '.join(best[:-1])} and {best[-1]} predict this text best; they can't be told apart."

@@ -1,0 +1,113 @@
+"""One run of a comparison: train a model, score it on held-out text, and read off what its heads learned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ...analysis.curves import OFFSETS_SHOWN, head_curves
+from ...analysis.toeplitz import diagonal_means
+from ...data.masks import HeldOut
+from ...models import EncoderForMaskedLM
+from ...positions import PositionRangeError
+from ...training.finite import check_finite
+from ...training.held_out import evaluate
+from ...training.optimizer import build_optimizer, linear_schedule
+from .models import build_model, keep_model
+from .prepare import LENGTH_FACTORS, Job
+from .results import Cannot, Run, Score
+
+
+def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
+    """One step with the gradient's norm clipped to 1; the loss, still on the device."""
+    loss: Tensor = model(inputs.to(model.device), labels=labels.to(model.device)).loss
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def train_and_judge(
+    job: Job, position: str, seed: int, held_out: HeldOut, on_step: Callable[[float], None], folder: Path
+) -> Run:
+    """Train a method with a seed, keep the model in ``folder``, and judge it.
+
+    Raises:
+        InputError: if the loss stops being a number.
+    """
+    sizes = job.settings
+    model = build_model(sizes, position, job.text.vocab_size, seed).to(job.device)
+    optimizer = build_optimizer(model, sizes.learning_rate)
+    schedule = linear_schedule(optimizer, max(1, sizes.steps // 10), sizes.steps)
+    batches = job.batches(seed)
+    started = time.perf_counter()
+    losses = []
+    for step in range(sizes.steps):
+        loss = float(train_step(model, optimizer, *batches[step]))
+        check_finite(f"the loss of {position!r}", loss, step, sizes.learning_rate)
+        schedule.step()
+        losses.append(loss)
+        on_step(loss)
+    seconds = time.perf_counter() - started
+    model.eval()
+    scores, token_losses = _scores(job, model, position, held_out)
+    keep_model(model, folder)
+    return Run(
+        seconds=seconds,
+        train_loss=_rounded(losses),
+        scores=scores,
+        # Windows' mean losses: what tells a real difference between two methods from the luck of the text.
+        window_losses=_rounded(float(part.mean()) for part in token_losses.split(64)),
+        positional_parameters=sum(parameter.numel() for parameter in model.encoder.position.parameters()),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        curves=head_curves(model.encoder, sizes.length - 1),
+        attention=attention_by_offset(model, held_out, sizes.length),
+    )
+
+
+def _scores(
+    job: Job, model: EncoderForMaskedLM, position: str, held_out: HeldOut
+) -> tuple[dict[int, Score | Cannot], Tensor]:
+    """The scores at every length, and the loss of every token at the trained one."""
+    sizes = job.settings
+    scores: dict[int, Score | Cannot] = {}
+    for factor in LENGTH_FACTORS:
+        length = factor * sizes.length
+        try:
+            score = evaluate(model, held_out, length)
+        except PositionRangeError as error:
+            scores[length] = Cannot(str(error))
+        else:
+            check_finite(f"the loss of {position!r}", score.loss, sizes.steps, sizes.learning_rate)
+            scores[length] = Score(score.loss, score.accuracy)
+            if factor == 1:
+                token_losses = score.losses
+    return scores, token_losses
+
+
+def _rounded(numbers: Iterable[float]) -> list[float]:
+    return [round(number, 4) for number in numbers]
+
+
+@torch.no_grad()
+def attention_by_offset(model: EncoderForMaskedLM, held_out: HeldOut, length: int) -> list[list[list[float]] | None]:
+    """The mean attention weight of each head at offsets -16 .. 16, [layer][head][offset], on some held-out text.
+
+    None for layers between pooled sequences, whose offsets are not those of tokens.
+    """
+    inputs, _, real = next(held_out.windows(length, 2048))
+    whole = real.all(-1)
+    inputs = inputs[whole] if whole.any() else inputs
+    attentions = model.encoder(inputs.to(model.device), output_attentions=True).attentions
+    reach = min(OFFSETS_SHOWN, length - 1)
+    return [
+        diagonal_means(weights).mean(0)[:, length - 1 - reach : length + reach].tolist()
+        if weights.shape[-2:] == (length, length)
+        else None
+        for weights in attentions
+    ]

@@ -1,0 +1,97 @@
+"""Pretrained models with a position method and a fresh head."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoTokenizer
+
+from ...errors import InputError
+from ...models import EncoderForSequenceClassification, load_pretrained
+from ...training.model_options import about_method
+from ...training.trainer import quiet_transformers
+from .variants import OWN, Variant
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, or that of another path.
+
+    Raises:
+        InputError: if there is none.
+    """
+    field, where = ("model", model) if path is None else ("tokenizer", path)
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+    except Exception as error:
+        # The libraries raise what they like for a missing or broken file.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})") from None
+
+
+def load(
+    model: str, variant: Variant, classes: int | None, device: torch.device | None = None
+) -> EncoderForSequenceClassification:
+    """A pretrained model of a variant, with a head.
+
+    Args:
+        model: a folder or an id on the Hub.
+        variant: the position method.
+        classes: how many; None for a number.
+        device: where to put it.
+
+    Raises:
+        InputError: if it can't be read, or the method is none.
+    """
+    problem = "regression" if classes is None else "single_label_classification"
+    try:
+        found = load_pretrained(
+            model,
+            position=variant.position,
+            model_class=EncoderForSequenceClassification,
+            num_labels=classes or 1,
+            problem_type=problem,
+            **variant.options,
+        )
+    except OSError as error:
+        raise InputError("model", str(error)) from None
+    except (ValueError, TypeError) as error:
+        if variant.position is None:
+            raise InputError("model", str(error)) from None
+        # What is wrong with the model is wrong without the method as well.
+        own = load(model, Variant(OWN, None), classes)
+        if variant.kernels is not None and "tisa" in own.config.position.split("+"):
+            raise InputError(
+                "kernels",
+                "the model was pretrained with TISA, whose kernels stay as many as they are; `position` own "
+                "takes it as it is",
+            ) from None
+        raise about_method(error, "position") from None
+    assert isinstance(found, EncoderForSequenceClassification)
+    return found if device is None else found.to(device)
+
+
+def fresh(model: str, variant: Variant, classes: int | None, seed: int) -> EncoderForSequenceClassification:
+    """A model to be trained; all variants of a seed start from the same weights, those of the new head included."""
+    torch.manual_seed(seed)
+    common = load(model, Variant("", "none"), classes).state_dict()
+    torch.manual_seed(seed)
+    found = load(model, variant, classes)
+    found.load_state_dict({n: x for n, x in common.items() if not n.startswith("encoder.position.")}, strict=False)
+    return found
+
+
+def fingerprint_of(model: EncoderForSequenceClassification) -> str:
+    """A hash of the pretrained weights, which tells results of another model apart."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.encoder.state_dict().items()):
+        # Position may be fresh.
+        if not name.startswith("position."):
+            digest.update(name.encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,185 @@
+"""What is fine-tuned: tasks as tokens, and models that fit them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...data import glue, rows
+from ...data.glue import Data
+from ...data.rows import Rows
+from ...errors import InputError
+from ...models import EncoderConfig, EncoderForSequenceClassification
+from ...positions import PositionRangeError
+from ...training.trainer import quiet_transformers
+from ..settings import listed
+from .models import fingerprint_of, load
+from .results import ParameterCounts, TaskFacts
+from .settings import DataSettings, TuningSettings
+from .variants import Setting, Variant, distinct
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tasks(settings: DataSettings) -> list[Data]:
+    """The rows of every task that the settings name.
+
+    Raises:
+        InputError: for what is unknown, missing, empty or has a label outside the classes.
+    """
+    if settings.train is None:
+        return glue.load_glue(listed("task", settings.task or ""), settings.data, settings.train_rows)
+    assert settings.validation is not None
+    own = glue.OwnTask(
+        train=settings.train,
+        validation=settings.validation,
+        texts=listed("text", settings.text or ""),
+        label=settings.label or "",
+        regression=settings.regression,
+    )
+    return [own.load(settings.train_rows)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is fine-tuned, and how.
+
+    Args:
+        model: a folder or an id on the Hub.
+        tokenizer: of the model.
+        tasks: what to learn.
+        settings: the position methods.
+        seeds: of the head, the new kernels, the order of rows and dropout.
+        tuning: how to train.
+        device: where.
+    """
+
+    model: str
+    tokenizer: PreTrainedTokenizerBase
+    tasks: list[Data]
+    settings: list[Setting]
+    seeds: list[int]
+    tuning: TuningSettings
+    device: torch.device
+
+    def runs(self) -> Iterator[tuple[Data, int, Variant]]:
+        """All runs; every model has one seed of a task before any has the next."""
+        for data in self.tasks:
+            for seed in self.seeds:
+                for variant in distinct(self.settings):
+                    yield data, seed, variant
+
+    def steps(self, encoded: Encoded) -> int:
+        """Training steps of a run."""
+        return max(1, round(self.tuning.epochs * math.ceil(len(encoded.train) / self.tuning.batch_size)))
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A task's rows as tokens."""
+
+    data: Data
+    train: Rows
+    judged: dict[str, Rows]
+
+    @property
+    def all(self) -> list[Rows]:
+        """Every split."""
+        return [self.train, *self.judged.values()]
+
+    def facts(self) -> TaskFacts:
+        """What there is to tell about them."""
+        task, lengths = self.data.task, sorted(self.train.lengths)
+        return TaskFacts(
+            **vars(self.data.facts),
+            judged=list(self.judged),
+            metrics=list(task.metrics),
+            classes=None if task.classes is None else list(task.classes),
+            tokens_of_a_row={
+                "median": lengths[len(lengths) // 2],
+                "most": max(max(split.lengths) for split in self.all),
+            },
+            cut_rows=sum(split.cut for split in self.all),
+        )
+
+
+def encode(job: Job, data: Data, config: EncoderConfig) -> Encoded:
+    """A task's tokens, for a model with this configuration."""
+    train, *judged = (
+        rows.encode(split, job.tokenizer, job.tuning.max_length, config, regression=data.task.classes is None)
+        for split in (data.train, *data.judged.values())
+    )
+    return Encoded(data, train, dict(zip(data.judged, judged, strict=True)))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A job whose text is encoded, and whose models have all read its longest row.
+
+    Args:
+        tasks: the tokens.
+        weights: the fingerprint of the pretrained weights.
+        parameters: of each variant, by its name.
+    """
+
+    tasks: list[Encoded]
+    weights: str
+    parameters: dict[str, ParameterCounts]
+
+
+@torch.no_grad()
+def prepare(job: Job) -> Checked:
+    """Encode all text, and let every model read the longest row.
+
+    Raises:
+        InputError: for a model, a method or a tokenizer that doesn't fit, and rows that are too long.
+    """
+    with quiet_transformers():
+        tasks: list[Encoded] = []
+        weights, parameters = "", {}
+        for variant in distinct(job.settings):
+            model = load(job.model, variant, 2)
+            if not tasks:
+                rows.check_tokenizer(job.tokenizer, model.config.vocab_size)
+                if job.tuning.packed and "-" in model.config.blocks:
+                    raise InputError("packed", "a funnel would pool over the ends of rows; leave it out")
+                weights = fingerprint_of(model)
+                tasks = [encode(job, data, model.config) for data in job.tasks]
+            _read_the_longest_row(model, tasks)
+            parameters[variant.name] = _count_parameters(model)
+    return Checked(tasks, weights, parameters)
+
+
+def _read_the_longest_row(model: EncoderForSequenceClassification, tasks: Sequence[Encoded]) -> None:
+    splits = [split for task in tasks for split in task.all]
+    lengths = [length for split in splits for length in split.lengths]
+    widest = max(splits, key=lambda split: max(split.lengths))
+    longest = widest.padded([widest[widest.lengths.index(max(lengths))]])
+    del longest["labels"]
+    try:
+        model(**longest)
+    except PositionRangeError as error:
+        limit = model.config.max_position_embeddings - tasks[0].train.end
+        raise InputError(
+            "max_length",
+            f"{sum(length > limit for length in lengths):,} rows are longer than the {limit} "
+            f"tokens that the model covers, the longest has {max(lengths)}; say `max_length` {limit} to cut "
+            f"them ({error})",
+        ) from None
+
+
+def _count_parameters(model: EncoderForSequenceClassification) -> ParameterCounts:
+    positional = {
+        name: parameter.numel() for name, parameter in model.named_parameters() if name.startswith("encoder.position.")
+    }
+    assert model.loading_report is not None
+    return ParameterCounts(
+        all=sum(parameter.numel() for parameter in model.parameters()),
+        position=sum(positional.values()),
+        fresh=sum(positional.get(name, 0) for name in model.loading_report.initialised),
+    )

@@ -1,0 +1,158 @@
+"""One run: a model fine-tuned on a task, scored, and its curves read off."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import TrainerControl, TrainerState
+
+from ...analysis.curves import head_curves
+from ...data import batches
+from ...data.rows import Rows
+from ...errors import InputError
+from ...models import EncoderForSequenceClassification
+from ...runs.progress import Progress
+from ...training import metrics
+from ...training.finite import check_finite
+from ...training.optimizer import build_optimizer, linear_schedule
+from ...training.results import LossPoint
+from ...training.trainer import training_arguments
+from .models import fresh
+from .prepare import Encoded, Job
+from .results import TunedModel
+from .settings import TuningSettings
+from .variants import Variant
+
+REACH = 32
+"""Offsets to each side at which the learned curves are kept."""
+POINTS = 50
+"""Of the training loss that are kept, about."""
+
+
+class Finetuner(Trainer):
+    """Hugging Face's Trainer with our batches and optimizer.
+
+    Args:
+        batches: which rows each step reads.
+        collate: makes a batch of them.
+    """
+
+    def __init__(self, *, batches: list[list[int]], collate: Any, **options: Any) -> None:
+        self.control: TrainerControl
+        self.batches = batches
+        self.collate = collate
+        super().__init__(**options)
+
+    def get_train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
+        pinned = self.args.device.type == "cuda"
+        return DataLoader(self.train_dataset, batch_sampler=self.batches, collate_fn=self.collate, pin_memory=pinned)
+
+
+class LossWatch(TrainerCallback):
+    """Shows progress, keeps the loss and stops where it is no number.
+
+    Args:
+        steps: of the run.
+        progress: is told.
+        rate: the learning rate, for advice.
+    """
+
+    def __init__(self, steps: int, progress: Progress, rate: float) -> None:
+        self.steps, self.progress, self.rate = steps, progress, rate
+        self.losses: list[LossPoint] = []
+        self.every = max(1, steps // POINTS)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        control.should_log = state.global_step % self.every == 0 or state.global_step == self.steps
+        self.progress.step(1, f"loss {self.losses[-1].loss:.3f}" if self.losses else "")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **others: Any,
+    ) -> None:
+        for name, value in (logs or {}).items():
+            if name in ("loss", "grad_norm"):
+                check_finite(name, value, state.global_step, self.rate, " and another `out`")
+        if logs and "loss" in logs:
+            self.losses.append(LossPoint(state.global_step, round(logs["loss"], 4)))
+
+
+def train(
+    model: EncoderForSequenceClassification, encoded: Encoded, job: Job, seed: int, out: Path, progress: Progress
+) -> list[LossPoint]:
+    """Fine-tune a model in place.
+
+    Returns:
+        The training loss at some steps.
+    Raises:
+        InputError: if the loss stops being a number.
+    """
+    tuning, steps = job.tuning, job.steps(encoded)
+    watch = LossWatch(steps, progress, tuning.learning_rate)
+    optimizer = build_optimizer(model, tuning.learning_rate, tuning.kernel_learning_rate)
+    arguments = training_arguments(out, tuning, steps, job.device, seed)
+    trainer = Finetuner(
+        batches=batches.shuffled(encoded.train.lengths, tuning.batch_size, steps, seed),
+        collate=encoded.train.packed if tuning.packed else encoded.train.padded,
+        model=model,
+        args=arguments,
+        train_dataset=encoded.train,
+        callbacks=[watch],
+        optimizers=(optimizer, linear_schedule(optimizer, max(1, steps // 10), steps)),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return watch.losses
+
+
+@torch.no_grad()
+def predict(
+    model: EncoderForSequenceClassification, split: Rows, tuning: TuningSettings
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Logits (rows, classes) in the order of the rows, whatever the batches."""
+    model.eval()
+    collate = split.packed if tuning.packed else split.padded
+    order = batches.by_length(split.lengths, tuning.batch_size)
+    found = []
+    for batch in order:
+        inputs = collate([split[row] for row in batch])
+        del inputs["labels"]
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=tuning.dtype == "bfloat16"):
+            logits = model(**{name: value.to(model.device) for name, value in inputs.items()}).logits
+        found.append(logits.float().cpu())
+    logits = torch.cat(found)
+    return logits[torch.tensor([row for batch in order for row in batch]).argsort()].numpy()
+
+
+def finetune_one(
+    job: Job, encoded: Encoded, variant: Variant, seed: int, out: Path, progress: Progress
+) -> tuple[TunedModel, list[list[list[float]]] | None]:
+    """One run: fine-tune, score, and read off what the heads add.
+
+    Returns:
+        The scores, and the curves.
+    """
+    task = encoded.data.task
+    classes = None if task.classes is None else len(task.classes)
+    model = fresh(job.model, variant, classes, seed).to(job.device)
+    started, cpu = time.perf_counter(), time.process_time()
+    losses = train(model, encoded, job, seed, out, progress)
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+    scores = {}
+    for name, split in encoded.judged.items():
+        logits = predict(model, split, job.tuning)
+        if not np.isfinite(logits).all():
+            raise InputError("learning_rate", f"{variant.name} predicts what is not a number; try a lower one")
+        scores[name] = metrics.score(task.metrics, split.labels, logits)
+    return TunedModel(scores, round(seconds, 2), round(cpu_seconds, 2), losses), head_curves(model.encoder, REACH)

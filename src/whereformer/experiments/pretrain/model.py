@@ -1,0 +1,80 @@
+"""The model that is pretrained."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from transformers import PreTrainedModel
+
+from ...data.tokenizers import Vocabulary, trained_vocabulary
+from ...models import Electra, ElectraPretrainingConfig, EncoderConfig, EncoderForMaskedLM
+from ...training.model_options import as_setting, check_position_options, parameters
+from .settings import ModelSettings, parsed_options
+
+
+def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | None = None) -> EncoderConfig:
+    """The encoder's configuration; without a vocabulary, to check all else.
+
+    Raises:
+        InputError: for a combination that fits no model.
+    """
+    vocabulary = vocabulary or trained_vocabulary(64)
+    options = parsed_options(model.position_options)
+    kind, extra = EncoderConfig, {}
+    if model.objective == "electra":
+        kind = ElectraPretrainingConfig
+        extra = {"generator_size": model.generator_size, "discriminator_weight": model.discriminator_weight}
+    try:
+        config = kind(
+            vocab_size=vocabulary.size,
+            hidden_size=model.hidden_size,
+            embedding_size=model.embedding_size,
+            num_attention_heads=model.num_heads,
+            blocks=model.blocks,
+            decoder_layers=model.decoder_layers,
+            position=model.position,
+            position_options=options,
+            max_position_embeddings=length,
+            norm=model.norm,
+            hidden_dropout_prob=model.dropout,
+            attention_probs_dropout_prob=model.dropout,
+            # A window is one stretch of text; what belongs to which sentence is told by [SEP] alone.
+            type_vocab_size=0,
+            layer_norm_eps=1e-6,
+            # BERT's 0.02 is made for a width of 768; narrow layers that start as wide start learning sooner.
+            initializer_range=0.02 * math.sqrt(768 / model.hidden_size),
+            pad_token_id=vocabulary.pad,
+            sparse_prediction=True,
+            **extra,
+        )
+        check_position_options(model.position, options)
+    except ValueError as error:
+        raise as_setting(error, kind.__dataclass_fields__) from None
+    # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
+    count_parameters(config, model.objective)
+    return config
+
+
+def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
+    """A fresh model of an objective.
+
+    Raises:
+        InputError: if the model can't be built from these options; the message names one.
+    """
+    try:
+        return EncoderForMaskedLM(config) if objective == "mlm" else Electra(config)
+    except (ValueError, TypeError) as error:
+        raise as_setting(error, type(config).__dataclass_fields__, config.position_options or ()) from None
+
+
+def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:
+    """Parameters of the model that is trained, in all and of its parts, without memory for them."""
+    with torch.device("meta"):
+        model = build_model(config, objective)
+    counts = parameters(model)
+    return {
+        "parameters": counts["parameters"],
+        "embedding_parameters": config.vocab_size * config.embedding_size,
+        "positional_parameters": counts["positional_parameters"],
+    }

@@ -1,0 +1,113 @@
+"""A finished comparison, whose trained models are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from ...data import corpus
+from ...data.masks import HELD_OUT_RATE, HeldOut
+from ...data.tokenizers import token_stream
+from ...errors import InputError
+from ...models import EncoderForMaskedLM
+from ...training.trainer import quiet_transformers
+from ..compare.models import model_folder
+from ..compare.results import BASELINE, CompareResults
+from ..compare.settings import Sizes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A finished comparison: where it is, its results, and the text that its models were judged on.
+
+    Args:
+        folder: holds ``models/``.
+        results: of ``whereformer compare``.
+        held_out: masked tokens of text that the models were not trained on.
+    """
+
+    folder: Path
+    results: CompareResults
+    held_out: HeldOut
+
+    @property
+    def positions(self) -> list[str]:
+        """The methods that can be judged: all but the baseline."""
+        return [name for name in self.results.runs if name != BASELINE]
+
+    def seed(self, position: str) -> int:
+        """The seed whose model is looked at: the first."""
+        return min(self.results.runs[position])
+
+    def model(self, position: str) -> EncoderForMaskedLM:
+        """The trained model of a method.
+
+        Raises:
+            InputError: if the comparison did not keep it.
+        """
+        folder = model_folder(self.folder, position, self.seed(position))
+        if not (folder / "config.json").is_file():
+            raise InputError(
+                "results",
+                f"{self.folder} has no trained model of {position!r} ({folder} is missing); "
+                "run whereformer compare again, which keeps them",
+            )
+        with quiet_transformers():
+            model: EncoderForMaskedLM = EncoderForMaskedLM.from_pretrained(folder)
+        return model.eval()
+
+
+def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comparison, list[str]]:
+    """A folder that ``whereformer compare`` wrote, and which of its methods are to be judged.
+
+    Args:
+        folder: what the command's ``--out`` was.
+        positions: the methods; all but the baseline if None.
+    Raises:
+        InputError: if it is something else, of a funnel, lacks a method, or its text is not what it was.
+    """
+    path = folder / "results.json"
+    try:
+        results = CompareResults.load(path)
+    except InputError:
+        raise InputError("results", f"{path} is not there, or no result of whereformer compare") from None
+    check_one_block(results.settings, "results")
+    comparison = Comparison(folder, results, _held_out(folder, results))
+    names = comparison.positions if positions is None else list(positions)
+    for name in names:
+        if name not in comparison.positions:
+            raise InputError(
+                "positions", f"{folder} has no {name!r} to judge; it has {', '.join(comparison.positions) or 'none'}"
+            )
+    if not names:
+        raise InputError("results", f"{folder} has no method besides the baseline")
+    return comparison, names
+
+
+def check_one_block(sizes: Sizes, field: str) -> None:
+    """Raise if the encoder pools.
+
+    Raises:
+        InputError: naming the field.
+    """
+    if "-" in sizes.blocks:
+        raise InputError(field, f"expected encoders of one block, got blocks {sizes.blocks!r}")
+
+
+def _held_out(folder: Path, results: CompareResults) -> HeldOut:
+    """The held-out text of a comparison, read again."""
+    try:
+        documents = corpus.documents_of(results.text.data, results.text.column)
+    except InputError as error:
+        raise InputError("results", f"the text of {folder} can't be read again ({error.reason})") from None
+    if corpus.fingerprint(documents) != results.settings.text:
+        raise InputError("results", f"the text of {folder} is not what it was; run whereformer compare again")
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise InputError("results", f"cannot read {folder / 'tokenizer.json'} ({error})") from None
+    stream = token_stream(tokenizer, corpus.split_documents(documents)[1])
+    return HeldOut(stream, HELD_OUT_RATE, tokenizer.get_vocab_size())

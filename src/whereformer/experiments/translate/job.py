@@ -1,0 +1,126 @@
+"""A translation training before it begins: its text, its batches and how long it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ...data import batches, corpus
+from ...data.parallel import Pairs
+from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
+from ...training.judged import Course
+from ...training.model_options import parameters
+from .examples import TranslationText, collate
+from .results import TranslationPlan
+from .settings import TranslationTraining, TranslatorSettings
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a run needs, checked.
+
+    Args:
+        model, training: the settings, checked.
+        text: what to train on.
+        config: the model's configuration.
+        device: where.
+    """
+
+    model: TranslatorSettings
+    training: TranslationTraining
+    text: TranslationText
+    config: Seq2SeqConfig
+    device: torch.device
+
+    @cached_property
+    def batches_per_epoch(self) -> int:
+        """Of the first epoch; others have about as many."""
+        count, left = 0, len(self.text.training)
+        for batch in self._shuffled():
+            count, left = count + 1, left - len(batch)
+            if not left:
+                break
+        return count
+
+    @cached_property
+    def course(self) -> Course:
+        """How long it trains."""
+        training = self.training
+        per_step = training.accumulate / self.batches_per_epoch
+        steps = training.steps or max(1, math.ceil((training.epochs or 0) / per_step))
+        tokens = int(self.text.training.lengths.sum())
+        return Course(
+            steps=steps,
+            every=training.every or max(1, steps // 20),
+            learning_rate=training.learning_rate,
+            epochs=lambda step: step * per_step,
+            tokens_seen=lambda step: round(step * per_step * tokens),
+        )
+
+    @property
+    def averaged_steps(self) -> list[int]:
+        """After which the weights are those that the model is the mean of."""
+        judged = (step for step in range(self.course.steps, 0, -1) if self.course.is_judged(step))
+        return sorted(islice(judged, self.training.average))
+
+    def plan(self) -> TranslationPlan:
+        """What is known before training."""
+        with torch.device("meta"):
+            counts = parameters(Seq2SeqForConditionalGeneration(self.config))
+        return TranslationPlan(
+            **counts,
+            embedding_parameters=self.config.vocab_size * self.config.hidden_size,
+            steps=self.course.steps,
+            tokens_per_step=self.course.tokens_seen(1),
+            steps_per_epoch=self.batches_per_epoch / self.training.accumulate,
+            epochs=self.course.epochs(self.course.steps),
+        )
+
+    def training_batches(self) -> DataLoader[dict[str, Tensor]]:
+        """Those of all steps."""
+        sampler = _Drawn(self, self.course.steps * self.training.accumulate)
+        pinned = self.device.type == "cuda"
+        return DataLoader(self.text.training, batch_sampler=sampler, collate_fn=collate, pin_memory=pinned)  # type: ignore[arg-type]  # a list of them would take long for large texts
+
+    def held_out_batches(self) -> DataLoader[dict[str, Tensor]]:
+        """Every held-out pair once."""
+        drawn = batches.by_length_and_tokens(self.text.held_out.lengths, self.training.batch_tokens)
+        return DataLoader(self.text.held_out, batch_sampler=drawn, collate_fn=collate)  # type: ignore[arg-type]
+
+    def _shuffled(self) -> Iterator[list[int]]:
+        return batches.shuffled_by_tokens(self.text.training.lengths, self.training.batch_tokens, self.training.seed)
+
+
+class _Drawn:
+    """The pairs of the first ``count`` batches."""
+
+    def __init__(self, job: Job, count: int) -> None:
+        self.job, self.count = job, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(self.job._shuffled(), self.count)
+
+
+def settings_of(
+    model: TranslatorSettings,
+    training: TranslationTraining,
+    pairs: Pairs,
+    held_out: Pairs,
+    device: torch.device,
+) -> dict[str, Any]:
+    """All that decides a result; a folder holds one of these only."""
+    text = corpus.fingerprint(
+        line for each in (pairs, held_out) for side in (each.source, each.target) for line in side
+    )
+    return {**asdict(model), **asdict(training), "text": text, "device": device.type}
