@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..experiments.bench.cases import FLOOR
-from ..experiments.bench.run import Row as BenchRow
+from ..experiments.bench.results import BenchRow
+from ..experiments.bench.ways import FLOOR
 from ..experiments.compare.ranking import RankedMethod
 from ..experiments.seeds import Spread
 from ..runs.progress import Progress as Listener
@@ -23,7 +23,7 @@ from ..runs.progress import Progress as Listener
 if TYPE_CHECKING:
     from ..analysis import PaperRow
     from ..analysis.findings import HeadFindings, ModelFindings
-    from ..experiments.bench.tune import Row as TuneRow
+    from ..experiments.bench.tune import TuneRow
     from ..experiments.finetune.gains import GainsTable
     from ..experiments.finetune.prepare import Checked, Job
     from ..experiments.pretrain.results import PretrainPlan
