@@ -15,7 +15,7 @@ INSTRUCTION_SETS := \
 	MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_ENABLE_INSTRUCTIONS=AVX2 WHEREFORMER_TEST_WITHOUT_ONEDNN=1
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: compare bench test lint check instruction-sets format
+.PHONY: compare bench test lint docs check instruction-sets format
 
 compare: $(VENV)/.train  ## Compare position methods; options: make compare ARGS="--quick"
 	$(VENV)/bin/whereformer compare $(ARGS)
@@ -31,7 +31,11 @@ lint: $(VENV)/.dev  ## Formatting, lint and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
-check: lint  ## Everything that has to pass: lint, all tests, and numbers on an older processor
+docs: $(VENV)/.dev  ## Build the site, docs/_build/html/index.html; warnings are errors and links are followed
+	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
+	$(VENV)/bin/python docs/check_links.py docs/_build/html
+
+check: lint docs  ## Everything that has to pass: lint, the site, all tests, and numbers on an older processor
 	$(PYTEST)
 	$(OLDER) $(PYTEST) -m "not slow" $(NUMERIC)
 

@@ -15,6 +15,11 @@ torch.set_num_threads(1)
 if os.environ.get("WHEREFORMER_TEST_WITHOUT_ONEDNN") == "1":
     torch.backends.mkldnn.set_flags(False)
 
+if os.environ.get("WHEREFORMER_TEST_POISON") == "1":
+    from .poison import poison
+
+    poison()
+
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
 

@@ -9,16 +9,11 @@ PARAMETERS = 10
 
 LONG = {
     "kernels.call.make_call": 88,
-    "models.encoder.Encoder.forward": 102,
-    "models.seq2seq.Seq2SeqForConditionalGeneration.forward": 91,
     "positions.build_position": 84,
 }
 """Functions that are longer and not mended yet. Numbers only shrink: never add a line, never raise a number."""
 
 WIDE = {
-    "models.attach._attend": 13,
-    "models.heads.EncoderForQuestionAnswering.forward": 11,
-    "models.seq2seq.Seq2SeqForConditionalGeneration.forward": 15,
     "positions.build_position": 12,
 }
 """Functions with more parameters, likewise."""

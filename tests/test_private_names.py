@@ -140,7 +140,7 @@ def test_private_names_of_torch_are_those_listed():
 def test_private_attributes_are_those_listed():
     assert set().union(*map(private_attributes, modules())) == USED_OF_OBJECTS | USED_OF_TRANSFORMERS
     found = {module for module in modules() if private_attributes(module) & USED_OF_TRANSFORMERS}
-    assert all(module.startswith(f"{NAME}.models.attach") for module in found), found
+    assert all(module.startswith(f"{NAME}.models.attachment") for module in found), found
 
 
 @pytest.mark.xfail(strict=True, reason="they are being gathered")

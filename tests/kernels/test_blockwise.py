@@ -30,6 +30,7 @@ from whereformer.kernels.problem import GRADIENTS, Problem
 from whereformer.runs.memory import peak_memory
 
 blockwise = importlib.import_module("whereformer.kernels.cpu.blockwise")
+matmul = importlib.import_module("whereformer.kernels.cpu.matmul")
 workspace = importlib.import_module("whereformer.kernels.cpu.workspace")
 
 
@@ -377,8 +378,8 @@ def products(monkeypatch):
     """How many products oneDNN computes, on any processor that has it."""
     need_onednn()
     count = []
-    real = workspace.product_transposed
-    monkeypatch.setattr(workspace, "product_transposed", lambda *factors: count.append(1) or real(*factors))
+    real = matmul.product_transposed
+    monkeypatch.setattr(matmul, "product_transposed", lambda *factors: count.append(1) or real(*factors))
     with tuning.use(onednn=True, fused_dtypes=frozenset()):
         yield count
 

@@ -7,7 +7,11 @@ from torch.export import Dim, export
 from tests.models.funnels import funnel_config
 from tests.models.test_encoder import small_config
 from whereformer import Encoder, Positions, build_position
+from whereformer.positions import tupe
 from whereformer.positions.alibi import Alibi
+from whereformer.positions.floater import Floater
+from whereformer.positions.rope import Rope
+from whereformer.positions.t5 import T5
 from whereformer.positions.tisa import Tisa
 
 SIZES = {"hidden_size": 12, "num_heads": 3, "num_layers": 2}
@@ -25,10 +29,48 @@ def count(monkeypatch, owner, name):
     return calls
 
 
+FUNNEL = {"blocks": "2-2-2", "decoder_layers": "2"}
+
+
+def test_a_funnel_with_a_decoder_waits_for_tisas_kernels_once(monkeypatch):
+    model = Encoder(funnel_config(position="tisa", **FUNNEL))
+    calls = count(monkeypatch, torch.Tensor, "tolist")
+    model(torch.ones(2, 17, dtype=torch.long))
+    assert len(calls) == 1
+
+
+def test_a_funnel_turns_every_position_once(monkeypatch):
+    model = Encoder(funnel_config(position="rope", **FUNNEL))
+    calls = count(monkeypatch, Rope, "_turns")
+    model(torch.ones(2, 17, dtype=torch.long))
+    assert len(calls) == 3  # the whole sequence, and each pooled one
+
+
+def test_a_funnel_follows_floaters_equation_once(monkeypatch):
+    model = Encoder(funnel_config(position="floater", **FUNNEL))
+    calls = count(monkeypatch, Floater, "trajectory")
+    model(torch.ones(2, 17, dtype=torch.long))
+    assert len(calls) == 1
+
+
+def test_a_funnel_projects_tupes_table_once(monkeypatch):
+    model = Encoder(funnel_config(position="tupe", **FUNNEL))
+    calls = count(monkeypatch, tupe, "project")
+    model(torch.ones(2, 17, dtype=torch.long))
+    assert len(calls) == 2  # as queries and as keys
+
+
+def test_a_funnel_looks_up_t5s_buckets_once_for_every_pair_of_sequences(monkeypatch):
+    model = Encoder(funnel_config(position="t5", **FUNNEL))
+    calls = count(monkeypatch, T5, "_columns")
+    model(torch.ones(2, 17, dtype=torch.long))
+    assert len(calls) == 5  # among three sequences, and from each pooled one to the one before
+
+
 @pytest.mark.parametrize("position", ["tisa", "tisa+rope"])
 def test_a_funnel_looks_at_tisas_kernels_once(position, monkeypatch):
     model = Encoder(funnel_config(position=position, blocks="1-1-1"))
-    calls = count(monkeypatch, Tisa, "_reaches")
+    calls = count(monkeypatch, Tisa, "once")
     model(torch.ones(2, 17, dtype=torch.long))
     assert len(calls) == 1
 
@@ -53,7 +95,7 @@ def test_what_is_shared_is_where_the_model_is(name):
     assert not [key for key in position.state_dict() if key != "weight"]
     position, at = position.to("meta"), Positions(0, 1, 5)
     shared = position.shared(at, at)
-    found = {"rope": lambda: shared[0][0], "alibi": lambda: shared[0].table, "t5": lambda: shared}[name]()
+    found = {"rope": lambda: shared[0][0], "alibi": lambda: shared[0].table, "t5": lambda: shared.columns}[name]()
     assert found.device.type == "meta"
 
 

@@ -26,6 +26,7 @@ from ..kernels.choose import choose
 from ..kernels.cpu import blockwise
 from ..kernels.problem import GRADIENTS, Problem
 from ..kernels.terms import Term
+from ..kernels.torch_private import storage_id
 from ..models import Encoder, EncoderConfig, parse_blocks
 from ..models.encoder import SegmentScores, position_of
 from ..models.heads import MaskedLMHead
@@ -339,10 +340,10 @@ class _Kept:
         self.left_out: dict[int, Tensor] = {}
 
     def add(self, *tensors: Tensor) -> None:
-        self.tensors |= {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
+        self.tensors |= {storage_id(tensor): tensor for tensor in tensors}
 
     def leave_out(self, *tensors: Tensor) -> None:
-        self.left_out |= {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
+        self.left_out |= {storage_id(tensor): tensor for tensor in tensors}
 
     def hooks(self) -> saved_tensors_hooks:
         """A context in which autograd's own saved tensors are added."""
@@ -420,7 +421,7 @@ class _Trace:
             self.trajectory_flops += flops
             self.others_kept += kept
             return vectors
-        return method.shared(*place)
+        return method.shared(place.queries, place.keys)
 
     def _call(self, method: Position, segments: SegmentScores | None, place: Place, kept: _Kept) -> Call:
         """Do what an attention layer does up to its call, the segments' term last; note what attention keeps."""

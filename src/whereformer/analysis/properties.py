@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..kernels import Positions, attention
+from ..kernels.torch_private import DispatchMode, changes_arguments, leaves
 from ..models.encoder import AttentionContext, Encoder, Layer
 from ..models.heads import EncoderForMaskedLM
 from ..positions import Place, Position, PositionRangeError, build_position
@@ -367,7 +366,7 @@ def _work(position: Position, length: int, backend: str) -> Callable[[], None]:
     return work
 
 
-class Chain(TorchDispatchMode):
+class Chain(DispatchMode):
     """Within it, the longest chain of tensor operations of which each needs the result of the one before.
 
     A view is no operation of its own; one that writes into a tensor comes after whatever wrote there before.
@@ -386,7 +385,7 @@ class Chain(TorchDispatchMode):
         read = _memory((args, kwargs))
         result = operation(*args, **kwargs)
         written = _memory(result)
-        if not operation._schema.is_mutable:
+        if not changes_arguments(operation):
             written = written - read
             if not written:
                 return result
@@ -399,4 +398,4 @@ class Chain(TorchDispatchMode):
 
 def _memory(values: Any) -> set[StorageWeakRef]:
     """The memory of all tensors among these."""
-    return {StorageWeakRef(leaf.untyped_storage()) for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
+    return {StorageWeakRef(leaf.untyped_storage()) for leaf in leaves(values) if isinstance(leaf, Tensor)}

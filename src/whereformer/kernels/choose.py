@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from . import fused, tuning
 from .call import Call
 from .cpu import blockwise
-from .cpu import products as linear
+from .cpu.onednn import by_onednn, is_regular
+from .torch_private import derivatives, forward_mode, transforming
 from .tracing import holds
 from .triton import available as triton
 
@@ -49,22 +50,11 @@ def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
         return _automatic(call, device)[0]
     if backend == "triton" and (reason := triton.unavailable(call, device)):
         raise ValueError(f"backend: {reason}")
-    if backend != "reference" and linear.forward_mode():
+    if backend != "reference" and forward_mode():
         raise ValueError(f"backend: {backend!r} has no forward-mode derivative; use backend='reference'")
-    if backend != "reference" and _derivatives():
+    if backend != "reference" and derivatives():
         raise ValueError(f"backend: {backend!r} has no derivative for torch.func; use backend='reference'")
     return backend
-
-
-def _derivatives() -> int:
-    """How many derivatives torch.func is taking, one of the other; our operators have none for it."""
-    stack = torch._C._functorch.get_interpreter_stack() or ()
-    kinds = torch._C._functorch.TransformType
-    return sum(transform.key() in (kinds.Grad, kinds.Jvp) for transform in stack)
-
-
-# As ``torch.compiler.assume_constant_result`` does, which would import the compiler. It knows to guard such transforms.
-_derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def explain_choice(call: Call, backend: str) -> Choice:
@@ -83,13 +73,13 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
     """The rule of backend="auto", and which part of it decided; "{kind}" stands for the dtype and the processor."""
     on_cpu = device.type == "cpu"
     few = holds(call.n_q * call.n_k <= _most_written_out(call))
-    derivatives = _derivatives()
-    if linear.forward_mode() or derivatives > 1:
+    taken = derivatives()
+    if forward_mode() or taken > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
     if fused.supports(call):
         # On the CPU torch writes all scores out to drop some, and computes padding in full to mask it afterwards.
         masked = call.dropout_p > 0 or call.key_mask is not None or call.query_documents is not None
-        if on_cpu and masked and not few and not derivatives:
+        if on_cpu and masked and not few and not taken:
             return (
                 "blockwise",
                 "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
@@ -102,7 +92,7 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         if _onednn_beats_torch(call, device):
             return "blockwise", "no terms, but {kind}: our products are faster than torch's own attention's"
         return "fused", "no terms, so torch's own attention computes it"
-    if derivatives:
+    if taken:
         return "reference", "torch.func takes derivatives of the reference only"
     if not on_cpu and triton.unavailable(call, device) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
@@ -139,16 +129,16 @@ def _onednn_beats_torch(call: Call, device: torch.device) -> bool:
     tensors, sizes = (call.query, call.key, call.value), tuning.current()
     return (
         not torch.compiler.is_compiling()
-        and linear.by_onednn(call.value.dtype, device)
+        and by_onednn(call.value.dtype, device)
         and call.n_q * call.n_k >= sizes.onednn_scores
         and not torch.is_autocast_enabled("cpu")
-        and not linear.transforming()
+        and not transforming()
         and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
         and call.query is not None
         and call.query.shape[3] == call.value.shape[3]
         and min(call.n_q, call.n_k) >= sizes.onednn_rows
-        and linear.is_regular(call.n_q)
-        and linear.is_regular(call.n_k)
+        and is_regular(call.n_q)
+        and is_regular(call.n_k)
         and call.value.shape[3] >= sizes.onednn_head_dim
         # Who switches its kernel off wants another one.
         and torch.backends.cuda.flash_sdp_enabled()

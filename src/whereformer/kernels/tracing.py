@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .cpu.products import transforming
+from .torch_private import transforming
 
 
 def is_plain(tensor: Tensor) -> bool:

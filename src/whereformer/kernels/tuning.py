@@ -15,20 +15,41 @@ from typing import Any
 
 import torch
 
+from .torch_private import has_amx, has_onednn_linear
+
+# --- products by oneDNN; ``whereformer bench --tune`` measures whether it is the faster library at all
+
 FEWEST_MULTIPLICATIONS = 2**21
-"""Of two matrices in attention, below which a call of oneDNN's product costs more than it saves."""
+"""Multiplications of two matrices in attention (rows * columns * what is summed over) from which oneDNN may do them. A
+call of it for fewer costs more than it saves."""
 
 NARROWEST_PRODUCT = 32
-"""Rows, columns and what is summed over, at least, where oneDNN's product is to be faster."""
+"""Numbers that each side of such a product has at least: rows, columns, and what is summed over."""
 
 FEWEST_IN_LAYERS = 2**22
-"""Multiplications of a linear layer, likewise."""
+"""Multiplications of a linear layer (rows * inputs * outputs) from which oneDNN may do them."""
+
+ALWAYS_REGULAR = 64
+"""Size of a matrix, in rows, up to which every one counts as regular: oneDNN keeps memory for every shape that it has
+seen, so it is given few."""
+
+NEARLY_REGULAR = 2
+"""Rows by which a matrix may be smaller than a regular one: n queries and n keys have 2 n - 1 offsets between them."""
+
+# --- tiles of attention; ``python benchmarks/attention.py`` times them
 
 REPEATED_ROWS = 64
 """Rows in which a table over offsets is repeated for attention's tiles to read: a part of a core's cache."""
 
 MORE_GROUPS = 4
-"""Times as many items and heads go together where tables of vectors are long, and so fewer rows of each."""
+"""How many times as many items and heads go together where tables of vectors are long, and so fewer rows of each."""
+
+MOST_STEP = 16
+"""Keys by which a query may move on from the one before, in calls that read tables by strides; more would take memory
+for the keys in between."""
+
+GPU_TILE_SCORES = 2**24
+"""Scores in a tile of "blockwise" on a GPU, where there is no cache to stay in and each operation costs a launch."""
 
 ROW_TABLE_NUMBERS = 256
 """Numbers a query that the Triton kernels keep of its products with a table of vectors, on average. Queries of a longer
@@ -38,7 +59,7 @@ FEWEST_TABLE_ROWS = 128
 """Queries in such a part, at least, whatever the length of the table."""
 
 KEPT_BYTES = 2**24
-"""Of attention's memory that waits for a thread's next call, at most."""
+"""Bytes of attention's memory that wait for a thread's next call, at most."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +128,9 @@ def _measured() -> Tuning:
         vendor = Path("/proc/cpuinfo").read_text()
     except OSError:
         vendor = platform.processor()
-    if "AuthenticAMD" in vendor and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if "AuthenticAMD" in vendor and has_onednn_linear():
         return _AMD_AVX512
-    if "GenuineIntel" in vendor and torch.cpu._is_amx_tile_supported():
+    if "GenuineIntel" in vendor and has_amx():
         return _INTEL_AMX
     return _OTHER
 

@@ -17,7 +17,7 @@ from transformers import (  # noqa: E402
     AutoModelForTokenClassification,
 )
 
-from .attach import attach, detach, load_attached  # noqa: E402
+from .attachment import attach, detach, load_attached  # noqa: E402
 from .checkpoints.pretrained import from_authors_weights, load_pretrained, to_transformers  # noqa: E402
 from .config import Block, EncoderConfig, parse_blocks  # noqa: E402
 from .electra import Electra, ElectraPretrainingConfig  # noqa: E402

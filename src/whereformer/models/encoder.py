@@ -474,6 +474,7 @@ class _Run:
         self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
+        self.once = encoder.position.once()
         self.last_context: AttentionContext | None = None
         self.hidden: Tensor
         self.add(hidden)
@@ -481,12 +482,10 @@ class _Run:
     def context(self, queries: Tokens, keys: Tokens) -> AttentionContext:
         """The context of layers that attend from some tokens to some."""
         last = self.last_context
-        if last is not None and last.queries is queries and last.keys is keys:
-            return last
-        position, positions = self.encoder.position, (queries.positions, keys.positions)
-        shared = position.shared(*positions) if last is None else position.shared_elsewhere(last.shared, *positions)
-        self.last_context = AttentionContext(queries, keys, shared)
-        return self.last_context
+        if last is None or last.queries is not queries or last.keys is not keys:
+            shared = self.encoder.position.shared(queries.positions, keys.positions, self.once)
+            last = self.last_context = AttentionContext(queries, keys, shared)
+        return last
 
     def layer(self, layer: int, context: AttentionContext, pooled: Tensor | None = None) -> None:
         """Run one layer; from ``pooled`` if given, attending to the states before pooling."""

@@ -182,10 +182,11 @@ class Seq2SeqDecoder(_Stack):
 def _context(
     position: Position, queries: Tokens, keys: Tokens, cache: Cache | None, new: Positions, *, causal: bool
 ) -> AttentionContext:
-    shared = position.shared(queries.positions, keys.positions)
+    once = position.once()
+    shared = position.shared(queries.positions, keys.positions, once)
     if cache is None:
         return AttentionContext(queries, keys, shared, causal)
-    among_new = shared if new == keys.positions else position.shared_elsewhere(shared, queries.positions, new)
+    among_new = shared if new == keys.positions else position.shared(queries.positions, new, once)
     return AttentionContext(queries, keys, shared, causal, Earlier(cache, new, among_new))
 
 

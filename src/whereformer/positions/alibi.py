@@ -33,9 +33,9 @@ class Alibi(OffsetFunction):
         super().__init__(model)
         self.slopes = slopes(model.num_heads)
 
-    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[Term, ...]:
+    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> tuple[Term, ...]:
         """The terms, which are the same in all layers."""
-        return super().terms(self._like, Place(query_positions, key_positions))
+        return super().terms(self._like, Place(queries, keys))
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         return super().terms(hidden, place) if place.shared is None else place.shared

@@ -118,13 +118,17 @@ class Position(nn.Module):
         """
         return None
 
-    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Any:
-        """What all layers of a forward have in common and is worth computing once; handed to the hooks below."""
+    def once(self) -> Any:
+        """What depends on the parameters alone and is worth computing once a forward; ``shared`` is given it."""
         return None
 
-    def shared_elsewhere(self, shared: Any, query_positions: PositionsLike, key_positions: PositionsLike) -> Any:
-        """The same for other positions in the same forward, which may take from ``shared`` what they do not change."""
-        return self.shared(query_positions, key_positions)
+    def shared(self, queries: PositionsLike, keys: PositionsLike, once: Any = None) -> Any:
+        """What all layers that attend from some positions to some have in common; ``place.shared`` of the hooks below.
+
+        A forward of a model calls this for every pair of sequences (a funnel has several), with what :meth:`once`
+        returned in this forward. If ``once`` is None, the method computes what it needs of it.
+        """
+        return once
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         """Change projected query, key and value, each (batch, heads, n, head_dim), in every layer."""
@@ -147,7 +151,10 @@ class OffsetFunction(Position):
     """A method whose whole effect on a score is one number per head and offset: its ``curve``."""
 
     def reach(self, *, layer: int = 0, shared: Any = None) -> int | None:
-        """An absolute offset beyond which the curve is constant in each direction; None if it never settles."""
+        """An absolute offset beyond which the curve is constant in each direction; None if it never settles.
+
+        ``shared`` is what :meth:`shared` returned, None if that was not asked.
+        """
         return None
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
@@ -159,15 +166,11 @@ class OffsetFunction(Position):
             # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
             query_values = position_values(place.queries, hidden.device)
             offsets = offsets_between(query_values, position_values(place.keys, hidden.device))
-            scores = self._curve(offsets, place.layer, place.shared)
+            scores = self.curve(offsets, layer=place.layer)
             return (DenseBias(scores.transpose(0, 1) if offsets.dim() == 3 else scores.unsqueeze(0)),)
         first, last = span
         offsets = torch.arange(first, last + 1, device=hidden.device)
-        return (OffsetBias(self._curve(offsets, place.layer, place.shared), first),)
-
-    def _curve(self, offsets: Tensor, layer: int, shared: Any) -> Tensor:
-        """The curve, of a method that may have shared something for it."""
-        return self.curve(offsets, layer=layer)
+        return (OffsetBias(self.curve(offsets, layer=place.layer), first),)
 
 
 def offset_span(
@@ -278,15 +281,14 @@ class Sum(Position):
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
         return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
 
-    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[Any, ...]:
-        return tuple(part.shared(query_positions, key_positions) for part in self)
+    def once(self) -> tuple[Any, ...]:
+        return tuple(part.once() for part in self)
 
-    def shared_elsewhere(
-        self, shared: tuple[Any, ...], query_positions: PositionsLike, key_positions: PositionsLike
+    def shared(
+        self, queries: PositionsLike, keys: PositionsLike, once: tuple[Any, ...] | None = None
     ) -> tuple[Any, ...]:
-        return tuple(
-            part.shared_elsewhere(own, query_positions, key_positions) for part, own in zip(self, shared, strict=True)
-        )
+        given = [None] * len(self.parts) if once is None else once
+        return tuple(part.shared(queries, keys, own) for part, own in zip(self, given, strict=True))
 
     def _places(self, place: Place) -> list[tuple[Position, Place]]:
         """Every part, with the place that holds what this part shares."""

@@ -177,9 +177,17 @@ class Floater(Position):
         )
         return run(initial, w1, b1, w2, b2, length, self.solver, self.substeps)
 
-    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Tensor:
+    def once(self) -> list[Tensor]:
+        """The longest trajectory of this forward, none yet."""
+        return []
+
+    def shared(self, queries: PositionsLike, keys: PositionsLike, once: list[Tensor] | None = None) -> Tensor:
         """The trajectory, as far as these positions need it."""
-        return self.trajectory(max(self._length(query_positions), self._length(key_positions)))
+        length = max(self._length(queries), self._length(keys))
+        made = self.once() if once is None else once
+        if not made or len(made[0]) < length:
+            made[:] = [self.trajectory(length)]
+        return made[0][:length]
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         vectors = self.shared(place.queries, place.keys) if place.shared is None else place.shared

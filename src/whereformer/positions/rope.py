@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from ..kernels.terms import PositionsLike, position_values
 from .base import ModelShape, Place, Position
 
 LAYOUTS = ("half", "interleaved")
+
+Turns: TypeAlias = tuple[Tensor, Tensor]
+"""Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2)."""
 
 
 class Rope(Position):
@@ -46,16 +49,31 @@ class Rope(Position):
         self.base = base
         self.rotary_dim = rotary_dim
 
-    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Any:
+    def once(self) -> list[tuple[PositionsLike, Turns]]:
+        """The turns of positions that this forward met, none yet."""
+        return []
+
+    def shared(
+        self, queries: PositionsLike, keys: PositionsLike, once: list[tuple[PositionsLike, Turns]] | None = None
+    ) -> tuple[Turns, Turns]:
         """Cosines and sines of the angles, for queries and for keys, in float64 on the model's device."""
-        query = self._turns(query_positions)
-        return query, query if key_positions is query_positions else self._turns(key_positions)
+        met = self.once() if once is None else once
+        return self._turns_once(queries, met), self._turns_once(keys, met)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = place.shared or self.shared(place.queries, place.keys)
+        query_turns, key_turns = self.shared(place.queries, place.keys) if place.shared is None else place.shared
         return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
 
-    def _turns(self, positions: PositionsLike) -> tuple[Tensor, Tensor]:
+    def _turns_once(self, positions: PositionsLike, met: list[tuple[PositionsLike, Turns]]) -> Turns:
+        """The turns of these positions, which pooled layers and their neighbours have in common."""
+        for known, turns in met:
+            if known is positions:
+                return turns
+        turns = self._turns(positions)
+        met.append((positions, turns))
+        return turns
+
+    def _turns(self, positions: PositionsLike) -> Turns:
         """Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2)."""
         device = positions.device if isinstance(positions, Tensor) else self._like.device
         if device.type == "mps":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..kernels.terms import FactorPair, PositionsLike, Term, position_values
-from .base import ModelShape, OffsetFunction, Place, whole_offsets
+from ..kernels.terms import FactorPair, OffsetBias, PositionsLike, Term, position_values
+from .base import ModelShape, OffsetFunction, Place, offset_span, whole_offsets
 
 
 def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[int, ...]:
@@ -30,6 +30,14 @@ def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[i
         return distance + (side if bidirectional and offset > 0 else 0)
 
     return tuple(bucket(offset) for offset in range(-max_distance, max_distance + 1))
+
+
+class Table(NamedTuple):
+    """A table over offsets that all layers read: its first offset, its columns' buckets, and those of all offsets."""
+
+    first: int
+    columns: Tensor
+    buckets: Tensor
 
 
 class T5(OffsetFunction):
@@ -77,28 +85,39 @@ class T5(OffsetFunction):
     def reach(self, *, layer: int = 0, shared: Any = None) -> int:
         return self.last_change
 
-    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Tensor:
+    def once(self) -> Tensor:
         """The buckets on the weights' device."""
         return torch.tensor(self.buckets, device=self.weight.device)
 
-    def shared_elsewhere(self, shared: Tensor, query_positions: PositionsLike, key_positions: PositionsLike) -> Tensor:
-        return shared
+    def shared(self, queries: PositionsLike, keys: PositionsLike, once: Tensor | None = None) -> Table:
+        """Which bucket every offset of the table reads.
+
+        Each layer reads the weights anew: run again alone for its gradient, it could not reach those of a shared table.
+        """
+        span = offset_span(queries, keys, self.last_change)
+        if span is None:
+            raise TypeError("t5: needs whole positions, got fractional ones")
+        first, last = span
+        buckets = self.once() if once is None else once
+        offsets = torch.arange(first, last + 1, device=buckets.device)
+        return Table(first, self._columns(offsets, buckets), buckets)
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        return self._curve(offsets, layer, None)
-
-    def _curve(self, offsets: Tensor | Sequence[float], layer: int, shared: Tensor | None) -> Tensor:
-        columns = whole_offsets(offsets, self.weight).clamp(-self.max_distance, self.max_distance) + self.max_distance
-        of_offset = torch.tensor(self.buckets, device=self.weight.device) if shared is None else shared
-        return self.weight[:, of_offset[columns]]
+        return self.weight[:, self._columns(offsets, self.once())]
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        terms = super().terms(hidden, place)
+        table = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        bias = OffsetBias(self.weight[:, table.columns], table.first)
         if not self.reset_cls or hidden.shape[1] == 0:
-            return terms
-        return (*terms, self._cls_correction(hidden, place))
+            return (bias,)
+        return bias, self._cls_correction(hidden, place, table.buckets)
 
-    def _cls_correction(self, hidden: Tensor, place: Place) -> FactorPair:
+    def _columns(self, offsets: Tensor | Sequence[float], buckets: Tensor) -> Tensor:
+        """The bucket of each offset, the column of ``weight`` that it reads."""
+        clamped = whole_offsets(offsets, self.weight).clamp(-self.max_distance, self.max_distance)
+        return buckets[clamped + self.max_distance]
+
+    def _cls_correction(self, hidden: Tensor, place: Place, buckets: Tensor) -> FactorPair:
         """What turns the plain bias of [CLS]'s row and column into its own two buckets: a score of rank two."""
         query_values, key_values = (
             torch.atleast_2d(position_values(p, hidden.device)) for p in (place.queries, place.keys)
@@ -107,9 +126,8 @@ class T5(OffsetFunction):
         first_query = query_values.amin(-1, keepdim=True)
         first_key = key_values.amin(-1, keepdim=True)
         # (heads, batch, n_q) and (heads, batch, n_k)
-        plain_to, plain_from = (
-            self._curve(offsets, 0, place.shared) for offsets in (first_key - query_values, key_values - first_query)
-        )
+        plain_to = self.weight[:, self._columns(first_key - query_values, buckets)]
+        plain_from = self.weight[:, self._columns(key_values - first_query, buckets)]
         to_cls = self.weight[:, -1, None, None] - plain_to
         from_cls = self.weight[:, self.num_buckets // 2, None, None] - plain_from
         ones = [(1 - query_is_cls) * to_cls, query_is_cls.expand_as(to_cls)]

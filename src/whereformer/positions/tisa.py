@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..kernels.terms import PositionsLike
 from ..kernels.tracing import can_look
 from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
 
@@ -47,17 +46,8 @@ class Tisa(OffsetFunction):
         nn.init.normal_(self.sharpness, 0.1, 0.01)
         nn.init.normal_(self.center, 0.0, 5.0)
 
-    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> list[int | None]:
-        return self._reaches()
-
-    def shared_elsewhere(
-        self, shared: list[int | None], query_positions: PositionsLike, key_positions: PositionsLike
-    ) -> list[int | None]:
-        # How far kernels reach has nothing to do with positions.
-        return shared
-
-    def _reaches(self) -> list[int | None]:
-        """The reach of every layer that has kernels of its own."""
+    def once(self) -> list[int | None]:
+        """The reach of every layer that has kernels of its own; reading it waits for the kernels."""
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
         dtype = float_dtype(self.amplitude)
@@ -76,7 +66,7 @@ class Tisa(OffsetFunction):
         ]
 
     def reach(self, *, layer: int = 0, shared: list[int | None] | None = None) -> int | None:
-        reaches = self._reaches() if shared is None else shared
+        reaches = self.once() if shared is None else shared
         return reaches[0 if self.share_layers else layer]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:

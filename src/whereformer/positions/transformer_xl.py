@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..kernels.cpu.products import linear, transforming
+from ..kernels.cpu.products import linear
 from ..kernels.terms import (
     FactorPair,
     OffsetBias,
@@ -22,6 +22,7 @@ from ..kernels.terms import (
     offset_step,
     position_values,
 )
+from ..kernels.torch_private import transforming
 from .base import ModelShape, Place, Position
 
 FORMS = ("shifted", "factorized")
@@ -122,15 +123,15 @@ class TransformerXL(Position):
         for parameter in (self.content_bias, self.position_bias, self.kernel):
             nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
-    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> Window | None:
+    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> Window | None:
         if self.form == "factorized":
             return None
-        span = offset_range(query_positions, key_positions)
+        span = offset_range(queries, keys)
         if span is None:
             return None
-        assert isinstance(query_positions, Positions)
-        assert isinstance(key_positions, Positions)
-        step = offset_step(query_positions, key_positions) or 1
+        assert isinstance(queries, Positions)
+        assert isinstance(keys, Positions)
+        step = offset_step(queries, keys) or 1
         return Window(*span, step, self.dropout(self._waves_of(*span, step)))
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:

@@ -54,27 +54,33 @@ class Tupe(Position):
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
         return self.table[1:][table_rows(positions, len(self.table) - 1, "tupe", self.table.device)].to(device)
 
-    def shared(self, query_positions: PositionsLike, key_positions: PositionsLike) -> FactorPair:
-        """The one term of all layers."""
+    def once(self) -> tuple[Tensor, Tensor]:
+        """The whole table as queries, which are scaled, and as keys; (max_length + 1, heads, head_dim) each."""
         scale = (2 * self.model.head_dim) ** -0.5
         heads = (self.model.num_heads, self.model.head_dim)
         table = self.norm(self.table)
-        query_rows = table_rows(query_positions, len(table) - 1, "tupe", table.device)
-        key_rows = table_rows(key_positions, len(table) - 1, "tupe", table.device)
-        # Projected once per position, then one row per token; (..., n, heads, head_dim)
         queries = project(self.query, table).unflatten(-1, heads) * scale
-        keys = project(self.key, table).unflatten(-1, heads)
-        from_cls, to_cls = (queries[:2] * keys[:2]).sum(-1)  # (heads,) each: theta 1 and theta 2
-        query_is_cls = (query_rows == 0).to(table.dtype)[..., None, None]
-        key_is_cls = (key_rows == 0).to(table.dtype)[..., None, None]
+        return queries, project(self.key, table).unflatten(-1, heads)
+
+    def shared(
+        self, queries: PositionsLike, keys: PositionsLike, once: tuple[Tensor, Tensor] | None = None
+    ) -> FactorPair:
+        """The one term of all layers: a row of both tables for each token."""
+        # Unknown positions are refused before anything is projected.
+        query_rows = table_rows(queries, len(self.table) - 1, "tupe", self.table.device)
+        key_rows = table_rows(keys, len(self.table) - 1, "tupe", self.table.device)
+        query_table, key_table = self.once() if once is None else once
+        from_cls, to_cls = (query_table[:2] * key_table[:2]).sum(-1)  # (heads,) each: theta 1 and theta 2
+        query_is_cls = (query_rows == 0).to(self.table.dtype)[..., None, None]
+        key_is_cls = (key_rows == 0).to(self.table.dtype)[..., None, None]
         ones = torch.ones_like(key_is_cls)
         query_factors = (
-            (1 - query_is_cls) * queries[1:][query_rows],
+            (1 - query_is_cls) * query_table[1:][query_rows],
             (1 - query_is_cls) * to_cls[:, None],
             query_is_cls * from_cls[:, None],
         )
-        every_head = key_is_cls.expand(*key_is_cls.shape[:-2], heads[0], 1)
-        key_factors = ((1 - key_is_cls) * keys[1:][key_rows], every_head, ones.expand_as(every_head))
+        every_head = key_is_cls.expand(*key_is_cls.shape[:-2], self.model.num_heads, 1)
+        key_factors = ((1 - key_is_cls) * key_table[1:][key_rows], every_head, ones.expand_as(every_head))
         pair = (torch.cat(factors, -1).transpose(-2, -3) for factors in (query_factors, key_factors))
         return FactorPair(*(factors if factors.dim() == 4 else factors.unsqueeze(0) for factors in pair))
 

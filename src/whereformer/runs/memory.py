@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.autograd import (  # type: ignore[attr-defined]
-    ProfilerConfig,
-    ProfilerState,
-    _disable_profiler_legacy,
-    _enable_profiler_legacy,
-)
+
+from ..kernels.torch_private import allocations
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int:
@@ -25,15 +21,8 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    # The newer profiler has the same log, but writes lines to stderr that nobody asked for.
-    options = torch._C._profiler._ExperimentalConfig()
-    _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, options))
-    try:
-        work()
-    finally:
-        threads = _disable_profiler_legacy()
     live = peak = 0
-    for event in (event for thread in threads for event in thread if str(event.kind()) == "memory_alloc"):
-        live += event.cpu_memory_usage()
+    for change in allocations(work):
+        live += change
         peak = max(peak, live)
     return peak

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...kernels import OffsetBias, attention, tuning
 from ...kernels.cpu.products import linear
+from ...kernels.torch_private import has_onednn_linear
 from .cases import Case, make_problem
 from .ways import backend, make_step
 
@@ -217,7 +218,7 @@ def _bands(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
 
 def _by_onednn(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
     """Whether oneDNN multiplies float32, and from which sizes on that is reason enough to leave torch's attention."""
-    if not (hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()):
+    if not (has_onednn_linear() and torch.backends.mkldnn.is_available()):
         return
     ways: dict[Value, TunedWay] = {
         yes: TunedWay("blockwise", (("onednn", yes), ("kept_scores", 0))) for yes in (False, True)

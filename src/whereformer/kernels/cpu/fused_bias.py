@@ -15,11 +15,14 @@ from torch import Tensor
 
 from .. import tuning
 from ..problem import GRADIENTS, Problem
+from ..torch_private import cpu_attention, cpu_attention_backward
 from ..tracing import holds
+from .matmul import add_product, put_product
+from .onednn import onednn_suits
 from .pieces import Piece
 from .tables import GridBias, GridReader, Tables, is_grid
 from .tiles import Scratch, Span, chunks
-from .workspace import Workspace, add_product, onednn_suits, put_product
+from .workspace import Workspace
 
 LARGEST_BIAS = 2**8
 """Of a table whose gradients of query, key and value are torch's: its backward subtracts a row's norm from scores, and
@@ -98,9 +101,7 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
         view = bias.reader(heads, workspace, len(piece.queries)).view(span)
     else:
         query, view = turned(query.transpose(1, 2), 1).transpose(1, 2), bias.reversed_rows(heads)
-    output, norm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, attn_mask=view.expand(len(query), -1, -1, -1), scale=problem.scale
-    )
+    output, norm = cpu_attention(query, key, value, attn_mask=view.expand(len(query), -1, -1, -1), scale=problem.scale)
     rows = output.transpose(1, 2)
     if not in_order:
         rows = turned(rows, 1)
@@ -123,15 +124,13 @@ def backward(
     assert isinstance(bias, GridBias)
     assert problem.query is not None
     assert problem.key is not None
-    query, key, value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    query, key, value = cpu_attention_backward(
         _readable(turned(output_gradient)),
         _readable(turned(problem.query)),
         _readable(problem.key),
         _readable(problem.value),
         turned(output),
         norm,
-        0.0,
-        False,
         attn_mask=bias.reversed_rows(range(problem.value.shape[1])).expand(len(problem.value), -1, -1, -1),
         scale=problem.scale,
     )
@@ -190,7 +189,7 @@ class _TableGradient:
         stop = self._band(queries).start
         if stop > first:
             part, keys = slice(queries.start, queries.stop), slice(first, stop)
-            output, norm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            output, norm = cpu_attention(
                 self.query[:, :, part], self.key[:, :, keys], self.value[:, :, keys], scale=self.problem.scale
             )
             weight = (norm + self.bias.values[:, :1] - self.norm[:, :, part]).exp_()

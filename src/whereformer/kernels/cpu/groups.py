@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from .matmul import add_product, product
 from .tables import Rows
 from .tiles import chunks
-from .workspace import Workspace, add_product, product
+from .workspace import Workspace
 
 
 class Groups:

@@ -1,86 +1,20 @@
-"""float32 products on the CPU, through oneDNN where what PyTorch calls for them wastes half of the processor.
-
-PyTorch leaves them to Intel's MKL, which uses 512-bit instructions on Intel's processors only. On AMD's that have them
-oneDNN, which PyTorch also carries, is up to twice as fast. ``torch.backends.mkldnn.set_flags(False)`` leaves all of it
-to MKL again.
-
-Over many shapes it makes the process grow by gigabytes. So it is given few: sizes that follow the data have to be
-regular (:func:`is_regular`), as those of batches of full length mostly are. Batches of any length are MKL's. (PyTorch's
-own gelu goes through oneDNN for every shape, and grows with them, where ``set_flags(False)`` does not forbid it.)
-"""
+"""Linear layers on the CPU, through oneDNN where that is faster; see ``onednn``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional
-from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from .. import tuning
+from ..torch_private import is_hooked, transforming
+from .onednn import by_onednn, is_regular, product_transposed
 
 Activation = Callable[[Tensor], Tensor]
-
-SMALL = 64
-"""Sizes up to which all are regular."""
-
-NEAR = 2
-"""How much smaller than a regular size others may be: n queries and n keys have 2 n - 1 offsets between them."""
-
-
-def product_transposed(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``left @ right.T + bias`` of float32 on the CPU, through oneDNN; without a gradient.
-
-    Args:
-        left: (rows, inner).
-        right: (columns, inner).
-        bias: (columns,).
-    """
-    # With a gap between the right factor's rows it takes hundreds of times as long.
-    if not (right.is_contiguous() or right.mT.is_contiguous()):
-        right = right.contiguous()
-    # A bias with gaps gives wrong numbers.
-    bias = None if bias is None else bias.contiguous()
-    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
-
-
-def _flops(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
-    return 2 * math.prod(left) * right[0]
-
-
-if hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.ops.mkldnn._linear_pointwise not in flop_registry:
-    # Torch's counter of FLOPs would pass it over.
-    register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_flops)
-
-
-def is_regular(size: int) -> bool:
-    """Whether a size is small, or a power of two or three times one, or next to that."""
-    power = 1 << ((size + NEAR).bit_length() - 1)
-    return size <= SMALL or size + NEAR - power <= NEAR or 0 <= size + NEAR - 3 * power // 2 <= NEAR
-
-
-def by_onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether oneDNN computes products of this dtype, where they are not too small."""
-    return (
-        dtype == torch.float32
-        and device.type == "cpu"
-        and tuning.current().onednn
-        and bool(torch.backends.mkldnn.enabled)
-    )
-
-
-def forward_mode() -> bool:
-    """Whether a forward-mode derivative is being taken, which our operators would silently leave out."""
-    return forward_ad._current_level >= 0
-
-
-def transforming() -> bool:
-    """Whether a transform of functions or a forward-mode derivative is under way; what is our own knows neither."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_mode()
 
 
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -128,7 +62,7 @@ def _suits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         )
         and not torch.is_autocast_enabled("cpu")
         and not transforming()
-        and not torch._C._get_tracing_state()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
 
 
@@ -207,5 +141,4 @@ def project(layer: nn.Module, hidden: Tensor, activation: nn.Module | None = Non
 
 def is_watched(module: nn.Module) -> bool:
     """Whether calling the module does more than its forward, or another forward than its class's."""
-    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(hooks) or "forward" in vars(module) or torch.nn.modules.module._has_any_global_hook()
+    return is_hooked(module) or "forward" in vars(module)

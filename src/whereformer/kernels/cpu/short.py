@@ -18,11 +18,13 @@ from torch import Tensor
 from .. import tuning
 from ..dropout import keep_mask
 from ..problem import GRADIENTS, Problem
+from ..torch_private import softmax_backward_
 from ..tracing import holds
 from .groups import Groups, cut
+from .matmul import add_product, put_product
 from .pieces import Piece
 from .tables import Grid, GridBias, GridRows, Rows, Tables, is_grid
-from .workspace import Workspace, add_product, put_product
+from .workspace import Workspace
 
 
 def takes(problem: Problem, device: torch.device) -> bool:
@@ -115,7 +117,7 @@ def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weigh
         put_product(part.key_rows(into["value"]), used.mT, gradient, work.workspace)
     if tables.values is not None and "values" in into:
         part.collect_vectors(tables.values, part.collect(used, tables.values), gradient)
-    torch._softmax_backward_data(scores_gradient, weights, -1, weights.dtype, grad_input=scores_gradient)
+    softmax_backward_(scores_gradient, weights)
     if work.sums is not None:
         by_head = part.by_head(scores_gradient)
         sums = work.sums[part.heads.start : part.heads.stop, :, part.keys]

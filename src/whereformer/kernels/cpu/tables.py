@@ -19,9 +19,6 @@ from .pieces import Piece
 from .tiles import Span, Tile, chunks
 from .workspace import Workspace
 
-MOST_STEP = 16
-"""Keys by which a query may move on from the one before; more would take memory for the keys in between."""
-
 
 class Grid:
     """Offsets between affine positions: ``base + unit * (column - step * row)`` with whole ``step``.
@@ -98,7 +95,7 @@ def _steps(query_positions: Positions, key_positions: Positions) -> tuple[int, i
     if key_positions.length == 1:
         key_stride = query_stride
     step = query_stride // key_stride
-    fits = query_stride % key_stride == 0 and (step <= MOST_STEP or query_positions.length == 1)
+    fits = query_stride % key_stride == 0 and (step <= tuning.MOST_STEP or query_positions.length == 1)
     return key_stride, step if fits else None
 
 

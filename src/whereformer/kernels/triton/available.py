@@ -9,6 +9,7 @@ import torch
 
 from ..call import Call
 from ..terms import FactorPair, offset_range
+from ..torch_private import constant_when_compiled
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _NARROWEST, _WIDEST = 16, 256
@@ -41,6 +42,7 @@ def _unavailable(call: Call, device: torch.device) -> str | None:
     return None
 
 
+@constant_when_compiled
 def _unavailable_on(device: torch.device) -> str | None:
     """Why this backend cannot run on the device."""
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -58,10 +60,6 @@ def _unavailable_on(device: torch.device) -> str | None:
     if capability < (8, 0):
         return f"needs compute capability 8.0, got {capability[0]}.{capability[1]}"
     return None
-
-
-# What torch.compiler.assume_constant_result does, without importing the whole compiler for it.
-_unavailable_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def interpreted() -> bool:

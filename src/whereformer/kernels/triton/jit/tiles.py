@@ -27,7 +27,7 @@ class Tile(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The rows of queries, or of keys, that make scores; a mere 0.0 for what a call does not have."""
+    """The rows of queries, or of keys, that make scores; a mere 0 for what a call does not have."""
 
     vectors: Any
     factors: Any
@@ -56,9 +56,9 @@ def _mask(matrix, first, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def load(matrix, place, first, n, BLOCK: tl.constexpr):
-    """Rows from ``first`` on, (BLOCK, padded), zeros beyond row n and beyond the width; a mere 0.0 without data."""
+    """Rows from ``first`` on, (BLOCK, padded), zeros beyond row n and beyond the width; a mere 0 without data."""
     if matrix.data is None:
-        return 0.0
+        return tl.full([], 0.0, tl.float32)
     else:
         pointers = _pointers(matrix, place, first, BLOCK)
         return tl.load(pointers, mask=_mask(matrix, first, n, BLOCK), other=0.0)

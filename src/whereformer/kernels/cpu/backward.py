@@ -1,0 +1,196 @@
+"""The gradients of attention, some rows of scores at a time; the softmax is made anew."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..problem import GRADIENTS, Problem
+from .block import Block
+from .matmul import add_product, put_product
+from .plan import Plan, plans_of
+from .tables import Rows
+from .tiles import Scratch, Span, Tile
+from .workspace import Workspace
+
+
+def backward(problem: Problem, output_gradient: Tensor, output: Tensor, needed: list[bool]) -> list[Tensor]:
+    """The gradients of the inputs in ``GRADIENTS`` that are needed, in that order."""
+    gradients = problem.new_gradients(needed)
+    names = [name for name, need in zip(GRADIENTS, needed, strict=True) if need]
+    into = dict(zip(names, gradients, strict=True))
+    for name, gradient in into.items():
+        if problem.has_gaps() or problem.causal or name not in ("query", "key", "value"):
+            gradient.zero_()
+    dense = into.get("dense")
+    if dense is not None and dense.dtype != problem.dtype:
+        # Of scores that the batch shares it is a sum over the batch.
+        into["dense"] = torch.zeros_like(dense, dtype=problem.dtype)
+    workspace = Workspace(output.device)
+    for plan in plans_of(problem):
+        with workspace.scope():
+            memory = BackwardMemory(plan, into, workspace)
+            for block in plan.blocks(workspace):
+                BlockBackward(block, memory, into, output_gradient, output).run(plan.spans)
+        tables = plan.tables
+        for name, table in (("bias", tables.bias), ("keys", tables.keys), ("values", tables.values)):
+            if table is not None and name in into:
+                table.add_to(into[name])
+    workspace.close()
+    if dense is not None and dense is not into["dense"]:
+        dense.copy_(into["dense"])
+    return gradients
+
+
+class BackwardMemory:
+    """Memory for the tiles of one piece: of weights, and two that can be read by diagonals where that is needed."""
+
+    def __init__(self, plan: Plan, into: dict[str, Tensor], workspace: Workspace) -> None:
+        dtype, size, tables = plan.problem.dtype, plan.size(), plan.tables
+        self.weights = workspace.take((math.prod(size),), dtype)
+        vectors = any(table is not None for table in tables.rows())
+        self.gradient = Scratch(workspace, *size, tables.step if vectors or "bias" in into else 0, dtype)
+        self.other = Scratch(workspace, *size, tables.step, dtype) if vectors else None
+
+
+class BlockBackward:
+    """The gradients of one block."""
+
+    def __init__(
+        self,
+        block: Block,
+        memory: BackwardMemory,
+        into: dict[str, Tensor],
+        output_gradient: Tensor,
+        output: Tensor,
+    ) -> None:
+        self.block, self.memory, self.into = block, memory, into
+        queries, dtype = block.piece.queries, block.problem.dtype
+        self.gradient, self.narrow_gradient = block.in_both(output_gradient, queries)
+        delta = torch.linalg.vecdot(block.rows(output, queries, dtype), self.gradient)
+        self.minus_delta = delta.neg_().unsqueeze(-1)
+        of_keys = {"value": block.value, "key": block.key, "key_factors": block.key_factors}
+        self.sums = {
+            name: self._sums(name, rows) for name, rows in of_keys.items() if rows is not None and name in into
+        }
+
+    def _sums(self, name: str, rows: Tensor) -> Tensor:
+        """Memory to sum a gradient in, (groups, keys, dim): the gradient itself where it can be."""
+        block = self.block
+        if block.onednn:
+            # So ``add_product`` makes sums of products with a transposed tile.
+            groups, keys, dim = rows.shape
+            return block.workspace.take((groups, dim, keys), rows.dtype).mT
+        whole = None if name == "key_factors" else block.whole(self.into[name], block.piece.keys)
+        return block.workspace.take(tuple(rows.shape), rows.dtype) if whole is None else whole
+
+    def run(self, spans: list[Span]) -> None:
+        """Add what the block contributes to all gradients."""
+        for span in spans:
+            with self.block.workspace.scope():
+                self._add_rows(span, span is spans[0])
+        for name, sums in self.sums.items():
+            self._put(name, sums)
+
+    def _add_rows(self, span: Span, first: bool) -> None:
+        """Add what some queries contribute; ``first``: nothing was summed before."""
+        block, into, workspace = self.block, self.into, self.block.workspace
+        keys_table, values_table = block.tables.of_rows(span.queries)
+        rows, keys = block.in_queries(span), slice(0, span.keys.stop)
+        gradient, minus_delta = self.gradient[:, rows], self.minus_delta[:, rows]
+        weights = block.tile_of(self.memory.weights, span)
+        block.fill_weights(weights, span, keys_table, self.memory.other)
+        kept = block.kept(span)
+        # First the gradient of the weights less delta, then of the scores: weights times that.
+        tile = self.memory.gradient.tile(block.groups, span)
+        scores_gradient = tile.scores
+        common = minus_delta if kept is None else torch.zeros_like(minus_delta)
+        if values_table is None:
+            scores_gradient.copy_(common.expand_as(weights))
+        else:
+            values_table.spread(block.per_offset(gradient, values_table) + common, tile)
+        add_product(scores_gradient, gradient, block.value[:, keys].mT, workspace)
+        if kept is not None:
+            scores_gradient.mul_(kept).add_(minus_delta)
+        scores_gradient.mul_(weights)
+        if kept is not None:
+            weights *= kept
+        if "value" in into:
+            with workspace.scope():
+                self._add_product("value", keys, block.factor(weights).mT, self.narrow_gradient[:, rows], first)
+        if values_table is not None and self.memory.other is not None and "values" in into:
+            found = block.by_offset(weights, span, values_table, self.memory.other)
+            block.collect_vectors(values_table, found, gradient)
+        if "bias" in into and block.tables.bias is not None:
+            block.tables.bias.collect(tile, block.heads)
+        if "dense" in into:
+            by_head = block.by_head(scores_gradient)
+            part = block.dense_part(into["dense"], span)
+            part += by_head if len(part) == len(by_head) else by_head.sum(0, keepdim=True)
+        self._add_to_factors(span, scores_gradient, first)
+        self._add_to_content(span, tile, keys_table, first)
+
+    def _add_product(
+        self, name: str, keys: slice, left: Tensor, right: Tensor, first: bool, scale: float = 1.0
+    ) -> None:
+        """Add a product to the sums of some keys."""
+        sums, workspace = self.sums[name], self.block.workspace
+        if first:
+            put_product(sums[:, keys], left, right, workspace, scale)
+            sums[:, keys.stop :] = 0
+        else:
+            add_product(sums[:, keys], left, right, workspace, scale)
+
+    def _add_to_factors(self, span: Span, scores_gradient: Tensor, first: bool) -> None:
+        """The gradients of a ``FactorPair``."""
+        block, into = self.block, self.into
+        if block.query_factors is None or block.key_factors is None:
+            return
+        rows, keys = block.in_queries(span), slice(0, span.keys.stop)
+        if "query_factors" in into:
+            size = (*scores_gradient.shape[:2], block.key_factors.shape[2])
+            found = block.workspace.take(size, scores_gradient.dtype)
+            put_product(found, scores_gradient, block.key_factors[:, keys], block.workspace)
+            self._add("query_factors", found, block.queries(span))
+        if "key_factors" in into:
+            self._add_product("key_factors", keys, scores_gradient.mT, block.query_factors[:, rows], first)
+
+    def _add_to_content(self, span: Span, tile: Tile, keys_table: Rows | None, first: bool) -> None:
+        """The gradients of query, key and a table of keys."""
+        block, into, scale, workspace = self.block, self.into, self.block.problem.scale, self.block.workspace
+        if block.query is None or block.narrow_key is None or block.narrow_query is None:
+            return
+        rows, keys = block.in_queries(span), slice(0, span.keys.stop)
+        factor = block.factor(tile.scores) if "query" in into or "key" in into else tile.scores
+        if "key" in into:
+            self._add_product("key", keys, factor.mT, block.narrow_query[:, rows], first, scale)
+        per_offset = None
+        if keys_table is not None and ("query" in into or "keys" in into):
+            per_offset = block.collected(tile, keys_table).mul_(scale)
+            if "keys" in into:
+                block.collect_vectors(keys_table, per_offset, block.query[:, rows])
+        if "query" in into:
+            target = block.whole(into["query"], block.queries(span))
+            found = target
+            if found is None:
+                found = workspace.take((*tile.scores.shape[:2], block.query.shape[2]), tile.scores.dtype)
+            put_product(found, factor, block.narrow_key[:, keys], workspace, scale)
+            if keys_table is not None and per_offset is not None:
+                found += block.from_offsets(per_offset, keys_table)
+            if target is None:
+                block.put(found, into["query"], block.queries(span))
+
+    def _put(self, name: str, sums: Tensor) -> None:
+        """Put what was summed where it belongs."""
+        if name == "key_factors":
+            self._add(name, sums, self.block.piece.keys)
+        elif self.block.onednn or sums.dtype != self.into[name].dtype:
+            self.block.put(sums, self.into[name], self.block.piece.keys)
+
+    def _add(self, name: str, rows: Tensor, where: range) -> None:
+        """Add (groups, rows, dim) to factors, which the batch may share."""
+        target = self.block.rows_of(self.into[name], where)
+        by_head = self.block.by_head(rows)
+        target += by_head if len(target) == len(by_head) else by_head.sum(0, keepdim=True)

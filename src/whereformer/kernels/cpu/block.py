@@ -1,0 +1,185 @@
+"""What is done with the tiles of some items and heads: their scores, softmax, masks and dropout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..dropout import keep_mask
+from ..problem import Problem
+from ..torch_private import multiplies_bfloat16
+from .groups import Groups
+from .matmul import add_product, put_product
+from .onednn import onednn_suits
+from .pieces import Piece
+from .tables import BiasReader, Grid, Rows, Tables
+from .tiles import Scratch, Span, Tile
+from .workspace import Workspace
+
+
+class Block(Groups):
+    """A piece's work on some of its batch items and heads, with all that does not change from tile to tile.
+
+    Tensors are (groups, rows, dim), a group for each item and head.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        piece: Piece,
+        tables: Tables,
+        bias: BiasReader | None,
+        workspace: Workspace,
+        batch: range,
+        heads: range,
+    ) -> None:
+        super().__init__(batch, heads, workspace)
+        self.problem, self.piece, self.tables, self.bias = problem, piece, tables, bias
+        self.narrow = _product_dtype(problem)
+        self.onednn = _piece_by_onednn(problem, piece)
+        masks = problem.dense, piece.key_mask, piece.query_documents
+        self.forbids = tables.forbids or any(mask is not None for mask in masks)
+        dtype = problem.dtype
+        self.value, self.narrow_value = self.in_both(problem.value, piece.keys)
+        self.query = self.key = self.narrow_query = self.narrow_key = None
+        self.query_factors = self.key_factors = None
+        if problem.query is not None and problem.key is not None:
+            self.query, self.narrow_query = self.in_both(problem.query, piece.queries)
+            self.key, self.narrow_key = self.in_both(problem.key, piece.keys)
+        if problem.query_factors is not None and problem.key_factors is not None:
+            self.query_factors = self.rows(problem.query_factors, piece.queries, dtype)
+            self.key_factors = self.rows(problem.key_factors, piece.keys, dtype)
+
+    def in_both(self, tensor: Tensor, where: range) -> tuple[Tensor, Tensor]:
+        """The block's rows in the dtype of scores, and in that of the products after the softmax."""
+        wide = self.rows(tensor, where, self.problem.dtype)
+        return wide, wide if self.narrow == wide.dtype else self.rows(tensor, where, self.narrow)
+
+    def rows(self, tensor: Tensor, where: range, dtype: torch.dtype) -> Tensor:
+        """The block's part of (1 or batch, heads, n, dim), (groups, rows, dim): a view if it can be one."""
+        part = self.rows_of(tensor, where)
+        items, heads, rows, dim = part.shape
+        if part.dtype == dtype and items == len(self.batch):
+            _, _, pitch, last = part.stride()
+            if items == 1 and last == 1 and (pitch == dim or (pitch > dim and not self.onednn)):
+                return part[0]
+            if part.is_contiguous():
+                return part.view(items * heads, rows, dim)
+        copied = self.workspace.take((self.groups, rows, dim), dtype)
+        self.by_head(copied).copy_(part)
+        return copied
+
+    def whole(self, tensor: Tensor, where: range) -> Tensor | None:
+        """The block's part of an output or a gradient, (groups, rows, dim), a view; None where it is no such view."""
+        if tensor.dtype != self.problem.dtype:
+            return None
+        part = self.rows_of(tensor, where)
+        if part.shape[0] == 1:
+            return part[0]
+        return part.view(self.groups, *part.shape[2:]) if tensor.is_contiguous() else None
+
+    def put(self, rows: Tensor, whole: Tensor, where: range) -> None:
+        """Write (groups, rows, dim) to its place in an output or a gradient (batch, heads, n, dim)."""
+        self.rows_of(whole, where).copy_(self.by_head(rows))
+
+    def tile_of(self, memory: Tensor, span: Span) -> Tensor:
+        """A tile of the block, (groups, rows, columns): the beginning of some memory."""
+        size = self.groups, len(span.queries), len(span.keys)
+        return memory[: math.prod(size)].view(size)
+
+    def by_offset(self, scores: Tensor, span: Span, table: Rows, scratch: Scratch) -> Tensor:
+        """Each query's scores summed by offset, (groups, rows, T)."""
+        tile = scratch.tile(self.groups, span)
+        tile.scores.copy_(scores)
+        return self.collected(tile, table)
+
+    def collected(self, tile: Tile, table: Rows) -> Tensor:
+        """The same of a tile that can be read by diagonals."""
+        found = tile.scores.new_zeros(*tile.scores.shape[:2], table.vectors.shape[1])
+        table.collect(tile, found)
+        return found
+
+    def queries(self, span: Span) -> range:
+        """A span's queries among all of the problem's."""
+        return self.piece.queries[span.queries.start : span.queries.stop]
+
+    def in_queries(self, span: Span) -> slice:
+        """A span's queries among the block's."""
+        return slice(span.queries.start, span.queries.stop)
+
+    def fill_weights(self, weights: Tensor, span: Span, table: Rows | None, scratch: Scratch | None) -> None:
+        """Write the softmax of some rows' scores, (groups, rows, keys); ``table`` is the part of the keys' table."""
+        rows, keys = self.in_queries(span), slice(0, span.keys.stop)
+        by_head = self.by_head(weights)
+        if self.query is not None and self.key is not None:
+            put_product(weights, self.query[:, rows], self.key[:, keys].mT, self.workspace, self.problem.scale)
+        else:
+            weights.zero_()
+        if self.query_factors is not None and self.key_factors is not None:
+            add_product(weights, self.query_factors[:, rows], self.key_factors[:, keys].mT, self.workspace)
+        if table is not None and scratch is not None and self.query is not None:
+            tile = scratch.tile(self.groups, span)
+            table.spread(self.per_offset(self.query[:, rows], table).mul_(self.problem.scale), tile)
+            weights += tile.scores
+        if self.bias is not None:
+            self.bias.add_to(by_head, span)
+        if self.problem.dense is not None:
+            by_head += self.dense_part(self.problem.dense, span)
+        for allowed in self.masks(span):
+            by_head.masked_fill_(~allowed, -torch.inf)
+        # A row that may attend nothing has no softmax.
+        nothing = weights.amax(-1, keepdim=True).isneginf() if self.forbids else None
+        torch.softmax(weights, -1, out=weights)
+        if nothing is not None and nothing.any():
+            weights.masked_fill_(nothing, 0.0)
+
+    def dense_part(self, dense: Tensor, span: Span) -> Tensor:
+        """A tile's part of (1 or batch, heads, n_q, n_k), a view."""
+        rows = self.queries(span)
+        columns = self.piece.keys[span.keys.start : span.keys.stop]
+        return self.rows_of(dense, rows)[..., columns.start : columns.stop]
+
+    def masks(self, span: Span) -> Iterator[Tensor]:
+        """Which pairs of a tile may attend, each broadcastable to (batch, heads, rows, columns)."""
+        piece, first = self.piece, self.batch.start - self.piece.batch.start
+        items = slice(first, first + len(self.batch))
+        queries, keys = slice(span.queries.start, span.queries.stop), slice(span.keys.start, span.keys.stop)
+        if piece.key_mask is not None:
+            yield piece.key_mask[items, None, None, keys]
+        if piece.query_documents is not None and piece.key_documents is not None:
+            documents = piece.query_documents[items, None, queries]
+            yield documents.unsqueeze(-1) == piece.key_documents[items, None, None, keys]
+        if self.problem.causal and not isinstance(self.tables.layout, Grid):
+            yield self.tables.layout.offsets(span) <= 0
+
+    def kept(self, span: Span) -> Tensor | None:
+        """What dropout multiplies a tile's weights by, (groups, rows, columns)."""
+        problem = self.problem
+        if problem.dropout_keys is None:
+            return None
+        rows = self.queries(span)
+        columns = self.piece.keys[span.keys.start : span.keys.stop]
+        keys = self.part_of(problem.dropout_keys)[..., rows.start : rows.stop].flatten(0, 1)
+        kept = keep_mask(keys, torch.arange(columns.start, columns.stop, device=keys.device), problem.dropout_p)
+        return kept.to(problem.dtype) / (1.0 - problem.dropout_p)
+
+    def factor(self, tile: Tensor) -> Tensor:
+        """A tile as a factor of the products after the softmax."""
+        return tile if tile.dtype == self.narrow and not self.onednn else self.workspace.converted(tile, self.narrow)
+
+
+def _piece_by_onednn(problem: Problem, piece: Piece) -> bool:
+    """Whether oneDNN computes all of a piece's products, except the smallest."""
+    sizes = len(piece.queries), len(piece.keys), problem.value.shape[3]
+    return onednn_suits(_product_dtype(problem), problem.value.device, *sizes)
+
+
+def _product_dtype(problem: Problem) -> torch.dtype:
+    """Of the products after the softmax: the input's where the device multiplies it fast."""
+    dtype, on_cpu = problem.value.dtype, problem.value.device.type == "cpu"
+    if dtype == torch.bfloat16 and on_cpu:
+        return dtype if multiplies_bfloat16() else problem.dtype
+    return problem.dtype if on_cpu else dtype

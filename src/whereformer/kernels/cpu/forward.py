@@ -1,0 +1,78 @@
+"""The output of attention, some rows of scores at a time."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ..problem import Problem
+from . import fused_bias
+from .block import Block
+from .matmul import put_product
+from .plan import Plan, plans_of
+from .tiles import Scratch, Span
+from .workspace import Workspace
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The output, and what the backward wants to know again: the norm of rows where it is torch's, else nothing."""
+    workspace = Workspace(problem.value.device)
+    plans = plans_of(problem)
+    whole = len(plans) == 1 and not problem.has_gaps()
+    if problem.keeps == "norm" or (whole and fused_bias.takes(problem, plans[0].piece, plans[0].tables)):
+        output, norm = fused_bias.forward(problem, plans[0].piece, plans[0].tables, workspace)
+        workspace.close()
+        return output, norm if problem.keeps == "norm" else problem.value.new_empty(0)
+    output = problem.new_output()
+    if problem.has_gaps() or problem.causal:
+        output.zero_()
+    for plan in plans:
+        piece = plan.piece
+        with workspace.scope():
+            if fused_bias.takes(problem, piece, plan.tables):
+                found, _ = fused_bias.forward(problem, piece, plan.tables, workspace)
+                items, queries = (slice(part.start, part.stop) for part in (piece.batch, piece.queries))
+                output[items, :, queries] = found
+            else:
+                rows = Forward(plan, output, workspace)
+                for block in plan.blocks(workspace):
+                    rows.run(block)
+    workspace.close()
+    return output, problem.value.new_empty(0)
+
+
+class Forward:
+    """The outputs of a piece, tile by tile."""
+
+    def __init__(self, plan: Plan, output: Tensor, workspace: Workspace) -> None:
+        self.plan, self.output, self.workspace = plan, output, workspace
+        dtype, size = plan.problem.dtype, plan.size()
+        self.weights = workspace.take((math.prod(size),), dtype)
+        vectors = any(table is not None for table in plan.tables.rows())
+        self.scratch = Scratch(workspace, *size, plan.tables.step, dtype) if vectors else None
+
+    def run(self, block: Block) -> None:
+        """Write the outputs of a block."""
+        target = block.whole(self.output, block.piece.queries)
+        for span in self.plan.spans:
+            with self.workspace.scope():
+                if target is None:
+                    size = (block.groups, len(span.queries), self.output.shape[3])
+                    total = self.workspace.take(size, self.plan.problem.dtype)
+                    self._put_rows(block, span, total)
+                    block.put(total, self.output, block.queries(span))
+                else:
+                    self._put_rows(block, span, target[:, block.in_queries(span)])
+
+    def _put_rows(self, block: Block, span: Span, total: Tensor) -> None:
+        """Write the outputs of some queries to ``total``, (groups, rows, value_dim)."""
+        keys, values = block.tables.of_rows(span.queries)
+        weights = block.tile_of(self.weights, span)
+        block.fill_weights(weights, span, keys, self.scratch)
+        kept = block.kept(span)
+        if kept is not None:
+            weights *= kept
+        put_product(total, block.factor(weights), block.narrow_value[:, : len(span.keys)], self.workspace)
+        if values is not None and self.scratch is not None:
+            total += block.from_offsets(block.by_offset(weights, span, values, self.scratch), values)

@@ -1,0 +1,76 @@
+"""How a piece is cut into blocks of items and heads, and each of those into tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from .. import tuning
+from ..problem import Problem
+from .block import Block
+from .groups import cut
+from .pieces import Piece
+from .tables import Grid, GridRows, Tables
+from .tiles import Span, chunks
+from .workspace import Workspace
+
+
+class Plan:
+    """How a piece is cut: into groups of items and heads, and each of those into tiles, some queries and their keys."""
+
+    def __init__(self, problem: Problem, piece: Piece, tables: Tables) -> None:
+        self.problem, self.piece, self.tables = problem, piece, tables
+        n_q, n_k, sizes = len(piece.queries), len(piece.keys), tuning.current()
+        on_cpu = problem.value.device.type == "cpu"
+        scores = sizes.tile_scores * torch.get_num_threads() if on_cpu else tuning.GPU_TILE_SCORES
+        self.groups = max(1, scores // (n_q * n_k))
+        if any(isinstance(table, GridRows) and len(table.window) > n_k for table in tables.rows()):
+            # Few rows of many heads reach less of a long table than many rows of few heads.
+            self.groups *= tuning.MORE_GROUPS
+        # Tiles that are read by diagonals have room for as many columns more as they have rows.
+        most = math.isqrt(2 * scores // (self.groups * max(1, tables.step)))
+        self.rows = min(n_q, max(sizes.tile_rows, min(most, scores // (self.groups * n_k))))
+        self.parts = list(cut(piece.batch, problem.value.shape[1], self.groups))
+        self.spans = self._spans()
+
+    def size(self) -> tuple[int, int, int]:
+        """Groups, rows and columns of the largest tile."""
+        groups = max(len(heads) * len(batch) for heads, batches in self.parts for batch in batches)
+        rows, columns = (max(len(span.queries) for span in self.spans), max(len(span.keys) for span in self.spans))
+        return groups, rows, columns
+
+    def _spans(self) -> list[Span]:
+        """The tiles of a block; keys that no query of a tile may attend are left out, and so are tiles without keys."""
+        n_q, n_k, grid = len(self.piece.queries), len(self.piece.keys), self.tables.layout
+        spans = []
+        for queries in chunks(range(n_q), self.rows):
+            end = n_k
+            if isinstance(grid, Grid) and self.problem.causal:
+                end = max(0, min(n_k, grid.past(queries)))
+            if end:
+                spans.append(Span(queries, range(end)))
+        return spans
+
+    def blocks(self, workspace: Workspace) -> Iterator[Block]:
+        """The blocks; what they take of the workspace is free again when the next one begins."""
+        for heads, batches in self.parts:
+            with workspace.scope():
+                bias = None
+                if self.tables.bias is not None:
+                    bias = self.tables.bias.reader(heads, workspace)
+                for batch in batches:
+                    with workspace.scope():
+                        yield Block(self.problem, self.piece, self.tables, bias, workspace, batch, heads)
+
+
+def plans_of(problem: Problem) -> list[Plan]:
+    """One for each piece that has something to compute."""
+    plans = []
+    for piece in problem.pieces():
+        if piece.batch and problem.value.shape[1] and piece.queries and piece.keys:
+            plan = Plan(problem, piece, Tables(problem, piece))
+            if plan.spans:
+                plans.append(plan)
+    return plans

@@ -1,0 +1,11 @@
+"""Position methods for transformers' own models, in place: any model that dispatches its attention takes one.
+
+`found` finds the calls of a model's attention; `hooks` hands each of them the method and its layer; `interface` is the
+attention that transformers then calls; `own` switches the model's own positions off; `attaching` does and undoes all of
+it, and `saved` loads a checkpoint of such a model.
+"""
+
+from .attaching import attach, detach
+from .saved import load_attached
+
+__all__ = ["attach", "detach", "load_attached"]

@@ -1,0 +1,182 @@
+"""Attaching a position method to a model of transformers, and detaching it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ...errors import InputError
+from ...positions import Position, Sum, build_position
+from .found import Call, by_stack, record_calls, set_implementation
+from .hooks import NAME, Enter, Start
+from .interface import layer_is_causal
+from .own import OwnBias, own_table, switches, takes_bias
+from .undo import Undo
+
+_UNDO = "_whereformer_undo"
+
+
+def attach(
+    model: PreTrainedModel, position: str, *, keep_absolute: bool = True, **position_options: Any
+) -> PreTrainedModel:
+    """Give a transformers model a position method, in place; its attention then goes through this library's.
+
+    Every self-attention layer has the method's terms, a layer that runs several times (ALBERT) in each pass its own.
+    Cross-attention has no positions and stays as it is. A model with an encoder and a decoder has a method for each.
+    Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say.
+
+    T5's own relative biases are given as a table over offsets instead of a matrix, so ``attach(t5, "none")`` is the
+    same model with less memory. Masks that are no padding, as ModernBERT's windows, stay matrices. A query that may
+    attend to nothing gets zeros, where transformers averages all values.
+
+    Args:
+        model: any that dispatches its attention through transformers' ``AttentionInterface``, of text or of images.
+        position: a method that acts in attention, or several joined by "+"; "none" adds nothing.
+        keep_absolute: False switches the model's own positions off: absolute embeddings, rotary ones, T5's biases.
+            Their parameters are then not in the state dict.
+        position_options: the method's own, and ``max_length`` for methods with a fixed number of positions; by default
+            the model's ``max_position_embeddings``.
+
+    Returns:
+        The model. ``config.whereformer`` says what was attached; the parameters, freshly drawn in the model's dtype and
+        on its device, are in its state dict, and in what ``save_pretrained`` writes. :func:`load_attached` loads that.
+
+    Raises:
+        TypeError: if ``model`` is no PreTrainedModel, or for an option that the method does not have.
+        ValueError: for an unknown method or one that does not act in attention, a model that does not dispatch, one
+            that has a method already, or one whose positions can't be switched off.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
+    if not isinstance(position, str):
+        raise TypeError(f"position: expected the name of a method, got {type(position).__name__}")
+    if any(hasattr(module, NAME) for module in model.modules() if isinstance(module, PreTrainedModel)):
+        raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
+    calls = record_calls(model)
+    if not calls:
+        raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
+    parts = [part.strip() for part in position.split("+")]
+    if keep_absolute and "t5" in parts and any(own_table(call.module) for call in calls):
+        raise InputError(
+            "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
+        )
+    stacks = [Stack(stack, own, position, position_options) for stack, own in by_stack(model, calls)]
+    own = [] if keep_absolute else switches(model)
+    if not (keep_absolute or own):
+        raise InputError("keep_absolute", f"{type(model).__name__} has no positions of a kind that can be switched off")
+
+    undo = Undo()
+    try:
+        for switch_off in own:
+            switch_off(undo)
+        for stack in stacks:
+            stack.attach(undo)
+        for module in {id(call.module): call.module for call in calls}.values():
+            if takes_bias(module):
+                undo.add(module.register_forward_pre_hook(OwnBias(module), with_kwargs=True).remove)
+        arrived = [call for call in record_calls(model) if call.received is not None]
+        if len(arrived) < sum(len(stack.calls) for stack in stacks):
+            raise InputError(
+                "model", f"{type(model).__name__} does not hand keyword arguments to its attention function"
+            )
+    except Exception:
+        undo.run()
+        raise
+    set_implementation(model, NAME, undo)
+    model.config.whereformer = {
+        "position": position,
+        "keep_absolute": keep_absolute,
+        "options": position_options,
+    }
+    undo.add(delattr, model.config, NAME)
+    setattr(model, _UNDO, undo)
+    return model
+
+
+def detach(model: PreTrainedModel) -> PreTrainedModel:
+    """Take away what :func:`attach` gave, parameters included: the model is again what it was, to the bit.
+
+    Raises:
+        TypeError: if ``model`` is no PreTrainedModel.
+        ValueError: if nothing is attached to it.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
+    undo = vars(model).get(_UNDO)
+    if undo is None:
+        raise InputError("model", f"no position method is attached to this {type(model).__name__}")
+    undo.run()
+    delattr(model, _UNDO)
+    return model
+
+
+def _without_keywords(model: PreTrainedModel) -> InputError:
+    return InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
+
+
+def _takes_keywords(module: nn.Module) -> bool:
+    """Whether a forward takes any keyword argument."""
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+class Stack:
+    """One encoder or decoder of a model, and the method that it gets.
+
+    Args:
+        stack: the innermost PreTrainedModel around the layers.
+        calls: those of its self-attention in one forward.
+        name: the position method, or several joined by "+".
+        options: of the method, and sizes that :func:`attach` lets a caller change.
+    """
+
+    def __init__(self, stack: PreTrainedModel, calls: list[Call], name: str, options: dict[str, Any]) -> None:
+        self.stack = stack
+        self.calls = calls
+        config = stack.config
+        if not (_takes_keywords(stack) and all(_takes_keywords(call.module) for call in calls)):
+            raise _without_keywords(stack)
+        if len({(call.num_heads, call.head_dim) for call in calls}) > 1:
+            raise InputError("model", f"the layers of {type(stack).__name__} differ in their heads")
+        modules = list({id(call.module): call.module for call in calls}.values())
+        sizes = {
+            "hidden_size": config.hidden_size,
+            "num_heads": calls[0].num_heads,
+            "head_dim": calls[0].head_dim,
+            "num_layers": len(calls),
+            "max_length": getattr(config, "max_position_embeddings", None) or max(512, calls[0].n_q),
+            "causal": all(layer_is_causal(module) for module in modules),
+            "initializer_range": getattr(config, "initializer_range", None) or 0.02,
+            "passes": [next(i for i, module in enumerate(modules) if module is call.module) for call in calls],
+        }
+        self.position = build_position(name, **{**sizes, **options})
+        for part in self.position if isinstance(self.position, Sum) else [self.position]:
+            if type(part).embed is not Position.embed:
+                raise InputError(
+                    "position",
+                    f"{type(part).__name__} acts on the embeddings, which attach leaves as they are; "
+                    "choose a method that acts in attention, as t5, tisa, shaw, rope or alibi",
+                )
+        if not self.position.content:
+            raise InputError("position", "it replaces query . key, whose weights would be left without use")
+
+    def attach(self, undo: Undo) -> None:
+        """Give the stack its method as the submodule ``whereformer``, and hook it and its attention layers."""
+        stack = self.stack
+        self.position.to(stack.device, stack.dtype).train(stack.training)
+        setattr(stack, NAME, self.position)
+        undo.add(delattr, stack, NAME)
+        layers: dict[int, list[int]] = {}
+        for layer, call in enumerate(self.calls):
+            layers.setdefault(id(call.module), []).append(layer)
+        counted = len(layers) < len(self.calls)
+        start = Start([part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
+        undo.add(stack.register_forward_pre_hook(start, with_kwargs=True).remove)
+        for call in self.calls:
+            if (own := layers.pop(id(call.module), None)) is not None:
+                enter = Enter(tuple(own), counted)
+                undo.add(call.module.register_forward_pre_hook(enter, with_kwargs=True).remove)

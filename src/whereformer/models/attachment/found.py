@@ -1,0 +1,127 @@
+"""What is found in a model: the calls of its attention in one forward, and the stacks that they are in."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from ...errors import InputError
+from .hooks import PROBE, LayerInput
+from .interface import check_options
+from .undo import Undo
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the attention function.
+
+    Args:
+        module: the layer that calls it.
+        n_q, n_k: how many queries and keys there are.
+        num_heads, head_dim: sizes of the queries.
+        received: what the hooks of an attached method handed over; None without one.
+    """
+
+    module: nn.Module
+    n_q: int
+    n_k: int
+    num_heads: int
+    head_dim: int
+    received: LayerInput | None
+
+
+_calls: ContextVar[list[Call]] = ContextVar("calls")
+
+
+def _probe(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *_: Any,
+    whereformer: LayerInput | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """An attention function that notes who calls it; its output has the right shape."""
+    check_options(options)
+    batch, num_heads, n_q, head_dim = query.shape
+    _calls.get().append(Call(module, n_q, key.shape[2], num_heads, head_dim, whereformer))
+    return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
+
+
+@torch.no_grad()
+def record_calls(model: PreTrainedModel) -> list[Call]:
+    """The attention calls of one small forward, in their order; none if the model does not dispatch them."""
+    if not model._can_set_attn_implementation():
+        return []
+    training = [module for module in model.modules() if module.training]
+    undo = Undo()
+    set_implementation(model, PROBE, undo)
+    calls = _calls.set([])
+    model.eval()
+    try:
+        inputs = _example(model)
+        try:
+            model(**inputs)
+        except Exception as error:
+            raise InputError("model", f"{type(model).__name__} did not run on {', '.join(inputs)}: {error}") from error
+        return _calls.get()
+    finally:
+        for module in training:
+            module.training = True
+        _calls.reset(calls)
+        undo.run()
+
+
+def _example(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A small input. Encoder and decoder get different lengths, by which cross-attention is recognised."""
+    config = model.config
+    if model.main_input_name == "pixel_values":
+        size = config.image_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        shape = (1, config.num_channels, height, width)
+        return {"pixel_values": torch.zeros(shape, device=model.device, dtype=model.dtype)}
+    if model.main_input_name != "input_ids":
+        raise InputError("model", f"expected one of text or images, got one of {model.main_input_name}")
+    token = 1 if getattr(config, "pad_token_id", None) == 0 else 0
+    inputs = {"input_ids": torch.full((1, 5), token, device=model.device)}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.full((1, 3), token, device=model.device)
+    return inputs
+
+
+def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
+    """Switch the attention implementation."""
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    # The internal field, because the public one also sets configs inside this one.
+    field = "_attn_implementation_internal"
+    for config in configs.values():
+        undo.add(setattr, config, field, getattr(config, field))
+    model.set_attn_implementation(name)
+
+
+def by_stack(model: PreTrainedModel, calls: list[Call]) -> list[tuple[PreTrainedModel, list[Call]]]:
+    """Self-attention's calls, grouped by the innermost PreTrainedModel around them: an encoder or a decoder."""
+    owner: dict[int, PreTrainedModel] = {}
+
+    def visit(module: nn.Module, stack: PreTrainedModel) -> None:
+        stack = module if isinstance(module, PreTrainedModel) else stack
+        owner[id(module)] = stack
+        for child in module.children():
+            visit(child, stack)
+
+    visit(model, model)
+    stacks: dict[int, tuple[PreTrainedModel, list[Call]]] = {}
+    for call in calls:
+        if call.n_q == call.n_k:
+            stack = owner[id(call.module)]
+            stacks.setdefault(id(stack), (stack, []))[1].append(call)
+    return list(stacks.values())
+
+
+AttentionInterface.register(PROBE, _probe)

@@ -1,0 +1,117 @@
+"""The model's own positions: switched off, put back, and T5's biases as a table over offsets instead of a matrix."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .undo import Undo
+
+
+class NoEmbedding(nn.Module):
+    """Adds nothing, whatever the position."""
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        return torch.zeros((), device=position_ids.device)
+
+
+class NoRotation(nn.Module):
+    """Turns nothing, whatever the position: cosine 1 and sine 0."""
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1)
+
+
+def switches(model: PreTrainedModel) -> list[Callable[[Undo], None]]:
+    """Functions that switch the model's own positions off, one for each place where it has them."""
+    found: list[Callable[[Undo], None]] = []
+    for module in model.modules():
+        for name in ("position_embeddings", "wpe"):
+            own = getattr(module, name, None)
+            if isinstance(own, nn.Embedding):
+                found.append(partial(_replace, model, module, name, NoEmbedding()))
+                if "token_type_ids" in module._buffers:
+                    # This buffer is as long as the table of positions. Without it types are zeros at any length.
+                    found.append(partial(_replace, model, module, "token_type_ids", None))
+            elif isinstance(own, nn.Parameter):
+                found.append(partial(_replace, model, module, name, torch.zeros_like(own)))
+        if isinstance(getattr(module, "rotary_emb", None), nn.Module):
+            found.append(partial(_replace, model, module, "rotary_emb", NoRotation()))
+        if own_table(module) and takes_bias(module):
+            found.append(partial(_replace, model, module, "relative_attention_bias", None))
+    return found
+
+
+def _replace(model: PreTrainedModel, owner: nn.Module, name: str, by: nn.Module | Tensor | None, undo: Undo) -> None:
+    """Replace a module, parameter or buffer. A tensor becomes a buffer that is not saved; None removes a buffer."""
+    own = getattr(owner, name)
+    undo.add(_put_back, model, owner, name, own)
+    if isinstance(own, nn.Module):
+        setattr(owner, name, by)
+        return
+    delattr(owner, name)
+    if isinstance(by, Tensor):
+        owner.register_buffer(name, by, persistent=False)
+
+
+def _put_back(model: PreTrainedModel, owner: nn.Module, name: str, own: nn.Module | Tensor) -> None:
+    # The model may have moved since.
+    if isinstance(own, nn.Module):
+        own.to(model.device)
+        for parameter in own.parameters():
+            parameter.data = parameter.data.to(model.dtype)
+        setattr(owner, name, own)
+        return
+    if hasattr(owner, name):
+        delattr(owner, name)
+    if isinstance(own, nn.Parameter):
+        own.data = own.data.to(model.device, model.dtype)
+        owner.register_parameter(name, own)
+    else:
+        owner.register_buffer(name, own.to(model.device), persistent=False)
+
+
+def takes_bias(module: nn.Module) -> bool:
+    """Whether a layer takes T5's biases as an argument and passes them on."""
+    return hasattr(module, "relative_attention_num_buckets") and (
+        "position_bias" in inspect.signature(type(module).forward).parameters
+    )
+
+
+def own_table(module: nn.Module) -> bool:
+    """Whether a layer of T5 holds the table of biases; the other layers get them from this one."""
+    return getattr(module, "has_relative_attention_bias", False)
+
+
+class OwnBias:
+    """A hook before an attention layer of T5: gives it the biases as a table over offsets, before it makes a matrix."""
+
+    def __init__(self, module: Any) -> None:
+        furthest = module.relative_attention_max_distance
+        buckets = module._relative_position_bucket(
+            torch.arange(-furthest, furthest + 1),
+            bidirectional=not module.is_decoder,
+            num_buckets=module.relative_attention_num_buckets,
+            max_distance=furthest,
+        ).tolist()
+        self.first = -furthest
+        self.buckets = tuple(buckets)
+
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        bias = kwargs.get("position_bias")
+        if bias is None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            if own_table(module) and module.relative_attention_bias is not None:
+                rows = module.relative_attention_bias(torch.tensor(self.buckets, device=hidden.device))
+                bias = rows.mT[None, :, None]  # (1, heads, 1, offsets)
+            else:
+                bias = hidden.new_zeros(1, module.n_heads, 1, 1)
+        return args, {**kwargs, "position_bias": bias, "whereformer_first": self.first}
