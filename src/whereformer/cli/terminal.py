@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..analysis import PaperRow
     from ..analysis.findings import HeadFindings, ModelFindings
     from ..experiments.bench.tune import TuneRow
+    from ..experiments.distill.results import DistillResults
     from ..experiments.finetune.gains import GainsTable
     from ..experiments.finetune.prepare import Checked, Job
     from ..experiments.pretrain.results import PretrainPlan
@@ -446,7 +447,7 @@ def _mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
-def print_distilling(console: Console, results: dict[str, Any]) -> None:
+def print_distilling(console: Console, results: DistillResults) -> None:
     """What is left of a model whose position embeddings became kernels."""
     names = {
         "similarity": ("states alike\n(cosine)", "{:.3f}"),
@@ -456,11 +457,11 @@ def print_distilling(console: Console, results: dict[str, Any]) -> None:
     }
     table = Table(title="Before any training", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("positions", no_wrap=True)
-    shown = [name for name in names if name in next(iter(results["scores"].values()))]
+    shown = [name for name in names if name in next(iter(results.scores.values()))]
     for title in (*(names[name][0] for name in shown), "curves\nexplained"):
         table.add_column(title, justify="right", no_wrap=True)
-    for model, scores in results["scores"].items():
-        explained = [value for layer in results["explained"].get(model, ()) for value in layer]
+    for model, scores in results.scores.items():
+        explained = [value for layer in results.explained.get(model, ()) for value in layer]
         table.add_row(
             model,
             *(names[name][1].format(scores[name]) for name in shown),
