@@ -12,6 +12,7 @@ from transformers.models.funnel import modeling_funnel
 from tests.models.test_golden_funnel import inputs, opened, tensors
 from whereformer import (
     Electra,
+    ElectraPretrainingConfig,
     Encoder,
     EncoderConfig,
     EncoderForMaskedLM,
@@ -86,7 +87,7 @@ def test_masks_are_the_authors_unless_asked_otherwise(options, half, quarter, tm
     model = load_pretrained(tmp_path, **options)
     seen = []
     for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, given: seen.append(given[3].keys.key_mask.int().tolist()))
+        layer.register_forward_pre_hook(lambda _, given: seen.append(given[2].keys.key_mask.int().tolist()))
     whole = [1] * 12 + [0] * 4
     outputs(model, {"input_ids": torch.ones(1, 16, dtype=torch.long), "attention_mask": torch.tensor([whole])})
     # A block's first layer looks at what its queries were pooled from; the last block has one layer, run twice.
@@ -182,7 +183,7 @@ def test_what_transformers_cannot_be():
 
 def test_a_joint_electra_checkpoint_is_its_discriminator(tmp_path):
     sizes = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "position": "tisa"}
-    joint = Electra(EncoderConfig(**sizes)).eval()
+    joint = Electra(ElectraPretrainingConfig(**sizes)).eval()
     joint.save_pretrained(tmp_path)
     found = load_pretrained(tmp_path)
     ids = torch.arange(8)[None]

@@ -18,6 +18,8 @@ from whereformer import (
 from whereformer.models.encoder import Attention, AttentionContext, Earlier
 from whereformer.models.pooling import Tokens
 
+from .checkpointing import checkpoint_activations
+
 METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater"]
 _, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
 VOCABULARY = 40
@@ -158,9 +160,8 @@ def test_the_attention_module_equals_shaws(case):
     )
     install(position, keys=golden["rel_k"].unsqueeze(0), values=golden["rel_v"].unsqueeze(0))
     sequence = Tokens(Positions(0, 1, golden["x"].shape[1]))
-    out, _ = module(
-        golden["x"], golden["x"], position, 0, AttentionContext(sequence, sequence, None, case.config["causal"]), False
-    )
+    context = AttentionContext(position, sequence, sequence, None, case.config["causal"])
+    out, _ = module(golden["x"], golden["x"], 0, context)
     check(out, golden["out"], 1e-11)
     if not case.config["causal"]:
         return
@@ -168,11 +169,10 @@ def test_the_attention_module_equals_shaws(case):
     cache, steps = DynamicCache(), []
     for index in range(golden["x"].shape[1]):
         new = Positions(index, 1, 1)
-        context = AttentionContext(
-            Tokens(new), Tokens(Positions(0, 1, index + 1)), None, causal=True, earlier=Earlier(cache, new, None)
-        )
+        keys, earlier = Tokens(Positions(0, 1, index + 1)), Earlier(cache, new, None)
+        context = AttentionContext(position, Tokens(new), keys, None, causal=True, earlier=earlier)
         x = golden["x"][:, index : index + 1]
-        steps.append(module(x, x, position, 0, context, False)[0])
+        steps.append(module(x, x, 0, context)[0])
     check(torch.cat(steps, 1), golden["out"], 1e-11)
 
 
@@ -309,7 +309,7 @@ def test_checkpointed_layers_have_the_same_gradients():
         torch.manual_seed(1)
         model = build("shaw").train()
         if checkpointed:
-            model.activation_checkpointing_enable()
+            checkpoint_activations(model)
         output = model(source, labels=labels, use_cache=True)
         assert (output.past_key_values is None) == checkpointed
         output.loss.backward()

@@ -16,7 +16,9 @@ from ...analysis.tables import bucket_curves, embedding_table
 from ...analysis.toeplitz import diagonals, from_diagonals, pairs, toeplitz_part, toeplitzness
 from ...errors import InputError
 from ...models import Encoder
-from ...models.checkpoints.pretrained import KINDS, find_config, read_config, read_weights
+from ...models.checkpoints.files import find_config, read_weights
+from ...models.checkpoints.pretrained import read_config
+from ...models.checkpoints.sources import KINDS
 from ...positions import PositionRangeError
 from ...runs.progress import Progress
 from .loading import load, named_errors, tokenizer_of

@@ -11,7 +11,7 @@ from .cases import Case
 
 BATCH = 4
 LONG = 2048
-"""With more keys than this the batch is one, if nobody chose."""
+"""With more keys than this, the default batch is one sequence."""
 
 
 @dataclass(frozen=True)

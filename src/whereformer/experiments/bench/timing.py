@@ -27,7 +27,7 @@ Work = TypeVar("Work")
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch use ``count`` threads, and afterwards as many as before."""
+    """Set the number of torch's threads, and afterwards set it back."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

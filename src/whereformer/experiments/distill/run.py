@@ -22,7 +22,7 @@ from .results import DistillResults, DistillText, PairsFacts
 
 TRAINED, DROPPED = "as trained", "without positions"
 HELD_OUT_EVERY = 4
-"""One window in this many is not fitted to but judged on."""
+"""One window in this number is kept for judging, the others are fitted to."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import triton.language as tl
 from .areas import ANY, INSIDE, LEFT, key_areas
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
 from .scores import kept, offsets_of, scores_of
-from .tiles import Tile, load, load_keys, load_queries, place_of, row_index, store
+from .tiles import ScoreTile, load, load_keys, load_queries, place_of, row_index, store
 
 
 class Softmax(NamedTuple):
@@ -42,7 +42,7 @@ def _attend_blocks(
     rows = (first_row + tl.arange(0, BLOCK_M))[:, None]
     for block in range(start, end):
         first = block * BLOCK_N
-        tile = Tile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
+        tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
         keys = load_keys(inputs, pairs, place, first, BLOCK_N)
         scores = scores_of(queries, keys, tile, terms, pairs, AREA)
         new_peak = tl.maximum(peak, tl.max(scores, 1))
@@ -51,7 +51,7 @@ def _attend_blocks(
         shrink = tl.exp2(peak - reference)
         weights = tl.exp2(scores - reference[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        if pairs.dropout_keys is not None:
+        if pairs.dropout_seeds is not None:
             weights = tl.where(kept(tile, pairs), weights, 0.0)
         if terms.value_table.first is not None:
             ends = Ends(ends.left * shrink, ends.right * shrink)
@@ -112,18 +112,18 @@ def forward(
         tl.store(norm.shift + at_row, shift, mask=row < pairs.n_q)
         tl.store(norm.log_sum + at_row, log_sum, mask=row < pairs.n_q)
     normaliser = 1.0 / tl.where(empty, 1.0, total)
-    if pairs.dropout_keys is not None:
+    if pairs.dropout_seeds is not None:
         normaliser *= pairs.dropout_scale
     acc *= normaliser[:, None]
     if at_offset is not None:
         length = terms.value_table.length
         for block in range(bounds[1], band_end):
             first = block * BLOCK_N
-            tile = Tile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
+            tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
             keys = load_keys(inputs, pairs, place, first, BLOCK_N)
             scores = scores_of(queries, keys, tile, terms, pairs, ANY)
             weights = tl.exp2((scores - shift[:, None]) - log_sum[:, None])
-            if pairs.dropout_keys is not None:
+            if pairs.dropout_seeds is not None:
                 weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)
             add_at_offsets(at_offset, weights, terms.value_table, tile, offsets_of(tile, pairs), pairs)
         ends = Ends(ends.left * normaliser, ends.right * normaliser)

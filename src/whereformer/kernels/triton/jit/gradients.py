@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .scores import from_vector_table, kept, offsets_of, scores_of
-from .tiles import Tile, load, load_keys, load_numbers, load_queries, place_of, row_index
+from .tiles import ScoreTile, load, load_keys, load_numbers, load_queries, place_of, row_index
 
 
 class RowState(NamedTuple):
@@ -44,7 +44,7 @@ def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs
     if tile.first_key >= 0:  # see scores_of
         if terms.value_table.products is not None:
             d_weights += from_vector_table(terms.value_table, tile, offsets_of(tile, pairs), pairs, AREA)
-    if pairs.dropout_keys is not None:
+    if pairs.dropout_seeds is not None:
         survives = kept(tile, pairs)
         d_weights = tl.where(survives, d_weights * pairs.dropout_scale, 0.0)
         return tl.where(survives, weights * pairs.dropout_scale, 0.0), weights * (d_weights - row_state.delta)
@@ -62,7 +62,7 @@ def fresh_gradients(inputs, known, place, first_row, first_key, terms, pairs, AR
     keys = load_keys(inputs, pairs, place, first_key, BLOCK)
     v = load(inputs.value, place, first_key, pairs.n_k, BLOCK)
     row_state = load_rows(known, pairs, place, rows)
-    tile = Tile(place, first_row, first_key, rows, columns)
+    tile = ScoreTile(place, first_row, first_key, rows, columns)
     _, d_scores = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, AREA)
     return d_scores
 

@@ -1,0 +1,72 @@
+"""Every example runs and prints what it is about; so do the cells of the notebook."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def printed(name):
+    """What a script prints, run as a reader runs it."""
+    command = [sys.executable, "-W", "error", EXAMPLES / name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_script_is_tested_here_and_listed():
+    scripts = {path.name for path in EXAMPLES.glob("*.*")} - {"README.md"}
+    listed = set(re.findall(r"\]\((\w+\.\w+)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
+    assert scripts == listed
+    assert all(f'"{name}"' in Path(__file__).read_text(encoding="utf-8") for name in scripts)
+
+
+def test_kernels_teach_a_bert_order():
+    shares = dict(re.findall(r"^(.*?) {2,}(\d+)%", printed("attach_to_bert.py"), re.MULTILINE))
+    assert int(shares["TISA's kernels"]) > 80
+    assert int(shares["no positions"]) < 50
+
+
+def test_a_method_of_ones_own():
+    text = printed("own_method.py")
+    assert "0.51 0.60 0.71 0.84 1.00 0.84 0.71 0.60 0.51" in text
+    assert "position.parts.1.strength, (2,)" in text
+
+
+def test_packed_documents_are_those_alone():
+    differences = [float(number) for number in re.findall(r"by at most (\S+)", printed("packed_rows.py"))]
+    assert len(differences) == 3
+    assert max(differences) < 1e-5
+
+
+def test_a_cache_changes_nothing():
+    differences = [float(number) for number in re.findall(r"by at most (\S+),", printed("cached_decoding.py"))]
+    assert len(differences) == 5
+    assert max(differences) < 1e-5
+
+
+def test_a_head_looks_where_the_task_needs_it():
+    centers = [float(number) for number in re.findall(r"at offset (\S+),", printed("read_a_head.py"))]
+    assert len(centers) == 4
+    assert any(abs(center + 2) < 0.5 for center in centers)
+
+
+def test_the_notebook(monkeypatch):
+    pytest.importorskip("matplotlib").use("agg")
+    notebook = json.loads((EXAMPLES / "curves.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    # Cells have been run, from the first to the last, and show what they say.
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert sum("image/png" in output.get("data", {}) for cell in cells for output in cell["outputs"]) >= 4
+    monkeypatch.setitem(os.environ, "MPLBACKEND", "agg")
+    namespace = {}
+    for cell in cells:
+        exec("".join(cell["source"]), namespace)
+    assert namespace["loss"].item() < 1.5
+    namespace["plt"].close("all")
