@@ -38,7 +38,8 @@ myst_heading_anchors = 3
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-autodoc_preserve_defaults = True
+# Signatures that a decorator wrote have no source to read defaults from.
+autodoc_preserve_defaults = False
 autodoc_use_legacy_class_based = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
