@@ -10,16 +10,20 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import whereformer
+from whereformer import positions
 from whereformer.analysis import cost, count_flops, count_parameters, funnel_config, linear_flops, paper_table
-from whereformer.analysis.cost import Computed, Pass, _Trace, layer_passes
+from whereformer.analysis.costs.attention import Computed
+from whereformer.analysis.costs.passes import Pass, layer_passes
+from whereformer.analysis.costs.trace import Trace
 from whereformer.cli.main import main
-from whereformer.kernels import OffsetBias, Positions, attention, explain, tuning
+from whereformer.kernels import FactorPair, OffsetBias, Positions, attention, explain, tuning
 from whereformer.kernels.call import make_call
 from whereformer.kernels.choose import choose
 from whereformer.kernels.cpu import blockwise
 from whereformer.kernels.cpu.workspace import Workspace
 from whereformer.kernels.problem import Problem
 from whereformer.models import EncoderConfig, EncoderForMaskedLM, encoder, parse_blocks
+from whereformer.positions import ModelShape, Position, Work
 from whereformer.runs.memory import peak_memory
 
 CPU = torch.device("cpu")
@@ -151,6 +155,60 @@ def test_operations_are_those_that_torch_counts_in_the_real_model(changes):
         model(torch.randint(1, 50, (2, 13)), token_type_ids=types if config.type_vocab_size > 2 else types % 2)
     predictions = 13 if config.full_length else 0
     assert count_flops(config, 13, batch=2, predictions=predictions).forward == counter.get_total_flops()
+
+
+class Looped(Position):
+    """A toy with work of every kind: once a forward, for a pair of sequences, in a layer, and too long to trace."""
+
+    STEPS = 3
+
+    def __init__(self, model: ModelShape) -> None:
+        super().__init__(model)
+        self.table = torch.nn.Parameter(torch.randn(model.max_length, model.hidden_size))
+        self.square = torch.nn.Parameter(torch.randn(model.hidden_size, model.num_heads * model.head_dim))
+
+    def uncounted_work(self, places):
+        rows, width = self.table.shape
+        products = self.STEPS * rows * width
+        return Work(2 * products * self.square.shape[1], products * self.table.element_size())
+
+    def once(self):
+        table = self.table
+        if table.device.type != "meta":
+            for _ in range(self.STEPS):
+                table = table @ self.square
+        return table @ self.square
+
+    def shared(self, queries, keys, once=None):
+        once = self.once() if once is None else once
+        heads = (self.model.num_heads, self.model.head_dim)
+        rows = [once[at.values(once.device).clamp(min=0)] @ self.square for at in (queries, keys)]
+        return FactorPair(*(each.unflatten(-1, heads).transpose(0, 1).unsqueeze(0) for each in rows))
+
+    def rotate(self, query, key, value, place):
+        width = self.model.head_dim
+        return query @ self.square[:width, :width], key, value
+
+    def terms(self, hidden, place):
+        return (place.shared,)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"blocks": "2-2x2-1"}, {"blocks": "2-2", "decoder_layers": "2", "attention_backend": "auto"}],
+    ids=str,
+)
+def test_a_users_method_is_counted_as_it_is(changes, monkeypatch):
+    monkeypatch.setitem(positions.METHODS, "looped", Looped)
+    config = small_config(**{"position": "looped+tisa", "attention_backend": "reference", **changes})
+    model = whereformer.Encoder(config).eval()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.randint(1, 50, (2, 13)))
+    found = cost(config, 13, 2, predictions=0)
+    assert found.flops.forward == counter.get_total_flops()
+    assert found.parameters.position == sum(parameter.numel() for parameter in model.position.parameters())
+    without = cost(small_config(**{**changes, "position": "none", "attention_backend": "reference"}), 13, 2)
+    assert found.memory.position - without.memory.position > Looped.STEPS * 64 * 32 * 4
 
 
 @pytest.mark.parametrize(
@@ -375,13 +433,13 @@ def test_attention_is_computed_as_is_assumed(position, length, drops, dtype, bac
     model = whereformer.Encoder(config).to(dtype)
     ids = torch.randint(1, 50, (2, length))
     model(ids)
-    trace = _Trace(config, length, 2, dtype, CPU, backend)
+    trace = Trace(config, length, 2, dtype, CPU, backend)
     assert trace.trained == found
     found.clear()
     with torch.no_grad():
         model.eval()(ids)
         # It is about training and inference, wherever one asks.
-        assert _Trace(config, length, 2, dtype, CPU, backend).trained == trace.trained
+        assert Trace(config, length, 2, dtype, CPU, backend).trained == trace.trained
     assert trace.inferred == [computed.backend for computed in found]
 
 
@@ -399,7 +457,7 @@ def test_on_a_gpu_attention_is_computed_as_is_assumed(position, changes, backend
     """On a machine without a GPU, by tensors that have a device but no memory."""
     dtype = changes.get("dtype", torch.float32)
     config = small_config(hidden_size=64, position=position, **changes)
-    trace = _Trace(config, 20, 2, dtype, torch.device("cuda"), config.attention_backend)
+    trace = Trace(config, 20, 2, dtype, torch.device("cuda"), config.attention_backend)
     assert trace.trained == [Computed(backend, "nothing" if backend == "blockwise" else "")] * 3
     with FakeTensorMode():
         heads = config.num_attention_heads

@@ -151,7 +151,7 @@ def changed(comparison, folder, change):
 
 def test_text_that_is_no_longer_there_or_another(comparison, tmp_path, capsys):
     command = changed(comparison, tmp_path / "a", lambda data: data["text"].update(data=["gone.txt"]))
-    assert "can't be read again (--data: no such file or folder: 'gone.txt')" in fails(capsys, *command)
+    assert "can't be read again (no such file or folder: 'gone.txt')" in fails(capsys, *command)
     command = changed(comparison, tmp_path / "b", lambda data: data["settings"].update(text="0"))
     assert "is not what it was" in fails(capsys, *command)
 

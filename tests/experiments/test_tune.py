@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.failing import fails
 from tests.onednn import need_onednn
 from whereformer.cli.main import main
-from whereformer.cli.terminal import print_tuning
+from whereformer.cli.tables.tune import print_tuning
 from whereformer.experiments.bench import run as bench
 from whereformer.experiments.bench import tune
 from whereformer.kernels import tuning

@@ -12,7 +12,7 @@ import torch
 
 from whereformer import OffsetValues
 from whereformer.kernels.call import make_call
-from whereformer.kernels.dropout import draw_seed, keep_mask, row_keys
+from whereformer.kernels.dropout import draw_seed, keep_mask, row_seeds
 from whereformer.kernels.reference import attention_scores, attention_weights
 
 ROUNDINGS = 8
@@ -54,7 +54,7 @@ def _sizes(inputs, terms, options, d_out, seed, exact_scores, smallest):
     kept = 1.0
     if call.dropout_p:
         torch.manual_seed(seed)
-        keys = row_keys(draw_seed(weights.device), *weights.shape[:3])
+        keys = row_seeds(draw_seed(weights.device), *weights.shape[:3])
         kept = keep_mask(keys, torch.arange(call.n_k, device=keys.device), call.dropout_p) / (1 - call.dropout_p)
     # A weight is off by what its score is, from which a row's largest is subtracted, and by what the row's sum is.
     off = torch.ones_like(weights)

@@ -52,9 +52,9 @@ def test_memory_grows_with_the_length_and_not_with_its_square(kind, monkeypatch)
     workspace.Workspace(torch.device("cpu")).close()
     peaks = []
     for length in (4096, 8192, 16384):
-        tables = {"bias": torch.randn(1, 2 * length)} if kind == "bias" else {"keys": torch.randn(1, 9, 8)}
+        tables = {"bias": torch.randn(1, 2 * length)} if kind == "bias" else {"key_table": torch.randn(1, 9, 8)}
         if kind != "bias":
-            tables["values"] = torch.randn(1, 9, 8)
+            tables["value_table"] = torch.randn(1, 9, 8)
         given = problem(length, **tables)
         needed = [getattr(given, name) is not None for name in GRADIENTS]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from whereformer import OffsetBias, OffsetValues, attention, attention_weights
-from whereformer.kernels.dropout import keep_mask, row_keys
+from whereformer.kernels.dropout import keep_mask, row_seeds
 
 
 def dropped_weights(batch, heads, n_q, n_k, dropout_p, seed, **options):
@@ -123,7 +123,7 @@ def test_mask_is_the_documented_function_of_seed_and_indices():
         return value ^ value >> 16
 
     for seed in (0, 1, 123456789123456789, 2**62 - 1):
-        keys = row_keys(torch.tensor(seed), 2, 3, 5)
+        keys = row_seeds(torch.tensor(seed), 2, 3, 5)
         expected = [splitmix64((seed + (index + 1) * 0x9E3779B97F4A7C15) % 2**64) % 2**32 for index in range(30)]
         assert keys.flatten().tolist() == expected
         columns = torch.tensor([0, 1, 2, 100, 65_535])

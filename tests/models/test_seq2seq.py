@@ -158,9 +158,8 @@ def test_the_attention_module_equals_shaws(case):
     )
     install(position, keys=golden["rel_k"].unsqueeze(0), values=golden["rel_v"].unsqueeze(0))
     sequence = Tokens(Positions(0, 1, golden["x"].shape[1]))
-    out, _ = module(
-        golden["x"], golden["x"], position, 0, AttentionContext(sequence, sequence, None, case.config["causal"]), False
-    )
+    context = AttentionContext(position, sequence, sequence, None, case.config["causal"])
+    out, _ = module(golden["x"], golden["x"], 0, context)
     check(out, golden["out"], 1e-11)
     if not case.config["causal"]:
         return
@@ -168,11 +167,10 @@ def test_the_attention_module_equals_shaws(case):
     cache, steps = DynamicCache(), []
     for index in range(golden["x"].shape[1]):
         new = Positions(index, 1, 1)
-        context = AttentionContext(
-            Tokens(new), Tokens(Positions(0, 1, index + 1)), None, causal=True, earlier=Earlier(cache, new, None)
-        )
+        keys, earlier = Tokens(Positions(0, 1, index + 1)), Earlier(cache, new, None)
+        context = AttentionContext(position, Tokens(new), keys, None, causal=True, earlier=earlier)
         x = golden["x"][:, index : index + 1]
-        steps.append(module(x, x, position, 0, context, False)[0])
+        steps.append(module(x, x, 0, context)[0])
     check(torch.cat(steps, 1), golden["out"], 1e-11)
 
 

@@ -5,18 +5,15 @@ Toeplitzness and fits need torch alone. Costs need transformers too; without it 
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .._extras import require
 from .fit import TisaFit, fit_loss, fit_tisa, fit_tisa_up_to
 from .toeplitz import Diagonals, diagonal_means, diagonals, toeplitz_part, toeplitzness
 
-_NEEDED = ("transformers", "safetensors")
-
-# Not on first use: then the module "cost" would stand where the function is to be found.
-if TYPE_CHECKING or all(map(find_spec, _NEEDED)):
-    from .cost import (
+if TYPE_CHECKING:
+    from .costs import (
         Cost,
         Flops,
         Memory,
@@ -55,6 +52,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        require("hf", *_NEEDED)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require("hf", "transformers", "safetensors")
+    return getattr(import_module(f"{__name__}.costs"), name)

@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -225,8 +225,8 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
     explained, whole = [], []
     for layer, (real, same) in enumerate(zip(here, together, strict=True)):
         others = real.hidden + embeddings if real.module.pre or layer == 0 else real.hidden
-        scores = _scores_of(real.module, real.hidden, encoder.position, layer, real.context)
-        without = _scores_of(real.module, others, encoder.position, layer, same.context)
+        scores = _scores_of(real.module, real.hidden, layer, real.context)
+        without = _scores_of(real.module, others, layer, same.context)
         effect = scores - without
         total = float(effect.square().sum())
         if total <= 1e-20 * max(float(scores.square().sum()), 1e-20):
@@ -255,7 +255,7 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
 
     def note(module: nn.Module, given: tuple[Any, ...]) -> None:
         assert isinstance(module, Layer)
-        hidden, _, _, context, *_ = given
+        hidden, _, context, *_ = given
         calls.append(_LayerCall(module, hidden, context))
 
     hooks = [layer.register_forward_pre_hook(note) for layer in encoder.layers]
@@ -267,9 +267,9 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
     return calls
 
 
-def _scores_of(module: Layer, hidden: Tensor, position: Position, layer: int, context: AttentionContext) -> Tensor:
+def _scores_of(module: Layer, hidden: Tensor, layer: int, context: AttentionContext) -> Tensor:
     """A layer's scores for this input, (batch, heads, n, n)."""
-    weights = module(hidden, position, layer, context, True)[1]
+    weights = module(hidden, layer, replace(context, with_weights=True))[1]
     return _scores(weights)
 
 

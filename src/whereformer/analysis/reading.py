@@ -23,7 +23,7 @@ from ..models import Encoder
 from ..models.encoder import AttentionContext, Layer
 from ..models.pooling import Tokens
 from ..positions import Position, Sum
-from .cost import layer_passes
+from .costs.passes import layer_passes
 
 WORDS = 512
 """So many words, spread evenly over the vocabulary, stand for it in the embeddings."""
@@ -112,12 +112,13 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
     for layer in range(len(encoder.passes) if everywhere else 1):
         attention = _layer(encoder, encoder.passes[layer]).attention
         positions = passes[layer].queries
-        context = AttentionContext(Tokens(positions), Tokens(positions), encoder.position.shared(positions, positions))
+        tokens, shared = Tokens(positions), encoder.position.shared(positions, positions)
+        context = AttentionContext(encoder.position, tokens, tokens, shared)
         hidden = states[layer]
         in_input = embedded and layer == 0
         if not in_input:
             hidden = hidden.mean(1, keepdim=True).expand(-1, positions.length, -1)
-        arguments, options = attention.call(hidden, hidden, encoder.position, layer, context)
+        arguments, options = attention.call(hidden, hidden, layer, context)
         scores, _ = attention_scores(make_call(*arguments, **options))
         scores = scores[0].clone()
         if in_input:
@@ -154,7 +155,7 @@ def _mean_states(encoder: Encoder, length: int) -> dict[int, Tensor]:
     states: dict[int, Tensor] = {}
 
     def keep(module: nn.Module, given: tuple[Any, ...]) -> None:
-        queries, layer = given[0], given[3]
+        queries, _, layer, _ = given
         if layer:
             states[layer] = queries.mean((0, 1), keepdim=True)
 

@@ -17,14 +17,15 @@ from ..experiments.settings import check_range
 class Analyze:
     """What did a model learn about position? Reads it off the weights, fits and names every head, and draws it.
 
-    As in the TISA paper: how Toeplitz the position embeddings are (whether near and far is all that they know), and
-    what position alone adds to each head's scores, as a heatmap, as a curve over offsets, and as TISA's kernels. For
-    methods that act in every layer, in every layer. Over text, how much of the attention the offset alone explains.
+    The analysis is that of the TISA paper. It measures how close the position embeddings are to Toeplitz (whether they
+    know more than distances) and shows what position alone adds to each head's scores: as a heatmap, as a curve over
+    offsets and as TISA's kernels, in every layer if the method acts in every layer. Over text, it measures how much of
+    the attention the offset alone explains.
 
-    Takes BERT, ALBERT, RoBERTa, ELECTRA and Funnel-Transformer of transformers and models of this library; of others,
-    as GPT-2, BART, DistilBERT, ViT or T5, the table of position embeddings or of buckets is looked at alone. Several
-    models are compared; a folder with checkpoint-* folders (as `whereformer pretrain` makes) shows how they became what
-    they are. Writes report.html (open it in a browser), results.json and pictures.
+    It reads BERT, ALBERT, RoBERTa, ELECTRA and Funnel-Transformer checkpoints of transformers and models of this
+    library. Of others, such as GPT-2, BART, DistilBERT, ViT or T5, it reads only the table of position embeddings or
+    buckets. Several models are compared. A folder with checkpoint-* folders (as `whereformer pretrain` makes) shows how
+    the model learned. Writes report.html (open it in a browser), results.json and pictures.
     """
 
     FLAGS: ClassVar = {"model": "MODEL", "models": "MODEL", "text": "--no-text"}
@@ -33,26 +34,26 @@ class Analyze:
     """Folders, or ids on the Hugging Face Hub."""
 
     scores: str | None = None
-    """A score of each model, as its GLUE average, that Toeplitzness is held against."""
+    """A score for each model, such as its GLUE average, to compare Toeplitzness with."""
 
     length: int | None = None
-    """Positions to look at. Default: those that the model was made for, 512 at most."""
+    """Number of positions to look at. Default: those of the model, at most 512."""
 
     data: tuple[str, ...] = ()
     """Text to measure attention over: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the
-    documentation inside the running Python."""
+    documentation that comes with Python."""
 
     column: str | None = None
-    """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
+    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
 
     text: bool = True
-    """Whether attention over text is measured, which takes longer than all else."""
+    """Leave out the attention over text, which takes longer than the rest."""
 
     tokens: int = 8192
-    """Tokens of text to measure it over."""
+    """Number of tokens of text to measure it over."""
 
     max_kernels: int = 5
-    """Fit TISA with 1, 2, ... up to so many kernels to each head's curve."""
+    """Largest number of TISA kernels to fit to each head's curve, from 1 up."""
 
     threads: int | None = None
     """Threads on the CPU. Default: torch's."""
@@ -61,7 +62,7 @@ class Analyze:
     """Folder for the results."""
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Read the models, print what was found and write the report."""
         check_range(self, length=(1, 2**16), tokens=(1, float("inf")), max_kernels=(1, 16), threads=(1, 2**20))
         if not self.models:
             raise InputError("model", "expected at least one folder or id on the Hugging Face Hub, got none")
@@ -74,7 +75,8 @@ class Analyze:
         from ..experiments.analyze import run as analyze
         from ..runs.folder import open_folder
         from ..runs.machine import machine
-        from .terminal import Bar, print_analysis, say
+        from .tables.analyze import print_analysis
+        from .terminal import Bar, say
 
         sources = analyze.sources_of(self.models, analyze.parsed_scores(self.scores))
         if self.threads is not None:

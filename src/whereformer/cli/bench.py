@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 class Bench:
     """How fast is attention with positions on this machine, compared with attention that has none?
 
-    Every way is checked against the float64 reference first, output and gradients. Then all are timed in turns, and
-    each time is divided by that of torch's own attention without positions ("sdpa") in the same round: 1.00 is as if
-    positions cost nothing, 2.00 twice the time. "sdpa+bias" is what most code does today: an (n, n) bias handed to
-    torch's attention. Forward is without gradients, training forward and backward with all of them.
+    The output and the gradients of every way are first checked against a float64 reference. Then all ways are timed in
+    turns, and each time is divided by that of torch's own attention without positions ("sdpa") in the same round: at
+    1.00 positions cost nothing, at 2.00 they double the time. "sdpa+bias" is what most code does today: it hands
+    torch's attention an (n, n) bias. Forward is without gradients; training is forward and backward with all of them.
 
-    Writes results.json, results.csv and plot.svg. Ctrl-C keeps what is measured; a later run with other terms or
+    Writes results.json, results.csv and plot.svg. Ctrl-C keeps what is measured, and a later run with other terms or
     lengths adds to the folder.
 
-    With --tune it measures something else: the thresholds by which attention on the CPU chooses between its ways (how
-    few scores are written out, how many are worked on at a time...), which whereformer has by family of processors.
-    It prints which values would be faster here, and the lines for tuning.py.
+    With --tune, the command measures thresholds instead: those by which attention on the CPU chooses between its ways,
+    such as the number of scores to work on at a time. whereformer has one set for each family of processors. The
+    command prints the values that would be faster here, as lines for tuning.py.
     """
 
     tune: bool = False
-    """Measure the thresholds of attention on this CPU instead, in about five minutes; with --quick at fewer lengths, in
-    less than one. Of the other options it takes --rounds (default 9, with --quick 5), --batch (of up to 256 tokens; 1
-    beyond), --heads, --head-dim and --out, and writes PATH/tune.json only with that."""
+    """Measure the thresholds of attention on this CPU instead, in about five minutes, or with --quick at fewer lengths
+    in less than one. Of the other options, --rounds (default 9, with --quick 5), --batch (for up to 256 tokens; it is 1
+    beyond), --heads, --head-dim and --out apply. PATH/tune.json is written only with --out."""
 
     terms: str | None = None
     """What positions add: bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values), factors
@@ -48,7 +48,7 @@ class Bench:
     (with --quick: bias)."""
 
     lengths: str | None = None
-    """Tokens of a sequence. Default: 128,512,2048 (with --quick: 128,512)."""
+    """Tokens in a sequence. Default: 128,512,2048 (with --quick: 128,512)."""
 
     dtypes: str | None = None
     """float32, bfloat16 or float16. Default: float32, on a GPU bfloat16."""
@@ -57,7 +57,7 @@ class Bench:
     """Backends of whereformer.attention: "auto" chooses for the call, "reference" is the plain formula."""
 
     rounds: int | None = None
-    """How often each way is timed. Default: 7 (with --quick: 3)."""
+    """Number of times to time each way. Default: 7 (with --quick: 3)."""
 
     quick: bool = False
     """A first look in less than a minute."""
@@ -75,16 +75,16 @@ class Bench:
     """Threads on the CPU. With one, time is the process's CPU time, which other programs disturb least."""
 
     memory_limit: Annotated[float | None, tyro.conf.arg(metavar="GIB")] = None
-    """What would need more GiB is not tried, and the table says so. Default: half of what is free."""
+    """GiB of memory. A call that would need more is not tried, and the table says so. Default: half of what is free."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; "auto" takes a GPU if there is one."""
+    """Where to compute. "auto" is a GPU if there is one."""
 
     out: Path | None = None
     """Folder for the results. Default: runs/bench."""
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Check and time every way, then print the table."""
         if self.tune:
             self._tune(console)
         else:
@@ -94,7 +94,8 @@ class Bench:
         """Measure the thresholds."""
         from ..experiments.bench import tune
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_tuning, say
+        from .tables.tune import print_tuning
+        from .terminal import Bar, say
 
         for name in ("terms", "lengths", "dtypes", "backends", "threads", "memory_limit", "device"):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
@@ -129,7 +130,8 @@ class Bench:
         from ..experiments.bench import run as bench
         from ..experiments.bench.report import write_plot
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_bench, say
+        from .tables.bench import print_bench
+        from .terminal import Bar, say
 
         settings = self._settings()
         names = self._backends(settings)

@@ -20,78 +20,82 @@ if TYPE_CHECKING:
 class Compare:
     """Which position method suits your text? Trains the same small encoder once per method and compares.
 
-    By default the text is the documentation inside the running Python: about 2 MB, nothing is downloaded. All methods
-    start from the same weights and see the same batches and masks, so that only position differs. Writes report.html
-    (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
-    EncoderForMaskedLM.from_pretrained). If it is interrupted, the same command continues with what is missing.
+    Without --data, the text is the documentation that comes with Python: about 2 MB, and nothing is downloaded. All
+    methods start from the same weights and see the same batches and masks, so that they differ in position alone.
+
+    Writes report.html (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
+    EncoderForMaskedLM.from_pretrained). After an interruption, the same command does the runs that are missing.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
 
     positions: str | None = None
-    """Methods to compare, split by commas; "a+b" uses both at once, "all" takes every method. Default: none,
+    """Methods to compare, separated by commas. "a+b" uses both at once; "all" stands for every method. Default: none,
     sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
 
     data: tuple[str, ...] = ()
-    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl."""
+    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation that comes
+    with Python."""
 
     column: str | None = None
-    """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
+    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
 
     out: Path = Path("runs/compare")
     """Folder for the results."""
 
     quick: bool = False
-    """A first look in about a minute: fewer methods and steps; too few for small differences."""
+    """Take a first look in about a minute, with fewer methods and steps. Small differences will not show."""
 
     blocks: str = "4"
-    """Layers: "4" are four, "1x4" is one layer used four times, "2-2" a funnel, halving the sequence between blocks."""
+    """Layers: "4" is four layers, "1x4" one layer used four times, and "2-2" a funnel that halves the sequence between
+    its two blocks."""
 
     decoder_layers: str | None = None
-    """Full-length layers after the blocks of a funnel. Default: 1 where there are several blocks."""
+    """Layers at full length after the blocks of a funnel. Default: 1 for a funnel, otherwise 0."""
 
     length: int = 64
-    """Tokens of a training window. Held-out text is judged at this length and at 2 and 4 times it."""
+    """Tokens in a training window. Held-out text is judged at this length, twice and four times it."""
 
     steps: int | None = None
     """Training steps of each method. Default: 2400, with --quick 400."""
 
     seeds: int = 1
-    """Repeat everything with so many seeds; the table then shows medians and ranges."""
+    """Number of seeds to repeat everything with. With several, the table shows medians and ranges."""
 
     seed: int = 0
     """The first seed."""
 
     batch_size: int = 16
-    """Windows of a training step."""
+    """Windows in a training step."""
 
     hidden_size: int = 64
     """Width of the encoder."""
 
     num_heads: int = 2
-    """Attention heads; they must divide the width."""
+    """Number of attention heads. It must divide the width."""
 
     vocab_size: int = 1024
-    """Size of the WordPiece vocabulary that is trained on the text."""
+    """Size of the WordPiece vocabulary, which is learned from the text."""
 
     mask_rate: float = 0.4
-    """Share of tokens to predict in training. Held-out text always has 15%."""
+    """Share of tokens that are masked in training. In held-out text it is always 15%."""
 
     learning_rate: float = 8e-3
-    """The learning rate's peak."""
+    """Peak of the learning rate."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; "auto" takes a GPU if there is one."""
+    """Where to train. "auto" is a GPU if there is one."""
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Train, judge and time every method, then print the ranking and write the report."""
         from ..experiments.compare.prepare import Source, check_positions, prepare_job
         from ..experiments.compare.ranking import rank
         from ..experiments.compare.report import write_report
         from ..experiments.compare.run import DEFAULT_POSITIONS, QUICK_POSITIONS, compare
         from ..positions import position_names
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_ranking, say
+        from .tables.compare import print_ranking
+        from .terminal import Bar, say
 
         names: Sequence[str] = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
         if self.positions is not None:
@@ -114,7 +118,7 @@ class Compare:
             ranking = rank(results)
             report = self.out / "report.html"
             write_report(results, ranking, report)
-            print_ranking(console, ranking.rows, self.length)
+            print_ranking(console, ranking.rows, self.length, "CPU time" if device.type == "cpu" else "time")
             console.print(ranking.verdict, style="bold", highlight=False)
             say(console, f"wrote {report} (open it in a browser) and {self.out / 'results.json'}")
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 MOST = 2**20
 """What a size given to ``cost`` may be at most; numbers of bytes beyond are none that torch can hold."""
 MOST_LAYERS = 1000
-"""And layers, each of which is looked at: as many as the deepest Transformers have; that takes seconds."""
+"""Most layers: the number that the deepest Transformers have. Counting looks at each, and takes seconds."""
 
 
 @dataclass(frozen=True)
 class Cost:
     """What does an encoder cost? FLOPs, parameters and memory, counted without building it.
 
-    FLOPs are two for each multiply-add of a matrix product, and compared with BERT-base at the same length. A
+    A multiply-add of a matrix product counts as two FLOPs. They are compared with BERT-base at the same length. A
     Funnel-Transformer is --blocks 4-4-4 --decoder-layers 2 --position transformer_xl --segments attention
     --no-query-bias.
     """
@@ -33,13 +33,13 @@ class Cost:
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "batch": "--batch-size"}
 
     blocks: str = "12"
-    """Layers: "12" are twelve, "1x12" is one used twelve times, "4-4-4" pools between its blocks."""
+    """Layers: "12" is twelve layers, "1x12" one layer used twelve times, and "4-4-4" pools between its blocks."""
 
     decoder_layers: str = "0"
     """Full-length layers after pooled blocks, as "2" or "1x2"."""
 
     decoder: bool = True
-    """Whether the decoder is there; a model that classifies sequences leaves it out."""
+    """Leave out the decoder, as a model that classifies sequences does."""
 
     hidden_size: int = 768
     """Width of the encoder."""
@@ -66,16 +66,16 @@ class Cost:
     """Where token types act: added to the embeddings (BERT), or to the scores (Funnel)."""
 
     query_bias: bool = True
-    """Whether the queries' projection has a bias."""
+    """Leave out the bias of the queries' projection."""
 
     pool_query_only: bool = True
-    """Whether the layer that halves the sequence still attends to the whole of it."""
+    """Let the layer that halves the sequence attend to the halved one only."""
 
     separate_cls: bool = True
-    """Whether the first token is [CLS] and stays itself in every pooling."""
+    """Pool the first token like the others, instead of keeping it apart as [CLS]."""
 
     truncate_seq: bool = True
-    """Whether pooling drops the last token, so that 512 become 256."""
+    """Keep the last token in every pooling, so that 512 tokens become 257 instead of 256."""
 
     length: int = 512
     """Tokens of a sequence."""
@@ -88,23 +88,24 @@ class Cost:
     without a decoder."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of parameters and activations."""
+    """Precision of parameters and activations."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where it would run; it need not be there."""
+    """Device that the memory is counted for. It need not be there."""
 
     paper: bool = False
     """Print what the Funnel-Transformer paper's models cost relative to BERT-base instead, counted as in the authors'
-    code; of the other options only --out counts."""
+    code. Of the other options, only --out has an effect."""
 
     out: Path | None = None
     """A file to write the numbers to, as JSON."""
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Count, then print the numbers."""
         from ..analysis import paper_table
         from ..files import write_atomically
-        from .terminal import print_paper_flops, say
+        from .tables.cost import print_paper_flops
+        from .terminal import say
 
         if self.out is not None and self.out.is_dir():
             raise InputError("out", f"expected a file, got the folder {str(self.out)!r}")

@@ -17,13 +17,13 @@ from ..experiments.settings import check_range
 class DistillPositions:
     """Turn a pretrained model's position embeddings into TISA's kernels, head by head, without any training.
 
-    Over text, the offset alone explains a part of each head's scores: a curve. What of it goes away with the position
-    embeddings is fitted by TISA's kernels, layer by layer. Then the embeddings are dropped, and the command says how
-    much of the model is left: how alike its states are to what they were, its masked-LM loss where it has a head for
-    that, and with --pairs how well its sentence embeddings rank pairs of texts.
+    Part of each head's scores over text depends on the offset alone: a curve. Layer by layer, TISA's kernels are fitted
+    to the part of that curve that the position embeddings cause. Then the embeddings are dropped, and the command
+    measures how much of the model is left: how similar its states are, its masked-LM loss if it has such a head, and
+    with --pairs how well its sentence embeddings rank pairs of texts.
 
-    Writes model/ (with the most kernels; fine-tune it with `whereformer finetune --position own`, or look at it with
-    `whereformer analyze`) and results.json.
+    Writes model/ (with the most kernels) and results.json. Fine-tune the model with `whereformer finetune --position
+    own`, or look at it with `whereformer analyze`.
     """
 
     FLAGS: ClassVar = {"model": "MODEL"}
@@ -32,29 +32,30 @@ class DistillPositions:
     """A folder, or an id on the Hugging Face Hub: BERT, ALBERT, RoBERTa, ELECTRA or a model of this library."""
 
     kernels: str = "1,3,5"
-    """Numbers of kernels a head to try."""
+    """Numbers of kernels per head to try, separated by commas."""
 
     data: tuple[str, ...] = ()
     """Text to fit to and to judge on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the
-    documentation inside the running Python."""
+    documentation that comes with Python."""
 
     column: str | None = None
-    """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
+    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
 
     tokens: int = 16384
-    """Tokens of text; a quarter of them is kept for judging."""
+    """Number of tokens of text. A quarter of them is for judging."""
 
     length: int | None = None
-    """Tokens of a window. Default: 128."""
+    """Tokens in a window. Default: 128."""
 
     pairs: Path | None = None
-    """Pairs of texts with a number for how alike they are (.csv, .tsv, .jsonl, .parquet), for models of sentences."""
+    """Pairs of texts with a number for their similarity (.csv, .tsv, .jsonl, .parquet), to judge sentence embeddings
+    by."""
 
     text: str | None = None
-    """The pairs' columns."""
+    """The two columns of texts."""
 
     label: str | None = None
-    """The column with how alike they are."""
+    """The column of similarities."""
 
     threads: int | None = None
     """Threads on the CPU. Default: torch's."""
@@ -63,7 +64,7 @@ class DistillPositions:
     """Folder for the model and the results."""
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Fit the kernels, judge the model without its embeddings and save it."""
         check_range(self, length=(3, 2**16), tokens=(1, float("inf")), threads=(1, 2**20))
         kernels = self._kernels()
         import torch
@@ -72,7 +73,8 @@ class DistillPositions:
         from ..experiments.analyze.run import pages_of
         from ..experiments.distill import run as distill
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_distilling, say
+        from .tables.distill import print_distilling
+        from .terminal import Bar, say
 
         if self.pairs is None and (self.text or self.label):
             raise InputError("text" if self.text else "label", "only with `pairs`, whose column it names")

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 class Finetune:
     """What does a position method add to a pretrained model? Fine-tunes it with and without, on GLUE or your own task.
 
-    As in Table 3 of the TISA paper: each task is fine-tuned with several seeds, by default with 0, 1, 3 and 5 kernels
-    of TISA added to the model's position embeddings, and the table has medians with their range, the largest gain over
-    the baseline and what share of its errors that is. Writes results.json, results.md and report.html (with what each
+    This is Table 3 of the TISA paper. By default, 0, 1, 3 and 5 TISA kernels are added to the model's position
+    embeddings, and each model is fine-tuned on each task with several seeds. The table shows medians and ranges, the
+    largest gain over the baseline, and the share of the baseline's errors that it removes.
+
+    Writes results.json, results.md and report.html (with what each
     head learned). Ctrl-C keeps every finished run; the same command continues with what is missing.
     """
 
@@ -36,17 +38,17 @@ class Finetune:
     """The pretrained model: a folder, or an id on the Hugging Face Hub."""
 
     tokenizer: str | None = None
-    """Its tokenizer, if it isn't where the model is."""
+    """The tokenizer. Default: the one that was saved with the model."""
 
     position: Annotated[str, tyro.conf.arg(metavar="A,B+C")] = "learned+tisa"
     """Position methods, each with a table of its own: "learned+tisa" adds to the model's position embeddings, "tisa"
     takes their place, "own" leaves the model as it is; `whereformer positions` lists others."""
 
     kernels: str = "0,1,3,5"
-    """TISA's kernels a head; 0 is the baseline, the same without."""
+    """Numbers of TISA kernels per head. 0 is the baseline, the same model without TISA."""
 
     seeds: int = 5
-    """Repeat every run with so many seeds."""
+    """Number of seeds to repeat every run with."""
 
     seed: int = 0
     """The first seed."""
@@ -55,20 +57,20 @@ class Finetune:
     """Folder for the results."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; "auto" takes a GPU if there is one."""
+    """Where to train. "auto" is a GPU if there is one."""
 
     threads: int | None = None
     """Threads on the CPU. Default: torch's."""
 
     dry_run: bool = False
-    """Only check everything and print what would be done."""
+    """Check everything, print what would be done and stop."""
 
-    of: DataSettings = field(default_factory=DataSettings)
+    task: DataSettings = field(default_factory=DataSettings)
     tuning: TuningSettings = field(default_factory=TuningSettings)
 
     def run(self, console: Console) -> None:
-        """Do it."""
-        data, tuning = self.of.checked(), self.tuning.checked()
+        """Fine-tune every model on every task, then print the gains and write the report."""
+        data, tuning = self.task.checked(), self.tuning.checked()
         check_range(self, seeds=(1, 2**20), seed=(0, 2**31), threads=(1, 2**20))
         kernels = []
         for text in listed("kernels", self.kernels):
@@ -83,7 +85,8 @@ class Finetune:
         from ..experiments.finetune.run import begin, finetune
         from ..experiments.finetune.variants import settings_of
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_finetuning, print_gains
+        from .tables.finetune import print_finetuning, print_gains
+        from .terminal import Bar
 
         settings = settings_of(listed("position", self.position), sorted(set(kernels)))
         if self.threads is not None:

@@ -17,7 +17,7 @@ class ListPositions:
     """List the position methods, and the options that each takes, with their defaults as in JSON."""
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Print the table of methods."""
         from rich.table import Table
 
         from ..positions import describe, position_names

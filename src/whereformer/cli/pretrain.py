@@ -22,49 +22,51 @@ if TYPE_CHECKING:
 class Pretrain:
     """Pretrain an encoder on a folder of text, with any position method: masked LM or ELECTRA.
 
-    With the defaults (a BERT of 4 layers of width 128) it takes about nine minutes of one CPU core, whatever the text;
-    for a real model raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
-    Text is cut into windows, one page in ten is held out and scored on the way. --out gets model/ (model and
-    tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json, checkpoints/ and, if TensorBoard is
-    installed, tensorboard/. Ctrl-C finishes the step and saves; the same command continues, to the same weights.
+    The default model, a BERT of 4 layers of width 128, takes about nine minutes on one CPU core, whatever the text. For
+    a larger model raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
+    One page in ten is held out, and the model is scored on it during the training.
+
+    Writes model/ (the model and its tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json,
+    checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
+    command then continues and ends with the same weights.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
     data: tuple[str, ...] = ()
-    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation inside
-    the running Python."""
+    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation that
+    comes with Python."""
 
     column: str | None = None
-    """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
+    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
 
     out: Path = Path("runs/pretrain")
-    """Folder for the model and all else."""
+    """Folder for the model, checkpoints and results."""
 
     tokenizer: Path | None = None
-    """A tokenizer.json, or a folder that a Hugging Face tokenizer was saved to. Default: WordPiece, trained on the
-    text."""
+    """A tokenizer.json, or the folder of a saved Hugging Face tokenizer. Default: WordPiece, learned from the text."""
 
     vocab_size: int | None = None
-    """Size of the vocabulary that is trained. Default: 4096."""
+    """Size of the vocabulary that is learned from the text. Default: 4096."""
 
     every: int | None = None
-    """Steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
+    """Number of steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
 
     keep: int = 2
-    """The newest checkpoints that are kept; with more, `whereformer analyze` shows how positions were learned."""
+    """Number of checkpoints to keep, the newest ones. From several, `whereformer analyze` shows how the model learned
+    about position."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; "auto" takes a GPU if there is one."""
+    """Where to train. "auto" is a GPU if there is one."""
 
     dry_run: bool = False
-    """Only print sizes, parameters and how often the text is read; train and write nothing."""
+    """Print the sizes, the parameters and how often the text is read. Train and write nothing."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Train the model, or with --dry-run only print the plan."""
         model = self.model.resolved()
         training = self.training.resolved(model.objective)
         check_range(self, vocab_size=(64, float("inf")), every=(1, float("inf")), keep=(1, float("inf")))
@@ -78,7 +80,8 @@ class Pretrain:
         from ..experiments.pretrain.text import prepare_text, tokenizer_setting
         from ..runs.folder import open_folder
         from ..training.folder import Folder
-        from .terminal import Bar, print_plan, say
+        from .tables.plans import print_plan
+        from .terminal import Bar, say
 
         device = find_device(self.device)
         vocab_size = self.vocab_size or 4096

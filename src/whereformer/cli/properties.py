@@ -22,54 +22,56 @@ if TYPE_CHECKING:
 class Properties:
     """What can each position method do? Table 1 of the TISA paper, measured instead of claimed.
 
-    For every method: is longer text than the trained read as well (inductive), do gradients reach its parameters
-    (data-driven), how many are there and how do they grow (parameter efficient), does a common shift of all positions
-    change anything (translation invariant), does a chain of operations grow with the length (parallelizable), and is
-    what it does to scores a curve over offsets (interpretable)? A tick follows from a stated threshold and stands above
-    its number; where it is not the paper's, the output says why.
+    Six questions about every method. Does it read text longer than that of its training (inductive)? Do gradients reach
+    its parameters (data-driven)? How many are there, and how does their number grow (parameter efficient)? Does a
+    common shift of all positions leave the output unchanged (translation invariant)? Does no chain of operations grow
+    with the length (parallelizable)? Is its effect on the scores a curve over offsets (interpretable)? Each tick
+    follows from a threshold, which the output states. Where a tick differs from the paper's, the output says why.
 
-    Trains a small encoder per method, as `whereformer compare` does (some ten minutes on two cores, almost half
-    of them for floater), or takes the models of a finished comparison. Writes results.json, results.md and report.html;
-    if it is interrupted, the same command continues with what is missing.
+    The command trains a small encoder for each method, as `whereformer compare` does, in about ten minutes on two cores
+    (almost half of them for floater), or takes the models of a finished comparison. Writes results.json, results.md
+    and report.html. After an interruption, the same command does what is missing.
     """
 
     positions: str | None = None
-    """Methods to judge, split by commas; "a+b" uses both at once. Default: every method, or all that --results has."""
+    """Methods to judge, separated by commas. "a+b" uses both at once. Default: every method, or all that --results
+    has."""
 
     results: Path | None = None
     """The folder of a finished `whereformer compare`, instead of training: its losses and its models."""
 
     data: tuple[str, ...] = ()
-    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation inside
-    the running Python."""
+    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation that
+    comes with Python."""
 
     column: str | None = None
-    """The text column of Parquet and JSON Lines files, if it isn't "text" or the only one."""
+    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
 
     out: Path = Path("runs/properties")
     """Folder for the results."""
 
     quick: bool = False
-    """A first look in about two minutes; methods have then learned little that longer text could spoil."""
+    """Take a first look in about two minutes. Methods then learn little that longer text could spoil."""
 
     length: int | None = None
-    """Tokens of a training window; longer text has 4 times as many. Default: 64."""
+    """Tokens in a training window. The longer text has four times this length. Default: 64."""
 
     steps: int | None = None
     """Training steps of each method. Default: 800, with --quick 200."""
 
     seeds: int | None = None
-    """Train with so many seeds; medians decide "inductive", all else is measured on the first. Default: 1."""
+    """Number of seeds to train with. Medians decide "inductive"; the rest is measured with the first. Default: 1."""
 
     seed: int | None = None
     """The first seed. Default: 0."""
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Measure every method, then print the table and write the report."""
         from ..experiments.properties.comparison import load_comparison
         from ..experiments.properties.run import measure_properties
         from ..runs.folder import open_folder
-        from .terminal import Bar, print_properties
+        from .tables.properties import print_properties
+        from .terminal import Bar
 
         names = self._names()
         for name in ("data", "column", "quick", "length", "steps", "seeds", "seed"):

@@ -37,36 +37,38 @@ Threads = int | None
 class Train:
     """Train a translation Transformer on parallel text, with any position method.
 
-    Text is two aligned files (--source, --target) or tables (--data, --columns). From it a joint subword vocabulary is
-    learned; pairs with an empty or too long line are left out and counted. --out gets model/ (the mean of the last
-    checkpoints, which are in averaging/, and the tokenizer), results.json, checkpoints/ and, if TensorBoard is
-    installed, tensorboard/. Ctrl-C finishes the step and saves; the same command continues, to the same weights.
+    Text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for
+    both languages is learned from it. Pairs with a line that is empty or too long are left out and counted.
+
+    Writes model/ (the mean of the last checkpoints, which are in averaging/, and the tokenizer), results.json,
+    checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
+    command then continues and ends with the same weights.
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
     parallel: ParallelData = field(default_factory=ParallelData)
-    judged: ValidationData = field(default_factory=ValidationData)
+    validation: ValidationData = field(default_factory=ValidationData)
 
     out: Path = Path("runs/translate")
-    """Folder for the model and all else."""
+    """Folder for the model, checkpoints and results."""
 
     device: Device = "auto"
-    """Where to train; "auto" takes a GPU if there is one."""
+    """Where to train. "auto" is a GPU if there is one."""
 
     threads: Threads = None
     """Threads on the CPU. Default: torch's."""
 
     dry_run: bool = False
-    """Only print sizes, parameters and how often the text is read; train and write nothing."""
+    """Print the sizes, the parameters and how often the text is read. Train and write nothing."""
 
     model: TranslatorSettings = field(default_factory=TranslatorSettings)
     training: TranslationTraining = field(default_factory=TranslationTraining)
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Train the model, or with --dry-run only print the plan."""
         data, model, training = self.parallel.checked(), self.model.checked(), self.training.checked()
-        validation = self.judged.parallel(data.columns)
+        validation = self.validation.parallel(data.columns)
         check_range(self, threads=(1, 2**20))
         from ..data.parallel import hold_out
         from ..experiments.translate.examples import prepare
@@ -77,7 +79,8 @@ class Train:
         from ..experiments.translate.run import train_translator
         from ..runs.folder import open_folder
         from ..training.folder import Folder
-        from .terminal import Bar, print_translation_plan, say
+        from .tables.plans import print_translation_plan
+        from .terminal import Bar, say
 
         device = find_device(self.device)
         _use(self.threads)
@@ -130,12 +133,11 @@ class Train:
 
 @dataclass(frozen=True)
 class Run:
-    """Translate lines: those of a file, or of the standard input.
+    """Translate lines of a file or of the standard input.
 
-    There are as many lines in the output as in the input, in the same order; empty lines stay empty. At a time 1024
-    lines are read, translated with those of like length, and written. A line that is too long or not UTF-8 is an error
-    that names it; the translations of all lines before it are written first. Only translations go to the standard
-    output.
+    Each line of the input gives one line of the output, in the same order; empty lines stay empty. The command reads,
+    translates and writes 1024 lines at a time. If a line is too long or not UTF-8, the error names it, and the
+    translations of all lines before it are written first. Nothing but translations goes to the standard output.
     """
 
     FLAGS: ClassVar = {"model": "MODEL"}
@@ -150,7 +152,7 @@ class Run:
     """File for the translations. Default: the standard output."""
 
     device: Device = "auto"
-    """Where to compute; "auto" takes a GPU if there is one."""
+    """Where to compute. "auto" is a GPU if there is one."""
 
     threads: Threads = None
     """Threads on the CPU. Default: torch's."""
@@ -158,7 +160,7 @@ class Run:
     decoding: Decoding = field(default_factory=Decoding)
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Translate the lines."""
         decoding = self.decoding.checked()
         check_range(self, threads=(1, 2**20))
         with _opened(self.input) as stream:
@@ -189,8 +191,8 @@ class Run:
 class Score:
     """How good are translations? BLEU and chrF by sacrebleu, with signatures, and BLEU by the length of the source.
 
-    Give a model and parallel text, which it then translates, or a file of translations with their --references; a
-    --source beside them tells the lengths.
+    Give a model and parallel text for it to translate, or a file of translations with their --references. In the second
+    case the lengths are those of --source, or without it those of the references.
     """
 
     FLAGS: ClassVar = {"model": "MODEL"}
@@ -204,22 +206,22 @@ class Score:
     """Translations, instead of a model."""
 
     references: Path | None = None
-    """What they ought to be, line by line."""
+    """The correct translations, line by line."""
 
     words: str = "8,12,16,24"
-    """BLEU by length: most words of the sources in each part, but for the last."""
+    """BLEU by length: the largest number of words of a source in each part; the last part has the rest."""
 
     tokenize: Literal["13a", "intl", "zh", "char", "none"] = "13a"
     """sacrebleu's tokenization of BLEU: zh for Chinese, char where words have no spaces."""
 
     out: Path | None = None
-    """File for the scores, and what they were made with, as JSON."""
+    """File for the scores and the settings, as JSON."""
 
     translations: Path | None = None
     """File for the model's translations."""
 
     device: Device = "auto"
-    """Where to compute; "auto" takes a GPU if there is one."""
+    """Where to compute. "auto" is a GPU if there is one."""
 
     threads: Threads = None
     """Threads on the CPU. Default: torch's."""
@@ -227,7 +229,7 @@ class Score:
     decoding: Decoding = field(default_factory=Decoding)
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Score the translations and print the table."""
         decoding, edges = self.decoding.checked(), self._edges()
         check_range(self, threads=(1, 2**20))
         for name in ("out", "translations"):
@@ -243,7 +245,8 @@ class Score:
 
         from ..experiments.translate import scoring
         from ..files import write_atomically
-        from .terminal import print_scores, say
+        from .tables.translate import print_scores
+        from .terminal import say
 
         if self.model is None:
             hypotheses, references, sources, facts = self._files()
@@ -262,7 +265,7 @@ class Score:
             say(console, f"wrote {' and '.join(written)}")
 
     def _files(self) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
-        """Lines of files, and by what they are told apart."""
+        """Hypotheses, references and sources of files, and the files' names."""
         from ..data.parallel import check_aligned, read_lines
 
         if self.hypotheses is None:
@@ -313,7 +316,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Translate:
-    """Translation with any position method: train a model on parallel text, translate lines with it, score it."""
+    """Train a translation model on parallel text, translate with it and score it, with any position method."""
 
     command: Annotated[
         Annotated[Train, tyro.conf.subcommand("train")]
@@ -325,7 +328,7 @@ class Translate:
     """What to do."""
 
     def run(self, console: Console) -> None:
-        """Do it."""
+        """Run the chosen command."""
         try:
             self.command.run(console)
         except KeyboardInterrupt:

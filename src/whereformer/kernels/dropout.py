@@ -17,8 +17,8 @@ def draw_seed(device: torch.device) -> Tensor:
     return torch.randint(2**62, (), device=device)
 
 
-def row_keys(seed: Tensor, batch: int, heads: int, n_q: int) -> Tensor:
-    """One 32-bit key (held in int64) per row of scores, (batch, heads, n_q): splitmix64 of seed and row index."""
+def row_seeds(seed: Tensor, batch: int, heads: int, n_q: int) -> Tensor:
+    """One 32-bit number (held in int64) per row of scores, (batch, heads, n_q): splitmix64 of seed and row index."""
     rows = torch.arange(batch * heads * n_q, device=seed.device).view(batch, heads, n_q)
     mixed = seed + (rows + 1) * _GOLDEN
     mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -26,13 +26,13 @@ def row_keys(seed: Tensor, batch: int, heads: int, n_q: int) -> Tensor:
     return (mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)) & _MASK32
 
 
-def keep_mask(keys: Tensor, columns: Tensor, dropout_p: float) -> Tensor:
-    """Which weights survive: bool (..., columns), from row keys (...) and column indices (columns,).
+def keep_mask(seeds: Tensor, columns: Tensor, dropout_p: float) -> Tensor:
+    """Which weights survive: bool (..., columns), from row seeds (...) and column indices (columns,).
 
     The mix is murmur3's 32-bit finaliser. It is done in signed 32-bit integers, whose sums and products wrap to the
     same bits as unsigned ones; a right shift has to drop the copies of the sign, and a comparison to flip it.
     """
-    mixed = keys.to(torch.int32).unsqueeze(-1) + columns.to(torch.int32) * _signed(0x9E3779B9)
+    mixed = seeds.to(torch.int32).unsqueeze(-1) + columns.to(torch.int32) * _signed(0x9E3779B9)
     mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)).mul_(_signed(0x85EBCA6B))
     mixed = (mixed ^ ((mixed >> 13) & 0x7FFFF)).mul_(_signed(0xC2B2AE35))
     mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)).bitwise_xor_(_signed(0x80000000))

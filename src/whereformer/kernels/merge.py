@@ -20,8 +20,8 @@ class Merged:
     """The terms of a call; tables and factors in at least float32, ``dense`` as it came where it came alone."""
 
     bias: OffsetBias | None
-    keys: OffsetKeys | None
-    values: OffsetValues | None
+    key_table: OffsetKeys | None
+    value_table: OffsetValues | None
     factors: FactorPair | None
     dense: Tensor | None
 
@@ -42,8 +42,8 @@ def merge(call: Call) -> Merged:
     dense = [term.scores for term in call.terms if isinstance(term, DenseBias)]
     return Merged(
         bias=OffsetBias(*_merge_tables(biases, span, dtype)) if biases else None,
-        keys=OffsetKeys(*_merge_tables(keys, span, dtype)) if keys else None,
-        values=OffsetValues(*_merge_tables(values, span, dtype)) if values else None,
+        key_table=OffsetKeys(*_merge_tables(keys, span, dtype)) if keys else None,
+        value_table=OffsetValues(*_merge_tables(values, span, dtype)) if values else None,
         factors=FactorPair(
             _join([pair.query_factors for pair in pairs], dtype), _join([pair.key_factors for pair in pairs], dtype)
         )

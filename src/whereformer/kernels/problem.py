@@ -13,21 +13,21 @@ from torch import Tensor
 
 from .call import Call
 from .cpu.pieces import Piece, split
-from .dropout import draw_seed, row_keys
+from .dropout import draw_seed, row_seeds
 from .merge import merge
 from .terms import Positions, PositionsLike
 
 LOG2E = math.log2(math.e)
 
 ARGUMENTS = (
-    "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? keys, Tensor? values, Tensor? query_factors, "
-    "Tensor? key_factors, Tensor? dense, Tensor? key_mask, Tensor? query_positions, Tensor? key_positions, "
+    "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? key_table, Tensor? value_table, "
+    "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? key_mask, Tensor? query_positions, Tensor? key_positions, "
     "Tensor? query_documents, Tensor? key_documents, Tensor? seed, SymInt n_q, SymInt[] first, SymInt[] affine, "
     "bool causal, float scale, float dropout_p, str keeps"
 )
 """The fields of :class:`Problem` as arguments of an operator, in the language of torch's schemas."""
 
-GRADIENTS = ("query", "key", "value", "bias", "keys", "values", "query_factors", "key_factors", "dense")
+GRADIENTS = ("query", "key", "value", "bias", "key_table", "value_table", "query_factors", "key_factors", "dense")
 """The inputs that have gradients: the first fields of :class:`Problem`."""
 
 
@@ -37,18 +37,21 @@ class Problem:
 
     Args:
         seed: of dropout, where weights drop.
-        first: the first offsets of ``bias``, ``keys`` and ``values``.
+        bias, key_table, value_table: the tables of an ``OffsetBias`` (heads, T), ``OffsetKeys`` and ``OffsetValues``
+            (heads or 1, T, dim). ``bias`` and ``dense`` are in natural units, not scaled; rows are in their own order.
+        first: the offsets of the first columns of ``bias``, ``key_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; of no meaning where they are explicit.
         keeps: what the forward keeps for the backward beside the output: the softmax's "weights", as for short
-            sequences, the "norm" of its rows, or "nothing".
+            sequences, the "norm" of its rows (the logarithm of their sums of exponentials, the last query first), or
+            "nothing".
     """
 
     query: Tensor | None
     key: Tensor | None
     value: Tensor
     bias: Tensor | None
-    keys: Tensor | None
-    values: Tensor | None
+    key_table: Tensor | None
+    value_table: Tensor | None
     query_factors: Tensor | None
     key_factors: Tensor | None
     dense: Tensor | None
@@ -70,8 +73,8 @@ class Problem:
     def of(cls, call: Call) -> Problem:
         """The problem of a call; outside autocast's reach."""
         terms = merge(call)
-        tables = (terms.bias, terms.keys, terms.values)
-        bias, keys, values = (None if term is None else term.table for term in tables)
+        tables = (terms.bias, terms.key_table, terms.value_table)
+        bias, key_table, value_table = (None if term is None else term.table for term in tables)
         query_positions, key_positions = call.query_positions, call.key_positions
         affine = [
             number
@@ -83,8 +86,8 @@ class Problem:
             key=call.key,
             value=call.value,
             bias=bias,
-            keys=keys,
-            values=values,
+            key_table=key_table,
+            value_table=value_table,
             query_factors=None if terms.factors is None else terms.factors.query_factors,
             key_factors=None if terms.factors is None else terms.factors.key_factors,
             dense=terms.dense,
@@ -117,9 +120,9 @@ class Problem:
         return torch.promote_types(self.value.dtype, torch.float32)
 
     @cached_property
-    def dropout_keys(self) -> Tensor | None:
-        """Dropout's key of every row of scores, (batch, heads, n_q)."""
-        return None if self.seed is None else row_keys(self.seed, self.value.shape[0], self.value.shape[1], self.n_q)
+    def dropout_seeds(self) -> Tensor | None:
+        """Dropout's seed of every row of scores, (batch, heads, n_q)."""
+        return None if self.seed is None else row_seeds(self.seed, self.value.shape[0], self.value.shape[1], self.n_q)
 
     def has_gaps(self) -> bool:
         """Whether there may be queries or keys in no piece, whose outputs and gradients are zeros."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .call import Call
-from .dropout import draw_seed, keep_mask, row_keys
+from .dropout import draw_seed, keep_mask, row_seeds
 from .precision import without_autocast
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Term
 from .tracing import can_look
@@ -21,8 +21,8 @@ def attend(call: Call) -> Tensor:
     with without_autocast(call.value.device):
         weights = attention_weights(call)
         if call.dropout_p:
-            keys = row_keys(draw_seed(weights.device), *weights.shape[:3])
-            kept = keep_mask(keys, torch.arange(call.n_k, device=weights.device), call.dropout_p)
+            seeds = row_seeds(draw_seed(weights.device), *weights.shape[:3])
+            kept = keep_mask(seeds, torch.arange(call.n_k, device=weights.device), call.dropout_p)
             weights = weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
         out = weights @ call.value.to(weights.dtype)
         for term in call.terms:

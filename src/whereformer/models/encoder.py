@@ -55,18 +55,22 @@ class AttentionContext:
     Queries and keys differ in pooled layers and in generation.
 
     Args:
+        position: the position method.
         queries: the tokens that attend.
         keys: all tokens that they attend to.
         shared: what the position method computed about these positions for all layers.
         causal: whether keys at later positions than the query's are masked.
         earlier: keys and values of earlier calls; the hidden states are then those of new tokens only.
+        with_weights: whether layers return their attention weights.
     """
 
+    position: Position
     queries: Tokens
     keys: Tokens
     shared: Any
     causal: bool = False
     earlier: Earlier | None = None
+    with_weights: bool = False
 
     def place(self, layer: int) -> Place:
         """What the hooks of the position method are told in one layer."""
@@ -138,30 +142,24 @@ class Attention(nn.Module):
         self.segments = SegmentScores(config) if attend_to_types else None
 
     def forward(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        position: Position,
-        layer: int,
-        context: AttentionContext,
-        with_weights: bool,
+        self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from (batch, n_q, hidden_size) to (batch, n_k, hidden_size).
 
         Returns:
             (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if asked for.
         """
-        arguments, options = self.call(queries, keys, position, layer, context)
+        arguments, options = self.call(queries, keys, layer, context)
         dropout_p = self.dropout_p if self.training else 0.0
         out = attention(*arguments, dropout_p=dropout_p, backend=self.backend, **options)
-        weights = attention_weights(*arguments, **options) if with_weights else None
+        weights = attention_weights(*arguments, **options) if context.with_weights else None
         return project(self.out, out.transpose(1, 2).flatten(-2)), weights
 
     def call(
-        self, queries: Tensor, keys: Tensor, position: Position, layer: int, context: AttentionContext
+        self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
     ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
         """What :func:`whereformer.attention` is called with: query, key, value and terms, and its options."""
-        place = context.place(layer)
+        position, place = context.position, context.place(layer)
         terms = position.terms(queries, place)
         value = self._heads(project(self.value, keys))
         query, key = None, None
@@ -257,34 +255,22 @@ class Layer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self,
-        hidden: Tensor,
-        position: Position,
-        layer: int,
-        context: AttentionContext,
-        with_weights: bool,
-        memory: Tensor | None = None,
+        self, hidden: Tensor, layer: int, context: AttentionContext, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Run as attention layer ``layer`` on hidden (batch, n, hidden_size).
 
         ``memory`` (batch, n_k, hidden_size) is what is attended to, if not ``hidden`` itself.
         """
-        hidden, weights = self._attend(hidden, position, layer, context, with_weights, memory)
+        hidden, weights = self._attend(hidden, layer, context, memory)
         return self._feed(hidden), weights
 
     def _attend(
-        self,
-        hidden: Tensor,
-        position: Position,
-        layer: int,
-        context: AttentionContext,
-        with_weights: bool,
-        memory: Tensor | None = None,
+        self, hidden: Tensor, layer: int, context: AttentionContext, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The first half of a layer, with its residual and norm."""
         before = self.attention_norm(hidden) if self.pre else hidden
         keys = before if memory is None else self.attention_norm(memory) if self.pre else memory
-        out, weights = self.attention(before, keys, position, layer, context, with_weights)
+        out, weights = self.attention(before, keys, layer, context)
         hidden = hidden + self.dropout(out)
         return hidden if self.pre else self.attention_norm(hidden), weights
 
@@ -483,15 +469,17 @@ class _Run:
         """The context of layers that attend from some tokens to some."""
         last = self.last_context
         if last is None or last.queries is not queries or last.keys is not keys:
-            shared = self.encoder.position.shared(queries.positions, keys.positions, self.once)
-            last = self.last_context = AttentionContext(queries, keys, shared)
+            position = self.encoder.position
+            shared = position.shared(queries.positions, keys.positions, self.once)
+            last = AttentionContext(position, queries, keys, shared, with_weights=self.with_weights)
+            self.last_context = last
         return last
 
     def layer(self, layer: int, context: AttentionContext, pooled: Tensor | None = None) -> None:
         """Run one layer; from ``pooled`` if given, attending to the states before pooling."""
         module = self.encoder.layers[self.encoder.passes[layer]]
         queries, memory = (self.hidden, None) if pooled is None else (pooled, self.hidden)
-        hidden, weights = module(queries, self.encoder.position, layer, context, self.with_weights, memory)
+        hidden, weights = module(queries, layer, context, memory)
         self.attentions.append(weights)
         self.add(hidden)
 

@@ -32,18 +32,16 @@ class DecoderLayer(Layer):
         self,
         hidden: Tensor,
         source: Tensor,
-        positions: tuple[Position, Position],
         layer: int,
         contexts: tuple[AttentionContext, AttentionContext],
-        with_weights: bool,
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
         """Run on the target's hidden (batch, n, hidden_size) and the source's (batch, n_source, hidden_size).
 
-        Methods, contexts and the weights that are returned are those of self-attention and of that to the source.
+        The contexts, and the weights that are returned, are those of self-attention and of the attention to the source.
         """
-        hidden, weights = self._attend(hidden, positions[0], layer, contexts[0], with_weights)
+        hidden, weights = self._attend(hidden, layer, contexts[0])
         before = self.cross_norm(hidden) if self.pre else hidden
-        out, cross_weights = self.cross(before, source, positions[1], layer, contexts[1], with_weights)
+        out, cross_weights = self.cross(before, source, layer, contexts[1])
         hidden = hidden + self.dropout(out)
         return self._feed(hidden if self.pre else self.cross_norm(hidden)), (weights, cross_weights)
 
@@ -91,12 +89,14 @@ class Seq2SeqEncoder(_Stack):
         with_weights = asks_for("output_attentions", inputs, self.config)
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
-        sequence = Tokens(Positions(0, 1, words.shape[1]), None if attention_mask is None else attention_mask.bool())
-        context = AttentionContext(sequence, sequence, self.position.shared(sequence.positions, sequence.positions))
-        hidden = self.embed(words, Positions(0, 1, words.shape[1]))
+        positions = Positions(0, 1, words.shape[1])
+        tokens = Tokens(positions, None if attention_mask is None else attention_mask.bool())
+        shared = self.position.shared(positions, positions)
+        context = AttentionContext(self.position, tokens, tokens, shared, with_weights=with_weights)
+        hidden = self.embed(words, positions)
         states, attentions = [hidden], []
         for number, layer in enumerate(self.layers):
-            hidden, weights = layer(hidden, self.position, number, context, with_weights)
+            hidden, weights = layer(hidden, number, context)
             states.append(hidden)
             attentions.append(weights)
         states[-1] = hidden = self.finish(hidden)
@@ -146,48 +146,46 @@ class Seq2SeqDecoder(_Stack):
             with_weights: whether attention weights are wanted.
         """
         past = 0 if cache is None else cache.get_seq_length()
-        new = Positions(past, 1, words.shape[1])
+        new, every = Positions(past, 1, words.shape[1]), Positions(0, 1, past + words.shape[1])
+        whole_source = Positions(0, 1, source.shape[1])
+        own, cross = (None, None) if cache is None else (cache.self_attention_cache, cache.cross_attention_cache)
+        if cross is not None and cross.get_seq_length() > 0:
+            # The cache holds all keys and values of the source.
+            source = source[:, :0]
+        unread = Positions(0, 1, source.shape[1])
         contexts = (
+            _context(self.position, new, Tokens(every, key_mask), own, new, causal=True, with_weights=with_weights),
             _context(
-                self.position,
-                Tokens(new),
-                Tokens(Positions(0, 1, past + words.shape[1]), key_mask),
-                None if cache is None else cache.self_attention_cache,
+                self.cross_position,
                 new,
-                causal=True,
+                Tokens(whole_source, source_mask),
+                cross,
+                unread,
+                causal=False,
+                with_weights=with_weights,
             ),
-            self._source_context(new, source, source_mask, cache),
         )
-        known = cache is not None and cache.cross_attention_cache.get_seq_length() > 0
-        source = source[:, :0] if known else source
         hidden = self.embed(words, new)
         states, attentions = [hidden], []
-        positions = self.position, self.cross_position
         for number, layer in enumerate(self.layers):
-            hidden, weights = layer(hidden, source, positions, number, contexts, with_weights)
+            hidden, weights = layer(hidden, source, number, contexts)
             states.append(hidden)
             attentions.append(weights)
         states[-1] = self.finish(hidden)
         return states, attentions
 
-    def _source_context(
-        self, new: Positions, source: Tensor, source_mask: Tensor | None, cache: EncoderDecoderCache | None
-    ) -> AttentionContext:
-        every = Positions(0, 1, source.shape[1])
-        cross = None if cache is None else cache.cross_attention_cache
-        unknown = every if cross is None or cross.get_seq_length() == 0 else Positions(0, 1, 0)
-        return _context(self.cross_position, Tokens(new), Tokens(every, source_mask), cross, unknown, causal=False)
-
 
 def _context(
-    position: Position, queries: Tokens, keys: Tokens, cache: Cache | None, new: Positions, *, causal: bool
+    position: Position, queries: Positions, keys: Tokens, cache: Cache | None, new_keys: Positions, **options: bool
 ) -> AttentionContext:
+    """The context of attention to keys of which the cache, if there is one, holds all but the new."""
     once = position.once()
-    shared = position.shared(queries.positions, keys.positions, once)
-    if cache is None:
-        return AttentionContext(queries, keys, shared, causal)
-    among_new = shared if new == keys.positions else position.shared(queries.positions, new, once)
-    return AttentionContext(queries, keys, shared, causal, Earlier(cache, new, among_new))
+    shared = position.shared(queries, keys.positions, once)
+    earlier = None
+    if cache is not None:
+        among_new = shared if new_keys == keys.positions else position.shared(queries, new_keys, once)
+        earlier = Earlier(cache, new_keys, among_new)
+    return AttentionContext(position, Tokens(queries), keys, shared, earlier=earlier, **options)
 
 
 def _position(

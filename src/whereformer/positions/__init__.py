@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError
-from .base import ModelShape, Place, Position, PositionRangeError, Sum
+from .base import ModelShape, Place, Position, PositionRangeError, Sum, Work
 
 __all__ = [
     "ModelShape",
@@ -17,6 +17,7 @@ __all__ = [
     "Position",
     "PositionRangeError",
     "Sum",
+    "Work",
     "build_position",
     "describe",
     "position_names",

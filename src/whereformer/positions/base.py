@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,13 @@ class Place:
     keys: PositionsLike
     layer: int = 0
     shared: Any = None
+
+
+class Work(NamedTuple):
+    """What something costs: floating-point operations of a forward, and bytes that it keeps for the backward."""
+
+    flops: int = 0
+    kept: int = 0
 
 
 class Position(nn.Module):
@@ -145,6 +152,29 @@ class Position(nn.Module):
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve."""
         return None
+
+    def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
+        """Work of a forward that the hooks do not do on the "meta" device; none for most methods.
+
+        What a method costs is counted there, where its hooks run without data. A method that takes too many steps for
+        that may leave them out if its parameters are on this device, and say here what they come to. Operations of its
+        own are counted if they have a formula (``torch.utils.flop_counter.register_flop_formula``).
+
+        Args:
+            places: the positions of queries and of keys in every attention layer of the forward.
+        """
+        return Work()
+
+    def decayed_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Which of the method's own parameters weight decay pulls towards zero; none by default.
+
+        That would favour methods whose parameters mean nothing at zero.
+        """
+        return ()
+
+    def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
+        """Which of the method's own parameters are kernels, for which trainings take a learning rate of their own."""
+        return ()
 
 
 class OffsetFunction(Position):
@@ -307,6 +337,10 @@ class Sum(Position):
 
     def query_terms(self, query: Tensor, place: Place) -> tuple[Term, ...]:
         return tuple(term for part, own in self._places(place) for term in part.query_terms(query, own))
+
+    def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
+        works = [part.uncounted_work(places) for part in self]
+        return Work(sum(work.flops for work in works), sum(work.kept for work in works))
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         curves = [curve for part in self if (curve := part.curve(offsets, layer=layer)) is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
-from .base import ModelShape, Place, Position, float_dtype, table_rows
+from .base import ModelShape, Place, Position, Work, float_dtype, table_rows
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
 """Time between neighbouring positions: 0.01 in float32, as in the authors' models."""
@@ -36,6 +36,9 @@ def midpoint(flow: Flow, time: float, step: float, state: Tensor) -> Tensor:
 
 
 SOLVERS = {"rk4": rk4, "midpoint": midpoint}
+
+EVALUATIONS = {"rk4": 4, "midpoint": 2}
+"""How often each solver evaluates the flow in a step."""
 
 
 def integrate(
@@ -169,6 +172,9 @@ class Floater(Position):
 
     def trajectory(self, length: int) -> Tensor:
         """The vectors of positions 0 .. length - 1, (length, 3, num_layers, width), at least float32."""
+        if self.initial.device.type == "meta":
+            # A shape takes no steps; ``uncounted_work`` says what they cost.
+            return self.initial.to(float_dtype(self.initial)).expand(length, *self.initial.shape)
         run = _trajectory if torch.compiler.is_compiling() else integrate
         dtype = float_dtype(self.initial)
         initial, w1, b1, w2, b2 = (
@@ -176,6 +182,13 @@ class Floater(Position):
             for parameter in (self.initial, self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias)
         )
         return run(initial, w1, b1, w2, b2, length, self.solver, self.substeps)
+
+    def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
+        length = max((self._length(positions) for place in places for positions in place), default=1)
+        evaluations = EVALUATIONS[self.solver] * self.substeps * (length - 1)
+        # Each evaluation is two linear maps, which keep what goes in.
+        products = evaluations * 2 * self.initial.numel()
+        return Work(2 * products * self.initial.shape[2], products * self.initial.element_size())
 
     def once(self) -> list[Tensor]:
         """The longest trajectory of this forward, none yet."""

@@ -46,6 +46,9 @@ class Tisa(OffsetFunction):
         nn.init.normal_(self.sharpness, 0.1, 0.01)
         nn.init.normal_(self.center, 0.0, 5.0)
 
+    def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
+        return self.amplitude, self.sharpness, self.center
+
     def once(self) -> list[int | None]:
         """The reach of every layer that has kernels of its own; reading it waits for the kernels."""
         if not can_look(self.amplitude):

@@ -1,4 +1,4 @@
-"""What every training here has in common: which weights decay, and how the learning rate goes up and down."""
+"""What every training has in common: which weights decay, and how the learning rate goes up and down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from ..positions import Position
-from ..positions.tisa import Tisa
 
 
 def build_optimizer(
@@ -19,24 +18,23 @@ def build_optimizer(
     weight_decay: float = 0.01,
     eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
-    """AdamW; only matrices of the backbone decay, since pulling position towards zero would favour some methods.
+    """AdamW that decays the backbone's matrices, and of position what a method names in ``decayed_parameters``.
 
     Args:
         model: whose parameters to train.
         learning_rate: of them.
-        kernel_learning_rate: of TISA's kernels, if another.
+        kernel_learning_rate: of what a method names in ``kernel_parameters`` (TISA's kernels), if another.
         weight_decay: of what decays.
         eps: Adam's.
     """
-    positional = {
-        id(parameter) for module in model.modules() if isinstance(module, Position) for parameter in module.parameters()
-    }
+    positions = [module for module in model.modules() if isinstance(module, Position)]
+    positional = {id(parameter) for position in positions for parameter in position.parameters()}
     decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1 and id(parameter) not in positional]
+    decayed += [parameter for position in positions for parameter in position.decayed_parameters()]
     chosen = {id(parameter) for parameter in decayed}
     groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": weight_decay}]
     if kernel_learning_rate is not None:
-        tisa = (module for module in model.modules() if isinstance(module, Tisa))
-        kernels = [parameter for module in tisa for parameter in module.parameters()]
+        kernels = [parameter for position in positions for parameter in position.kernel_parameters()]
         chosen |= {id(parameter) for parameter in kernels}
         groups.append({"params": kernels, "weight_decay": 0.0, "lr": kernel_learning_rate})
     others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]

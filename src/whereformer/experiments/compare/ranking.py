@@ -109,11 +109,11 @@ def _verdict(rows: Sequence[RankedMethod], length: int, guessing: float) -> str:
     best = [row.position for row in rows if row.rank == 1]
     loss = rows[0].loss[length].median
     if loss is None or loss >= guessing:
-        return "No method predicts better than guessing by frequency yet; train longer (--steps)."
+        return "No method predicts better than guessing by frequency yet; train longer."
     if len(rows) == 1:
         return f"Only {best[0]} was tried."
     if len(best) == len(rows):
-        return "The methods can't be told apart; train longer (--steps) or with more seeds (--seeds)."
+        return "The methods can't be told apart; train longer or with more seeds."
     if len(best) == 1:
         return f"{best[0]} predicts this text best."
     return f"{', '.join(best[:-1])} and {best[-1]} predict this text best; they can't be told apart."

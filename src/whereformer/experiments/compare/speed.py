@@ -27,7 +27,9 @@ def measure_speed(job: Job, on_step: Callable[[], None]) -> dict[str, Speed]:
     """Training speed relative to no positions at all, and the memory of a step, by method.
 
     In every round each method runs one step, in an order that changes, and its time is compared with the baseline's
-    of the same round: whatever else the machine does slows all methods alike. Medians of the rounds' ratios.
+    of the same round, so that a machine that gets slower affects all methods alike. The result is the median of the
+    rounds' ratios, with the lowest and the highest. On the CPU, time is this process's CPU time: what other programs
+    take does not count.
     """
     names = list(dict.fromkeys((BASELINE, *job.positions)))
     steps: dict[str, Step] = {}
@@ -62,10 +64,12 @@ def _step(job: Job, position: str) -> Step:
 
 
 def _seconds(step: Step, index: int, device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type == "cpu":
+        started = time.process_time()
+        step(index)
+        return time.process_time() - started
+    torch.cuda.synchronize(device)
     started = time.perf_counter()
     step(index)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    torch.cuda.synchronize(device)
     return time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""What `whereformer finetune` can be told about tasks and training; imports nothing heavy, so that --help is fast."""
+"""Settings of a fine-tuning: its tasks and its training. Importing them is fast, for the sake of --help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DataSettings:
     """What to fine-tune on: GLUE's tasks by name, or a table of your own."""
 
     task: str | None = None
-    """GLUE's tasks, split by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; "all" takes every one."""
+    """GLUE tasks, separated by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or "all"."""
 
     data: Path | None = None
     """A folder with GLUE as Parquet: cola/train.parquet, cola/validation.parquet... (train_subset.parquet for a part of
@@ -25,19 +25,19 @@ class DataSettings:
     """A task of your own: rows to train on, as .csv, .tsv, .jsonl or .parquet."""
 
     validation: Path | None = None
-    """Your own task: rows to judge by."""
+    """Your own task: rows to judge the model by."""
 
     text: str | None = None
     """Your own task: the column with the text, or two for a pair of texts."""
 
     label: str | None = None
-    """Your own task: the column with the classes, or with --regression the numbers."""
+    """Your own task: the column with the classes, or with ``regression`` the numbers."""
 
     regression: bool = False
     """Your own task: predict a number instead of a class."""
 
     train_rows: int | None = None
-    """Train on so many rows of each task only, drawn once for all runs."""
+    """Number of rows of each task to train on, drawn once for all runs. Default: all of them."""
 
     def checked(self) -> DataSettings:
         """As it is, if it makes sense.
@@ -73,22 +73,24 @@ class TuningSettings:
     """How often each row is read."""
 
     batch_size: int = 32
-    """Rows of a step."""
+    """Rows in a training step."""
 
     learning_rate: float = 3e-5
-    """The learning rate's peak; it rises in the first tenth of the steps and falls to zero in the others."""
+    """Peak of the learning rate. It rises in the first tenth of the steps and falls to zero in the rest."""
 
     kernel_learning_rate: float | None = None
-    """That of TISA's kernels, which are new while all else is pretrained. Default: the same as all else's."""
+    """Peak of the learning rate of TISA's kernels, which are new while the rest is pretrained. Default: the same."""
 
     max_length: int | None = None
-    """Cut longer rows to so many tokens. Default: none is cut, and rows that don't fit the model are an error."""
+    """Number of tokens to cut longer rows to. Default: rows are not cut, and one that is too long for the model is an
+    error."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: mixed precision, for GPUs and CPUs that are fast at it; weights stay float32."""
+    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
+    float32."""
 
     packed: bool = False
-    """Join the rows of a batch into one without padding. Scores are the same up to rounding and dropout."""
+    """Join the rows of a batch into one without padding. The scores are the same up to rounding and dropout."""
 
     def checked(self) -> TuningSettings:
         """As it is, if it makes sense.

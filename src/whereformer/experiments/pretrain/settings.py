@@ -1,4 +1,4 @@
-"""What `whereformer pretrain` can be told about the model and its training; imports nothing, so that --help is fast."""
+"""Settings of a pretraining: the model and its training. Importing them is fast, for the sake of --help."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def canonical_options(text: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The encoder, and what it learns from."""
+    """The encoder and its objective."""
 
     objective: Literal["mlm", "electra"] = "mlm"
     """mlm: predict the masked tokens. electra: a small generator predicts them, and the encoder learns to tell for
@@ -59,20 +59,20 @@ class ModelSettings:
     """Width of the token embeddings; narrower ones are projected up (ALBERT). Default: the encoder's."""
 
     num_heads: int = 4
-    """Attention heads; they must divide the width."""
+    """Number of attention heads. It must divide the width."""
 
     norm: Literal["pre", "post"] = "pre"
-    """Where layers normalise: their input (pre, which also trains without care) or their sum (post, as BERT)."""
+    """Where a layer normalises: at its input (pre, which is easier to train) or after the sum (post, as in BERT)."""
 
     dropout: float = 0.0
-    """Dropout on hidden states and attention weights. Small models that read a text a few times do best without;
-    0.1 for large ones."""
+    """Dropout on hidden states and attention weights. Small models that read a text a few times do best without
+    it; large ones take 0.1."""
 
     generator_size: float | None = None
-    """electra: the generator's width by the encoder's. Default: 0.25."""
+    """electra: width of the generator, as a share of the encoder's. Default: 0.25."""
 
     discriminator_weight: float | None = None
-    """electra: what the encoder's loss counts for, the generator's being 1. Default: 50."""
+    """electra: weight of the encoder's loss, where that of the generator is 1. Default: 50."""
 
     def resolved(self) -> ModelSettings:
         """Checked as far as that needs no model, with defaults in place of None.
@@ -116,35 +116,36 @@ class TrainingSettings:
     """How it is trained."""
 
     length: int = 128
-    """Tokens of a window, [CLS] and [SEP] included."""
+    """Tokens in a window, including [CLS] and [SEP]."""
 
     steps: int = 2000
-    """Training steps."""
+    """Number of training steps."""
 
     batch_size: int = 16
     """Windows that go through the model at a time."""
 
     accumulate: int = 1
-    """So many batches make a step; for more windows a step than memory has room for."""
+    """Number of batches in a step. With more than one, a step can have more windows than fit into memory at a time."""
 
     learning_rate: float = 2e-3
-    """The learning rate's peak; large models need less (BERT: 1e-4)."""
+    """Peak of the learning rate. Large models need a lower one (BERT: 1e-4)."""
 
     warmup: int | None = None
-    """Steps in which the learning rate rises; it falls to zero in the others. Default: a tenth of them."""
+    """Number of steps in which the learning rate rises; in the rest it falls to zero. Default: a tenth of the steps."""
 
     mask_rate: float = 0.15
-    """Share of tokens to predict in training. Held-out text always has 15%."""
+    """Share of tokens that are masked in training. In held-out text it is always 15%."""
 
     hide_masked: bool = False
     """Let no token attend to a [MASK], as Funnel-Transformer's authors do. Off by default, as in BERT: then windows
     need no attention mask, which is faster, and the model may use where words are missing. Only for mlm."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: mixed precision, for GPUs and CPUs that are fast at it; weights stay float32."""
+    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
+    float32."""
 
     seed: int = 0
-    """Of weights, windows and masks."""
+    """Seed of the weights, the windows and the masks."""
 
     def resolved(self, objective: str) -> TrainingSettings:
         """Checked, with defaults in place of None.

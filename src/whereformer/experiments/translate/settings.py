@@ -1,4 +1,4 @@
-"""What `whereformer translate` can be told about text, model and training; imports nothing heavy, so --help is fast."""
+"""Settings of a translation: text, model, training and search. Importing them is fast, for the sake of --help."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class ParallelData:
     """Lines to translate from, UTF-8."""
 
     target: Path | None = None
-    """What they are in the other language, line by line."""
+    """Their translations, line by line."""
 
     data: tuple[Path, ...] = ()
-    """Instead of both: .parquet, .jsonl, .csv or .tsv with both languages."""
+    """Tables with both languages, instead of two files: .parquet, .jsonl, .csv or .tsv."""
 
     columns: str | None = None
-    """The tables' columns, as en,de. Default: both, if there are two. A .tsv has a header where it holds these;
-    without them, or with 1,2, its first line is text."""
+    """Columns of the tables, such as en,de. Default: both, if there are two. The first line of a .tsv is a header if it
+    holds these names; without names, or with 1,2, it is text."""
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -77,16 +77,16 @@ class ParallelData:
 
 @dataclass(frozen=True)
 class ValidationData:
-    """What to judge by on the way."""
+    """Text to judge the model by during the training."""
 
     validation: tuple[Path, ...] = ()
-    """Tables of pairs to judge by, with the same columns. Default: one pair in twenty, 2000 at most, is held out."""
+    """Tables with the same columns. Default: one pair in twenty is held out, at most 2000."""
 
     validation_source: Path | None = None
-    """The same as two aligned files."""
+    """The same from two aligned files: lines to translate."""
 
     validation_target: Path | None = None
-    """The other of them."""
+    """Their translations, line by line."""
 
     def parallel(self, columns: str | None) -> ParallelData | None:
         """As :class:`ParallelData`, checked, or None.
@@ -110,8 +110,8 @@ class TranslatorSettings:
     """The model."""
 
     preset: Literal["small", "base", "big"] = "small"
-    """Sizes: small (3+3 layers of width 256) learns on two cores; base (6+6 of 512) and big (6+6 of 1024) are those of
-    Vaswani et al. and of Shaw et al."""
+    """Sizes: small (3+3 layers of width 256) learns on two cores; base (6+6 of 512) and big (6+6 of 1024) are those
+    of Vaswani et al. and Shaw et al."""
 
     position: str = "shaw"
     """Position method of the self-attention in encoder and decoder, or several joined by "+"; `whereformer positions`
@@ -121,32 +121,32 @@ class TranslatorSettings:
     """The method's options as a JSON object, as '{"clip": 8}'; `whereformer positions` lists these too."""
 
     cross_position: str = "none"
-    """Position method of the attention from target to source; papers have none."""
+    """Position method of the attention from target to source. The papers have none."""
 
     hidden_size: int | None = None
-    """Width. Default: the preset's, as of the four below."""
+    """Width. The default of this and the next four is the preset's."""
 
     num_heads: int | None = None
-    """Attention heads; they must divide the width."""
+    """Number of attention heads. It must divide the width."""
 
     intermediate_size: int | None = None
     """Width within the feed-forward layers."""
 
     encoder_layers: int | None = None
-    """Layers that read."""
+    """Number of layers of the encoder."""
 
     decoder_layers: int | None = None
-    """Layers that write."""
+    """Number of layers of the decoder."""
 
     norm: Literal["pre", "post"] = "pre"
-    """Where layers normalise: their input (pre, which also trains without care) or their sum (post, as in the
+    """Where a layer normalises: at its input (pre, which is easier to train) or after the sum (post, as in the
     papers)."""
 
     dropout: float | None = None
     """Dropout on embeddings and on what layers add. Default: 0.2 for small, 0.1 for base, 0.3 for big."""
 
     label_smoothing: float = 0.1
-    """The share of a target that is spread over all tokens."""
+    """Share of a target that is spread over all tokens."""
 
     def checked(self) -> TranslatorSettings:
         """As it is, with the options of the method written in one way, if it makes sense as far as that needs no model.
@@ -169,44 +169,47 @@ class TranslationTraining:
     """How it is trained."""
 
     vocab_size: int = 8000
-    """Subwords that both languages share, learned from the text (byte-pair encoding over bytes: no script is unknown).
+    """Subwords that both languages share, learned from the text (byte-pair encoding over bytes, for any script).
     Large texts take 32000."""
 
     max_length: int = 128
-    """Tokens of a line, its end included. Pairs with a longer one are left out, and counted."""
+    """Tokens in a line, including its end. Pairs with a longer line are left out and counted."""
 
     batch_tokens: int = 2048
-    """Tokens of a batch on either side, padding included; lines of like length are together. Large texts: 25000."""
+    """Tokens in a batch on either side, including padding; a batch has lines of similar length. Large texts take
+    25000."""
 
     accumulate: int = 1
-    """So many batches make a step; for more tokens a step than memory has room for."""
+    """Number of batches in a step. With more than one, a step can have more tokens than fit into memory at a time."""
 
     steps: int | None = None
-    """Training steps. Default: as --epochs says."""
+    """Number of training steps. Default: follows from ``epochs``."""
 
     epochs: float | None = None
     """How often the text is read. Default: 20."""
 
     learning_rate: float = 2e-3
-    """The learning rate's peak; large models need less (base: 7e-4)."""
+    """Peak of the learning rate. Large models need a lower one (base: 7e-4)."""
 
     warmup: int = 1000
-    """Steps in which the learning rate rises; then it falls with the square root of the steps. Large models: 4000."""
+    """Number of steps in which the learning rate rises; then it falls with the square root of the steps. Large models
+    take 4000."""
 
     average: int = 5
-    """The model is the mean of so many checkpoints, the last ones; 1 takes the last as it is."""
+    """Number of checkpoints, the last ones, whose mean is the model. With 1 it is the last checkpoint itself."""
 
     every: int | None = None
-    """Steps between checkpoints, each with a held-out score. Default: a twentieth of the steps."""
+    """Number of steps between checkpoints, each with a held-out score. Default: a twentieth of the steps."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: mixed precision, for GPUs and CPUs that are fast at it; weights stay float32."""
+    """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
+    float32."""
 
     seed: int = 0
-    """Of weights, dropout and the order of the text."""
+    """Seed of the weights, dropout and the order of the text."""
 
     def checked(self) -> TranslationTraining:
-        """As it is, with the default of --epochs, if it makes sense.
+        """As it is, with the default of ``epochs``, if it makes sense.
 
         Raises:
             InputError: naming the field.
@@ -229,22 +232,23 @@ class TranslationTraining:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How translations are found."""
+    """The search for translations."""
 
     beams: int = 4
-    """Beams of the search; 1 is greedy."""
+    """Number of beams. 1 is greedy search."""
 
     length_penalty: float = 0.6
-    """A translation's log-probability is divided by its length to this power; more makes longer ones."""
+    """A translation's log-probability is divided by its length to this power. A larger one favours longer
+    translations."""
 
     batch_tokens: int | None = None
-    """Tokens of source lines that are translated at a time, padding included. Default: 512, on a GPU 8192."""
+    """Tokens of source lines to translate at a time, including padding. Default: 512, on a GPU 8192."""
 
     max_length: int | None = None
-    """Most tokens of a line. Default: what the model was trained with. Relative position methods also take more."""
+    """Most tokens in a line. Default: as in the training. With relative position methods it can be more."""
 
     truncate: bool = False
-    """Cut longer lines; otherwise they are an error."""
+    """Cut longer lines. Otherwise they are an error."""
 
     def checked(self) -> Decoding:
         """As it is, if it makes sense.

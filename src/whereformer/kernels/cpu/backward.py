@@ -11,7 +11,7 @@ from ..problem import GRADIENTS, Problem
 from .block import Block
 from .matmul import add_product, put_product
 from .plan import Plan, plans_of
-from .tables import Rows
+from .tables import Vectors
 from .tiles import Scratch, Span, Tile
 from .workspace import Workspace
 
@@ -35,8 +35,8 @@ def backward(problem: Problem, output_gradient: Tensor, output: Tensor, needed: 
             for block in plan.blocks(workspace):
                 BlockBackward(block, memory, into, output_gradient, output).run(plan.spans)
         tables = plan.tables
-        for name, table in (("bias", tables.bias), ("keys", tables.keys), ("values", tables.values)):
-            if table is not None and name in into:
+        for name, table in tables.by_name().items():
+            if name in into:
                 table.add_to(into[name])
     workspace.close()
     if dense is not None and dense is not into["dense"]:
@@ -50,7 +50,7 @@ class BackwardMemory:
     def __init__(self, plan: Plan, into: dict[str, Tensor], workspace: Workspace) -> None:
         dtype, size, tables = plan.problem.dtype, plan.size(), plan.tables
         self.weights = workspace.take((math.prod(size),), dtype)
-        vectors = any(table is not None for table in tables.rows())
+        vectors = any(table is not None for table in tables.vectors())
         self.gradient = Scratch(workspace, *size, tables.step if vectors or "bias" in into else 0, dtype)
         self.other = Scratch(workspace, *size, tables.step, dtype) if vectors else None
 
@@ -97,20 +97,20 @@ class BlockBackward:
     def _add_rows(self, span: Span, first: bool) -> None:
         """Add what some queries contribute; ``first``: nothing was summed before."""
         block, into, workspace = self.block, self.into, self.block.workspace
-        keys_table, values_table = block.tables.of_rows(span.queries)
+        key_table, value_table = block.tables.of_rows(span.queries)
         rows, keys = block.in_queries(span), slice(0, span.keys.stop)
         gradient, minus_delta = self.gradient[:, rows], self.minus_delta[:, rows]
         weights = block.tile_of(self.memory.weights, span)
-        block.fill_weights(weights, span, keys_table, self.memory.other)
+        block.fill_weights(weights, span, key_table, self.memory.other)
         kept = block.kept(span)
         # First the gradient of the weights less delta, then of the scores: weights times that.
         tile = self.memory.gradient.tile(block.groups, span)
         scores_gradient = tile.scores
         common = minus_delta if kept is None else torch.zeros_like(minus_delta)
-        if values_table is None:
+        if value_table is None:
             scores_gradient.copy_(common.expand_as(weights))
         else:
-            values_table.spread(block.per_offset(gradient, values_table) + common, tile)
+            value_table.spread(block.per_offset(gradient, value_table) + common, tile)
         add_product(scores_gradient, gradient, block.value[:, keys].mT, workspace)
         if kept is not None:
             scores_gradient.mul_(kept).add_(minus_delta)
@@ -120,9 +120,9 @@ class BlockBackward:
         if "value" in into:
             with workspace.scope():
                 self._add_product("value", keys, block.factor(weights).mT, self.narrow_gradient[:, rows], first)
-        if values_table is not None and self.memory.other is not None and "values" in into:
-            found = block.by_offset(weights, span, values_table, self.memory.other)
-            block.collect_vectors(values_table, found, gradient)
+        if value_table is not None and self.memory.other is not None and "value_table" in into:
+            found = block.by_offset(weights, span, value_table, self.memory.other)
+            block.collect_vectors(value_table, found, gradient)
         if "bias" in into and block.tables.bias is not None:
             block.tables.bias.collect(tile, block.heads)
         if "dense" in into:
@@ -130,7 +130,7 @@ class BlockBackward:
             part = block.dense_part(into["dense"], span)
             part += by_head if len(part) == len(by_head) else by_head.sum(0, keepdim=True)
         self._add_to_factors(span, scores_gradient, first)
-        self._add_to_content(span, tile, keys_table, first)
+        self._add_to_content(span, tile, key_table, first)
 
     def _add_product(
         self, name: str, keys: slice, left: Tensor, right: Tensor, first: bool, scale: float = 1.0
@@ -157,7 +157,7 @@ class BlockBackward:
         if "key_factors" in into:
             self._add_product("key_factors", keys, scores_gradient.mT, block.query_factors[:, rows], first)
 
-    def _add_to_content(self, span: Span, tile: Tile, keys_table: Rows | None, first: bool) -> None:
+    def _add_to_content(self, span: Span, tile: Tile, key_table: Vectors | None, first: bool) -> None:
         """The gradients of query, key and a table of keys."""
         block, into, scale, workspace = self.block, self.into, self.block.problem.scale, self.block.workspace
         if block.query is None or block.narrow_key is None or block.narrow_query is None:
@@ -167,18 +167,18 @@ class BlockBackward:
         if "key" in into:
             self._add_product("key", keys, factor.mT, block.narrow_query[:, rows], first, scale)
         per_offset = None
-        if keys_table is not None and ("query" in into or "keys" in into):
-            per_offset = block.collected(tile, keys_table).mul_(scale)
-            if "keys" in into:
-                block.collect_vectors(keys_table, per_offset, block.query[:, rows])
+        if key_table is not None and ("query" in into or "key_table" in into):
+            per_offset = block.collected(tile, key_table).mul_(scale)
+            if "key_table" in into:
+                block.collect_vectors(key_table, per_offset, block.query[:, rows])
         if "query" in into:
             target = block.whole(into["query"], block.queries(span))
             found = target
             if found is None:
                 found = workspace.take((*tile.scores.shape[:2], block.query.shape[2]), tile.scores.dtype)
             put_product(found, factor, block.narrow_key[:, keys], workspace, scale)
-            if keys_table is not None and per_offset is not None:
-                found += block.from_offsets(per_offset, keys_table)
+            if key_table is not None and per_offset is not None:
+                found += block.from_offsets(per_offset, key_table)
             if target is None:
                 block.put(found, into["query"], block.queries(span))
 

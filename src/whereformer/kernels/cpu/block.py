@@ -15,7 +15,7 @@ from .groups import Groups
 from .matmul import add_product, put_product
 from .onednn import onednn_suits
 from .pieces import Piece
-from .tables import BiasReader, Grid, Rows, Tables
+from .tables import BiasReader, Grid, Tables, Vectors
 from .tiles import Scratch, Span, Tile
 from .workspace import Workspace
 
@@ -90,13 +90,13 @@ class Block(Groups):
         size = self.groups, len(span.queries), len(span.keys)
         return memory[: math.prod(size)].view(size)
 
-    def by_offset(self, scores: Tensor, span: Span, table: Rows, scratch: Scratch) -> Tensor:
+    def by_offset(self, scores: Tensor, span: Span, table: Vectors, scratch: Scratch) -> Tensor:
         """Each query's scores summed by offset, (groups, rows, T)."""
         tile = scratch.tile(self.groups, span)
         tile.scores.copy_(scores)
         return self.collected(tile, table)
 
-    def collected(self, tile: Tile, table: Rows) -> Tensor:
+    def collected(self, tile: Tile, table: Vectors) -> Tensor:
         """The same of a tile that can be read by diagonals."""
         found = tile.scores.new_zeros(*tile.scores.shape[:2], table.vectors.shape[1])
         table.collect(tile, found)
@@ -110,7 +110,7 @@ class Block(Groups):
         """A span's queries among the block's."""
         return slice(span.queries.start, span.queries.stop)
 
-    def fill_weights(self, weights: Tensor, span: Span, table: Rows | None, scratch: Scratch | None) -> None:
+    def fill_weights(self, weights: Tensor, span: Span, table: Vectors | None, scratch: Scratch | None) -> None:
         """Write the softmax of some rows' scores, (groups, rows, keys); ``table`` is the part of the keys' table."""
         rows, keys = self.in_queries(span), slice(0, span.keys.stop)
         by_head = self.by_head(weights)
@@ -158,12 +158,12 @@ class Block(Groups):
     def kept(self, span: Span) -> Tensor | None:
         """What dropout multiplies a tile's weights by, (groups, rows, columns)."""
         problem = self.problem
-        if problem.dropout_keys is None:
+        if problem.dropout_seeds is None:
             return None
         rows = self.queries(span)
         columns = self.piece.keys[span.keys.start : span.keys.stop]
-        keys = self.part_of(problem.dropout_keys)[..., rows.start : rows.stop].flatten(0, 1)
-        kept = keep_mask(keys, torch.arange(columns.start, columns.stop, device=keys.device), problem.dropout_p)
+        seeds = self.part_of(problem.dropout_seeds)[..., rows.start : rows.stop].flatten(0, 1)
+        kept = keep_mask(seeds, torch.arange(columns.start, columns.stop, device=seeds.device), problem.dropout_p)
         return kept.to(problem.dtype) / (1.0 - problem.dropout_p)
 
     def factor(self, tile: Tensor) -> Tensor:

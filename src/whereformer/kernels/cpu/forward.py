@@ -49,7 +49,7 @@ class Forward:
         self.plan, self.output, self.workspace = plan, output, workspace
         dtype, size = plan.problem.dtype, plan.size()
         self.weights = workspace.take((math.prod(size),), dtype)
-        vectors = any(table is not None for table in plan.tables.rows())
+        vectors = any(table is not None for table in plan.tables.vectors())
         self.scratch = Scratch(workspace, *size, plan.tables.step, dtype) if vectors else None
 
     def run(self, block: Block) -> None:

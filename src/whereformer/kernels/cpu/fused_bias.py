@@ -54,7 +54,7 @@ def _is_short(problem: Problem) -> bool:
 
 def takes(problem: Problem, piece: Piece, tables: Tables) -> bool:
     """Whether torch's kernel computes the forward of a piece."""
-    others = tables.keys, tables.values, problem.query_factors, problem.dense, piece.key_mask, piece.query_documents
+    others = (*tables.vectors(), problem.query_factors, problem.dense, piece.key_mask, piece.query_documents)
     return (
         isinstance(tables.bias, GridBias)
         and all(other is None for other in others)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from .matmul import add_product, product
-from .tables import Rows
+from .tables import Vectors
 from .tiles import chunks
 from .workspace import Workspace
 
@@ -33,11 +33,11 @@ class Groups:
         """(groups, ...) as (batch, heads, ...), a view."""
         return tensor.unflatten(0, (len(self.batch), len(self.heads)))
 
-    def per_offset(self, rows: Tensor, table: Rows) -> Tensor:
+    def per_offset(self, rows: Tensor, table: Vectors) -> Tensor:
         """The products of (groups, rows, dim) with a table's vectors, (groups, rows, T)."""
         return self._times(rows, self.vectors_of(table.vectors).mT)
 
-    def from_offsets(self, per_offset: Tensor, table: Rows) -> Tensor:
+    def from_offsets(self, per_offset: Tensor, table: Vectors) -> Tensor:
         """The sums of a table's vectors, weighted by (groups, rows, T): (groups, rows, dim)."""
         return self._times(per_offset, self.vectors_of(table.vectors))
 
@@ -47,7 +47,7 @@ class Groups:
             return product(rows.flatten(0, 1), vectors[0]).unflatten(0, rows.shape[:2])
         return product(self.by_head(rows), vectors).flatten(0, 1)
 
-    def collect_vectors(self, table: Rows, per_offset: Tensor, rows: Tensor) -> None:
+    def collect_vectors(self, table: Vectors, per_offset: Tensor, rows: Tensor) -> None:
         """Add the products of (groups, rows, T) and (groups, rows, dim) to the table's gradient."""
         sums = self.vectors_of(table.sums)
         if len(table.sums) == 1:

@@ -12,7 +12,7 @@ from ..problem import Problem
 from .block import Block
 from .groups import cut
 from .pieces import Piece
-from .tables import Grid, GridRows, Tables
+from .tables import Grid, GridVectors, Tables
 from .tiles import Span, chunks
 from .workspace import Workspace
 
@@ -26,7 +26,7 @@ class Plan:
         on_cpu = problem.value.device.type == "cpu"
         scores = sizes.tile_scores * torch.get_num_threads() if on_cpu else tuning.GPU_TILE_SCORES
         self.groups = max(1, scores // (n_q * n_k))
-        if any(isinstance(table, GridRows) and len(table.window) > n_k for table in tables.rows()):
+        if any(isinstance(table, GridVectors) and len(table.window) > n_k for table in tables.vectors()):
             # Few rows of many heads reach less of a long table than many rows of few heads.
             self.groups *= tuning.MORE_GROUPS
         # Tiles that are read by diagonals have room for as many columns more as they have rows.

@@ -23,7 +23,7 @@ from ..tracing import holds
 from .groups import Groups, cut
 from .matmul import add_product, put_product
 from .pieces import Piece
-from .tables import Grid, GridBias, GridRows, Rows, Tables, is_grid
+from .tables import Grid, GridBias, GridVectors, Tables, Vectors, is_grid
 from .workspace import Workspace
 
 
@@ -61,7 +61,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     if problem.has_gaps():
         output.zero_()
     work = _Work(problem)
-    values = work.tables.values
+    values = work.tables.value_table
     for part in work.parts():
         part_weights = part.weights(weights)
         part.fill_scores(part_weights)
@@ -103,10 +103,10 @@ def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weigh
     work, problem, tables = part.work, part.work.problem, part.work.tables
     scores_gradient = work.workspace.take(tuple(weights.shape), weights.dtype)
     value = part.key_rows(problem.value)
-    if tables.values is None:
+    if tables.value_table is None:
         put_product(scores_gradient, gradient, value.mT, work.workspace)
     else:
-        part.spread(part.per_offset(gradient, tables.values), tables.values, scores_gradient)
+        part.spread(part.per_offset(gradient, tables.value_table), tables.value_table, scores_gradient)
         add_product(scores_gradient, gradient, value.mT, work.workspace)
     kept = part.kept()
     used = weights
@@ -115,8 +115,8 @@ def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weigh
         used = kept.mul_(weights)
     if "value" in into:
         put_product(part.key_rows(into["value"]), used.mT, gradient, work.workspace)
-    if tables.values is not None and "values" in into:
-        part.collect_vectors(tables.values, part.collect(used, tables.values), gradient)
+    if tables.value_table is not None and "value_table" in into:
+        part.collect_vectors(tables.value_table, part.collect(used, tables.value_table), gradient)
     softmax_backward_(scores_gradient, weights)
     if work.sums is not None:
         by_head = part.by_head(scores_gradient)
@@ -128,12 +128,12 @@ def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weigh
             put_product(part.key_rows(into["key"]), scores_gradient.mT, query, work.workspace, scale)
         if "query" in into:
             put_product(part.query_rows(into["query"]), scores_gradient, key, work.workspace, scale)
-        if tables.keys is not None:
-            per_offset = part.collect(scores_gradient, tables.keys).mul_(scale)
+        if tables.key_table is not None:
+            per_offset = part.collect(scores_gradient, tables.key_table).mul_(scale)
             if "query" in into:
-                part.query_rows(into["query"]).add_(part.from_offsets(per_offset, tables.keys))
-            if "keys" in into:
-                part.collect_vectors(tables.keys, per_offset, query)
+                part.query_rows(into["query"]).add_(part.from_offsets(per_offset, tables.key_table))
+            if "key_table" in into:
+                part.collect_vectors(tables.key_table, per_offset, query)
     if work.item_factors is not None:
         query_factors, key_factors = (part.part_of(factors) for factors in work.item_factors)
         by_head = part.by_head(scores_gradient)
@@ -178,8 +178,8 @@ class _Work:
         """The gradient of ``common_scores`` so far, (heads, n_q, n_k), where one is needed."""
         self.columns = {
             id(table): (self.m - table.window.start).clamp(0, len(table.window) - 1)
-            for table in (self.tables.keys, self.tables.values)
-            if isinstance(table, GridRows)
+            for table in (self.tables.key_table, self.tables.value_table)
+            if isinstance(table, GridVectors)
         }
 
     def parts(self) -> Iterator[_Part]:
@@ -209,8 +209,8 @@ class _Work:
         if self.sums is not None and isinstance(tables.bias, GridBias) and "bias" in into:
             skewed = self.skewed(self.sums, slice(None), range(grid.low, grid.low + grid.count))
             tables.bias.sums += skewed.sum(1)
-        for name, table in (("bias", tables.bias), ("keys", tables.keys), ("values", tables.values)):
-            if table is not None and name in into:
+        for name, table in tables.by_name().items():
+            if name in into:
                 table.add_to(into[name])
         if self.sums is not None and self.factors is not None:
             if "query_factors" in into:
@@ -262,7 +262,7 @@ class _Part(Groups):
 
     def fill_scores(self, scores: Tensor) -> None:
         """Write the part's scores."""
-        work, problem, keys = self.work, self.work.problem, self.work.tables.keys
+        work, problem, keys = self.work, self.work.problem, self.work.tables.key_table
         by_head = self.by_head(scores)
         common = work.common_scores
         if common is not None:
@@ -291,25 +291,26 @@ class _Part(Groups):
     def kept(self) -> Tensor | None:
         """What dropout multiplies the weights by, (groups, n_q, keys)."""
         problem = self.work.problem
-        if problem.dropout_keys is None:
+        if problem.dropout_seeds is None:
             return None
         columns = torch.arange(self.keys.start, self.keys.stop)
-        kept = keep_mask(self.query_rows(problem.dropout_keys), columns, problem.dropout_p)
+        kept = keep_mask(self.query_rows(problem.dropout_seeds), columns, problem.dropout_p)
         return kept.to(problem.dtype) / (1.0 - problem.dropout_p)
 
-    def spread(self, per_offset: Tensor, table: Rows, scores: Tensor) -> None:
+    def spread(self, per_offset: Tensor, table: Vectors, scores: Tensor) -> None:
         """Write each pair's number of (groups, n_q, T) to ``scores``."""
         columns = self.work.columns[id(table)][:, self.keys]
         torch.gather(per_offset, -1, columns.expand_as(scores), out=scores)
 
-    def collect(self, scores: Tensor, table: Rows) -> Tensor:
+    def collect(self, scores: Tensor, table: Vectors) -> Tensor:
         """Each query's scores summed by offset, (groups, n_q, T)."""
-        assert isinstance(table, GridRows)
+        assert isinstance(table, GridVectors)
         work, window = self.work, table.window
         if len(window) == 1:
             return scores.sum(-1, keepdim=True)
         with work.workspace.scope():
-            per_offset = work.skewed(scores, self.keys, window).contiguous()
+            # Not ``contiguous``: a view that is contiguous already would outlive its memory.
+            per_offset = work.skewed(scores, self.keys, window).clone(memory_format=torch.contiguous_format)
         m, grid = work.m[:, self.keys], work.grid
         # Its ends also stand for all that lies beyond.
         if window.start > grid.low:

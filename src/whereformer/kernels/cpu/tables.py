@@ -191,7 +191,7 @@ class ListedReader:
         scores += self.bias.values[self.heads.start : self.heads.stop, entries]
 
 
-class GridRows:
+class GridVectors:
     """A vector per offset on a grid, of which each query makes a number per offset: ``OffsetKeys``, ``OffsetValues``.
 
     ``vectors`` (heads or 1, T, dim) are the table's rows that tiles tell apart; the first and the last also stand for
@@ -205,7 +205,7 @@ class GridRows:
         self.vectors = table[:, self.index]
         self.sums = torch.zeros_like(self.vectors)
 
-    def of_rows(self, queries: range) -> GridRows:
+    def of_rows(self, queries: range) -> GridVectors:
         """The part of the table that some queries can read, with the same memory."""
         grid, window = self.grid, self.window
         low = max(window.start, -grid.step * (queries.stop - 1))
@@ -272,14 +272,14 @@ class ListedBias:
         gradient += self.sums
 
 
-class ListedRows:
-    """What :class:`GridRows` does, for explicit positions."""
+class ListedVectors:
+    """What :class:`GridVectors` does, for explicit positions."""
 
     def __init__(self, offsets: Listed, table: Tensor, first: int) -> None:
         self.offsets, self.vectors, self.first = offsets, table, first
         self.sums = torch.zeros_like(table)
 
-    def of_rows(self, queries: range) -> ListedRows:
+    def of_rows(self, queries: range) -> ListedVectors:
         return self
 
     def _entries(self, tile: Tile) -> Tensor:
@@ -296,13 +296,13 @@ class ListedRows:
 
 
 Bias: TypeAlias = GridBias | ListedBias
-Rows: TypeAlias = GridRows | ListedRows
+Vectors: TypeAlias = GridVectors | ListedVectors
 BiasReader: TypeAlias = GridReader | ListedReader
 
 
-def rows_table(offsets: Grid | Listed, table: Tensor, first: int) -> Rows:
+def vectors_of_table(offsets: Grid | Listed, table: Tensor, first: int) -> Vectors:
     """A table of vectors in a piece's layout."""
-    return GridRows(offsets, table, first) if isinstance(offsets, Grid) else ListedRows(offsets, table, first)
+    return GridVectors(offsets, table, first) if isinstance(offsets, Grid) else ListedVectors(offsets, table, first)
 
 
 class Tables:
@@ -315,9 +315,9 @@ class Tables:
         offsets = layout(piece.query_positions, piece.key_positions, value.device)
         self.layout = offsets
         self.bias: Bias | None = None
-        self.keys, self.values = (
-            None if table is None else rows_table(offsets, table, first)
-            for table, first in zip((problem.keys, problem.values), problem.first[1:], strict=True)
+        self.key_table, self.value_table = (
+            None if table is None else vectors_of_table(offsets, table, first)
+            for table, first in zip((problem.key_table, problem.value_table), problem.first[1:], strict=True)
         )
         if isinstance(offsets, Grid):
             if problem.bias is not None or problem.causal:
@@ -332,11 +332,16 @@ class Tables:
         """Of scratch memory that tables write to or read from."""
         return self.layout.step if isinstance(self.layout, Grid) else 0
 
-    def rows(self) -> tuple[Rows | None, Rows | None]:
-        """The keys' and the values' tables."""
-        return self.keys, self.values
+    def by_name(self) -> dict[str, Bias | Vectors]:
+        """The tables that there are, by their names in ``GRADIENTS``."""
+        tables = {"bias": self.bias, "key_table": self.key_table, "value_table": self.value_table}
+        return {name: table for name, table in tables.items() if table is not None}
 
-    def of_rows(self, queries: range) -> tuple[Rows | None, Rows | None]:
+    def vectors(self) -> tuple[Vectors | None, Vectors | None]:
+        """The keys' and the values' tables."""
+        return self.key_table, self.value_table
+
+    def of_rows(self, queries: range) -> tuple[Vectors | None, Vectors | None]:
         """The parts of the keys' and the values' tables that some queries can read."""
-        keys, values = (None if table is None else table.of_rows(queries) for table in (self.keys, self.values))
-        return keys, values
+        key_table, value_table = (None if table is None else table.of_rows(queries) for table in self.vectors())
+        return key_table, value_table

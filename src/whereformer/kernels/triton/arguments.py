@@ -121,7 +121,7 @@ class Pairs(NamedTuple):
     key_end: Any  # for each row of the batch, one more than the last key that may be attended
     query_documents: Any
     key_documents: Any
-    dropout_keys: Any
+    dropout_seeds: Any  # 32 bits for each row of scores
     dropout_threshold: Any
     dropout_scale: Any
 
@@ -214,8 +214,8 @@ def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
     return Norm(norm[0], norm[1] if len(norm) > 1 else None, delta)
 
 
-def pairs_of(problem: Problem, dropout_keys: Tensor | None) -> Pairs:
-    """Which queries meet which keys, as the kernels take it; ``dropout_keys`` are of the problem's rows."""
+def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> Pairs:
+    """Which queries meet which keys, as the kernels take it; ``dropout_seeds`` are of the problem's rows."""
     n_q, n_k = problem.n_q, problem.value.shape[2]
     key_mask = problem.key_mask
     key_end = ranks = query_documents = key_documents = None
@@ -252,7 +252,7 @@ def pairs_of(problem: Problem, dropout_keys: Tensor | None) -> Pairs:
         key_end=key_end,
         query_documents=query_documents,
         key_documents=key_documents,
-        dropout_keys=dropout_keys,
+        dropout_seeds=dropout_seeds,
         dropout_threshold=int(problem.dropout_p * 2**32),
         dropout_scale=1.0 / (1.0 - problem.dropout_p),
     )
@@ -278,7 +278,7 @@ def _ranks(positions: Tensor) -> Tensor:
 
 def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     """What makes the problem's scores; with the output's gradient for the kernels of gradients."""
-    tables = (problem.bias, problem.keys, problem.values)
+    tables = (problem.bias, problem.key_table, problem.value_table)
     spans = [
         (first, first + table.shape[1] - 1)
         for first, table in zip(problem.first, tables, strict=True)
@@ -288,16 +288,16 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     if spans:
         first, last = min(span[0] for span in spans), max(span[1] for span in spans)
     key_products = value_products = None
-    if problem.keys is not None and problem.query is not None:
-        key_products = (problem.query.float() @ (problem.keys * (problem.scale * LOG2E)).mT).contiguous()
-    if problem.values is not None and d_out is not None:
-        value_products = (d_out.float() @ problem.values.mT).contiguous()
+    if problem.key_table is not None and problem.query is not None:
+        key_products = (problem.query.float() @ (problem.key_table * (problem.scale * LOG2E)).mT).contiguous()
+    if problem.value_table is not None and d_out is not None:
+        value_products = (d_out.float() @ problem.value_table.mT).contiguous()
     return Terms(
         scale=Scale(problem.scale, problem.scale * LOG2E),
         span=Span(first, last),
         bias=_bias_table(problem, first, last),
-        key_table=_vector_table(key_products, problem.keys, problem.first[1]),
-        value_table=_vector_table(value_products, problem.values, problem.first[2]),
+        key_table=_vector_table(key_products, problem.key_table, problem.first[1]),
+        value_table=_vector_table(value_products, problem.value_table, problem.first[2]),
         dense=pair_matrix(problem.dense, problem.value.shape[0]),
     )
 
@@ -327,7 +327,7 @@ def _vector_table(products: Tensor | None, table: Tensor | None, first: int) -> 
 
 def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
     """The problem in runs of queries few enough for their products with tables of vectors; mostly one run."""
-    lengths = [table.shape[1] for table in (problem.keys, problem.values) if table is not None]
+    lengths = [table.shape[1] for table in (problem.key_table, problem.value_table) if table is not None]
     if problem.query_positions is not None and problem.bias is not None:
         lengths.append(problem.bias.shape[1])  # its gradient is then summed by rows, too
     longest, n_q = max(lengths, default=1), problem.n_q
@@ -354,9 +354,7 @@ def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
         )
 
 
-def dropout_keys_of(problem: Problem) -> Tensor | None:
-    """Dropout's keys of all rows, in the 32 bits that the kernels take."""
-    keys = problem.dropout_keys
-    if keys is None:
-        return None
-    return torch.where(keys >= 2**31, keys - 2**32, keys).to(torch.int32)  # the same 32 bits
+def dropout_seeds_of(problem: Problem) -> Tensor | None:
+    """Dropout's seeds of all rows, in the 32 bits that the kernels take."""
+    seeds = problem.dropout_seeds
+    return None if seeds is None else torch.where(seeds >= 2**31, seeds - 2**32, seeds).to(torch.int32)

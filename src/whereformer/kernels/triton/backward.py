@@ -17,7 +17,7 @@ from .arguments import (
     QueryGradients,
     TableSums,
     Terms,
-    dropout_keys_of,
+    dropout_seeds_of,
     inputs_of,
     norm_of,
     pair_matrix,
@@ -51,7 +51,7 @@ class Backward:
         self.problem, self.gradients, self.norm = problem, gradients, norm
         self.batch, self.heads = problem.value.shape[:2]
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
-        self.dropout_keys = dropout_keys_of(problem)
+        self.dropout_seeds = dropout_seeds_of(problem)
         self.delta = self._row_products(out)
         self.parts = list(parts_of(problem))
         self.sums = {name: self._place(name) for name in GRADIENTS if name != "dense"}
@@ -65,10 +65,10 @@ class Backward:
         tensor: Tensor | None = getattr(self.problem, name)
         if tensor is None:
             return None
-        if name in ("bias", "keys", "values"):
+        if name in ("bias", "key_table", "value_table"):
             return torch.zeros_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
         of_keys = name in ("key", "value", "key_factors")
-        in_float = name.endswith("factors") or (name == "query" and self.problem.keys is not None)
+        in_float = name.endswith("factors") or (name == "query" and self.problem.key_table is not None)
         if in_float or (of_keys and len(self.parts) > 1):
             return tensor.new_zeros(self.batch, self.heads, *tensor.shape[2:], dtype=torch.float32)
         gradient = self.gradients.get(name)
@@ -81,7 +81,7 @@ class Backward:
     def run(self) -> None:
         for problem, rows in self.parts:
             part = self._part(problem, rows)
-            if self.needs("query", "query_factors", "bias", "keys", "values"):
+            if self.needs("query", "query_factors", "bias", "key_table", "value_table"):
                 self._query_gradients(part)
             if self.needs("key", "value", "key_factors"):
                 self._key_gradients(part)
@@ -98,7 +98,7 @@ class Backward:
     def _part(self, problem: Problem, rows: slice) -> _Part:
         d_out = self.d_out[:, :, rows]
         norm = norm_of(self.norm[..., rows].contiguous(), self.delta[:, :, rows].contiguous())
-        dropout_keys = None if self.dropout_keys is None else self.dropout_keys[:, :, rows].contiguous()
+        dropout_seeds = None if self.dropout_seeds is None else self.dropout_seeds[:, :, rows].contiguous()
         return _Part(
             problem,
             rows,
@@ -106,7 +106,7 @@ class Backward:
             inputs_of(problem),
             Known(row_matrix(d_out), norm),
             terms_of(problem, d_out),
-            pairs_of(problem, dropout_keys),
+            pairs_of(problem, dropout_seeds),
         )
 
     def _row_products(self, out: Tensor) -> Tensor:
@@ -138,8 +138,8 @@ class Backward:
         explicit = problem.query_positions is not None
         d_bias_ends = d_out.new_empty(2, *of_rows, dtype=torch.float32) if self.needs("bias") else None
         d_bias_rows = by_row(problem.bias) if explicit and self.needs("bias") else None
-        d_keys_rows = by_row(problem.keys) if self.needs("keys", "query") else None
-        at_offset = by_row(problem.values) if self.needs("values") else None
+        d_key_table_rows = by_row(problem.key_table) if self.needs("key_table", "query") else None
+        at_offset = by_row(problem.value_table) if self.needs("value_table") else None
         d_query, d_factors = self.sums["query"], self.sums["query_factors"]
         query_gradients[(self.batch * self.heads * cdiv(problem.n_q, blocks.rows),)](
             part.inputs,
@@ -147,25 +147,26 @@ class Backward:
             QueryGradients(
                 query=row_matrix(None if d_query is None else d_query[:, :, rows]),
                 factors=row_matrix(None if d_factors is None else d_factors[:, :, rows]),
-                tables=TableSums(d_bias_ends, d_bias_rows, d_keys_rows, at_offset),
+                tables=TableSums(d_bias_ends, d_bias_rows, d_key_table_rows, at_offset),
             ),
             part.terms,
             part.pairs,
             **blocks.launch,
         )
-        d_bias, d_keys, d_values = self.sums["bias"], self.sums["keys"], self.sums["values"]
+        d_bias, d_key_table, d_value_table = (self.sums[name] for name in ("bias", "key_table", "value_table"))
         if d_bias is not None and d_bias_ends is not None:
             if d_bias_rows is not None:
                 d_bias += d_bias_rows.sum((0, 2))
             ends = d_bias_ends.sum((1, 3))
             d_bias[:, 0] += ends[0]
             d_bias[:, -1] += ends[1]
-        if d_keys_rows is not None and d_keys is not None and problem.keys is not None and problem.query is not None:
+        key_table, query = problem.key_table, problem.query
+        if d_key_table_rows is not None and d_key_table is not None and key_table is not None and query is not None:
             if d_query is not None:
-                d_query[:, :, rows] += d_keys_rows @ (problem.keys * problem.scale)
-            d_keys += _fold(d_keys_rows.mT @ (problem.query.float() * problem.scale), d_keys)
-        if at_offset is not None and d_values is not None:
-            d_values += _fold(at_offset.mT @ d_out.float(), d_values)
+                d_query[:, :, rows] += d_key_table_rows @ (key_table * problem.scale)
+            d_key_table += _fold(d_key_table_rows.mT @ (query.float() * problem.scale), d_key_table)
+        if at_offset is not None and d_value_table is not None:
+            d_value_table += _fold(at_offset.mT @ d_out.float(), d_value_table)
 
     def _key_gradients(self, part: _Part) -> None:
         """All gradients that are sums over queries."""

@@ -70,7 +70,7 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
     if problem.query_factors is not None:
         widths.append(padded(problem.query_factors.shape[3]))
     rich = (
-        *(problem.keys, problem.values, problem.query_factors, problem.dense),
+        *(problem.key_table, problem.value_table, problem.query_factors, problem.dense),
         *(problem.query_positions, problem.query_documents),
     )
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:

@@ -19,7 +19,7 @@ from ..call import Call
 from ..precision import without_autocast
 from ..problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
 from ..terms import FactorPair, position_values
-from .arguments import dropout_keys_of, inputs_of, norm_of, pairs_of, parts_of, row_matrix, terms_of
+from .arguments import dropout_seeds_of, inputs_of, norm_of, pairs_of, parts_of, row_matrix, terms_of
 from .backward import Backward
 from .blocks import blocks_of, cdiv
 
@@ -31,7 +31,8 @@ def attend(call: Call) -> Tensor:
         changes: dict[str, Any] = {}
         if problem.query_positions is not None or problem.key_positions is not None:
             # The kernels take both as they are or both as numbers.
-            matter = call.causal or any(table is not None for table in (problem.bias, problem.keys, problem.values))
+            tables = (problem.bias, problem.key_table, problem.value_table)
+            matter = call.causal or any(table is not None for table in tables)
             for name, positions in (("query", call.query_positions), ("key", call.key_positions)):
                 changes[f"{name}_positions"] = position_values(positions, call.value.device) if matter else None
         if problem.query_factors is not None and problem.key_factors is not None:
@@ -57,10 +58,10 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     if out.numel() == 0 or problem.n_k == 0:
         return out.zero_(), norm.fill_(math.inf)
     with torch.no_grad(), without_autocast(out.device), _on(out.device):
-        dropout_keys = dropout_keys_of(problem)
+        dropout_seeds = dropout_seeds_of(problem)
         for part, rows in parts_of(problem):
-            keys_of_part = None if dropout_keys is None else dropout_keys[:, :, rows].contiguous()
-            _run_forward(part, keys_of_part, out[:, :, rows], norm[..., rows])
+            seeds_of_part = None if dropout_seeds is None else dropout_seeds[:, :, rows].contiguous()
+            _run_forward(part, seeds_of_part, out[:, :, rows], norm[..., rows])
     return out, norm
 
 
@@ -113,7 +114,7 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _run_forward(problem: Problem, dropout_keys: Tensor | None, out: Tensor, norm: Tensor) -> None:
+def _run_forward(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, norm: Tensor) -> None:
     """Fill ``out`` and ``norm``, (..., batch, heads, n_q, ...) with any strides."""
     # Not at the top, because it imports Triton.
     from .jit.forward import forward
@@ -121,9 +122,9 @@ def _run_forward(problem: Problem, dropout_keys: Tensor | None, out: Tensor, nor
     batch, heads = problem.value.shape[:2]
     blocks = blocks_of("forward", problem)
     at_offset = values = None
-    if problem.values is not None:
-        at_offset = out.new_zeros(batch, heads, problem.n_q, problem.values.shape[1], dtype=torch.float32)
-        values = problem.values.unsqueeze(0).expand(batch, heads, -1, -1)
+    if problem.value_table is not None:
+        at_offset = out.new_zeros(batch, heads, problem.n_q, problem.value_table.shape[1], dtype=torch.float32)
+        values = problem.value_table.unsqueeze(0).expand(batch, heads, -1, -1)
     rows_norm = torch.empty_like(norm, memory_format=torch.contiguous_format)
     forward[(batch * heads * cdiv(problem.n_q, blocks.rows),)](
         inputs_of(problem),
@@ -132,7 +133,7 @@ def _run_forward(problem: Problem, dropout_keys: Tensor | None, out: Tensor, nor
         row_matrix(values),
         at_offset,
         terms_of(problem),
-        pairs_of(problem, dropout_keys),
+        pairs_of(problem, dropout_seeds),
         BLOCK_T=16,
         **blocks.launch,
     )

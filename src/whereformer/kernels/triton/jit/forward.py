@@ -51,7 +51,7 @@ def _attend_blocks(
         shrink = tl.exp2(peak - reference)
         weights = tl.exp2(scores - reference[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        if pairs.dropout_keys is not None:
+        if pairs.dropout_seeds is not None:
             weights = tl.where(kept(tile, pairs), weights, 0.0)
         if terms.value_table.first is not None:
             ends = Ends(ends.left * shrink, ends.right * shrink)
@@ -112,7 +112,7 @@ def forward(
         tl.store(norm.shift + at_row, shift, mask=row < pairs.n_q)
         tl.store(norm.log_sum + at_row, log_sum, mask=row < pairs.n_q)
     normaliser = 1.0 / tl.where(empty, 1.0, total)
-    if pairs.dropout_keys is not None:
+    if pairs.dropout_seeds is not None:
         normaliser *= pairs.dropout_scale
     acc *= normaliser[:, None]
     if at_offset is not None:
@@ -123,7 +123,7 @@ def forward(
             keys = load_keys(inputs, pairs, place, first, BLOCK_N)
             scores = scores_of(queries, keys, tile, terms, pairs, ANY)
             weights = tl.exp2((scores - shift[:, None]) - log_sum[:, None])
-            if pairs.dropout_keys is not None:
+            if pairs.dropout_seeds is not None:
                 weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)
             add_at_offsets(at_offset, weights, terms.value_table, tile, offsets_of(tile, pairs), pairs)
         ends = Ends(ends.left * normaliser, ends.right * normaliser)

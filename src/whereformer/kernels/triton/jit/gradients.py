@@ -44,7 +44,7 @@ def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs
     if tile.first_key >= 0:  # see scores_of
         if terms.value_table.products is not None:
             d_weights += from_vector_table(terms.value_table, tile, offsets_of(tile, pairs), pairs, AREA)
-    if pairs.dropout_keys is not None:
+    if pairs.dropout_seeds is not None:
         survives = kept(tile, pairs)
         d_weights = tl.where(survives, d_weights * pairs.dropout_scale, 0.0)
         return tl.where(survives, weights * pairs.dropout_scale, 0.0), weights * (d_weights - row_state.delta)

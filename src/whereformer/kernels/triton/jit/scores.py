@@ -122,7 +122,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
 @triton.jit
 def kept(tile, pairs):
     """Which weights of a tile survive dropout: the ``keep_mask`` of ``dropout.py``."""
-    mixed = load_numbers(pairs.dropout_keys, pairs, tile.place, tile.rows, 0).to(tl.uint32, bitcast=True)
+    mixed = load_numbers(pairs.dropout_seeds, pairs, tile.place, tile.rows, 0).to(tl.uint32, bitcast=True)
     mixed = mixed + tile.columns.to(tl.uint32) * 0x9E3779B9
     mixed = (mixed ^ (mixed >> 16)) * 0x85EBCA6B
     mixed = (mixed ^ (mixed >> 13)) * 0xC2B2AE35

@@ -1,0 +1,21 @@
+"""What an encoder costs, before it is paid: floating-point operations, parameters and memory."""
+
+from .memory import Memory
+from .operations import Flops, count_flops, linear_flops
+from .paper import PaperRow, funnel_config, paper_table
+from .parameters import Parameters, count_parameters
+from .total import Cost, cost
+
+__all__ = [
+    "Cost",
+    "Flops",
+    "Memory",
+    "PaperRow",
+    "Parameters",
+    "cost",
+    "count_flops",
+    "count_parameters",
+    "funnel_config",
+    "linear_flops",
+    "paper_table",
+]

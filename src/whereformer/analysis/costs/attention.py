@@ -1,0 +1,99 @@
+"""How attention computes a call in training, and what it keeps for the backward."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels import OffsetBias, OffsetKeys, OffsetValues
+from ...kernels.call import Call
+from ...kernels.choose import choose
+from ...kernels.cpu import blockwise
+from ...kernels.problem import GRADIENTS, Problem
+
+
+class Computed(NamedTuple):
+    """How a call is computed: the backend, and what blockwise keeps for the backward (see ``Problem``), else ""."""
+
+    backend: str
+    keeps: str = ""
+
+
+class Training(NamedTuple):
+    """A call in training: how it is computed, and what is kept of its terms for the backward.
+
+    Args:
+        computed: how.
+        read: the tensors of the terms that the backward reads.
+        bytes: more memory, which is no tensor of the terms.
+    """
+
+    computed: Computed
+    read: list[Tensor]
+    bytes: int
+
+
+def training(call: Call, backend: str, device: torch.device) -> Training:
+    """What attention does with a call, whose tensors may be on the meta device, if it trains on ``device``."""
+    chosen = choose(call, backend, device)
+    if chosen == "reference":
+        read = [value for term in call.terms for value in vars(term).values() if isinstance(value, Tensor)]
+        return Training(Computed(chosen), read, _written_out(call))
+    # The other backends merge terms, and read those.
+    problem = Problem.of(call)
+    found = (getattr(problem, name) for name in GRADIENTS if name not in ("query", "key", "value"))
+    keeps = blockwise.keeps(problem, device) if chosen == "blockwise" else ""
+    return Training(Computed(chosen, keeps), [tensor for tensor in found if tensor is not None], 0)
+
+
+def _written_out(call: Call) -> int:
+    """Bytes that the reference keeps for tables over offsets, beside the tables."""
+    batch, heads = call.value.shape[:2]
+    size = max(4, call.value.element_size())
+    kept = 0
+    for term in call.terms:
+        if isinstance(term, OffsetBias | OffsetKeys | OffsetValues):
+            # Which column each pair reads
+            kept += call.n_q * call.n_k * torch.int64.itemsize
+        if isinstance(term, OffsetKeys | OffsetValues):
+            # A number of each query for each offset, and of queries another copy than for content
+            width = sum(term.table.shape[1:]) if isinstance(term, OffsetKeys) else term.table.shape[1]
+            kept += batch * heads * call.n_q * width * size
+            if len(term.table) > 1:
+                # To multiply it in batches, torch copies each head's vectors for every item.
+                kept += batch * term.table.numel() * size
+    return kept
+
+
+class Keeps(NamedTuple):
+    """What one way of computing attention keeps for the backward, besides its terms.
+
+    Args:
+        score_bytes: bytes for every head, query and key.
+        row_numbers: numbers for every head and query.
+        widens: whether query, key and value are kept in float32 at least, as which it computes.
+    """
+
+    score_bytes: int = 0
+    row_numbers: int = 0
+    widens: bool = False
+
+
+def kept_by(by: Computed, drops: bool, dtype: torch.dtype, device: torch.device) -> Keeps:
+    """What attention that is computed so keeps in training; ``drops`` if it drops weights."""
+    wide = max(4, dtype.itemsize)
+    match by:
+        case Computed("reference"):
+            # The weights; with dropout also a mask, and the weights that are left.
+            return Keeps(score_bytes=wide + (wide + 1 if drops else 0), widens=True)
+        case Computed("fused") if drops and device.type == "cpu":
+            # So torch does as well, whose mask is numbers.
+            return Keeps(score_bytes=3 * wide)
+        case Computed("blockwise", "weights"):
+            return Keeps(score_bytes=wide)
+        case Computed("blockwise", "nothing"):
+            return Keeps()
+        case _:
+            return Keeps(row_numbers=1)

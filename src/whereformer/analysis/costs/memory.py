@@ -1,0 +1,162 @@
+"""The bytes that an encoder's activations need: an estimate, made of what each layer keeps for the backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers.activations import ACT2FN
+
+from .attention import kept_by
+from .kept import Kept
+from .parameters import Parameters
+from .trace import META, Trace
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that the activations of one batch need: an estimate, checked against measurements on the CPU.
+
+    Training keeps for the backward: inputs of products, norms and activations, dropout masks (which the CPU keeps
+    as numbers, a GPU as bytes) and what attention and the position method keep. What lives for a moment and
+    gradients are not counted: in float32 the peak of a forward in training was 1 to 13% above the estimate (23% for an
+    activation of several steps, and more where tables of numbers per pair are trained, as in a random Synthesizer), in
+    bfloat16 3 to 25%. Inference was within 5% for most methods; for those that need much for a moment (tupe, fire,
+    floater, synthesizer, transformer_xl in bfloat16, and below about 90 tokens all with terms) it may be half too low
+    or too high. Nor is the memory of attention's tiles counted, which a thread keeps from call to call: up to 6 MiB
+    with BERT-base's heads, and some more where oneDNN multiplies (see ``whereformer.kernels.cpu.products``). A batch
+    without padding is assumed.
+
+    Args:
+        weights: the parameters; training needs them four times with their gradients and Adam's two moments.
+        layers: kept by the layers outside of attention's scores.
+        scores: kept by attention with a number per query and key, as it is done for short sequences.
+        position: kept by the position method and by "attention" segments.
+        embeddings: kept by the embeddings.
+        head: kept by the masked-LM head and its loss, the logits included.
+        inference: the most that live at once without gradients, in the encoder.
+    """
+
+    weights: int
+    layers: int
+    scores: int
+    position: int
+    embeddings: int
+    head: int
+    inference: int
+
+    @property
+    def training(self) -> int:
+        """What the encoder keeps for the backward, without the head."""
+        return self.layers + self.scores + self.position + self.embeddings
+
+
+def memory_of(trace: Trace, predictions: int, parameters: Parameters) -> Memory:
+    """The memory of a traced forward, and of the masked-LM head on ``predictions`` tokens of every sequence."""
+    item, batch, layers = _Item(trace), trace.batch, range(len(trace.passes))
+    return Memory(
+        weights=parameters.total * item.size,
+        layers=round(batch * (sum(map(item.kept, layers)) + item.kept_at_the_end())),
+        scores=batch * sum(map(item.scores, layers)),
+        position=trace.kept,
+        embeddings=batch * trace.length * item.kept_of_a_word(),
+        head=round(batch * predictions * item.kept_of_a_prediction()),
+        inference=round(batch * max(map(item.needed, layers))),
+    )
+
+
+class _Item:
+    """Bytes that one sequence of the batch takes, place by place."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.config = trace, trace.config
+        # Norms and the softmax keep float32 at least.
+        self.size, self.exact = trace.dtype.itemsize, max(4, trace.dtype.itemsize)
+        self.norm = 2 * self.exact
+        self.inner = self.config.num_attention_heads * self.config.head_dim
+        self.mask = self.size if trace.device.type == "cpu" else 1
+        self.hidden_mask = self.mask if self.config.hidden_dropout_prob else 0
+        drops = self.config.attention_probs_dropout_prob > 0
+        self.attention = [kept_by(computed, drops, trace.dtype, trace.device) for computed in trace.trained]
+        # What an activation makes is made again in the backward, unless some of it was dropped.
+        self.per_wide: float = self.size
+        if self.config.activation_dropout_prob > 0:
+            self.per_wide = self._activation(with_output=False) + self.mask + self.size
+        # An activation needs about as much for a moment as it would keep, and never less than what goes in and comes
+        # out.
+        self.wide_copies = max(2.0, self._activation(with_output=True) / self.size)
+
+    def kept(self, layer: int) -> float:
+        """What a layer keeps for the backward, without attention's scores."""
+        config, at, attention = self.config, self.trace.passes[layer], self.attention[layer]
+        width, heads = config.hidden_size, config.num_attention_heads
+        # Two residual sums with their norms and dropout masks, and what goes into the feed-forward network
+        kept: float = self.size * (self._inputs(layer) * width + at.n_q * self.inner + 3 * at.n_q * width)
+        kept += (self.exact if attention.widens else self.size) * self._projected(layer)
+        of_query = 2 * self.hidden_mask * width + 2 * self.norm + attention.row_numbers * self.exact * heads
+        kept += at.n_q * (of_query + self.per_wide * config.intermediate_size)
+        if config.norm == "pre" and at.n_q != at.n_k:
+            # Before pooling and after it there are different states to normalise.
+            kept += at.n_k * (self.size * width + self.norm)
+        return kept
+
+    def scores(self, layer: int) -> int:
+        """What attention keeps in a layer with a number per query and key."""
+        at = self.trace.passes[layer]
+        return self.config.num_attention_heads * at.n_q * at.n_k * self.attention[layer].score_bytes
+
+    def needed(self, layer: int) -> float:
+        """What a layer needs at once without gradients: in attention, or in the feed-forward network."""
+        config, trace, at = self.config, self.trace, self.trace.passes[layer]
+        width = config.hidden_size
+        words = self.size * trace.length * config.embedding_size
+        # In attention: the words, the input, projections, the output twice, what the last projection makes and what
+        # the method needs. In the feed-forward network: the words, the layer's input, the network's own input, with
+        # norms before them what that was made of too, and the wide ones.
+        numbers = self._inputs(layer) * width + self._projected(layer) + 2 * at.n_q * self.inner + at.n_q * width
+        attending = words + self.size * numbers + trace.kept_by_pass[layer] / trace.batch
+        if trace.inferred[layer] == "reference":
+            attending += 2 * self.exact * config.num_attention_heads * at.n_q * at.n_k
+        own = 3 if config.norm == "pre" else 2
+        feeding = words + self.size * at.n_q * (own * width + self.wide_copies * config.intermediate_size)
+        return max(attending, feeding)
+
+    def kept_at_the_end(self) -> int:
+        """What follows the last layer keeps."""
+        states = self.config.hidden_size * self.size
+        return self.trace.passes[-1].n_q * (states + (states + self.norm if self.config.norm == "pre" else 0))
+
+    def kept_of_a_word(self) -> int:
+        """What the embeddings keep of each token."""
+        narrow = self.config.embedding_size
+        projected = narrow * self.size if narrow != self.config.hidden_size else 0
+        return narrow * (self.size + self.hidden_mask) + self.norm + projected
+
+    def kept_of_a_prediction(self) -> float:
+        """What the masked-LM head and its loss keep of each token that they predict."""
+        # The logits, and their logarithmic softmax
+        kept: float = self.config.vocab_size * (self.size + self.exact)
+        if self.config.lm_head == "bert":
+            kept += (self._activation(with_output=True) + self.size) * self.config.embedding_size + self.norm
+            kept += self.config.hidden_size * self.size if self.config.sparse_prediction else 0
+        return kept
+
+    def _inputs(self, layer: int) -> int:
+        """How many states keys are made of, and queries where they are not the same tokens."""
+        at = self.trace.passes[layer]
+        return at.n_k + (at.n_q if at.n_q != at.n_k else 0)
+
+    def _projected(self, layer: int) -> int:
+        """How many numbers query, key and value have."""
+        at = self.trace.passes[layer]
+        return self.inner * (at.n_q + 2 * at.n_k if self.trace.content else at.n_k)
+
+    def _activation(self, *, with_output: bool) -> float:
+        """Bytes that an activation keeps for each of its numbers, ``with_output`` if what follows keeps that."""
+        kept = Kept()
+        given = torch.empty(1024, dtype=self.trace.dtype, device=META, requires_grad=True)
+        with kept.hooks():
+            output = ACT2FN[self.config.hidden_act](given)
+        if with_output:
+            kept.add(output)
+        return kept.size() / given.numel()

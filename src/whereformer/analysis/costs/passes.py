@@ -1,0 +1,47 @@
+"""Which layers of an encoder run, and where their tokens are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...kernels import Positions
+from ...models import EncoderConfig, parse_blocks
+from ...models.pooling import Tokens
+
+
+class Pass(NamedTuple):
+    """A layer as it runs once: where the tokens are that attend, and those that they attend to."""
+
+    queries: Positions
+    keys: Positions
+
+    @property
+    def n_q(self) -> int:
+        return self.queries.length
+
+    @property
+    def n_k(self) -> int:
+        return self.keys.length
+
+
+def layer_passes(config: EncoderConfig, length: int) -> list[Pass]:
+    """Every layer as it runs, the decoder's last if there is one."""
+    pooling = config.make_pooling()
+    whole = now = Positions(0, 1, length)
+    passes: list[Pass] = []
+    for index, block in enumerate(parse_blocks(config.blocks)):
+        before = now
+        if index and pooling.applies_to(now.length):
+            pooled = pooling.sequence(Tokens(now)).positions
+            assert isinstance(pooled, Positions)
+            now = pooled
+        passes.append(Pass(now, before if config.pool_query_only else now))
+        passes += [Pass(now, now)] * (block.layers * block.repeats - 1)
+    return passes + [Pass(whole, whole)] * decoder_depth(config)
+
+
+def decoder_depth(config: EncoderConfig) -> int:
+    """How many layers the decoder runs; 0 without one."""
+    if config.decoder_layers == "0" or not config.with_decoder:
+        return 0
+    return sum(block.layers * block.repeats for block in parse_blocks(config.decoder_layers))

@@ -1,0 +1,158 @@
+"""What position and segments add to every layer, read off their own code.
+
+The code runs on torch's "meta" device, where tensors have shapes but no memory. There torch counts the operations and
+names everything that autograd keeps, so the counts cannot disagree with the code that runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from ...kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+from ...kernels.call import Call, make_call
+from ...kernels.choose import choose
+from ...kernels.terms import Term
+from ...models import EncoderConfig
+from ...models.encoder import SegmentScores, position_of
+from ...positions import Place, Position
+from .attention import Computed, training
+from .kept import Kept
+from .passes import Pass, layer_passes
+
+META = torch.device("meta")
+
+
+class Trace:
+    """One forward of a model in training, by layer.
+
+    What position and segments return to attention costs what the terms say.
+
+    Args:
+        config: the encoder.
+        length: tokens of a sequence.
+        batch: sequences.
+        dtype: of parameters and activations.
+        device: where the model is to run.
+        backend: of attention.
+
+    Attributes:
+        passes: every layer as it runs.
+        content: whether scores include query . key.
+        embed_flops: operations that position adds to the embeddings.
+        flops: operations of position, by pass.
+        segment_flops: operations of segment scores, by pass.
+        trained: how attention is computed in training, by pass.
+        inferred: the backend without gradients, by pass.
+        kept_by_pass: bytes that position and segments keep, by pass.
+        kept: bytes that they keep in all.
+    """
+
+    def __init__(
+        self, config: EncoderConfig, length: int, batch: int, dtype: torch.dtype, device: torch.device, backend: str
+    ) -> None:
+        self.config, self.length, self.batch, self.dtype = config, length, batch, dtype
+        self.device, self.backend = device, backend
+        self.passes = layer_passes(config, length)
+        self.flops: list[int] = []
+        self.segment_flops: list[int] = []
+        self.trained: list[Computed] = []
+        self.inferred: list[str] = []
+        self.kept_by_pass: list[int] = []
+        with META:
+            method = position_of(config).to(dtype)
+            self.content = method.content
+            attended = self.content and config.segments == "attention"
+            segments = SegmentScores(config).to(dtype) if attended else None
+        self._kept = Kept()
+        self._kept.leave_out(*method.parameters(), *([] if segments is None else segments.parameters()))
+        uncounted = method.uncounted_work(self.passes)
+        self._others_kept = uncounted.kept
+        with FlopCounterMode(display=False) as counter, torch.enable_grad(), self._kept.hooks():
+            words = self._made(length, config.embedding_size)
+            method.embed(words, Positions(0, 1, length))
+            self._kept.leave_out(words)
+            self.embed_flops = counter.get_total_flops()
+            self._run(method, segments, counter)
+        self.flops[0] += uncounted.flops
+        self.kept = self._kept.size() + self._others_kept
+
+    def _run(self, method: Position, segments: SegmentScores | None, counter: FlopCounterMode) -> None:
+        """Do what position and segments do in every pass. The first one pays for what is done once."""
+        counted, kept = counter.get_total_flops(), self._kept.size()
+        once = method.once()
+        shared: dict[Pass, Any] = {}
+        for layer, at in enumerate(self.passes):
+            if at not in shared:
+                shared[at] = method.shared(at.queries, at.keys, once)
+            call = self._call(method, segments, at, Place(at.queries, at.keys, layer, shared[at]))
+            self._note(call)
+            applied = [2 * _applied(term, self.config, at, self.batch) for term in call.terms]
+            self.segment_flops.append(0 if segments is None else applied.pop())
+            self.flops.append(counter.get_total_flops() - counted + sum(applied))
+            self.kept_by_pass.append(self._kept.size() - kept)
+            counted, kept = counter.get_total_flops(), self._kept.size()
+
+    def _made(self, *size: int) -> Tensor:
+        return torch.empty(self.batch, *size, dtype=self.dtype, device=META, requires_grad=True)
+
+    def _call(self, method: Position, segments: SegmentScores | None, at: Pass, place: Place) -> Call:
+        """Do what an attention layer does up to its call, the segments' term last."""
+        config = self.config
+
+        def heads(n: int) -> Tensor:
+            return self._made(n, config.num_attention_heads, config.head_dim).transpose(1, 2)
+
+        hidden, value = self._made(at.n_q, config.hidden_size), heads(at.n_k)
+        terms = method.terms(hidden, place)
+        # The layer keeps its input anyway, and attention one query, key and value; a method may keep what it changed
+        # as well.
+        self._kept.leave_out(hidden)
+        query, key = None, None
+        if self.content:
+            given = query, key, value = heads(at.n_q), heads(at.n_k), value
+            terms += method.query_terms(query, place)
+            if segments is not None:
+                types = (torch.empty(self.batch, n, dtype=torch.int64, device=META) for n in (at.n_q, at.n_k))
+                terms += (segments(query, *types),)
+            query, key, value = method.rotate(*given, place)
+            self._kept.leave_out(*(old for old, new in zip(given, (query, key, value), strict=True) if old is new))
+        return make_call(
+            query,
+            key,
+            value,
+            terms,
+            dropout_p=config.attention_probs_dropout_prob,
+            query_positions=at.queries,
+            key_positions=at.keys,
+        )
+
+    def _note(self, call: Call) -> None:
+        """Note how attention computes a call, and what it keeps of the call's terms."""
+        found = training(call, self.backend, self.device)
+        self.trained.append(found.computed)
+        self._kept.add(*found.read)
+        self._others_kept += found.bytes
+        with torch.no_grad():
+            self.inferred.append(choose(replace(call, dropout_p=0.0), self.backend, self.device))
+
+
+def _applied(term: Term, config: EncoderConfig, at: Pass, batch: int) -> int:
+    """Multiply-adds of a term in attention; what is one number per pair is only added.
+
+    Scores that the whole batch shares count once, though some backends make them for each item.
+    """
+    heads = config.num_attention_heads
+    match term:
+        case OffsetKeys() | OffsetValues():
+            # One product with the whole table for every query, from which every key takes its offset's number.
+            return batch * heads * at.n_q * term.table.shape[1] * term.table.shape[2]
+        case FactorPair():
+            items = max(len(term.query_factors), len(term.key_factors))
+            return items * heads * at.n_q * at.n_k * term.query_factors.shape[3]
+        case OffsetBias() | DenseBias():
+            return 0

@@ -1,0 +1,67 @@
+"""What ``whereformer compare`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ...experiments.compare.ranking import RankedMethod
+    from ...experiments.seeds import Spread
+
+
+WIDE = 0.2
+"""The table shows the range of a speed if it is wider than this share of the median."""
+
+
+def print_ranking(console: Console, rows: Sequence[RankedMethod], length: int, clock: str) -> None:
+    """Print the table of a comparison, at most 100 columns wide; ``clock`` says what time speeds are measured by."""
+    table = Table(
+        title=f"Held-out masked-LM loss, trained on {length} tokens at a time (lower is better)",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("position", no_wrap=True)
+    lengths = sorted(rows[0].loss)
+    for tried in lengths:
+        table.add_column(f"loss\n@{tried}", justify="right", no_wrap=True)
+    for title in ("accu-\nracy", "speed", "MiB", "params"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            str(row.rank),
+            row.position,
+            *(_loss(row.loss[tried]) for tried in lengths),
+            f"{row.accuracy.median:.1%}",
+            _speed(row.relative_speed),
+            "-" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f}",
+            f"{row.positional_parameters:,}",
+        )
+    console.print(table)
+    console.print(
+        f"Methods with the same # can't be told apart. speed: of training, relative to none, by {clock}; below it the "
+        "range of the rounds, where it is wide. MiB: peak memory of a training step. params: parameters of position.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _speed(cell: Spread) -> str:
+    """A relative speed, and the range of its rounds where that is too wide to go without a word."""
+    if cell.median is None or cell.low is None or cell.high is None:
+        return "-"
+    wide = cell.high - cell.low > WIDE * cell.median
+    return f"{cell.median:.2f}" + (f"\n{cell.low:.2f}-{cell.high:.2f}" if wide else "")
+
+
+def _loss(cell: Spread) -> str:
+    if cell.median is None or cell.low is None or cell.high is None:
+        return "cannot"
+    if cell.low == cell.high:
+        return f"{cell.median:.3f}"
+    return f"{cell.median:.3f}\n{cell.low:.2f}-{cell.high:.2f}"

@@ -1,0 +1,62 @@
+"""What trainings are about to do, which ``whereformer pretrain`` and ``whereformer translate train`` print first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from ..terminal import say
+
+if TYPE_CHECKING:
+    from ...experiments.pretrain.results import PretrainPlan
+    from ...experiments.translate.results import TranslationFacts, TranslationPlan
+    from ...training.results import TrainingPlan
+    from ...training.text import TextFacts
+
+
+def print_plan(console: Console, text: TextFacts, blocks: str, steps: int, plan: PretrainPlan) -> None:
+    """What a pretraining run is about to do: the text, the model and how often it reads the text."""
+    lengths = ", ".join(f"{length:,}" for length in plan.block_lengths)
+    lines = (
+        f"text: {text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from "
+        f"{text.source}; guessing by frequency: loss {text.unigram_entropy:.2f}",
+        f"{_model_size(plan, text.vocabulary)}; blocks {blocks} of {lengths} tokens",
+        f"training: {steps:,} steps of {plan.tokens_per_step:,} tokens; {_passes(plan)}",
+    )
+    say(console, *lines)
+
+
+def print_translation_plan(console: Console, text: TranslationFacts, plan: TranslationPlan, max_length: int) -> None:
+    """What a translation training is about to do: the text, the model and how often it reads the text."""
+    lines = []
+    for name, part in (("training", text.training), ("held-out", text.held_out)):
+        left_out = [
+            f"{count:,} {why}"
+            for count, why in (
+                (part.empty, "with an empty line"),
+                (part.too_long, f"of more than {max_length} tokens"),
+            )
+            if count
+        ]
+        lines.append(
+            f"{name}: {part.pairs:,} pairs, {part.source_tokens:,} and {part.target_tokens:,} tokens, a line "
+            f"at most {part.longest}" + (f"; left out: {', '.join(left_out)}" if left_out else "")
+        )
+    say(
+        console,
+        *lines,
+        _model_size(plan, text.vocabulary),
+        f"training: {plan.steps:,} steps of about {plan.tokens_per_step:,} tokens; {_passes(plan)}",
+    )
+
+
+def _model_size(plan: TrainingPlan, vocabulary: int) -> str:
+    return (
+        f"model: {plan.parameters:,} parameters, of them {plan.embedding_parameters:,} embeddings of "
+        f"{vocabulary:,} tokens and {plan.positional_parameters:,} of position"
+    )
+
+
+def _passes(plan: TrainingPlan) -> str:
+    return f"the text is {plan.steps_per_epoch:,.1f} steps long and read {plan.epochs:,.1f} times"
