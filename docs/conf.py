@@ -28,6 +28,7 @@ html_title = "whereformer"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 html_show_sourcelink = False
 html_math_renderer = "svg"
 
