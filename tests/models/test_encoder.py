@@ -8,6 +8,8 @@ import whereformer
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, PositionRangeError
 from whereformer.models import Block, parse_blocks
 
+from .checkpointing import checkpoint_activations
+
 POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
 
 
@@ -224,7 +226,7 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         return [parameter.grad.clone() for parameter in model.parameters()]
 
     expected = gradients()
-    model.activation_checkpointing_enable()
+    checkpoint_activations(model)
     for ours, theirs in zip(gradients(), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 

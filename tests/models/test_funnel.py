@@ -10,6 +10,8 @@ from tests.models.funnels import funnel_config, inputs_of, strong, written_out
 from tests.models.test_encoder import POSITIONS
 from whereformer import Encoder, EncoderForMaskedLM
 
+from .checkpointing import checkpoint_activations
+
 LENGTHS = [*range(1, 10), 16, 17, 33]
 
 # Any two options meet in some row.
@@ -241,7 +243,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(position):
         return [parameter.grad for parameter in model.parameters()]
 
     expected = gradients()
-    model.activation_checkpointing_enable()
+    checkpoint_activations(model)
     torch.testing.assert_close(gradients(), expected)
 
 
@@ -250,7 +252,7 @@ def test_reentrant_checkpointing_loses_no_gradient_of_transformer_xl():
     model = build("transformer_xl", blocks="1x2-1").train()
     inputs = inputs_of(13)
     expected = gradients([model(**inputs).last_hidden_state], model)
-    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": True})
+    checkpoint_activations(model, use_reentrant=True)
     model.enable_input_require_grads()
     loss_of(model(**inputs).last_hidden_state).backward()
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]

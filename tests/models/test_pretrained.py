@@ -12,6 +12,7 @@ from transformers.models.funnel import modeling_funnel
 from tests.models.test_golden_funnel import inputs, opened, tensors
 from whereformer import (
     Electra,
+    ElectraPretrainingConfig,
     Encoder,
     EncoderConfig,
     EncoderForMaskedLM,
@@ -182,7 +183,7 @@ def test_what_transformers_cannot_be():
 
 def test_a_joint_electra_checkpoint_is_its_discriminator(tmp_path):
     sizes = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "position": "tisa"}
-    joint = Electra(EncoderConfig(**sizes)).eval()
+    joint = Electra(ElectraPretrainingConfig(**sizes)).eval()
     joint.save_pretrained(tmp_path)
     found = load_pretrained(tmp_path)
     ids = torch.arange(8)[None]

@@ -18,6 +18,8 @@ from whereformer import (
 from whereformer.models.encoder import Attention, AttentionContext, Earlier
 from whereformer.models.pooling import Tokens
 
+from .checkpointing import checkpoint_activations
+
 METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater"]
 _, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
 VOCABULARY = 40
@@ -307,7 +309,7 @@ def test_checkpointed_layers_have_the_same_gradients():
         torch.manual_seed(1)
         model = build("shaw").train()
         if checkpointed:
-            model.activation_checkpointing_enable()
+            checkpoint_activations(model)
         output = model(source, labels=labels, use_cache=True)
         assert (output.past_key_values is None) == checkpointed
         output.loss.backward()

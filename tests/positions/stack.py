@@ -1,15 +1,9 @@
 """The smallest model around a position method, run by the tests that hold for all methods."""
 
 import torch
-from torch.nn import functional
 
-from whereformer import Place, Positions, attention, build_position, position_names
-
-# LAYERS is the size of no other axis that could come before a parameter's layer axis.
-WIDTH, HEADS, LAYERS, MAX_LENGTH = 16, 2, 4, 24
-
-PROJECTIONS = torch.randn(3, WIDTH, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 4
-
+from whereformer import build_position, position_names
+from whereformer.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, attend, spread
 
 # The authors' five solver steps per position would only take longer, and no sequence here reaches a threshold of 512.
 QUICK = {"floater": {"substeps": 1}, "fire": {"initial_threshold": 8.0}}
@@ -49,38 +43,12 @@ def build(name, *, dtype=torch.float64, **options):
     position = build_position(
         name, hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, max_length=MAX_LENGTH, **options
     ).to(dtype)
-    for parameter in position.parameters():
-        sign = torch.randint(2, parameter.shape) * 2 - 1
-        torch.nn.init.uniform_(parameter, 0.3, 1.0).data.mul_(sign)
+    spread(position)
     return position
 
 
 def embeddings(length, batch=2, dtype=torch.float64):
     return torch.randn(batch, length, WIDTH, dtype=dtype)
-
-
-def attend(position, words, query_positions=None, key_positions=None, *, rows=slice(None), layer=0, **options):
-    """One attention layer on embeddings (batch, n, WIDTH); its queries are ``rows`` of them."""
-    if key_positions is None:
-        key_positions = Positions(0, 1, words.shape[1])
-    if query_positions is None:
-        query_positions = key_positions
-    words = words * position.embedding_scale
-    keys = position.embed(words, key_positions)
-    queries = position.embed(words[:, rows], query_positions)
-    query, key, value = (
-        functional.linear(hidden, weight).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        for hidden, weight in zip((queries, keys, keys), PROJECTIONS.to(words.dtype), strict=True)
-    )
-    place = Place(query_positions, key_positions, layer, position.shared(query_positions, key_positions))
-    terms = position.terms(queries, place)
-    if position.content:
-        terms += position.query_terms(query, place)
-        query, key, value = position.rotate(query, key, value, place)
-    else:
-        query = key = None
-    out = attention(query, key, value, terms, query_positions=query_positions, key_positions=key_positions, **options)
-    return out.transpose(1, 2).flatten(2)
 
 
 def make(method, **overrides):

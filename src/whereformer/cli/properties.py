@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ..errors import InputError
-from .compare import Compare
+from ..experiments.compare.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from ..experiments.properties.comparison import Comparison
@@ -114,22 +114,17 @@ class Properties:
         from ..runs.folder import open_folder
         from .terminal import Bar
 
-        given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "seeds", "seed")}
-        default = QUICK_STEPS if self.quick else DEFAULT_STEPS
-        options = Compare(
-            steps=default if self.steps is None else self.steps,
-            **{name: value for name, value in given.items() if value is not None},
-        )
-        sizes = options.sizes()
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "steps", "seeds", "seed")}
+        training = TrainingSettings(**{name: value for name, value in given.items() if value is not None}).checked()
+        sizes = training.sizes(QUICK_STEPS if self.quick else DEFAULT_STEPS)
         chosen = names or [name for name in position_names() if name != BASELINE]
         chosen = check_positions(chosen, sizes)
-        seeds = range(options.seed, options.seed + options.seeds)
         stack.enter_context(open_folder(self.out))
         folder = self.out / "comparison"
         stack.enter_context(open_folder(folder))
         with console.status("reading the text and training a tokenizer"):
             source = Source(self.data, self.column)
-            job = prepare_job(source, sizes, [BASELINE, *chosen], seeds, torch.device("cpu"), folder)
+            job = prepare_job(source, sizes, [BASELINE, *chosen], training.all_seeds, torch.device("cpu"), folder)
         with Bar(console) as progress:
             results = compare(job, folder, progress, speed=False)
         held_out = HeldOut(job.text.held_out, HELD_OUT_RATE, job.text.vocab_size)

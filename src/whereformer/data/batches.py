@@ -35,7 +35,7 @@ def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
 
 
 def shuffled_by_tokens(lengths: Tensor, batch_tokens: int, seed: int) -> Iterator[list[int]]:
-    """As :func:`shuffled` without an end, in batches of so many tokens, padding included, rather than rows.
+    """As :func:`shuffled` without an end, in batches of a number of tokens, padding included, rather than rows.
 
     Args:
         lengths: (rows, sides), tokens of each row; no side of a batch has more than ``batch_tokens``.
@@ -53,7 +53,7 @@ def shuffled_by_tokens(lengths: Tensor, batch_tokens: int, seed: int) -> Iterato
 
 
 def by_length_and_tokens(lengths: Tensor, batch_tokens: int) -> list[list[int]]:
-    """All rows of (rows, sides) tokens once, the shortest first, in batches of at most so many tokens."""
+    """All rows of (rows, sides) tokens once, the shortest first, in batches of at most this number of tokens."""
     return list(_cut(torch.arange(len(lengths)), lengths, lengths.amax(1), batch_tokens))
 
 
@@ -67,7 +67,7 @@ def _in_any_order(epoch: Callable[[Tensor], Iterator[list[int]]], rows: int, see
 
 
 def _cut(rows: Tensor, lengths: Tensor, widths: Tensor, batch_tokens: int) -> Iterator[list[int]]:
-    """The rows by width, in batches of at most so many tokens."""
+    """The rows by width, in batches of at most this number of tokens."""
     # Among those of a width, by the other side too.
     by_sum = rows[lengths[rows].sum(1).argsort(stable=True)]
     ranked = by_sum[widths[by_sum].argsort(stable=True)]

@@ -83,7 +83,7 @@ class HeldOut:
     """
 
     GROUP = 64
-    """Masks are spread evenly: the rate holds within every group of so many tokens."""
+    """Masks are spread evenly: the rate holds within every group of this number of tokens."""
 
     def __init__(self, stream: Tensor, rate: float, vocab_size: int) -> None:
         stream = stream[: len(stream) // self.GROUP * self.GROUP]

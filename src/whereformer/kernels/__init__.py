@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor
 
 from . import fused, reference
-from .call import make_call
+from .call import CallOptions, make_call
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .cpu import blockwise
 from .precision import without_autocast
@@ -123,7 +123,7 @@ def explain(
     terms: Sequence[Term] = (),
     *,
     backend: str = "auto",
-    **options: Any,
+    **options: Unpack[CallOptions],
 ) -> Choice:
     """Which backend :func:`attention` would compute a call with, and why; ``options`` are its keyword arguments.
 
@@ -140,7 +140,7 @@ def _check_backend(backend: str) -> None:
 
 
 def attention_weights(
-    query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Any
+    query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Unpack[CallOptions]
 ) -> Tensor:
     """The softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 

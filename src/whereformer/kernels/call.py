@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -26,7 +26,20 @@ from .terms import (
     offsets_between,
     position_values,
 )
-from .tracing import can_look, holds
+from .tracing import can_look, holds, is_plain
+
+
+class CallOptions(TypedDict, total=False):
+    """The keyword arguments of :func:`whereformer.attention` that say what is computed: all but ``backend``."""
+
+    key_mask: Tensor | None
+    causal: bool
+    scale: float | None
+    dropout_p: float
+    query_positions: PositionsLike | None
+    key_positions: PositionsLike | None
+    query_documents: Tensor | None
+    key_documents: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -40,16 +53,16 @@ class Call:
     key: Tensor | None
     value: Tensor
     terms: tuple[Term, ...]
-    key_mask: Tensor | None
-    causal: bool
-    scale: float
-    dropout_p: float
-    given_query_positions: PositionsLike | None
-    given_key_positions: PositionsLike | None
-    query_documents: Tensor | None
-    key_documents: Tensor | None
     n_q: int
     n_k: int
+    scale: float
+    key_mask: Tensor | None = None
+    causal: bool = False
+    dropout_p: float = 0.0
+    given_query_positions: PositionsLike | None = None
+    given_key_positions: PositionsLike | None = None
+    query_documents: Tensor | None = None
+    key_documents: Tensor | None = None
 
     @property
     def query_positions(self) -> PositionsLike:
@@ -60,6 +73,56 @@ class Call:
     def key_positions(self) -> PositionsLike:
         given = self.given_key_positions
         return Positions(0, 1, self.n_k) if given is None else given
+
+    # What the choice of a backend looks at: the fields of ``shape.CallShape``.
+
+    @property
+    def device(self) -> torch.device:
+        return self.value.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+    @property
+    def head_dim(self) -> int | None:
+        """The width of a query; None in a call without content scores."""
+        return None if self.query is None else self.query.shape[3]
+
+    @property
+    def value_dim(self) -> int:
+        return self.value.shape[3]
+
+    @property
+    def has_terms(self) -> bool:
+        return len(self.terms) > 0
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether keys are masked or rows packed."""
+        return self.key_mask is not None or self.query_documents is not None
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a gradient of query, key or value."""
+        inputs = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in inputs)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch would compute the call at once, in its own dtype, on plain tensors."""
+        tensors = [each for each in (self.query, self.key, self.value) if each is not None]
+        return all(map(is_plain, tensors)) and not torch.is_autocast_enabled(self.device.type)
+
+    @property
+    def factors(self) -> int:
+        """How many factors the ``FactorPair`` terms have together."""
+        return sum(term.query_factors.shape[3] for term in self.terms if isinstance(term, FactorPair))
+
+    @property
+    def offset_range(self) -> tuple[int, int] | None:
+        """The smallest and the largest offset; None if only the data can tell."""
+        return offset_range(self.query_positions, self.key_positions)
 
     def offsets(self) -> Tensor:
         """Offsets of all pairs, (1 or batch, n_q, n_k)."""
@@ -104,15 +167,7 @@ def make_call(
     key: Tensor | None,
     value: Tensor,
     terms: Sequence[Term] = (),
-    *,
-    key_mask: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    query_positions: PositionsLike | None = None,
-    key_positions: PositionsLike | None = None,
-    query_documents: Tensor | None = None,
-    key_documents: Tensor | None = None,
+    **options: Unpack[CallOptions],
 ) -> Call:
     """Check everything once, so that no backend has to.
 
@@ -126,67 +181,71 @@ def make_call(
         raise ValueError("query and key: give both, or neither for attention without content scores")
     terms = _check_terms(terms)
     if query is not None and key is not None:
-        _check_heads_tensor("query", query)
-        _check_heads_tensor("key", key)
-        query, key, value = _check_kind(query, key, value)
-        query_batch, query_heads, n_q, head_dim = query.shape
-        if query_batch != batch or query_heads != heads:
-            raise ValueError(
-                f"query: expected (batch {batch}, heads {heads}, n_q, head_dim) as in value, got {tuple(query.shape)}"
-            )
-        if key.shape != (batch, heads, n_k, head_dim):
-            raise ValueError(
-                f"key: expected (batch {batch}, heads {heads}, n_k {n_k}, head_dim {head_dim}), got {tuple(key.shape)}"
-            )
+        query, key, value = _check_content(query, key, value)
+        n_q, head_dim = query.shape[2:]
     else:
         if any(isinstance(term, OffsetKeys) for term in terms):
             raise ValueError("OffsetKeys: needs a query, got query=None")
-        head_dim = value_dim
-        n_q = _query_length(terms, query_positions, n_k)
+        n_q, head_dim = _query_length(terms, options.get("query_positions"), n_k), value_dim
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
         for name, tensor in vars(term).items():
             if isinstance(tensor, Tensor):
                 _check_device(f"{type(term).__name__}.{name}", tensor, value)
+    checked = _check_options(value, n_q, terms, options)
+    scale = _check_scale(checked.pop("scale", None), head_dim)
+    call = Call(query, key, value, terms, n_q, n_k, scale, **checked)
+    return call if len(terms) == 0 else _without_steps(call)
 
-    if key_mask is not None:
-        if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
-            got = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
-            raise TypeError(f"key_mask: expected a bool tensor with True = may be attended, got {got}")
-        if key_mask.shape != (batch, n_k):
-            raise ValueError(f"key_mask: expected shape (batch {batch}, n_k {n_k}), got {tuple(key_mask.shape)}")
-        _check_device("key_mask", key_mask, value)
-    if not isinstance(causal, bool):
+
+def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three in one dtype, after their shapes were checked."""
+    batch, heads, n_k, _ = value.shape
+    _check_heads_tensor("query", query)
+    _check_heads_tensor("key", key)
+    query, key, value = _check_kind(query, key, value)
+    query_batch, query_heads, _, head_dim = query.shape
+    if query_batch != batch or query_heads != heads:
+        raise ValueError(
+            f"query: expected (batch {batch}, heads {heads}, n_q, head_dim) as in value, got {tuple(query.shape)}"
+        )
+    if key.shape != (batch, heads, n_k, head_dim):
+        raise ValueError(
+            f"key: expected (batch {batch}, heads {heads}, n_k {n_k}, head_dim {head_dim}), got {tuple(key.shape)}"
+        )
+    return query, key, value
+
+
+def _check_options(value: Tensor, n_q: int, terms: tuple[Term, ...], options: CallOptions) -> dict[str, Any]:
+    """The options that were given, as the fields of a call; ``scale`` is not checked here."""
+    batch, _, n_k, _ = value.shape
+    fields: dict[str, Any] = dict(options)
+    if (key_mask := fields.get("key_mask")) is not None:
+        _check_key_mask(key_mask, value)
+    if not isinstance(causal := fields.get("causal", False), bool):
         raise TypeError(f"causal: expected True or False, got {type(causal).__name__}")
-    if not 0.0 <= dropout_p < 1.0:
+    if not 0.0 <= (dropout_p := fields.get("dropout_p", 0.0)) < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
-    scale = _check_scale(scale, head_dim)
-    if query_positions is not None:
-        query_positions = _check_positions("query_positions", query_positions, batch, n_q, terms)
-    if key_positions is not None:
-        key_positions = _check_positions("key_positions", key_positions, batch, n_k, terms)
+    for name, length in (("query_positions", n_q), ("key_positions", n_k)):
+        if (positions := fields.pop(name, None)) is not None:
+            fields[f"given_{name}"] = _check_positions(name, positions, batch, length, terms)
+    query_documents, key_documents = fields.get("query_documents"), fields.get("key_documents")
     if (query_documents is None) != (key_documents is None):
         raise ValueError("query_documents and key_documents: give both or neither")
-    if query_documents is not None and key_documents is not None:
-        query_documents = _check_documents("query_documents", query_documents, value, batch, "n_q", n_q)
-        key_documents = _check_documents("key_documents", key_documents, value, batch, "n_k", n_k)
-    call = Call(
-        query,
-        key,
-        value,
-        terms,
-        key_mask,
-        causal,
-        scale,
-        dropout_p,
-        query_positions,
-        key_positions,
-        query_documents,
-        key_documents,
-        n_q,
-        n_k,
-    )
-    return call if len(terms) == 0 else _without_steps(call)
+    if query_documents is not None:
+        fields["query_documents"] = _check_documents("query_documents", query_documents, value, "n_q", n_q)
+        fields["key_documents"] = _check_documents("key_documents", key_documents, value, "n_k", n_k)
+    return fields
+
+
+def _check_key_mask(key_mask: Any, value: Tensor) -> None:
+    batch, _, n_k, _ = value.shape
+    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
+        got = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
+        raise TypeError(f"key_mask: expected a bool tensor with True = may be attended, got {got}")
+    if key_mask.shape != (batch, n_k):
+        raise ValueError(f"key_mask: expected shape (batch {batch}, n_k {n_k}), got {tuple(key_mask.shape)}")
+    _check_device("key_mask", key_mask, value)
 
 
 def _without_steps(call: Call) -> Call:
@@ -323,8 +382,9 @@ def _check_positions(
     return positions
 
 
-def _check_documents(name: str, documents: Tensor, value: Tensor, batch: int, axis: str, length: int) -> Tensor:
+def _check_documents(name: str, documents: Any, value: Tensor, axis: str, length: int) -> Tensor:
     """The ids, in a dtype that torch can calculate in."""
+    batch = value.shape[0]
     if not isinstance(documents, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(documents).__name__}")
     if documents.shape != (batch, length):

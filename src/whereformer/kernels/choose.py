@@ -1,17 +1,17 @@
-"""Which backend computes a call, and why."""
+"""Which backend computes a call, and why: a function of the call's shape, the processor and what torch is doing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 
-from . import fused, tuning
+from . import tuning
 from .call import Call
 from .cpu import blockwise
 from .cpu.onednn import by_onednn, is_regular
-from .torch_private import derivatives, forward_mode, transforming
+from .shape import Shaped
+from .torch_private import derivatives, forward_mode
 from .tracing import holds
 from .triton import available as triton
 
@@ -36,16 +36,18 @@ class Choice:
         return f"{self.backend}: {self.reason}"
 
 
-def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
+def choose(call: Shaped, backend: str, device: torch.device | None = None) -> str:
     """The backend that computes the call.
 
     Args:
+        call: a checked call, or the shape of one.
+        backend: the one that was asked for, or "auto".
         device: where it is to run, if not where its tensors are: those of "meta" say no more than sizes.
 
     Raises:
         ValueError: if the one that was asked for by name can't.
     """
-    device = call.value.device if device is None else device
+    device = call.device if device is None else device
     if backend == "auto":
         return _automatic(call, device)[0]
     if backend == "triton" and (reason := triton.unavailable(call, device)):
@@ -59,26 +61,26 @@ def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
 
 def explain_choice(call: Call, backend: str) -> Choice:
     """The choice with its reasons."""
-    chosen, device = choose(call, backend), call.value.device
+    chosen, device = choose(call, backend), call.device
     reasons = [_automatic(call, device)[1] if backend == "auto" else "asked for by name"]
     if chosen == "blockwise":
         reasons.append(blockwise.explain(call))
-    kind = f"{str(call.value.dtype).removeprefix('torch.')} on {tuning.current().processor}"
+    kind = f"{str(call.dtype).removeprefix('torch.')} on {tuning.current().processor}"
     reason = "; ".join(filter(None, reasons)).format(kind=kind)
     no_triton = triton.unavailable(call, device)
     return Choice(chosen, reason, {"triton": no_triton} if no_triton else {})
 
 
-def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
+def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
     """The rule of backend="auto", and which part of it decided; "{kind}" stands for the dtype and the processor."""
     on_cpu = device.type == "cpu"
     few = holds(call.n_q * call.n_k <= _most_written_out(call))
     taken = derivatives()
     if forward_mode() or taken > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
-    if fused.supports(call):
+    if not call.has_terms and call.head_dim is not None:
         # On the CPU torch writes all scores out to drop some, and computes padding in full to mask it afterwards.
-        masked = call.dropout_p > 0 or call.key_mask is not None or call.query_documents is not None
+        masked = call.dropout_p > 0 or call.has_masks
         if on_cpu and masked and not few and not taken:
             return (
                 "blockwise",
@@ -101,45 +103,37 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
     return "blockwise", ""
 
 
-def _most_written_out(call: Call) -> int:
+def _most_written_out(call: Shaped) -> int:
     """Scores a head up to which, on the CPU, writing them all out is faster than going tile by tile."""
     sizes = tuning.current()
     return sizes.half_written_out_scores if _trains_in_half_precision(call) else sizes.written_out_scores
 
 
-def _trains_in_half_precision(call: Call) -> bool:
+def _trains_in_half_precision(call: Shaped) -> bool:
     """Whether there is a gradient of bfloat16 or float16.
 
     At 17 to 90 tokens writing all scores out takes 0.3 to 0.6 of the time of torch's attention, forward and backward.
     """
-    inputs = [each for each in (call.query, call.key, call.value) if each is not None]
-    return (
-        call.value.dtype in (torch.bfloat16, torch.float16)
-        and torch.is_grad_enabled()
-        and any(each.requires_grad for each in inputs)
-    )
+    return call.dtype in (torch.bfloat16, torch.float16) and call.trains
 
 
-def _onednn_beats_torch(call: Call, device: torch.device) -> bool:
+def _onednn_beats_torch(call: Shaped, device: torch.device) -> bool:
     """Whether torch's attention would compute a long call without terms by products slower than ours.
 
     That is its kernel for the CPU, which multiplies by MKL. What only torch's attention can do is left to it:
     transforms of functions, tensors with products of their own, autocast's dtype, compiled and exported programs.
     """
-    tensors, sizes = (call.query, call.key, call.value), tuning.current()
+    sizes = tuning.current()
     return (
         not torch.compiler.is_compiling()
-        and by_onednn(call.value.dtype, device)
+        and by_onednn(call.dtype, device)
         and call.n_q * call.n_k >= sizes.onednn_scores
-        and not torch.is_autocast_enabled("cpu")
-        and not transforming()
-        and all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
-        and call.query is not None
-        and call.query.shape[3] == call.value.shape[3]
+        and call.is_plain
+        and call.head_dim == call.value_dim
         and min(call.n_q, call.n_k) >= sizes.onednn_rows
         and is_regular(call.n_q)
         and is_regular(call.n_k)
-        and call.value.shape[3] >= sizes.onednn_head_dim
-        # Who switches its kernel off wants another one.
+        and call.value_dim >= sizes.onednn_head_dim
+        # Whoever has switched torch's kernel off wants another one of torch's.
         and torch.backends.cuda.flash_sdp_enabled()
     )

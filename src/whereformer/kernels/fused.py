@@ -10,11 +10,6 @@ from .call import Call
 from .tracing import holds, is_plain
 
 
-def supports(call: Call) -> bool:
-    """Whether the call is plain content attention."""
-    return len(call.terms) == 0 and call.query is not None
-
-
 def attend(call: Call) -> Tensor:
     """The attention output, by ``scaled_dot_product_attention``; rows that may attend nothing give zeros."""
     query, key, value = call.query, call.key, call.value

@@ -21,9 +21,9 @@ LOG2E = math.log2(math.e)
 
 ARGUMENTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? key_table, Tensor? value_table, "
-    "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? key_mask, Tensor? query_positions, Tensor? key_positions, "
-    "Tensor? query_documents, Tensor? key_documents, Tensor? seed, SymInt n_q, SymInt[] first, SymInt[] affine, "
-    "bool causal, float scale, float dropout_p, str keeps"
+    "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? key_mask, Tensor? query_positions, "
+    "Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, SymInt n_q, "
+    "SymInt[] first, SymInt[] affine, bool causal, float scale, float dropout_p, str keeps"
 )
 """The fields of :class:`Problem` as arguments of an operator, in the language of torch's schemas."""
 

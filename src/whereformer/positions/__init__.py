@@ -65,7 +65,7 @@ def register(name: str, method: type[Position]) -> None:
 
 
 def build_position(
-    name: str,
+    name: str | type[Position],
     *,
     hidden_size: int,
     num_heads: int,
@@ -83,7 +83,7 @@ def build_position(
 
     Args:
         name: one of :func:`position_names`, or a composition as ``learned+tisa``; an option then goes to every part
-            that has it.
+            that has it. Or a class, which need not be registered.
         hidden_size: width of the hidden states.
         num_heads: attention heads.
         num_layers: attention layers, a shared layer counted once per pass.
@@ -131,7 +131,7 @@ def build_position(
         tuple(range(num_layers) if passes is None else passes),
         separate_cls,
     )
-    classes = [_find(part.strip()) for part in name.split("+")]
+    classes = [_find(part.strip()) for part in name.split("+")] if isinstance(name, str) else [name]
     if len(set(classes)) < len(classes):
         raise InputError("position", f"{name!r} names a method twice")
     wanted = {option: value for part in classes for option, value in part.asks_of_others.items()}
@@ -144,8 +144,9 @@ def build_position(
         parts.append(part(model, **{option: value for option, value in given.items() if option in own}))
     if unused:
         known = sorted(set().union(*(_options(part) for part in classes)))
+        named = name if isinstance(name, str) else name.__name__
         raise TypeError(
-            f"position {name!r} has no option {sorted(unused)[0]!r}; it has {', '.join(known) or 'no options'}"
+            f"position {named!r} has no option {sorted(unused)[0]!r}; it has {', '.join(known) or 'no options'}"
         )
     return parts[0] if len(parts) == 1 else Sum(model, parts)
 

@@ -67,7 +67,7 @@ def attention_shares(
 
 
 def near(offsets: int) -> str:
-    """What the small panels show of curves over so many offsets."""
+    """What the small panels show of curves over a number of offsets."""
     reach = min(panels.SMALL, offsets // 2)
     return f"offsets {signed(-reach)} to {signed(reach)}"
 

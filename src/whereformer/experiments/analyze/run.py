@@ -29,7 +29,9 @@ from ...data import corpus
 from ...errors import InputError
 from ...files import write_atomically
 from ...models import Encoder, load_pretrained
-from ...models.checkpoints.pretrained import KINDS, find_config, read_config, read_weights
+from ...models.checkpoints.files import find_config, read_weights
+from ...models.checkpoints.pretrained import read_config
+from ...models.checkpoints.sources import KINDS
 from ...positions import PositionRangeError
 from ...runs.progress import Progress
 from ...training.trainer import quiet_transformers

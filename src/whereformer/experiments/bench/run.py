@@ -41,7 +41,7 @@ SHORTEST_MEASUREMENT = 0.02
 
 BATCH = 4
 LONG = 2048
-"""Beyond so many keys the batch is one, if nobody chose."""
+"""With more keys than this, the default batch is one sequence."""
 
 METHOD = (
     "Each way is checked against the float64 reference, output and gradients, at a small length first. Then every "
@@ -174,7 +174,7 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads for torch, and as many as before afterwards."""
+    """Set the number of torch's threads, and afterwards set it back."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

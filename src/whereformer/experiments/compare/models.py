@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from ...models import EncoderConfig, EncoderForMaskedLM
-from .results import BASELINE, Sizes
+from .results import BASELINE
+from .settings import Sizes
 
 INITIALIZER_RANGE = 0.06
 """Wider than BERT's 0.02, which is made for a width of 768: narrow layers start learning sooner."""

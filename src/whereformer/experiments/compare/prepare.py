@@ -17,7 +17,8 @@ from ...files import write_atomically
 from ...positions import build_position
 from ...training.model_options import about_method
 from ...training.text import text_facts
-from .results import CompareSettings, CompareText, Sizes, earlier_results
+from .results import CompareSettings, CompareText, earlier_results
+from .settings import Sizes
 
 LENGTH_FACTORS = (1, 2, 4)
 """Held-out text is read in windows of these multiples of the trained length."""

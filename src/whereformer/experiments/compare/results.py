@@ -7,37 +7,10 @@ from pathlib import Path
 
 from ...runs.results import Results, refuse_other_settings
 from ...training.text import TextFacts
+from .settings import Sizes
 
 BASELINE = "none"
 """The method whose training speed is 1."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """All that decides a result besides text, method and seed; results of different sizes are never mixed.
-
-    Args:
-        blocks: layers, as ``EncoderConfig.blocks``.
-        decoder_layers: full-length layers after pooled blocks, as ``EncoderConfig.decoder_layers``.
-        length: tokens of a training window.
-        steps: training steps.
-        batch_size: windows of a step.
-        hidden_size, num_heads: width and heads of the encoder.
-        vocab_size: WordPiece vocabulary.
-        mask_rate: share of tokens to predict in training (held-out text always has 15%).
-        learning_rate: its peak; a linear warm-up over a tenth of the steps, then a linear decay to zero.
-    """
-
-    blocks: str
-    decoder_layers: str
-    length: int
-    steps: int
-    batch_size: int
-    hidden_size: int
-    num_heads: int
-    vocab_size: int
-    mask_rate: float
-    learning_rate: float
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ FORMAT = "distill-positions 1"
 TRAINED, DROPPED = "as trained", "without positions"
 MASK_RATE = 0.15
 HELD_OUT_EVERY = 4
-"""Every so many-th window is not fitted to but judged on."""
+"""One window in this number is kept for judging, the others are fitted to."""
 BATCH_TOKENS = 2048
 
 

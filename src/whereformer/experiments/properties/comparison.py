@@ -15,7 +15,8 @@ from ...errors import InputError
 from ...models import EncoderForMaskedLM
 from ...training.trainer import quiet_transformers
 from ..compare.models import model_folder
-from ..compare.results import BASELINE, CompareResults, Sizes
+from ..compare.results import BASELINE, CompareResults
+from ..compare.settings import Sizes
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,7 @@ def _held_out(folder: Path, results: CompareResults) -> HeldOut:
     try:
         documents = corpus.documents_of(results.text.data, results.text.column)
     except InputError as error:
-        raise InputError(
-            "results", f"the text of {folder} can't be read again (`{error.field}`: {error.reason})"
-        ) from None
+        raise InputError("results", f"the text of {folder} can't be read again ({error.reason})") from None
     if corpus.fingerprint(documents) != results.settings.text:
         raise InputError("results", f"the text of {folder} is not what it was; run whereformer compare again")
     try:

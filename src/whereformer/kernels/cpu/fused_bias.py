@@ -100,11 +100,11 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
         span = Span(range(len(piece.queries)), range(len(piece.keys)))
         view = bias.reader(heads, workspace, len(piece.queries)).view(span)
     else:
-        query, view = turned(query.transpose(1, 2), 1).transpose(1, 2), bias.reversed_rows(heads)
+        query, view = reversed_rows(query.transpose(1, 2), 1).transpose(1, 2), bias.reversed_rows(heads)
     output, norm = cpu_attention(query, key, value, attn_mask=view.expand(len(query), -1, -1, -1), scale=problem.scale)
     rows = output.transpose(1, 2)
     if not in_order:
-        rows = turned(rows, 1)
+        rows = reversed_rows(rows, 1)
     # The kernel's output is laid out as the query was; the operator's is always laid out alike.
     return rows.contiguous().transpose(1, 2), norm
 
@@ -125,16 +125,16 @@ def backward(
     assert problem.query is not None
     assert problem.key is not None
     query, key, value = cpu_attention_backward(
-        _readable(turned(output_gradient)),
-        _readable(turned(problem.query)),
+        _readable(reversed_rows(output_gradient)),
+        _readable(reversed_rows(problem.query)),
         _readable(problem.key),
         _readable(problem.value),
-        turned(output),
+        reversed_rows(output),
         norm,
         attn_mask=bias.reversed_rows(range(problem.value.shape[1])).expand(len(problem.value), -1, -1, -1),
         scale=problem.scale,
     )
-    gradients = {"query": turned(query), "key": key, "value": value}
+    gradients = {"query": reversed_rows(query), "key": key, "value": value}
     if needed[GRADIENTS.index("bias")]:
         gradients["bias"] = _TableGradient(problem, bias, output_gradient, output, norm.flip(2)).found()
     return [gradients[name].contiguous() for name, need in zip(GRADIENTS, needed, strict=True) if need]
@@ -230,7 +230,7 @@ def _readable(rows: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def turned(rows: Tensor, dim: int = 2) -> Tensor:
+def reversed_rows(rows: Tensor, dim: int = 2) -> Tensor:
     """Rows in reverse order, a copy."""
     steps = rows.shape[-1], rows.storage_offset(), *rows.stride()[:-1]
     if rows.dtype == torch.bfloat16 and rows.stride(-1) == 1 and not any(step % 2 for step in steps):

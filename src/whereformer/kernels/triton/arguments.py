@@ -57,12 +57,9 @@ class Inputs(NamedTuple):
 
 
 class BiasTable(NamedTuple):
-    """A table of numbers over offsets, times log2(e): (heads, row), or None as ``data``.
+    """A table of numbers over offsets, padded with its end values, so that no tile INSIDE reads beyond it."""
 
-    It is padded with its end values, so that no tile INSIDE reads beyond it.
-    """
-
-    data: Any
+    log2: Any  # (heads, row), in units of log2; None where a call has no such table
     row: Any  # the columns, padding included
     shift: Any  # the offset of the first column, padding included
     first: Any  # the offset of the first column that is no padding
@@ -84,7 +81,7 @@ class Scale(NamedTuple):
     log2: Any  # times log2(e)
 
 
-class Span(NamedTuple):
+class TableSpan(NamedTuple):
     """The offsets between which some table is not constant; None where there is no table."""
 
     first: Any
@@ -95,7 +92,7 @@ class Terms(NamedTuple):
     """What makes scores out of inputs; scores are in units of log2."""
 
     scale: Scale
-    span: Span
+    span: TableSpan
     bias: BiasTable
     key_table: VectorTable  # products of the queries with it, times scale * log2(e)
     value_table: VectorTable  # products of the output's gradient with it
@@ -294,7 +291,7 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
         value_products = (d_out.float() @ problem.value_table.mT).contiguous()
     return Terms(
         scale=Scale(problem.scale, problem.scale * LOG2E),
-        span=Span(first, last),
+        span=TableSpan(first, last),
         bias=_bias_table(problem, first, last),
         key_table=_vector_table(key_products, problem.key_table, problem.first[1]),
         value_table=_vector_table(value_products, problem.value_table, problem.first[2]),

@@ -7,8 +7,7 @@ import os
 
 import torch
 
-from ..call import Call
-from ..terms import FactorPair, offset_range
+from ..shape import Shaped
 from ..torch_private import constant_when_compiled
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -16,27 +15,23 @@ _NARROWEST, _WIDEST = 16, 256
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def unavailable(call: Call, device: torch.device) -> str | None:
+def unavailable(call: Shaped, device: torch.device) -> str | None:
     """Why this backend cannot take the call on that device, in a line that says what can; None if it can."""
     reason = _unavailable(call, device)
     return None if reason is None else f"backend 'triton' {reason}; use backend='blockwise'"
 
 
-def _unavailable(call: Call, device: torch.device) -> str | None:
+def _unavailable(call: Shaped, device: torch.device) -> str | None:
     if reason := _unavailable_on(device):
         return reason
-    if call.value.dtype not in _DTYPES:
-        return f"needs bfloat16, float16 or float32, got {str(call.value.dtype).removeprefix('torch.')}"
-    widths = {"value's head_dim": call.value.shape[3]}
-    if call.query is not None:
-        widths["head_dim"] = call.query.shape[3]
-    for name, width in widths.items():
-        if not _NARROWEST <= width <= _WIDEST:
+    if call.dtype not in _DTYPES:
+        return f"needs bfloat16, float16 or float32, got {str(call.dtype).removeprefix('torch.')}"
+    for name, width in (("value's head_dim", call.value_dim), ("head_dim", call.head_dim)):
+        if width is not None and not _NARROWEST <= width <= _WIDEST:
             return f"needs a {name} from {_NARROWEST} to {_WIDEST}, got {width}"
-    rank = sum(term.query_factors.shape[3] for term in call.terms if isinstance(term, FactorPair))
-    if rank > _WIDEST:
-        return f"needs FactorPairs of at most {_WIDEST} factors, got {rank}"
-    span = offset_range(call.query_positions, call.key_positions)
+    if call.factors > _WIDEST:
+        return f"needs FactorPairs of at most {_WIDEST} factors, got {call.factors}"
+    span = call.offset_range
     if span is not None and max(-span[0], span[1]) >= 2**30:
         return f"needs offsets below 2**30, got {span[0]} to {span[1]}"
     return None

@@ -30,7 +30,7 @@ from .blocks import blocks_of, cdiv
 
 
 @dataclass(frozen=True)
-class _Part:
+class _QueryPart:
     """Some queries of a problem, with the arguments that all kernels of gradients begin with."""
 
     problem: Problem
@@ -95,11 +95,11 @@ class Backward:
                 shared = found.shape[0] != gradient.shape[0]  # by all rows of the batch
                 gradient.copy_(found.sum(0, keepdim=True) if shared else found)
 
-    def _part(self, problem: Problem, rows: slice) -> _Part:
+    def _part(self, problem: Problem, rows: slice) -> _QueryPart:
         d_out = self.d_out[:, :, rows]
         norm = norm_of(self.norm[..., rows].contiguous(), self.delta[:, :, rows].contiguous())
         dropout_seeds = None if self.dropout_seeds is None else self.dropout_seeds[:, :, rows].contiguous()
-        return _Part(
+        return _QueryPart(
             problem,
             rows,
             d_out,
@@ -124,7 +124,7 @@ class Backward:
         )
         return delta
 
-    def _query_gradients(self, part: _Part) -> None:
+    def _query_gradients(self, part: _QueryPart) -> None:
         """All gradients that are sums over keys, and what follows from them."""
         from .jit.query_gradients import query_gradients
 
@@ -168,7 +168,7 @@ class Backward:
         if at_offset is not None and d_value_table is not None:
             d_value_table += _fold(at_offset.mT @ d_out.float(), d_value_table)
 
-    def _key_gradients(self, part: _Part) -> None:
+    def _key_gradients(self, part: _QueryPart) -> None:
         """All gradients that are sums over queries."""
         from .jit.key_gradients import key_gradients
 
@@ -183,7 +183,7 @@ class Backward:
             **blocks.launch,
         )
 
-    def _diagonal_gradients(self, part: _Part) -> None:
+    def _diagonal_gradients(self, part: _QueryPart) -> None:
         """The bias's gradient between its ends, for affine positions."""
         from .jit.tile_gradients import diagonal_gradients, sum_diagonals
 
@@ -242,7 +242,7 @@ class Backward:
         )
         d_bias += between
 
-    def _dense_gradients(self, part: _Part) -> None:
+    def _dense_gradients(self, part: _QueryPart) -> None:
         """The gradient of numbers for each pair."""
         from .jit.tile_gradients import dense_gradients
 

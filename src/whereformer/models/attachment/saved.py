@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ...errors import InputError
-from ..checkpoints.pretrained import read_weights
+from ..checkpoints.files import read_weights
 from .attaching import attach
 from .hooks import NAME
 

@@ -1,4 +1,4 @@
-"""BERT, ALBERT, RoBERTa and ELECTRA as transformers names them: a table for each, and the configuration to go with it.
+"""Checkpoints of BERT, ALBERT, RoBERTa and ELECTRA by our names, and the configuration to go with them.
 
 Nothing here reads or writes files: it translates names between state dicts.
 """
@@ -7,45 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from ...errors import InputError
 from ..config import EncoderConfig
-from ..encoder import Encoder, EncoderPreTrainedModel
-from ..heads import (
-    EncoderForMaskedLM,
-    EncoderForPreTraining,
-    EncoderForQuestionAnswering,
-    EncoderForSequenceClassification,
-    EncoderForTokenClassification,
-)
-from .funnel import both
+from .families import Family
 from .loading import BODY, Checkpoint, no_place
 
-_WORDS = "embeddings.word_embeddings.weight"
-_EMBEDDINGS = {
-    "embeddings.word.weight": _WORDS,
-    "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
-    **both({"embeddings.norm": "embeddings.LayerNorm"}),
-    "position.weight": "embeddings.position_embeddings.weight",
-}
-_LAYER = {
-    "attention.query": "attention.self.query",
-    "attention.key": "attention.self.key",
-    "attention.value": "attention.self.value",
-    "attention.out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "feed_forward_norm": "output.LayerNorm",
-}
-_TASKS = {
-    "ForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
-    "ForQuestionAnswering": (EncoderForQuestionAnswering, both({"span": "qa_outputs"})),
-}
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 # What has no counterpart here, and what it has to be.
 _WITHOUT = {
@@ -58,148 +30,6 @@ _WITHOUT = {
 }
 
 
-class Family(NamedTuple):
-    """How transformers writes one kind of model. Names are ours first, theirs without ``prefix``.
-
-    Args:
-        name: what its classes' names begin with.
-        prefix: what precedes the encoder's names in a model with a head.
-        models: by what follows ``name``: our class, and the names of the head's parts.
-        tied: names of tensors that are one, and the name that is read.
-        layers: what precedes the names within a layer.
-        layer: modules of a layer.
-        projection: from embeddings to wider hidden states.
-        always_projects: whether that is there also where the widths are the same.
-        pooler: where a classifier of sequences takes its dense layer from; {} if it has one of its own.
-        unused: beginnings of names without a counterpart.
-        classifier_act: activation in a classifier of sequences.
-        masked_lm_act: activation of the masked-LM head, whatever the configuration says; None if it is that.
-        skips_padding: whether positions are counted from the one after the padding token's id.
-    """
-
-    name: str
-    prefix: str
-    models: Mapping[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]
-    tied: Mapping[str, str]
-    layers: str = "encoder.layer.{}."
-    layer: Mapping[str, str] = _LAYER
-    projection: str = "embeddings_project"
-    always_projects: bool = False
-    pooler: Mapping[str, str] = {}
-    unused: tuple[str, ...] = ()
-    classifier_act: str = "tanh"
-    masked_lm_act: str | None = None
-    skips_padding: bool = False
-
-    def encoder_names(self, config: EncoderConfig) -> dict[str, str]:
-        """Our name and theirs for all tensors of an encoder."""
-        modules = {
-            f"layers.{layer}.{ours}": self.layers.format(layer) + theirs
-            for layer in range(max(config.passes) + 1)
-            for ours, theirs in self.layer.items()
-        }
-        if config.embedding_size != config.hidden_size:
-            modules["embeddings.projection"] = self.projection
-        return {**_EMBEDDINGS, **both(modules)}
-
-
-def _models(
-    masked_lm: Mapping[str, str], sequence: Mapping[str, str]
-) -> dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]:
-    return {
-        "Model": (Encoder, {}),
-        "ForMaskedLM": (EncoderForMaskedLM, masked_lm),
-        "ForSequenceClassification": (EncoderForSequenceClassification, sequence),
-        **_TASKS,
-    }
-
-
-_OWN_CLASSIFIER = both({"classifier.dense": "classifier.dense", "classifier.out": "classifier.out_proj"})
-_BERT_POOLER = both({"classifier.dense": "pooler.dense"})
-_BERT_MASKED_LM = {
-    **both({"head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.LayerNorm"}),
-    "head.decoder.bias": "cls.predictions.bias",
-}
-_ALBERT_POOLER = both({"classifier.dense": "pooler"})
-_ALBERT_MASKED_LM = {
-    **both({"head.dense": "predictions.dense", "head.norm": "predictions.LayerNorm"}),
-    "head.decoder.bias": "predictions.bias",
-}
-_ROBERTA_MASKED_LM = {
-    **both({"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm"}),
-    "head.decoder.bias": "lm_head.bias",
-}
-_ELECTRA_MASKED_LM = {
-    **both({"head.dense": "generator_predictions.dense", "head.norm": "generator_predictions.LayerNorm"}),
-    "head.decoder.bias": "generator_lm_head.bias",
-}
-_ELECTRA_DISCRIMINATOR = both(
-    {
-        "discriminator_head.dense": "discriminator_predictions.dense",
-        "discriminator_head.out": "discriminator_predictions.dense_prediction",
-    }
-)
-
-FAMILIES = {
-    "bert": Family(
-        name="Bert",
-        prefix="bert.",
-        models={
-            **_models(_BERT_MASKED_LM, {**_BERT_POOLER, **both({"classifier.out": "classifier"})}),
-            "ForPreTraining": (EncoderForMaskedLM, _BERT_MASKED_LM),
-        },
-        tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
-        pooler=_BERT_POOLER,
-        unused=("pooler.", "cls.seq_relationship."),
-    ),
-    "albert": Family(
-        name="Albert",
-        prefix="albert.",
-        models={
-            **_models(_ALBERT_MASKED_LM, {**_ALBERT_POOLER, **both({"classifier.out": "classifier"})}),
-            "ForPreTraining": (EncoderForMaskedLM, _ALBERT_MASKED_LM),
-        },
-        tied={"predictions.decoder.weight": _WORDS, "predictions.decoder.bias": "predictions.bias"},
-        layers="encoder.albert_layer_groups.{}.albert_layers.0.",
-        layer={
-            "attention.query": "attention.query",
-            "attention.key": "attention.key",
-            "attention.value": "attention.value",
-            "attention.out": "attention.dense",
-            "attention_norm": "attention.LayerNorm",
-            "up": "ffn",
-            "down": "ffn_output",
-            "feed_forward_norm": "full_layer_layer_norm",
-        },
-        projection="encoder.embedding_hidden_mapping_in",
-        always_projects=True,
-        pooler=_ALBERT_POOLER,
-        unused=("pooler.", "sop_classifier."),
-    ),
-    "roberta": Family(
-        name="Roberta",
-        prefix="roberta.",
-        models=_models(_ROBERTA_MASKED_LM, _OWN_CLASSIFIER),
-        tied={"lm_head.decoder.weight": _WORDS, "lm_head.decoder.bias": "lm_head.bias"},
-        unused=("pooler.",),
-        masked_lm_act="gelu",
-        skips_padding=True,
-    ),
-    "electra": Family(
-        name="Electra",
-        prefix="electra.",
-        models={
-            **_models(_ELECTRA_MASKED_LM, _OWN_CLASSIFIER),
-            "ForPreTraining": (EncoderForPreTraining, _ELECTRA_DISCRIMINATOR),
-        },
-        tied={"generator_lm_head.weight": _WORDS},
-        classifier_act="gelu",
-        masked_lm_act="gelu",
-    ),
-}
-"""By transformers' ``model_type``."""
-
-
 def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) -> dict[str, Any]:
     """The arguments of :class:`EncoderConfig` that make the model of a family's configuration, as found in its file.
 
@@ -210,23 +40,25 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
     """
     for name, wanted in _WITHOUT.items():
         if found.get(name) not in (None, wanted):
-            raise ValueError(f"{name}: expected {wanted!r}, got {found[name]!r} in the checkpoint's configuration")
+            raise InputError(name, f"expected {wanted!r}, got {found[name]!r} in the checkpoint's configuration")
     config = AutoConfig.for_model(**found)
     embedding_size = getattr(config, "embedding_size", config.hidden_size)
     if family.always_projects and embedding_size == config.hidden_size:
-        raise ValueError(
-            f"embedding_size: expected another width than hidden_size, got {embedding_size} for both in the "
-            f"checkpoint's configuration, where {family.name} still has a layer between them"
+        raise InputError(
+            "embedding_size",
+            f"expected another width than hidden_size, got {embedding_size} for both in the "
+            f"checkpoint's configuration, where {family.name} still has a layer between them",
         )
     if masked_lm and not config.tie_word_embeddings:
-        raise ValueError(
-            "tie_word_embeddings: expected a masked-LM head tied to the embeddings, got False in the checkpoint's "
-            "configuration"
+        raise InputError(
+            "tie_word_embeddings",
+            "expected a masked-LM head tied to the embeddings, got False in the checkpoint's configuration",
         )
     if masked_lm and family.masked_lm_act not in (None, config.hidden_act):
-        raise ValueError(
-            f"hidden_act: expected {family.masked_lm_act!r}, which is that of {family.name}'s masked-LM head whatever "
-            f"it says, got {config.hidden_act!r} in the checkpoint's configuration"
+        raise InputError(
+            "hidden_act",
+            f"expected {family.masked_lm_act!r}, which is that of {family.name}'s masked-LM head whatever "
+            f"it says, got {config.hidden_act!r} in the checkpoint's configuration",
         )
     layers = config.num_hidden_layers
     return {
@@ -272,7 +104,7 @@ def from_bert(
     for copy, name in family.tied.items():
         if copy in state and not torch.equal(state.setdefault(name, state[copy]), state[copy]):
             if tied:
-                raise ValueError(f"checkpoint: expected {copy!r} to equal {name!r}, got others; heads here are tied")
+                raise InputError("checkpoint", f"expected {copy!r} to equal {name!r}, got others; heads here are tied")
             unused.append(copy)
         state.pop(copy, None)
     names = {BODY + ours: theirs for ours, theirs in family.encoder_names(config).items()}
@@ -299,5 +131,5 @@ def _skipped(family: Family, pad_token_id: int | None) -> int:
     if not family.skips_padding:
         return 0
     if pad_token_id is None:
-        raise ValueError(f"pad_token_id: {family.name} counts positions from it, got None in the configuration")
+        raise InputError("pad_token_id", f"{family.name} counts positions from it, got None in the configuration")
     return pad_token_id + 1

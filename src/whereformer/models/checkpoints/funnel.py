@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import InputError
 from ..config import EncoderConfig, parse_blocks
 
 # Within a layer: our name, and transformers' within attention or ffn; the authors' differ by prefix and layout.
@@ -45,15 +46,16 @@ def funnel_config(config: Mapping[str, Any], *, decoder: bool = True) -> dict[st
     decoder_layers = config.get("num_decoder_layers", 2) if decoder else 0
     if decoder and not (len(sizes) > 1 and repeats[0] == 1 and decoder_layers):
         # transformers then adds the states of an earlier pass, or the last ones to themselves, or runs no layer after.
-        raise ValueError(
-            "block_sizes: expected a decoder to have layers, and before it several blocks of which the first does not "
+        raise InputError(
+            "block_sizes",
+            "expected a decoder to have layers, and before it several blocks of which the first does not "
             f"repeat, got block_sizes {sizes}, block_repeats {repeats} and num_decoder_layers {decoder_layers} in the "
-            "checkpoint's configuration"
+            "checkpoint's configuration",
         )
     blocks = "-".join(f"{size}x{times}" if times > 1 else str(size) for size, times in zip(sizes, repeats, strict=True))
     pooling = config.get("pooling_type", "mean")
     if pooling not in ("mean", "max"):
-        raise ValueError(f"pooling_type: expected mean or max, got {pooling!r}")
+        raise InputError("pooling_type", f"expected mean or max, got {pooling!r}")
     activation = config.get("hidden_act", "gelu_new")
     return {
         "vocab_size": config["vocab_size"],
@@ -96,7 +98,7 @@ def from_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str,
         for name, part in zip(theirs, parts, strict=True):
             if part.shape != parts[0].shape:
                 shapes = f"{tuple(part.shape)}, {theirs[0]!r} {tuple(parts[0].shape)}"
-                raise ValueError(f"checkpoint: {name!r} has shape {shapes}")
+                raise InputError("checkpoint", f"{name!r} has shape {shapes}")
         stacked = torch.stack(parts)
         found[ours] = stacked.flatten(2) if ours == "position.kernel" else stacked
     return found
@@ -208,5 +210,5 @@ def _authors_name(layer: int, name: str) -> str:
 
 def _get(state: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in state:
-        raise ValueError(f"checkpoint: it has no {name!r}, which this model needs")
+        raise InputError("checkpoint", f"it has no {name!r}, which this model needs")
     return state[name]

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...errors import InputError
+
 BODY = "encoder."
 """What precedes the encoder's names in a model with a head."""
 
@@ -48,9 +50,9 @@ class Checkpoint:
     unused: tuple[str, ...] = ()
 
 
-def no_place(name: str) -> ValueError:
+def no_place(name: str) -> InputError:
     """What to raise for a checkpoint's tensor that no model of its kind has."""
-    return ValueError(f"checkpoint: it has {name!r}, for which there is no place in a model of its configuration")
+    return InputError("checkpoint", f"it has {name!r}, for which there is no place in a model of its configuration")
 
 
 def fill(
@@ -80,11 +82,11 @@ def fill(
                 continue
             shapes = f"{tuple(tensor.shape)}, this model {tuple(own[name].shape)}"
             known = checkpoint.names.get(name, name)
-            raise ValueError(f"checkpoint: {known!r} has shape {shapes}; options may have changed a size")
+            raise InputError("checkpoint", f"{known!r} has shape {shapes}; options may have changed a size")
         if not tensor.is_floating_point():
             # Copied, complex numbers would lose their imaginary parts and quantised ones their scales.
             known = checkpoint.names.get(name, name)
-            raise ValueError(f"checkpoint: {known!r} is {tensor.dtype}, expected floating-point numbers")
+            raise InputError("checkpoint", f"{known!r} is {tensor.dtype}, expected floating-point numbers")
     state = {name: tensor for name, tensor in state.items() if name not in of_labels}
     # A tensor with two names, as tied embeddings have, need be there under one of them.
     given = {id(own[name]) for name in state}
@@ -94,8 +96,8 @@ def fill(
         needed = not name.startswith(tuple(fresh)) if name.startswith(BODY) else whole and name not in of_labels
         if needed:
             part = "" if name.startswith(BODY) else "; model_class=Encoder loads the encoder alone"
-            raise ValueError(
-                f"checkpoint: it has no {checkpoint.names.get(name, name)!r}, which this model needs{part}"
+            raise InputError(
+                "checkpoint", f"it has no {checkpoint.names.get(name, name)!r}, which this model needs{part}"
             )
     model.load_state_dict({name.removeprefix(start): tensor for name, tensor in state.items()}, strict=False)
     model.tie_weights()

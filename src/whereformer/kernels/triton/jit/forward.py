@@ -10,7 +10,7 @@ import triton.language as tl
 from .areas import ANY, INSIDE, LEFT, key_areas
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
 from .scores import kept, offsets_of, scores_of
-from .tiles import Tile, load, load_keys, load_queries, place_of, row_index, store
+from .tiles import ScoreTile, load, load_keys, load_queries, place_of, row_index, store
 
 
 class Softmax(NamedTuple):
@@ -42,7 +42,7 @@ def _attend_blocks(
     rows = (first_row + tl.arange(0, BLOCK_M))[:, None]
     for block in range(start, end):
         first = block * BLOCK_N
-        tile = Tile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
+        tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
         keys = load_keys(inputs, pairs, place, first, BLOCK_N)
         scores = scores_of(queries, keys, tile, terms, pairs, AREA)
         new_peak = tl.maximum(peak, tl.max(scores, 1))
@@ -119,7 +119,7 @@ def forward(
         length = terms.value_table.length
         for block in range(bounds[1], band_end):
             first = block * BLOCK_N
-            tile = Tile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
+            tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
             keys = load_keys(inputs, pairs, place, first, BLOCK_N)
             scores = scores_of(queries, keys, tile, terms, pairs, ANY)
             weights = tl.exp2((scores - shift[:, None]) - log_sum[:, None])

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .scores import from_vector_table, kept, offsets_of, scores_of
-from .tiles import Tile, load, load_keys, load_numbers, load_queries, place_of, row_index
+from .tiles import ScoreTile, load, load_keys, load_numbers, load_queries, place_of, row_index
 
 
 class RowState(NamedTuple):
@@ -62,7 +62,7 @@ def fresh_gradients(inputs, known, place, first_row, first_key, terms, pairs, AR
     keys = load_keys(inputs, pairs, place, first_key, BLOCK)
     v = load(inputs.value, place, first_key, pairs.n_k, BLOCK)
     row_state = load_rows(known, pairs, place, rows)
-    tile = Tile(place, first_row, first_key, rows, columns)
+    tile = ScoreTile(place, first_row, first_key, rows, columns)
     _, d_scores = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, AREA)
     return d_scores
 

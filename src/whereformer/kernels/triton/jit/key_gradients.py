@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, query_areas
 from .gradients import gradients_of, load_rows
-from .tiles import Side, Tile, load, load_keys, place_of, store
+from .tiles import ScoreTile, Side, load, load_keys, place_of, store
 
 
 class KeyBlock(NamedTuple):
@@ -49,7 +49,7 @@ def _key_blocks(
     for block in range(start, end):
         first = block * BLOCK_M
         rows = (first + tl.arange(0, BLOCK_M))[None, :]
-        tile = Tile(place, first, keys.first_key, rows, keys.columns)
+        tile = ScoreTile(place, first, keys.first_key, rows, keys.columns)
         q = load(inputs.query, place, first, pairs.n_q, BLOCK_M)
         do = load(known.d_out, place, first, pairs.n_q, BLOCK_M)
         fq = load(inputs.query_factors, place, first, pairs.n_q, BLOCK_M)

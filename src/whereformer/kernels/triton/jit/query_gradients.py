@@ -11,7 +11,7 @@ from .areas import ANY, INSIDE, LEFT, RIGHT, key_areas
 from .gradients import gradients_of, load_rows
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
 from .scores import offsets_of
-from .tiles import Side, Tile, load, load_keys, load_queries, place_of, row_index, store
+from .tiles import ScoreTile, Side, load, load_keys, load_queries, place_of, row_index, store
 
 
 class QueryBlock(NamedTuple):
@@ -54,7 +54,7 @@ def _query_blocks(
     place, first_row = queries.place, queries.first_row
     for block in range(start, end):
         first = block * BLOCK_N
-        tile = Tile(place, first_row, first, queries.rows, (first + tl.arange(0, BLOCK_N))[None, :])
+        tile = ScoreTile(place, first_row, first, queries.rows, (first + tl.arange(0, BLOCK_N))[None, :])
         keys = load_keys(inputs, pairs, place, first, BLOCK_N)
         v = load(inputs.value, place, first, pairs.n_k, BLOCK_N)
         weights, d_scores = gradients_of(

@@ -44,7 +44,7 @@ def from_vector_table(table, tile, offsets, pairs, AREA: tl.constexpr):
 @triton.jit
 def _from_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
     """What the table of numbers says about each pair of a tile; one number where the tile is LEFT or RIGHT."""
-    table = bias.data + tile.place.head * bias.row
+    table = bias.log2 + tile.place.head * bias.row
     if AREA == LEFT:
         return tl.load(table)
     elif AREA == RIGHT:
@@ -79,7 +79,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     scores, and forward and backward must make the same; so what meets large numbers is said as one.
     """
     rows, columns = tile.rows, tile.columns
-    SCALED_WITH_BIAS: tl.constexpr = terms.bias.data is not None and not left.factors.type.is_block()
+    SCALED_WITH_BIAS: tl.constexpr = terms.bias.log2 is not None and not left.factors.type.is_block()
     if left.vectors.type.is_block():
         scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision="ieee")
         if not SCALED_WITH_BIAS:
@@ -93,7 +93,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     # No key has a negative index, but Triton's pipeliner would stage the loads of a loop's own body through shared
     # memory: for what is gathered number by number, that is room and time for nothing.
     if tile.first_key >= 0:
-        if terms.bias.data is not None:
+        if terms.bias.log2 is not None:
             bias = _from_bias(terms.bias, tile, offsets, pairs, AREA)
             if SCALED_WITH_BIAS:
                 scores = tl.fma(scores, terms.scale.log2, bias)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from .areas import ANY, EDGE
 from .gradients import fresh_gradients
-from .tiles import Place
+from .tiles import BatchHead
 
 
 @triton.jit(do_not_specialize=["batches", "first_diagonal", "diagonals", "splits"])
@@ -51,7 +51,7 @@ def diagonal_gradients(
     for step in range(split * share, tl.minimum((split + 1) * share, count * batches)):
         at_row = row_block + step % count * ROW_STEP
         at_key = (wanted + KEY_STEP * at_row) // ROW_STEP
-        place = Place(step // count, head)
+        place = BatchHead(step // count, head)
         acc += fresh_gradients(inputs, known, place, at_row * BLOCK, at_key * BLOCK, terms, pairs, EDGE, BLOCK)
     row = tl.arange(0, BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -108,7 +108,7 @@ def dense_gradients(inputs, known, d_dense, terms, pairs, batches, BLOCK: tl.con
     batch = program // key_blocks // row_blocks // pairs.heads
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for shared in range(batches):
-        place = Place(batch * batches + shared, head)
+        place = BatchHead(batch * batches + shared, head)
         acc += fresh_gradients(inputs, known, place, first_row, first_key, terms, pairs, ANY, BLOCK)
     row = first_row + tl.arange(0, BLOCK)[:, None]
     column = first_key + tl.arange(0, BLOCK)[None, :]

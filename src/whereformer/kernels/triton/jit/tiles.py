@@ -9,17 +9,17 @@ import triton
 import triton.language as tl
 
 
-class Place(NamedTuple):
+class BatchHead(NamedTuple):
     """Which row of the batch and which head a program works on."""
 
     batch: Any
     head: Any
 
 
-class Tile(NamedTuple):
+class ScoreTile(NamedTuple):
     """Which queries and keys a tile has; ``rows`` and ``columns`` broadcast, so that tiles may be transposed."""
 
-    place: Place
+    place: BatchHead
     first_row: Any
     first_key: Any
     rows: Any
@@ -36,7 +36,7 @@ class Side(NamedTuple):
 @triton.jit
 def place_of(program, blocks, pairs):
     """The place of a program whose heads have so many ``blocks`` each."""
-    return Place(program // blocks // pairs.heads, program // blocks % pairs.heads)
+    return BatchHead(program // blocks // pairs.heads, program // blocks % pairs.heads)
 
 
 @triton.jit

@@ -1,0 +1,125 @@
+"""Settings of a comparison. Importing them is fast, for the sake of --help."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from ...errors import InputError
+from ..settings import check_range
+
+MOST = float("inf")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """All that decides a result besides text, method and seed; results of different sizes are never mixed.
+
+    Args:
+        blocks: layers, as ``EncoderConfig.blocks``.
+        decoder_layers: full-length layers after pooled blocks, as ``EncoderConfig.decoder_layers``.
+        length: tokens of a training window.
+        steps: training steps.
+        batch_size: windows of a step.
+        hidden_size, num_heads: width and heads of the encoder.
+        vocab_size: WordPiece vocabulary.
+        mask_rate: share of tokens to predict in training (held-out text always has 15%).
+        learning_rate: its peak; a linear warm-up over a tenth of the steps, then a linear decay to zero.
+    """
+
+    blocks: str
+    decoder_layers: str
+    length: int
+    steps: int
+    batch_size: int
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    mask_rate: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The encoder that is trained with every method, and its training."""
+
+    blocks: str = "4"
+    """Layers: "4" is four layers, "1x4" one layer used four times, and "2-2" a funnel that halves the sequence between
+    its two blocks."""
+
+    decoder_layers: str | None = None
+    """Layers at full length after the blocks of a funnel. Default: 1 for a funnel, otherwise 0."""
+
+    length: int = 64
+    """Tokens in a training window. Held-out text is judged at this length, twice and four times it."""
+
+    steps: int | None = None
+    """Training steps of each method. Default: 2400, or 400 for a quick comparison."""
+
+    seeds: int = 1
+    """Number of seeds to repeat everything with. With several, the table shows medians and ranges."""
+
+    seed: int = 0
+    """The first seed."""
+
+    batch_size: int = 16
+    """Windows in a training step."""
+
+    hidden_size: int = 64
+    """Width of the encoder."""
+
+    num_heads: int = 2
+    """Number of attention heads. It must divide the width."""
+
+    vocab_size: int = 1024
+    """Size of the WordPiece vocabulary, which is learned from the text."""
+
+    mask_rate: float = 0.4
+    """Share of tokens that are masked in training. In held-out text it is always 15%."""
+
+    learning_rate: float = 8e-3
+    """Peak of the learning rate."""
+
+    @property
+    def all_seeds(self) -> range:
+        """Every seed to train with."""
+        return range(self.seed, self.seed + self.seeds)
+
+    def checked(self) -> TrainingSettings:
+        """The same settings, with the default of ``decoder_layers`` in place of None.
+
+        Raises:
+            InputError: naming the field that is out of range.
+        """
+        from ...models import EncoderConfig
+
+        check_range(self, length=(8, MOST), seeds=(1, MOST), seed=(0, MOST), batch_size=(1, MOST))
+        check_range(self, hidden_size=(1, MOST), num_heads=(1, MOST), vocab_size=(64, MOST), steps=(1, MOST))
+        if self.hidden_size % self.num_heads:
+            raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
+        if not 0 < self.mask_rate < 1:
+            raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
+        if not 0 < self.learning_rate < MOST:
+            raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")
+        decoder_layers = self.decoder_layers
+        if decoder_layers is None:
+            decoder_layers = "1" if "-" in self.blocks else "0"
+        EncoderConfig(blocks=self.blocks, decoder_layers=decoder_layers).require_full_length()
+        return dataclasses.replace(self, decoder_layers=decoder_layers)
+
+    def sizes(self, default_steps: int) -> Sizes:
+        """All that decides a result besides text, method and seed; ``default_steps`` if ``steps`` is None."""
+        checked = self.checked()
+        assert checked.decoder_layers is not None
+        return Sizes(
+            blocks=checked.blocks,
+            decoder_layers=checked.decoder_layers,
+            length=checked.length,
+            steps=default_steps if checked.steps is None else checked.steps,
+            batch_size=checked.batch_size,
+            hidden_size=checked.hidden_size,
+            num_heads=checked.num_heads,
+            vocab_size=checked.vocab_size,
+            mask_rate=checked.mask_rate,
+            learning_rate=checked.learning_rate,
+        )

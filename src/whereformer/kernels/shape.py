@@ -1,0 +1,73 @@
+"""What the choice of a backend looks at: sizes and kinds, no numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class Shaped(Protocol):
+    """What the choice looks at; a ``Call`` has it, and so has a :class:`CallShape`, which holds no tensors."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def n_q(self) -> int: ...
+    @property
+    def n_k(self) -> int: ...
+    @property
+    def head_dim(self) -> int | None: ...
+    @property
+    def value_dim(self) -> int: ...
+    @property
+    def has_terms(self) -> bool: ...
+    @property
+    def has_masks(self) -> bool: ...
+    @property
+    def dropout_p(self) -> float: ...
+    @property
+    def trains(self) -> bool: ...
+    @property
+    def is_plain(self) -> bool: ...
+    @property
+    def factors(self) -> int: ...
+    @property
+    def offset_range(self) -> tuple[int, int] | None: ...
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """A call without its tensors, to ask :func:`whereformer.kernels.choose.choose` what would compute it.
+
+    Args:
+        device: where it would run.
+        dtype: of query, key and value.
+        n_q, n_k: queries and keys.
+        head_dim: width of query and key; None for attention without content scores.
+        value_dim: width of a value.
+        has_terms: whether there are any terms.
+        has_masks: whether there is a ``key_mask``, or rows are packed.
+        dropout_p: as in :func:`whereformer.attention`.
+        trains: whether query, key or value need a gradient.
+        is_plain: whether it would run at once, on plain tensors and without autocast.
+        factors: how many factors the ``FactorPair`` terms have together.
+        offset_range: the smallest and the largest offset; None for explicit positions.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    n_q: int
+    n_k: int
+    head_dim: int | None
+    value_dim: int
+    has_terms: bool
+    has_masks: bool = False
+    dropout_p: float = 0.0
+    trains: bool = False
+    is_plain: bool = True
+    factors: int = 0
+    offset_range: tuple[int, int] | None = None

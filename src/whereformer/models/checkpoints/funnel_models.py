@@ -1,0 +1,203 @@
+"""Whole Funnel-Transformers: transformers' models as ours and back, and the authors'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import FunnelConfig, PreTrainedModel
+from transformers.models.funnel import modeling_funnel
+
+from ...errors import InputError
+from ..config import EncoderConfig, parse_blocks
+from ..encoder import Encoder, EncoderPreTrainedModel
+from ..heads import (
+    EncoderForMaskedLM,
+    EncoderForPreTraining,
+    EncoderForQuestionAnswering,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+)
+from .funnel import both, from_authors, from_funnel, funnel_config, funnel_names, funnel_positions, to_funnel
+from .loading import BODY, Checkpoint, no_place
+
+# Transformers' model, ours, and the names of the head's parts: ours first.
+FUNNELS: dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]] = {
+    "FunnelModel": (Encoder, {}),
+    "FunnelBaseModel": (Encoder, {}),
+    "FunnelForMaskedLM": (EncoderForMaskedLM, {"head.decoder.bias": "lm_head.bias"}),
+    "FunnelForPreTraining": (
+        EncoderForPreTraining,
+        both(
+            {
+                "discriminator_head.dense": "discriminator_predictions.dense",
+                "discriminator_head.out": "discriminator_predictions.dense_prediction",
+            }
+        ),
+    ),
+    "FunnelForSequenceClassification": (
+        EncoderForSequenceClassification,
+        both({"classifier.dense": "classifier.linear_hidden", "classifier.out": "classifier.linear_out"}),
+    ),
+    "FunnelForTokenClassification": (EncoderForTokenClassification, both({"token_classifier": "classifier"})),
+    "FunnelForQuestionAnswering": (EncoderForQuestionAnswering, both({"span": "qa_outputs"})),
+}
+
+_FORMS = {"shifted": "relative_shift", "factorized": "factorized"}
+WITHOUT_DECODER = ("FunnelBaseModel", "FunnelForSequenceClassification")
+_TIED = "lm_head.weight"  # a copy of the embeddings
+
+
+def from_funnel_model(
+    state: Mapping[str, Tensor], own: EncoderConfig, config: EncoderConfig, head: Mapping[str, str]
+) -> Checkpoint:
+    """A checkpoint of transformers' Funnel by our names.
+
+    Args:
+        state: its tensors.
+        own: its configuration.
+        config: that of the model that is wanted.
+        head: names of the parts of its head.
+
+    Raises:
+        ValueError: for a tensor that is missing, or that no such model has; the message names it.
+    """
+    state = {name.removeprefix("funnel."): tensor for name, tensor in state.items()}
+    heads = {theirs for _, names in FUNNELS.values() for theirs in names.values()}
+    for name in sorted(state.keys() - _funnel_tensors(own) - heads - {_TIED}):
+        raise no_place(name)
+    found = {BODY + ours: tensor for ours, tensor in from_funnel(state, config).items()}
+    found |= {ours: state[theirs] for ours, theirs in head.items() if theirs in state}
+    names = {BODY + ours: theirs for ours, theirs in funnel_names(config).items()} | dict(head)
+    read = _funnel_tensors(config) | set(head.values()) | {_TIED}
+    return Checkpoint(found, names, tuple(name for name in state if name not in read))
+
+
+def _funnel_tensors(config: EncoderConfig) -> set[str]:
+    """What transformers calls the tensors of a Funnel without its head."""
+    stacked = (name for stack in funnel_positions(config).values() for name in stack)
+    return {*funnel_names(config).values(), *stacked}
+
+
+def from_authors_weights(state: Mapping[str, Tensor], blocks: str, **options: Any) -> Encoder:
+    """The authors' PyTorch Funnel-Transformer, from its state dict, in evaluation mode.
+
+    Their files are pickles, which this library does not open; ``torch.load(file, weights_only=True)`` gives the state
+    dict. Sizes are read off its weights. Their PyTorch models have no decoder.
+
+    Args:
+        state: of ``FunnelTFM``.
+        blocks: the layout, as "6-3x2-3x2"; the weights don't tell.
+        options: other fields of :class:`EncoderConfig`, as ``truncate_seq=False``.
+
+    Raises:
+        ValueError: if a weight is missing; the message names it.
+    """
+    kernel, inner, words = "attn_layers.0.r_kernel", "pffn_layers.0.pffn.0.bias", "input_layer.0.lookup_table"
+    for name in (kernel, inner, words):
+        if name not in state:
+            raise InputError("state", f"it has no {name!r}, so it is not of the authors' model")
+    width, heads, head_dim = state[kernel].shape
+    sizes = {"d_model": width, "n_head": heads, "d_head": head_dim, "block_sizes": [1]}
+    sizes["vocab_size"], sizes["d_inner"] = (
+        len(state[words]),
+        len(state[inner]),
+    )
+    config = EncoderConfig.from_dict({**funnel_config(sizes, decoder=False), "blocks": blocks, **options})
+    model = Encoder(config)
+    model.load_state_dict(from_funnel(from_authors(state, config), config))
+    return model.eval()
+
+
+def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
+    """The same Funnel-Transformer as a model of transformers, which then saves itself.
+
+    Padded batches differ there unless ours has ``mask_pooling="all"``; and where no token types are given, transformers
+    takes all of them to be 0.
+
+    Raises:
+        TypeError: for a model that is none of the encoder's.
+        ValueError: for what transformers' Funnel cannot be: another position method, pre-norm, a narrower embedding...
+    """
+    known = {ours: name for name, (ours, _) in FUNNELS.items() if ours is not Encoder}
+    if isinstance(model, Encoder):
+        encoder, name = model, "FunnelModel" if model.has_decoder else "FunnelBaseModel"
+    else:
+        found = next((ours for ours in known if isinstance(model, ours)), None)
+        if found is None:
+            expected = ", ".join(["Encoder", *(ours.__name__ for ours in known)])
+            raise TypeError(f"model: expected one of {expected}, got {type(model).__name__}")
+        encoder, name = model.encoder, known[found]
+    config = model.config
+    _check_is_funnel(config, encoder)
+    if name not in WITHOUT_DECODER and not encoder.has_decoder:
+        # It would add the last states to themselves.
+        raise InputError("blocks", f"transformers' {name} has a decoder, for which a single block is too few")
+    blocks = parse_blocks(config.blocks)
+    theirs = FunnelConfig(
+        vocab_size=config.vocab_size,
+        block_sizes=[block.layers for block in blocks],
+        block_repeats=[block.repeats for block in blocks],
+        num_decoder_layers=int(config.decoder_layers),
+        d_model=config.hidden_size,
+        n_head=config.num_attention_heads,
+        d_head=config.head_dim,
+        d_inner=config.intermediate_size,
+        hidden_act={"gelu_pytorch_tanh": "gelu_new"}.get(config.hidden_act, config.hidden_act),
+        hidden_dropout=config.hidden_dropout_prob,
+        attention_dropout=config.attention_probs_dropout_prob,
+        activation_dropout=config.activation_dropout_prob,
+        layer_norm_eps=config.layer_norm_eps,
+        pooling_type=config.pooling,
+        attention_type=_FORMS[(config.position_options or {}).get("form", "shifted")],
+        separate_cls=config.separate_cls,
+        truncate_seq=config.truncate_seq,
+        pool_q_only=config.pool_query_only,
+        type_vocab_size=config.type_vocab_size,
+        id2label=config.id2label,
+        label2id=config.label2id,
+        problem_type=config.problem_type,
+        pad_token_id=config.pad_token_id,
+    )
+    state = to_funnel(encoder.state_dict(), config)
+    if encoder is not model:
+        state = {f"funnel.{key}": tensor for key, tensor in state.items()}
+    own = model.state_dict()
+    state |= {their_name: own[our_name] for our_name, their_name in FUNNELS[name][1].items()}
+    translated: PreTrainedModel = getattr(modeling_funnel, name)(theirs)
+    missing, unexpected = translated.load_state_dict(state, strict=False)
+    assert not unexpected, unexpected
+    assert set(missing) <= {"lm_head.weight"}, missing
+    translated.tie_weights()
+    return translated.train(model.training)
+
+
+def _check_is_funnel(config: EncoderConfig, encoder: Encoder) -> None:
+    """Raise unless transformers' Funnel can be this model."""
+    wanted = {
+        "position": "transformer_xl",
+        "norm": "post",
+        "embedding_size": config.hidden_size,
+        "segments": "attention",
+        "query_bias": False,
+        "lm_head": "tied",
+        "tie_word_embeddings": True,
+        "classifier_act": "tanh",
+        "classifier_dropout": None,
+    }
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            raise InputError(name, f"transformers' Funnel has {value!r} only, this model {getattr(config, name)!r}")
+    if config.pooling == "min" or "x" in config.decoder_layers:
+        what = "pooling" if config.pooling == "min" else "decoder_layers"
+        raise InputError(what, f"transformers' Funnel has no {getattr(config, what)!r}")
+    options = config.position_options or {}
+    if options.get("reset_cls", config.separate_cls) != config.separate_cls or options.get("dropout"):
+        raise InputError("position_options", f"transformers' Funnel has none but its form, this model {options!r}")
+    first = parse_blocks(config.blocks)[0]
+    if encoder.has_decoder and first.repeats > 1:
+        # It would add the states of an earlier pass.
+        raise InputError(
+            "blocks", f"transformers' decoder is wrong where the first block repeats, got {config.blocks!r}"
+        )

@@ -1,0 +1,127 @@
+"""What a checkpoint's config.json says: which of our models it is, and how its tensors are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import AutoConfig
+
+from ...errors import InputError
+from ..config import EncoderConfig
+from ..electra import ElectraPretrainingConfig
+from ..encoder import Encoder, EncoderPreTrainedModel
+from ..heads import EncoderForMaskedLM, EncoderForPreTraining
+from .bert import bert_config, from_bert
+from .families import FAMILIES, Family
+from .funnel import funnel_config
+from .funnel_models import FUNNELS, WITHOUT_DECODER, from_funnel_model
+from .loading import BODY, Checkpoint
+
+OURS = (EncoderConfig.model_type, ElectraPretrainingConfig.model_type)
+
+KINDS = (EncoderConfig.model_type, "funnel", *FAMILIES, ElectraPretrainingConfig.model_type)
+"""What a checkpoint's model_type has to be for :func:`load_pretrained`."""
+
+
+class Source(NamedTuple):
+    """What a checkpoint's configuration says: our class, its configuration's fields, and how to read the tensors."""
+
+    built_as: type[EncoderPreTrainedModel]
+    fields: Mapping[str, Any]
+    translate: Callable[[Mapping[str, Tensor]], Checkpoint]
+
+
+def source_of(
+    found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
+) -> Source:
+    """How to read the checkpoint of a configuration as found in its file."""
+    try:
+        return _source_of_kind(found, model_class, options)
+    except StrictDataclassError as error:
+        raise InputError("path_or_id", f"in its config.json: {' '.join(str(error).split())}") from None
+
+
+def _source_of_kind(
+    found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
+) -> Source:
+    kind = found.get("model_type")
+    attached = found.get("whereformer")
+    if attached and kind not in OURS:
+        method = attached.get("position") if isinstance(attached, dict) else attached
+        raise InputError(
+            "path_or_id",
+            f"expected a model without an attached position method, got one with {method!r}; "
+            "whereformer.load_attached reads it",
+        )
+    if kind in FAMILIES:
+        return _of_family(found, FAMILIES[kind], model_class)
+    if kind == "funnel":
+        return _of_funnel(found, options)
+    if kind in OURS:
+        return _of_ours(found)
+    kinds = ", ".join(KINDS)
+    raise InputError("path_or_id", f"expected a checkpoint of model_type {kinds}; got {kind!r}")
+
+
+def _of_family(found: Mapping[str, Any], family: Family, model_class: type[EncoderPreTrainedModel] | None) -> Source:
+    known = {family.name + suffix: model for suffix, model in family.models.items()}
+    built_as, head = _saved_as(found, known)
+    masked_lm = built_as is EncoderForMaskedLM and model_class in (None, built_as)
+    fields = bert_config(found, family, masked_lm=masked_lm)
+    config = EncoderConfig.from_dict(fields)
+    return Source(built_as, fields, partial(from_bert, family=family, config=config, head=head, tied=masked_lm))
+
+
+def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> Source:
+    built_as, head = _saved_as(found, FUNNELS)
+    if built_as is EncoderForMaskedLM and not found.get("tie_word_embeddings", True):
+        raise InputError(
+            "path_or_id", "expected a masked-LM head tied to the embeddings, got tie_word_embeddings False"
+        )
+    saved_as = (found.get("architectures") or [""])[0]
+    # The file may leave out what is transformers' default.
+    fields = funnel_config(AutoConfig.for_model(**found).to_dict(), decoder=saved_as not in WITHOUT_DECODER)
+    own = EncoderConfig.from_dict(dict(fields))
+    # The layers that are wanted, since the position method's tensors are stacked over them.
+    config = EncoderConfig.from_dict({**fields, **config_options(options)})
+    return Source(built_as, fields, partial(from_funnel_model, own=own, config=config, head=head))
+
+
+def _of_ours(found: Mapping[str, Any]) -> Source:
+    names = found.get("architectures") or []
+    # What ELECTRA trains for use is its discriminator.
+    own = {model.__name__: model for model, _ in FUNNELS.values()} | {"Electra": EncoderForPreTraining}
+    return Source(next((own[name] for name in names if name in own), Encoder), found, _from_own)
+
+
+def _saved_as(
+    found: Mapping[str, Any], known: Mapping[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]
+) -> tuple[type[EncoderPreTrainedModel], Mapping[str, str]]:
+    """What is known of the class that a checkpoint was saved from; of the first where it does not say."""
+    name = (found.get("architectures") or list(known))[0]
+    if name not in known:
+        raise InputError("path_or_id", f"expected one of {', '.join(known)}, got {name}")
+    return known[name]
+
+
+def _from_own(state: Mapping[str, Tensor]) -> Checkpoint:
+    """A checkpoint of this library by names as in a model with a head."""
+    part = "discriminator."
+    if any(name.startswith(part) for name in state):
+        own = {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
+        return Checkpoint(own, unused=tuple(name for name in state if not name.startswith(part)))
+    if not any(name.startswith(BODY) for name in state):
+        return Checkpoint(
+            {BODY + name: tensor for name, tensor in state.items()}, {BODY + name: name for name in state}
+        )
+    return Checkpoint(state)
+
+
+def config_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that are fields of the configuration."""
+    known = {*EncoderConfig().to_dict(), "num_labels"}
+    return {name: value for name, value in options.items() if name in known}

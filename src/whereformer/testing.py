@@ -1,0 +1,484 @@
+"""Laws that every position method keeps, for people who write a method of their own.
+
+``check_position(MyMethod)`` in a test is all that it takes; it needs torch alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .kernels import Positions, PositionsLike, Term, attention
+from .positions import Place, Position, PositionRangeError, build_position
+from .positions.base import OffsetFunction
+
+WIDTH, HEADS, LAYERS, MAX_LENGTH = 16, 2, 4, 24
+"""The sizes of the small model that a method is built for; no other axis before a parameter's layers has as many."""
+
+_SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "num_layers": LAYERS, "max_length": MAX_LENGTH}
+_BFLOAT16_ERROR = 0.06
+
+
+def check_position(
+    method: type[Position] | str,
+    *,
+    shift_invariant: bool = False,
+    draw: Callable[[Position], None] | None = None,
+    compiles: bool = False,
+    **options: Any,
+) -> None:
+    """Raise unless a position method keeps the laws that attention, models and commands rely on.
+
+    The method is built for a model of 4 layers of width 16 with 2 heads and ``max_length`` 24, and run by itself and in
+    a layer of attention: with affine, strided, explicit and packed positions, at lengths that differ, in bfloat16 and
+    beyond its range. The random numbers of the caller are left as they were.
+
+    Args:
+        method: the class, registered or not, or a registered name such as "tisa" or "learned+tisa".
+        shift_invariant: check that the same number added to all positions changes nothing. An
+            :class:`~whereformer.positions.base.OffsetFunction` is checked for that in any case.
+        draw: gives the parameters the values to check with; by default numbers between 0.3 and 1 with random signs, so
+            that none is special.
+        compiles: check that ``torch.compile`` takes the method as one graph, too, which takes some seconds.
+        options: the method's own, and sizes of :func:`whereformer.build_position`.
+
+    Raises:
+        AssertionError: for the first law that is broken, in one line: the method, the law, and what is wrong.
+    """
+    name = method if isinstance(method, str) else method.__name__
+    laws = [*LAWS, *([_compiles] if compiles else [])]
+    with torch.random.fork_rng(devices=[]):
+        for law in laws:
+            torch.manual_seed(0)
+            title = (inspect.getdoc(law) or "").partition("\n")[0].rstrip(".")
+            try:
+                law(_Case(method, {**_SIZES, **options}, draw or spread, shift_invariant))
+            except AssertionError as error:
+                raise AssertionError(f"{name} breaks the law {title!r}: {error}") from error
+            except Exception as error:
+                said = " ".join(str(error).split())
+                raise AssertionError(f"{name} breaks the law {title!r}: {type(error).__name__}: {said}") from error
+
+
+def spread(position: Position) -> None:
+    """Draw every parameter far from its initial value, between 0.3 and 1 with a random sign, so that it matters."""
+    for parameter in position.parameters():
+        sign = torch.randint(2, parameter.shape) * 2 - 1
+        torch.nn.init.uniform_(parameter, 0.3, 1.0).data.mul_(sign)
+
+
+_PROJECTIONS = torch.randn(3, WIDTH, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 4
+
+
+def attend(
+    position: Position,
+    words: Tensor,
+    query_positions: PositionsLike | None = None,
+    key_positions: PositionsLike | None = None,
+    *,
+    rows: slice = slice(None),
+    layer: int = 0,
+    **options: Any,
+) -> Tensor:
+    """One attention layer around a method, with fixed projections.
+
+    Args:
+        position: the method, built for ``WIDTH`` and ``HEADS``.
+        words: embeddings (batch, n, WIDTH).
+        query_positions: where the queries are; where the keys are by default.
+        key_positions: where the keys are; 0 to n - 1 by default.
+        rows: which of the words are queries.
+        layer: the number of the layer.
+        options: of :func:`whereformer.attention`.
+
+    Returns:
+        (batch, n_q, WIDTH).
+    """
+    keys_at = Positions(0, 1, words.shape[1]) if key_positions is None else key_positions
+    queries_at = keys_at if query_positions is None else query_positions
+    words = words * position.embedding_scale
+    keys = position.embed(words, keys_at)
+    queries = position.embed(words[:, rows], queries_at)
+    weights = _PROJECTIONS.to(words.device, words.dtype)
+    projected = [
+        functional.linear(hidden, weight).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        for hidden, weight in zip((queries, keys, keys), weights, strict=True)
+    ]
+    query, key, value = projected
+    place = Place(queries_at, keys_at, layer, position.shared(queries_at, keys_at, position.once()))
+    terms = position.terms(queries, place)
+    options = {"query_positions": queries_at, "key_positions": keys_at, **options}
+    if position.content:
+        terms += position.query_terms(query, place)
+        query, key, value = position.rotate(query, key, value, place)
+        out = attention(query, key, value, terms, **options)
+    else:
+        out = attention(None, None, value, terms, **options)
+    return out.transpose(1, 2).flatten(2)
+
+
+class _Case:
+    """A method that is being checked."""
+
+    def __init__(
+        self,
+        method: type[Position] | str,
+        options: dict[str, Any],
+        draw: Callable[[Position], None],
+        shift_invariant: bool,
+    ) -> None:
+        self.method, self.options, self.draw, self.shift_invariant = method, options, draw, shift_invariant
+
+    def build(self, dtype: torch.dtype = torch.float64) -> Position:
+        """The method with parameters that all matter."""
+        position = self.fresh().to(dtype)
+        self.draw(position)
+        return position
+
+    def fresh(self) -> Position:
+        """The method with its own initial values."""
+        return build_position(self.method, **self.options)
+
+    def run(self, position: Position, words: Tensor, *args: Any, **options: Any) -> Tensor:
+        """:func:`attend`, causal where the method was built for it."""
+        return attend(position, words, *args, causal=position.model.causal, **options)
+
+
+def _words(length: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(batch, length, WIDTH, dtype=dtype)
+
+
+def _heads(length: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Query, key and value, (3, 2, HEADS, length, head_dim)."""
+    return torch.randn(3, 2, HEADS, length, WIDTH // HEADS, dtype=dtype)
+
+
+def _tensors(terms: tuple[Term, ...]) -> list[Tensor]:
+    return [tensor for term in terms for tensor in vars(term).values() if isinstance(tensor, Tensor)]
+
+
+def _hooks(position: Position, words: Tensor, heads: Tensor, place: Place) -> list[Tensor]:
+    """Everything that a method returns for a layer."""
+    query, key, value = heads
+    found = [position.embed(words, place.keys)]
+    found += _tensors(position.terms(words, place))
+    if position.content:
+        found += _tensors(position.query_terms(query, place))
+        found += position.rotate(query, key, value, place)
+    return found
+
+
+def _demand(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
+
+
+def _demand_close(actual: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
+    _demand(actual.shape == expected.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
+    if expected.numel():
+        error = (actual.double() - expected.double()).abs().max().item()
+        allowed = tolerance * max(1.0, expected.double().abs().max().item())
+        _demand(error <= allowed, f"{what}: differs by {error:.3g}")
+
+
+def _demand_finite(tensor: Tensor, what: str) -> None:
+    _demand(bool(tensor.isfinite().all()), f"{what}: infinite or not a number")
+
+
+def _keeps_shapes(case: _Case) -> None:
+    """Hooks return what they should, in the shape and dtype of their input."""
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        position, words, heads = case.build(dtype), _words(7, dtype=dtype), _heads(7, dtype)
+        at, query_at = Positions(0, 1, 7), Positions(4, 1, 3)
+        hidden = position.embed(words, at)
+        _demand(
+            hidden.shape == words.shape and hidden.dtype == dtype,
+            f"embed returned {tuple(hidden.shape)} in {hidden.dtype}, expected {tuple(words.shape)} in {dtype}",
+        )
+        query, key, value = heads[0][:, :, -3:], heads[1], heads[2]
+        place = Place(query_at, at, 1, position.shared(query_at, at, position.once()))
+        terms = {"terms": position.terms(hidden[:, -3:], place)}
+        if position.content:
+            terms["query_terms"] = position.query_terms(query, place)
+            rotated = position.rotate(query, key, value, place)
+            for name, old, new in zip(("query", "key", "value"), (query, key, value), rotated, strict=True):
+                _demand(
+                    new.shape == old.shape and new.dtype == dtype,
+                    f"rotate returned a {name} of {tuple(new.shape)} in {new.dtype}, "
+                    f"expected {tuple(old.shape)} in {dtype}",
+                )
+        for name, found in terms.items():
+            _demand(isinstance(found, tuple), f"{name} returned a {type(found).__name__}, expected a tuple of terms")
+            for term in found:
+                _demand(isinstance(term, Term), f"{name} returned a {type(term).__name__} among its terms")
+                term.check(2, HEADS, 3, 7, WIDTH // HEADS)
+        _demand_finite(case.run(position, words), f"attention in {dtype}")
+
+
+def _leaves_its_input(case: _Case) -> None:
+    """Hooks leave their input as it is."""
+    position, words, heads, at = case.build(), _words(7), _heads(7), Positions(0, 1, 7)
+    before = words.clone(), heads.clone()
+    _hooks(position, words, heads, Place(at, at, 1, position.shared(at, at)))
+    _demand(torch.equal(words, before[0]), "a hook changed the hidden states in place")
+    _demand(torch.equal(heads, before[1]), "a hook changed query, key or value in place")
+
+
+def _needs_nothing_shared(case: _Case) -> None:
+    """What layers share may be left out."""
+    position, words, heads, at = case.build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
+    for layer in (0, LAYERS - 1):
+        alone = _hooks(position, words, heads, Place(at, at, layer))
+        for once in (None, position.once()):
+            given = _hooks(position, words, heads, Place(at, at, layer, position.shared(at, at, once)))
+            for ours, theirs in zip(given, alone, strict=True):
+                _demand_close(ours, theirs, f"layer {layer} with place.shared and without")
+
+
+def _repeats_itself(case: _Case) -> None:
+    """Evaluation is repeatable, and so is building."""
+    position, words = case.build().eval(), _words(7)
+    _demand(torch.equal(case.run(position, words), case.run(position, words)), "two runs in evaluation mode differ")
+    states = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        states.append(case.fresh().state_dict())
+    for name, tensor in states[0].items():
+        _demand(torch.equal(tensor, states[1][name]), f"{name} differs after the same seed")
+
+
+def _trains(case: _Case) -> None:
+    """Every parameter has a finite gradient, and so do the hidden states."""
+    position, at = case.build(), Positions(0, 1, 8)
+    words, heads = _words(8).requires_grad_(), _heads(8)
+    total = torch.zeros((), dtype=torch.float64)
+    for layer in range(LAYERS):
+        place = Place(at, at, layer, position.shared(at, at, position.once()))
+        for tensor in _hooks(position, words, heads, place):
+            total = total + (tensor * torch.randn(tensor.shape, dtype=torch.float64)).sum()
+    named = {name: parameter for name, parameter in position.named_parameters() if parameter.numel()}
+    found = torch.autograd.grad(total, list(named.values()), allow_unused=True) if named else ()
+    for name, gradient in zip(named, found, strict=True):
+        _demand(gradient is not None and bool((gradient != 0).any()), f"{name} has no gradient in any layer")
+    out = sum(case.run(position, words, layer=layer).square().sum() for layer in range(LAYERS))
+    assert isinstance(out, Tensor)
+    gradients = torch.autograd.grad(out, [words, *named.values()], allow_unused=True)
+    for name, gradient in zip(("the hidden states", *named), gradients, strict=True):
+        _demand(gradient is not None, f"{name}: no gradient through attention")
+        assert gradient is not None
+        _demand_finite(gradient, f"gradient of {name}")
+    _demand(bool((gradients[0] != 0).any(-1).all()), "some hidden states have no gradient")
+
+
+def _is_saved(case: _Case) -> None:
+    """A state dict holds everything that is trained."""
+    words, saved, loaded = _words(8), case.build().eval(), case.build().eval()
+    loaded.load_state_dict(saved.state_dict())
+    _demand_close(case.run(loaded, words), case.run(saved, words), "loaded from the other's state dict", 0.0)
+    missing = {name for name, _ in saved.named_parameters()} - saved.state_dict().keys()
+    _demand(not missing, f"the state dict lacks {', '.join(sorted(missing))}")
+
+
+def _resets(case: _Case) -> None:
+    """reset_parameters draws every parameter."""
+    position = case.build()
+    for parameter in position.parameters():
+        torch.nn.init.constant_(parameter, math.nan)
+    for module in position.modules():
+        if isinstance(module, Position):
+            module.reset_parameters()
+    for name, parameter in position.named_parameters():
+        _demand_finite(parameter, f"{name} after reset_parameters")
+    _demand_finite(case.run(position, _words(8)), "attention after reset_parameters")
+
+
+def _takes_part_of_the_queries(case: _Case) -> None:
+    """Queries may be any evenly spaced part of the sequence."""
+    position, words = case.build().eval(), _words(9)
+    whole = case.run(position, words, layer=1)
+    for start, stride in ((6, 1), (8, 1), (0, 1), (1, 3), (0, 2), (3, 5)):
+        rows = slice(start, None, stride)
+        at = Positions(start, stride, len(range(9)[rows]))
+        found = case.run(position, words, at, rows=rows, layer=1)
+        _demand_close(found, whole[:, rows], f"queries at {start}, {start + stride}, ... of 9 tokens")
+
+
+def _takes_explicit_positions(case: _Case) -> None:
+    """Explicit positions are the same as affine ones, also by row of a batch and in packed documents."""
+    position = case.build().eval()
+    for at in (Positions(0, 1, 9), Positions(5, 1, 9), Positions(3, 2, 9)):
+        words, ids = _words(9), at.values()
+        expected = case.run(position, words, at, at)
+        for explicit in (ids, ids.unsqueeze(0), ids.expand(2, -1), ids.int()):
+            found = case.run(position, words, explicit, explicit)
+            _demand_close(found, expected, f"explicit positions {tuple(explicit.shape)} in place of {at}")
+        _demand_close(case.run(position, words, at, ids), expected, f"explicit keys in place of {at}")
+    places = [Positions(0, 1, 9), Positions(6, 1, 9), Positions(1, 2, 9)]
+    words, rows = _words(9, batch=3), torch.stack([place.values() for place in places])
+    together = case.run(position, words, rows, rows)
+    for row, place in enumerate(places):
+        alone = case.run(position, words[row : row + 1], place, place)
+        _demand_close(together[row : row + 1], alone, f"a row of a batch at {place}")
+    lengths = [4, 1, 5]
+    words, ids = _words(10), torch.cat([torch.arange(length) for length in lengths])
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).expand(2, -1)
+    packed = case.run(position, words, ids, ids, query_documents=documents, key_documents=documents)
+    parts = [case.run(position, document) for document in words.split(lengths, 1)]
+    _demand_close(packed, torch.cat(parts, 1), "documents packed into one row")
+
+
+def _takes_any_length(case: _Case) -> None:
+    """Sequences may be short, batches and queries may be empty."""
+    position = case.build()
+    for length in (1, 2):
+        words = _words(length).requires_grad_()
+        out = case.run(position, words)
+        out.square().sum().backward()
+        _demand_finite(out, f"attention among {length} tokens")
+        for name, tensor in (("the hidden states", words), *position.named_parameters()):
+            if tensor.grad is not None:
+                _demand_finite(tensor.grad, f"gradient of {name} among {length} tokens")
+    found = case.run(position, _words(5, batch=0)).shape
+    _demand(found == (0, 5, WIDTH), f"an empty batch gave shape {tuple(found)}")
+    found = case.run(position, _words(5), Positions(5, 1, 0), rows=slice(5, None)).shape
+    _demand(found == (2, 0, WIDTH), f"no queries gave shape {tuple(found)}")
+
+
+def _knows_its_range(case: _Case) -> None:
+    """Positions out of range are an error of type PositionRangeError, and all others give numbers."""
+    position = case.build().eval()
+    beyond, before = Positions(0, 1, 2 * MAX_LENGTH), Positions(-2, 1, 6)
+    for what, at in (("beyond max_length", beyond), ("below 0", before)):
+        words = _words(at.length)
+        for places in (at, at.values(), at.values().expand(2, -1)):
+            try:
+                out = case.run(position, words, places, places)
+            except PositionRangeError:
+                continue
+            except Exception as error:
+                said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                raise AssertionError(f"positions {what} raised {said}; raise a PositionRangeError") from error
+            _demand_finite(out, f"attention at positions {what}")
+            if at is beyond:
+                last = Positions(at.last, 1, 1)
+                end = case.run(position, words, last, at, rows=slice(at.last, None))
+                _demand_close(end, out[:, -1:], f"the last query alone, {what}")
+
+
+def _takes_or_refuses_fractions(case: _Case) -> None:
+    """Fractional positions give numbers, or an error of type TypeError."""
+    position, words = case.build().eval(), _words(5)
+    fractions = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
+    try:
+        out = case.run(position, words, fractions, fractions)
+    except TypeError:
+        return
+    _demand_finite(out, "attention at fractional positions")
+    whole = torch.arange(5.0)
+    _demand_close(case.run(position, words, whole, whole), case.run(position, words), "whole positions as float32")
+
+
+def _is_shift_invariant(case: _Case) -> None:
+    """The same number added to all positions changes nothing, where that is claimed."""
+    position, words = case.build().eval(), _words(9)
+    if not (case.shift_invariant or isinstance(position, OffsetFunction)):
+        return
+    # Position 0 may be [CLS]'s.
+    expected = case.run(position, words, Positions(1, 1, 9), Positions(1, 1, 9), layer=1)
+    for start in (3, 11):
+        at = Positions(start, 1, 9)
+        _demand_close(case.run(position, words, at, at, layer=1), expected, f"positions from {start} instead of 1")
+
+
+def _has_the_curve_that_it_adds(case: _Case) -> None:
+    """A curve is what the method adds to scores."""
+    position = case.build().eval()
+    for layer in (0, 2):
+        curve = position.curve(range(-5, 8), layer=layer)
+        if curve is None:
+            return
+        _demand(curve.shape == (HEADS, 13), f"curve of 13 offsets: shape {tuple(curve.shape)}, expected {(HEADS, 13)}")
+        some = position.curve([-5, 3], layer=layer)
+        assert some is not None
+        _demand_close(some, curve[:, [0, 8]], "curve at two of the offsets")
+    if type(position).terms is not OffsetFunction.terms:
+        return
+    # Scores read off values that name their keys.
+    at = Positions(4, 1, 9)
+    offsets = at.values() - at.values().unsqueeze(-1)
+    for places in (at, at.values()):
+        (term,) = position.terms(_words(9), Place(places, places, 2))
+        curve = position.curve(offsets.flatten(), layer=2)
+        assert curve is not None
+        weights = attention(None, None, torch.eye(9).double().expand(1, HEADS, -1, -1), (term,))
+        _demand_close(weights[0], curve.unflatten(-1, (9, 9)).softmax(-1), "weights of the terms and of the curve")
+
+
+def _is_exact_in_bfloat16(case: _Case) -> None:
+    """bfloat16 rounds the output, never the positions."""
+    position, words = case.build(torch.bfloat16).eval(), _words(8, dtype=torch.bfloat16)
+    out = case.run(position, words)
+    exact = case.run(position.double(), words.double())
+    _demand_close(out, exact, "attention in bfloat16", _BFLOAT16_ERROR)
+    # There bfloat16 has every fourth whole number.
+    at = Positions(513, 1, 50)
+    position, words, heads = case.build(torch.bfloat16).eval(), _words(50).bfloat16(), _heads(50).bfloat16()
+    try:
+        found = _hooks(position, words, heads, Place(at, at, 1))
+    except PositionRangeError:
+        return
+    position = position.double()
+    exact_found = _hooks(position, words.double(), heads.double(), Place(at, at, 1))
+    for ours, theirs in zip(found, exact_found, strict=True):
+        # A table may end where the precision does, and numbers that overflow can't be compared.
+        if ours.shape == theirs.shape and theirs.isfinite().all():
+            _demand_close(ours, theirs, f"positions from {at.start} in bfloat16", 20 * torch.finfo(torch.bfloat16).eps)
+
+
+def _has_shapes_without_data(case: _Case) -> None:
+    """On the meta device the method computes shapes, as counting its cost does."""
+    position = case.build().to("meta")
+    shape = case.run(position, _words(5).to("meta")).shape
+    _demand(shape == (2, 5, WIDTH), f"attention of (2, 5, {WIDTH}) gave shape {tuple(shape)}")
+    at = Positions(0, 1, 5)
+    work = position.uncounted_work([(at, at)] * LAYERS)
+    _demand(work.flops >= 0 and work.kept >= 0, f"uncounted_work returned {work}")
+
+
+def _compiles(case: _Case) -> None:
+    """torch.compile takes the method as one graph."""
+    position, words = case.build().eval(), _words(6)
+
+    def forward(words: Tensor) -> Tensor:
+        return case.run(position, words, layer=1)
+
+    torch.compiler.reset()
+    compiled = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    _demand_close(compiled(words), forward(words), "the compiled output")
+
+
+LAWS: tuple[Callable[[_Case], None], ...] = (
+    _keeps_shapes,
+    _leaves_its_input,
+    _needs_nothing_shared,
+    _repeats_itself,
+    _trains,
+    _resets,
+    _is_saved,
+    _takes_part_of_the_queries,
+    _takes_explicit_positions,
+    _takes_any_length,
+    _knows_its_range,
+    _takes_or_refuses_fractions,
+    _is_shift_invariant,
+    _has_the_curve_that_it_adds,
+    _is_exact_in_bfloat16,
+    _has_shapes_without_data,
+)
+"""What :func:`check_position` checks, in its order; the first line of each one's documentation is the law."""

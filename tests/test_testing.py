@@ -1,0 +1,219 @@
+"""check_position passes every method of the package, and finds what is wrong with broken ones."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.positions.stack import METHODS
+from whereformer import DenseBias, OffsetBias
+from whereformer.kernels.terms import offsets_between, position_values
+from whereformer.positions import ModelShape, Position
+from whereformer.positions.alibi import Alibi
+from whereformer.positions.base import OffsetFunction
+from whereformer.positions.learned import Learned
+from whereformer.positions.rope import Rope
+from whereformer.positions.tisa import Tisa
+from whereformer.testing import check_position
+
+SHIFT_INVARIANT = {"none", "shaw", "t5", "rope", "tisa", "alibi"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_of_the_package_keeps_the_laws(method):
+    name, options = METHODS[method]
+    check_position(name, shift_invariant=name in SHIFT_INVARIANT, **options)
+
+
+class Triangle(OffsetFunction):
+    """A method of somebody else, as simple as they come: a trained slope up to a distance."""
+
+    def __init__(self, model: ModelShape, *, width: int = 4) -> None:
+        super().__init__(model)
+        self.width = width
+        self.slope = torch.nn.Parameter(torch.ones(model.num_layers, model.num_heads))
+
+    def reset_parameters(self):
+        torch.nn.init.ones_(self.slope)
+
+    def reach(self, *, layer=0, shared=None):
+        return self.width
+
+    def curve(self, offsets, *, layer=0):
+        values = torch.as_tensor(offsets, device=self.slope.device).to(
+            torch.promote_types(self.slope.dtype, torch.float32)
+        )
+        return torch.einsum("h,...->h...", self.slope[layer].to(values.dtype), values.abs().clamp(max=self.width))
+
+
+def test_a_class_need_not_be_registered_and_takes_options():
+    check_position(Triangle)
+    check_position(Triangle, width=2, causal=True, compiles=True)
+    check_position(Learned, embedding_size=16)
+
+
+def test_the_callers_random_numbers_stay():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    check_position(Alibi)
+    assert torch.equal(torch.rand(2), expected)
+
+
+class Longer(Position):
+    def embed(self, hidden, positions):
+        return torch.cat((hidden, hidden[:, :1]), 1)
+
+
+class Single(Position):
+    def rotate(self, query, key, value, place):
+        return query.float(), key, value
+
+
+class Lists(Tisa):
+    def terms(self, hidden, place):
+        return list(super().terms(hidden, place))
+
+
+class Inplace(Position):
+    def embed(self, hidden, positions):
+        return hidden.add_(1.0)
+
+
+class NeedsShared(Rope):
+    def rotate(self, query, key, value, place):
+        (cos, sin), key_turns = place.shared
+        return self._rotate(query, cos, sin), self._rotate(key, *key_turns), value
+
+
+class OtherAlone(Position):
+    def shared(self, queries, keys, once=None):
+        return 2.0
+
+    def rotate(self, query, key, value, place):
+        return query * (place.shared or 1.0), key, value
+
+
+class Noisy(Position):
+    def rotate(self, query, key, value, place):
+        return query + torch.randn_like(query), key, value
+
+
+class Unused(Learned):
+    def __init__(self, model):
+        super().__init__(model)
+        self.spare = torch.nn.Parameter(torch.ones(3))
+
+
+class Detached(Tisa):
+    def curve(self, offsets, *, layer=0):
+        return super().curve(offsets, layer=layer).detach()
+
+
+class Forgets(Learned):
+    def state_dict(self, *args, **kwargs):
+        return {}
+
+    def load_state_dict(self, *args, **kwargs):
+        return None
+
+
+class NeverReset(Triangle):
+    def reset_parameters(self):
+        pass
+
+
+class FromTheLength(Learned):
+    """Rows by the index in the sequence, wherever the tokens are."""
+
+    def vectors(self, positions, device=None):
+        length = position_values(positions).shape[-1]
+        return self.weight[:length]
+
+
+class AffineOnly(Alibi):
+    def terms(self, hidden, place):
+        offsets = torch.arange(1 - place.keys.length, place.keys.length)
+        return (OffsetBias(self.curve(offsets), 1 - place.keys.length),)
+
+
+class WrongRange(Learned):
+    def vectors(self, positions, device=None):
+        return self.weight[position_values(positions)]
+
+
+class Drifts(OffsetFunction):
+    def curve(self, offsets, *, layer=0):
+        return -torch.as_tensor(offsets, dtype=torch.float64).abs().expand(2, -1)
+
+    def terms(self, hidden, place):
+        queries = position_values(place.queries, hidden.device)
+        offsets = offsets_between(queries, position_values(place.keys, hidden.device))
+        scores = -offsets.abs() / (queries.abs().unsqueeze(-1) + 1)
+        scores = scores.to(torch.float64).unsqueeze(-3).expand(*scores.shape[:-2], 2, *scores.shape[-2:])
+        return (DenseBias(scores if scores.dim() == 4 else scores.unsqueeze(0)),)
+
+
+class OtherCurve(Alibi):
+    def curve(self, offsets, *, layer=0):
+        return super().curve(offsets)[:1]
+
+
+class HalfPositions(Rope):
+    def _turns(self, positions):
+        positions = position_values(positions, self._like.device)
+        return super()._turns(positions.to(self._like.dtype if self._like.dtype != torch.float64 else positions.dtype))
+
+
+class Looks(Alibi):
+    def terms(self, hidden, place):
+        if hidden.sum().item() == math.inf:
+            raise RuntimeError
+        return super().terms(hidden, place)
+
+
+@pytest.mark.parametrize(
+    ("method", "law", "how"),
+    [
+        (Longer, "Hooks return what they should", r"embed returned \(2, 8, 16\)"),
+        (Single, "Hooks return what they should", "rotate returned a query of"),
+        (Lists, "Hooks return what they should", "terms returned a list, expected a tuple"),
+        (Inplace, "Hooks leave their input as it is", "hidden states in place"),
+        (NeedsShared, "What layers share may be left out", "TypeError"),
+        (OtherAlone, "What layers share may be left out", "with place.shared and without: differs by"),
+        (Noisy, "", "differ"),
+        (Unused, "Every parameter has a finite gradient", "spare has no gradient in any layer"),
+        (Detached, "Every parameter has a finite gradient", "amplitude has no gradient"),
+        (Forgets, "A state dict holds everything", "differs by|lacks weight"),
+        (NeverReset, "reset_parameters draws every parameter", "slope after reset_parameters"),
+        (FromTheLength, "Queries may be any evenly spaced part", "queries at 6, 7"),
+        (AffineOnly, "Explicit positions are the same", "AttributeError"),
+        (WrongRange, "Positions out of range", "IndexError: .*; raise a PositionRangeError"),
+        (Drifts, "The same number added to all positions", "positions from 3 instead of 1"),
+        (OtherCurve, "Hooks return what they should", "OffsetBias.table"),
+        (HalfPositions, "bfloat16 rounds the output", "positions from 513"),
+        (Looks, "On the meta device", "RuntimeError|NotImplementedError|item"),
+    ],
+)
+def test_broken_methods_are_found(method, law, how):
+    with pytest.raises(AssertionError, match=rf"^{method.__name__} breaks the law '{law}.*(?:{how})") as caught:
+        check_position(method)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_claim_that_does_not_hold_is_found():
+    check_position("learned")
+    with pytest.raises(AssertionError, match="learned breaks the law 'The same number added"):
+        check_position("learned", shift_invariant=True)
+
+
+def test_it_needs_torch_alone():
+    code = """
+import sys, whereformer.testing
+whereformer.testing.check_position("tisa")
+print("pytest" in sys.modules, "transformers" in sys.modules)
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["False", "False"]
