@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import whereformer.experiments.analyze.report
 from tests.failing import fails
-from whereformer import Electra, Encoder, EncoderConfig, load_pretrained
+from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfig, load_pretrained
 from whereformer.analysis import toeplitzness
 from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
@@ -148,7 +148,7 @@ def test_no_position_is_no_error(save):
 
 
 def test_electra_of_ours(save):
-    config = ours("learned+tisa").config
+    config = ElectraPretrainingConfig.from_dict(ours("learned+tisa").config.to_dict())
     model = found(save(Electra(config)))
     assert model.table is not None
     assert len(model.heads) == 4

@@ -78,8 +78,8 @@ def test_layer_reading_only_the_diagonal_equals_mesh_tensorflow(case):
     check_gradients(golden, out, 5e-5)
 
 
-def lra_positions(golden, config, mode):
-    """One Synthesizer per summand of the mode, as ours has one variant; theirs are added."""
+def lra_position(golden, config, mode):
+    """A Synthesizer with every summand of the mode; theirs are added."""
     parameters = {
         "random": lambda: {"random": golden["random"]},
         "factorized_random": lambda: {"query_factors": golden["random1"], "key_factors": golden["random2"]},
@@ -92,19 +92,17 @@ def lra_positions(golden, config, mode):
         },
     }
     options = {"rank": config["k"]} if config["k"] else {}
-    return [
-        synthesizer(
-            hidden_size=config["C"],
-            heads=config["H"],
-            head_dim=config["d"],
-            max_length=config["max_length"],
-            parameters=parameters[variant](),
-            variant=variant,
-            content="none" if config["ignore_dot_product"] else "add",
-            **options,
-        )
-        for variant in mode.split("+")
-    ]
+    return synthesizer(
+        hidden_size=config["C"],
+        heads=config["H"],
+        head_dim=config["d"],
+        max_length=config["max_length"],
+        parameters={name: tensor for variant in mode.split("+") for name, tensor in parameters[variant]().items()},
+        variant=mode,
+        mixture="sum",
+        content="none" if config["ignore_dot_product"] else "add",
+        **options,
+    )
 
 
 def lra_projection(golden, name):
@@ -120,15 +118,14 @@ def lra_output(golden, attended):
 @pytest.mark.parametrize("case", LRA)
 def test_layer_equals_long_range_arena(case):
     golden, config = case.tensors(), case.config
-    positions = lra_positions(golden, config, config["mode"])
+    position = lra_position(golden, config, config["mode"])
     value = lra_projection(golden, "value")
     query = key = None
     if not config["ignore_dot_product"]:
         query, key = lra_projection(golden, "query"), lra_projection(golden, "key")
 
-    calls = [prepare(position, query, key, value, hidden=golden["x"]) for position in positions]
-    terms = tuple(term for call in calls for term in call[3])
-    out = lra_output(golden, attention(*calls[0][:3], terms, causal=config["causal"]))
+    call = prepare(position, query, key, value, hidden=golden["x"])
+    out = lra_output(golden, attention(*call, causal=config["causal"]))
 
     check(out, golden["out"], 1e-11)
     check_gradients(golden, out, 1e-11)
@@ -138,7 +135,7 @@ def test_layer_equals_long_range_arena(case):
 def test_layer_with_reshaped_scores_equals_long_range_arena(case):
     """The original reshapes (batch, n, heads, ...) to (batch, heads, n, ...) where the paper means a transpose."""
     golden, config = case.tensors(), case.config
-    [position] = lra_positions(golden, config, config["mode"])
+    position = lra_position(golden, config, config["mode"])
     value = lra_projection(golden, "value")
 
     intended = scores(prepare(position, None, None, value, hidden=golden["x"])[3], config["n"], config["n"])
@@ -169,10 +166,10 @@ def test_factorized_dense_equals_both_readings(case, reading, tiling):
         head_dim=config["C"],
         max_length=config["L"],
         parameters={
-            "first": golden["Wa"],
-            "first_bias": golden["ba"],
-            "second": golden["Wb"],
-            "second_bias": golden["bb"],
+            "near": golden["Wa"],
+            "near_bias": golden["ba"],
+            "far": golden["Wb"],
+            "far_bias": golden["bb"],
         },
         variant="factorized_dense",
         tiling=tiling,

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.positions.stack import HEADS, MAX_LENGTH, METHODS, WIDTH, attend, build, embeddings, make, run
-from whereformer import DenseBias, OffsetBias, Place, Positions, attention, attention_weights, build_position
+from whereformer import (
+    DenseBias,
+    FactorPair,
+    OffsetBias,
+    Place,
+    Positions,
+    attention,
+    attention_weights,
+    build_position,
+)
 from whereformer.positions.alibi import slopes
 from whereformer.positions.t5 import buckets
 
@@ -439,15 +448,17 @@ def test_dense_synthesizer_scores_depend_on_the_querys_token_alone(variant):
     assert ((one != other).any(-1).any(1) == (torch.arange(7) == 3)).all()
 
 
+@pytest.mark.parametrize(("near_size", "a", "b"), [(None, 6, 4), (4, 4, 6), (1, 1, 24), (24, 24, 1)])
 @pytest.mark.parametrize("tiling", ["pairs", "tile"])
-def test_factorized_dense_synthesizer_is_a_product_of_two_short_rows(tiling):
-    position = build("synthesizer", variant="factorized_dense", tiling=tiling)  # 24 positions as 6 x 4
+def test_factorized_dense_synthesizer_is_a_product_of_two_short_rows(tiling, near_size, a, b):
+    position = build("synthesizer", variant="factorized_dense", tiling=tiling, near_size=near_size)  # of 24 positions
     hidden, queries, keys = embeddings(5), Positions(3, 2, 5), Positions(0, 1, MAX_LENGTH)
     [term] = position.terms(hidden, Place(queries, keys, 2))
-    near = nn.functional.linear(hidden, position.first[2], position.first_bias[2]).unflatten(-1, (HEADS, 6))
-    far = nn.functional.linear(hidden, position.second[2], position.second_bias[2]).unflatten(-1, (HEADS, 4))
+    assert (position.near_size, position.far_size) == (a, b)
+    near = nn.functional.linear(hidden, position.near[2], position.near_bias[2]).unflatten(-1, (HEADS, a))
+    far = nn.functional.linear(hidden, position.far[2], position.far_bias[2]).unflatten(-1, (HEADS, b))
     for j in range(MAX_LENGTH):
-        expected = near[..., j % 6] * far[..., j // 6 if tiling == "pairs" else j % 4]  # (batch, n_q, heads)
+        expected = near[..., j % a] * far[..., j // a if tiling == "pairs" else j % b]  # (batch, n_q, heads)
         assert_close(term.scores[..., j], expected.mT)
 
 
@@ -463,6 +474,53 @@ def test_mixing_in_equal_shares_is_the_mean_of_both_scores(variant):
     # Twice the mean is the sum: content at twice the scale, and the synthetic term counted twice.
     doubled = attention(halved, key, value, mix.terms(hidden, Place(at, at)) * 2, scale=2 * HEAD_DIM**-0.5)
     assert_close(doubled, attention(query, key, value, add.terms(hidden, Place(at, at))))
+
+
+VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
+
+
+def written_out(position, hidden, at, layer=1):
+    """The scores that a Synthesizer adds, (batch, heads, n, n)."""
+    scores = 0.0
+    for term in position.terms(hidden, Place(at, at, layer)):
+        factors = isinstance(term, FactorPair)
+        scores = scores + (term.query_factors @ term.key_factors.mT if factors else term.scores)
+    return scores
+
+
+@pytest.mark.parametrize("content", ["none", "add", "mix"])
+@pytest.mark.parametrize("mixture", ["softmax", "sum"])
+@pytest.mark.parametrize("variants", [("random", "dense"), ("dense", "factorized_dense"), VARIANTS], ids="+".join)
+def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mixture, content):
+    position = build("synthesizer", variant="+".join(variants), mixture=mixture, content=content)
+    at, hidden = Positions(0, 1, 7), embeddings(7)
+    query, key, value = torch.randn(3, 2, HEADS, 7, HEAD_DIM, dtype=torch.float64)
+    parts = []
+    for variant in variants:
+        part = build("synthesizer", variant=variant)
+        part.load_state_dict(
+            {name: value for name, value in position.state_dict().items() if name in part.state_dict()}
+        )
+        parts.append(written_out(part, hidden, at))
+    alpha = position.alpha
+    if mixture == "softmax":
+        shares = torch.cat((torch.zeros(int(content == "mix"), dtype=torch.float64), alpha[1])).softmax(-1)
+        of_content, shares = (shares[0], shares[1:]) if content == "mix" else (1.0, shares)
+    else:
+        share = torch.sigmoid(alpha[1]) if content == "mix" else 1.0
+        of_content, shares = (1 - share if content == "mix" else 1.0), [share] * len(variants)
+    assert_close(
+        written_out(position, hidden, at), sum(share * part for share, part in zip(shares, parts, strict=True))
+    )
+    assert_close(position.rotate(query, key, value, Place(at, at, 1))[0], query * of_content)
+
+
+def test_a_mixture_starts_with_equal_shares():
+    for content, count in (("none", 2), ("add", 2), ("mix", 3)):
+        position = build_position(
+            "synthesizer", hidden_size=8, num_heads=2, max_length=6, variant="random+dense", content=content
+        )
+        assert_close(torch.stack(list(position._shares(0))), torch.full((count,), 1 / count))
 
 
 def test_floater_without_a_velocity_stays_where_it_starts():

@@ -66,7 +66,7 @@ def attention(
         query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (batch, n_q). By default
             queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are. Fractional
             ones are finite, which is checked on the CPU; elsewhere NaN is after and before nothing.
-        key_positions: likewise for keys; 0 .. n_k - 1 by default.
+        key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to
             keys of its own document.
         backend: which implementation computes it; one that can't take the call is refused, never replaced.
@@ -76,9 +76,9 @@ def attention(
             - "triton": fused kernels for NVIDIA GPUs from sm_80 on, O(n) memory.
             - "auto": calls without terms go to torch's ``scaled_dot_product_attention``, others to "triton" on a GPU
               that has it and to "blockwise" elsewhere. On the CPU "reference" takes calls with few scores a head, and
-              "blockwise" takes long ones with dropout, masks or packing; how few and how long depends on the processor
+              "blockwise" takes long ones with dropout, masks or packing. The thresholds depend on the processor
               (``whereformer.kernels.tuning``).
-              :func:`explain` says what it comes to.
+              :func:`explain` says which backend that is for a call, and why.
 
             Only "reference" has second and forward-mode derivatives, and with terms those of ``torch.func``; there
             "auto" takes it.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -176,13 +176,13 @@ def make_call(
         ValueError: for a wrong shape or value; the message names the argument.
     """
     _check_heads_tensor("value", value)
-    batch, heads, n_k, value_dim = value.shape
+    shape = value.shape
+    batch, heads, n_k, value_dim = shape
     if (query is None) != (key is None):
         raise ValueError("query and key: give both, or neither for attention without content scores")
     terms = _check_terms(terms)
     if query is not None and key is not None:
-        query, key, value = _check_content(query, key, value)
-        n_q, head_dim = query.shape[2:]
+        query, key, value, n_q, head_dim = _check_content(query, key, value, shape)
     else:
         if any(isinstance(term, OffsetKeys) for term in terms):
             raise ValueError("OffsetKeys: needs a query, got query=None")
@@ -192,19 +192,21 @@ def make_call(
         for name, tensor in vars(term).items():
             if isinstance(tensor, Tensor):
                 _check_device(f"{type(term).__name__}.{name}", tensor, value)
-    checked = _check_options(value, n_q, terms, options)
-    scale = _check_scale(checked.pop("scale", None), head_dim)
-    call = Call(query, key, value, terms, n_q, n_k, scale, **checked)
+    fields = cast(dict[str, Any], options)
+    _check_options(value, batch, n_q, n_k, terms, fields)
+    call = Call(query, key, value, terms, n_q, n_k, _check_scale(fields.pop("scale", None), head_dim), **fields)
     return call if len(terms) == 0 else _without_steps(call)
 
 
-def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three in one dtype, after their shapes were checked."""
-    batch, heads, n_k, _ = value.shape
+def _check_content(
+    query: Tensor, key: Tensor, value: Tensor, shape: torch.Size
+) -> tuple[Tensor, Tensor, Tensor, int, int]:
+    """The three in one dtype, n_q and head_dim; ``shape`` is the value's."""
+    batch, heads, n_k, _ = shape
     _check_heads_tensor("query", query)
     _check_heads_tensor("key", key)
     query, key, value = _check_kind(query, key, value)
-    query_batch, query_heads, _, head_dim = query.shape
+    query_batch, query_heads, n_q, head_dim = query.shape
     if query_batch != batch or query_heads != heads:
         raise ValueError(
             f"query: expected (batch {batch}, heads {heads}, n_q, head_dim) as in value, got {tuple(query.shape)}"
@@ -213,29 +215,30 @@ def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, T
         raise ValueError(
             f"key: expected (batch {batch}, heads {heads}, n_k {n_k}, head_dim {head_dim}), got {tuple(key.shape)}"
         )
-    return query, key, value
+    return query, key, value, n_q, head_dim
 
 
-def _check_options(value: Tensor, n_q: int, terms: tuple[Term, ...], options: CallOptions) -> dict[str, Any]:
-    """The options that were given, as the fields of a call; ``scale`` is not checked here."""
-    batch, _, n_k, _ = value.shape
-    fields: dict[str, Any] = dict(options)
-    if (key_mask := fields.get("key_mask")) is not None:
+def _check_options(
+    value: Tensor, batch: int, n_q: int, n_k: int, terms: tuple[Term, ...], options: dict[str, Any]
+) -> None:
+    """Check all but ``scale``, and make the fields of a call of them."""
+    get, pop = options.get, options.pop
+    if (key_mask := get("key_mask")) is not None:
         _check_key_mask(key_mask, value)
-    if not isinstance(causal := fields.get("causal", False), bool):
+    if not isinstance(causal := get("causal", False), bool):
         raise TypeError(f"causal: expected True or False, got {type(causal).__name__}")
-    if not 0.0 <= (dropout_p := fields.get("dropout_p", 0.0)) < 1.0:
+    if not 0.0 <= (dropout_p := get("dropout_p", 0.0)) < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
-    for name, length in (("query_positions", n_q), ("key_positions", n_k)):
-        if (positions := fields.pop(name, None)) is not None:
-            fields[f"given_{name}"] = _check_positions(name, positions, batch, length, terms)
-    query_documents, key_documents = fields.get("query_documents"), fields.get("key_documents")
+    if (positions := pop("query_positions", None)) is not None:
+        options["given_query_positions"] = _check_positions("query_positions", positions, batch, n_q, terms)
+    if (positions := pop("key_positions", None)) is not None:
+        options["given_key_positions"] = _check_positions("key_positions", positions, batch, n_k, terms)
+    query_documents, key_documents = get("query_documents"), get("key_documents")
     if (query_documents is None) != (key_documents is None):
         raise ValueError("query_documents and key_documents: give both or neither")
     if query_documents is not None:
-        fields["query_documents"] = _check_documents("query_documents", query_documents, value, "n_q", n_q)
-        fields["key_documents"] = _check_documents("key_documents", key_documents, value, "n_k", n_k)
-    return fields
+        options["query_documents"] = _check_documents("query_documents", query_documents, value, "n_q", n_q)
+        options["key_documents"] = _check_documents("key_documents", key_documents, value, "n_k", n_k)
 
 
 def _check_key_mask(key_mask: Any, value: Tensor) -> None:

@@ -1,6 +1,6 @@
 """A call's terms with at most one of each kind, and tables no longer than the offsets that occur.
 
-What the fast backends are given, so that none has to loop over terms or look at an offset twice.
+The fast backends take this, so that none has to loop over terms or look at an offset twice.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Merged:
 
 
 def merge(call: Call) -> Merged:
-    """Say the same with the fewest terms; differentiable."""
+    """The same call with the fewest terms; differentiable."""
     dtype = torch.promote_types(call.value.dtype, torch.float32)
     span = offset_range(call.query_positions, call.key_positions)
     if span is not None and not are_numbers(*span):
-        # A program for any length is the same for all with tables as they came.
+        # An exported program for any length keeps its tables whole.
         span = None
     if span is not None and call.causal:
         span = span[0], min(span[1], 0)

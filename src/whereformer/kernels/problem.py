@@ -1,4 +1,4 @@
-"""What the operators of the fast backends are given: a call with merged terms, as tensors and plain numbers."""
+"""The arguments of the fast backends' operators: a call with merged terms, as tensors and plain numbers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Problem:
 
     @classmethod
     def of(cls, call: Call) -> Problem:
-        """The problem of a call; outside autocast's reach."""
+        """The problem of a call. Autocast must be off, or it would change the tables' dtype."""
         terms = merge(call)
         tables = (terms.bias, terms.key_table, terms.value_table)
         bias, key_table, value_table = (None if term is None else term.table for term in tables)
@@ -116,7 +116,7 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of scores and sums."""
+        """The dtype of scores and sums."""
         return torch.promote_types(self.value.dtype, torch.float32)
 
     @cached_property
@@ -129,7 +129,7 @@ class Problem:
         return self.key_mask is not None or self.query_documents is not None or 0 in (self.value.numel(), self.n_q)
 
     def positions(self) -> tuple[PositionsLike, PositionsLike]:
-        """Of queries and of keys."""
+        """The positions of queries and of keys."""
         query_start, query_stride, key_start, key_stride = self.affine
         query, key = Positions(query_start, query_stride, self.n_q), Positions(key_start, key_stride, self.n_k)
         return (
@@ -168,7 +168,7 @@ _FIELDS = tuple(Problem.__dataclass_fields__)
 def register_gradients(forward: Any, backward: Any) -> None:
     """Make one operator the derivative of another.
 
-    ``forward(*arguments)`` returns the output and what the backward wants to know again;
+    ``forward(*arguments)`` returns the output and what the backward needs of it;
     ``backward(output_gradient, output, kept, needed, *arguments)`` the gradients of ``GRADIENTS`` that are needed.
     """
 

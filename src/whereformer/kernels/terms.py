@@ -20,7 +20,10 @@ from torch import Tensor
 
 
 def as_int(number: Any) -> int | None:
-    """A whole number as Python's own, such as NumPy's; None for anything else. Tensors are none: looking may stall."""
+    """A whole number, such as NumPy's, as Python's int; None for anything else.
+
+    A tensor gives None too, because reading it may stall a GPU.
+    """
     if isinstance(number, int | torch.SymInt):
         return number  # type: ignore[return-value]
     try:
@@ -118,12 +121,12 @@ class _OffsetTable:
     def __post_init__(self) -> None:
         for name in ("first", "step"):
             number = getattr(self, name)
-            # What is no whole number is refused with all else that is wrong, when attention is called.
+            # Other types are refused when attention is called, with everything else that is wrong.
             if type(number) is not int and (whole := as_int(number)) is not None:
                 object.__setattr__(self, name, whole)
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        """Raise unless the term fits a call of these sizes."""
+        """Raise a TypeError or ValueError unless the term fits a call of these sizes."""
         name = type(self).__name__
         _check_shape(f"{name}.table", self.table, self._wanted(heads, head_dim))
         if self.table.shape[1] == 0:
@@ -146,7 +149,8 @@ class OffsetBias(_OffsetTable):
         table: (heads, T), one number per head and offset; ``-inf`` forbids its pairs. Beyond its ends the end values
             hold.
         first: the offset of the table's first column.
-        step: the offsets from one column to the next, where only every so manieth occurs, as between pooled sequences.
+        step: the offset from one column to the next. It is more than 1 where only multiples of it occur, as between
+            pooled sequences.
     """
 
     def _wanted(self, heads: int, head_dim: int) -> _Wanted:
@@ -160,7 +164,8 @@ class OffsetKeys(_OffsetTable):
     Args:
         table: (heads or 1, T, head_dim), a vector per offset.
         first: the offset of the table's first row.
-        step: the offsets from one row to the next, where only every so manieth occurs, as between pooled sequences.
+        step: the offset from one row to the next. It is more than 1 where only multiples of it occur, as between
+            pooled sequences.
     """
 
 
@@ -171,7 +176,8 @@ class OffsetValues(_OffsetTable):
     Args:
         table: (heads or 1, T, value's head_dim), a vector per offset.
         first: the offset of the table's first row.
-        step: the offsets from one row to the next, where only every so manieth occurs, as between pooled sequences.
+        step: the offset from one row to the next. It is more than 1 where only multiples of it occur, as between
+            pooled sequences.
     """
 
 

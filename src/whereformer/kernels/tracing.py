@@ -1,4 +1,4 @@
-"""What can be told while a program is compiled: sizes may be symbols there, and there are no numbers to look at."""
+"""What is known of a call while a program is compiled, where sizes may be symbols and tensors have no numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .torch_private import transforming
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether what is done with a tensor is done at once, and to numbers: by no compiler, transform or subclass."""
+    """Whether operations on a tensor run at once, on its numbers: no compiler, transform or subclass is in between."""
     return type(tensor) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling() and not transforming()
 
 
@@ -19,9 +19,9 @@ def can_look(tensor: Tensor) -> bool:
 
 
 def holds(condition: bool) -> bool:
-    """Whether a condition on sizes holds; of a program that is exported, whether it does for all sizes it is to take.
+    """Whether a condition on sizes holds; in a program that is exported, whether it holds for every size it takes.
 
-    Compiled code is made again where another answer is wanted, an exported program can't be.
+    Code is compiled again where another size gives another answer; an exported program can't be.
     """
     if not torch.compiler.is_compiling():
         return condition

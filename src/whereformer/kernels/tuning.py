@@ -1,6 +1,7 @@
-"""What differs by processor, and every size and threshold of the CPU that was found by measuring.
+"""Every size and threshold that was found by measuring, and which processor has which.
 
-Nothing here changes what is computed, only by which of several ways, and so how fast. ``whereformer bench --tune``
+Nothing here changes what is computed: a threshold chooses between ways that differ in speed and memory alone.
+``whereformer bench --tune``
 measures other values on the machine it runs on.
 """
 
@@ -68,24 +69,26 @@ class Tuning:
 
     Args:
         processor: the family's name.
-        onednn: whether PyTorch's float32 products are slower than oneDNN's, see ``whereformer.kernels.cpu.products``.
+        onednn: whether PyTorch's float32 products are slower than oneDNN's, see ``whereformer.kernels.cpu.onednn``.
         written_out_scores: scores a head up to which writing them all out is faster than going tile by tile.
         half_written_out_scores: the same where bfloat16 or float16 is trained, whose fused backward is slow in torch.
         kept_scores: scores a head up to which float32's training keeps the softmax's weights for the backward.
-        kept_tile_scores: scores that are worked on at a time there.
-        tile_scores: scores that are worked on at a time elsewhere, per thread: few enough to stay in a core's cache,
-            many enough to make each operation worth it.
-        tile_rows: rows of a tile at least, where there are so many.
-        fused_dtypes: of calls with nothing but an ``OffsetBias`` whose forward torch's own fused attention computes.
-        fused_backward_dtypes: of those whose backward it also computes, where the table is short or needs no gradient.
-        unturned_scores: scores a head up to which it reads a copy of the table for each query, in their order, instead
-            of the table itself, for which they have to be turned around.
-        band_rows: queries whose part of a short table's gradient is made at a time.
-        band_share, half_band_share: the part of a row's keys, at most, that a short table and those queries take up, in
-            float32 and in bfloat16.
-        onednn_scores: scores a head from which oneDNN's products make us faster than torch's attention without terms.
-        onednn_rows: queries and keys that there have to be for that; with fewer, what else is to do outweighs it.
-        onednn_head_dim: width of a head, likewise; in narrower heads products matter less.
+        kept_tile_scores: scores in a tile where the weights are kept.
+        tile_scores: scores in a tile elsewhere, for each thread: few enough to stay in a core's cache, enough to make
+            each operation worth its overhead.
+        tile_rows: the fewest rows in a tile, unless there are fewer queries.
+        fused_dtypes: dtypes in which torch's own fused attention computes the forward of a call whose only term is an
+            ``OffsetBias``.
+        fused_backward_dtypes: dtypes in which it computes the backward too, if the table is short or needs no gradient.
+        unturned_scores: scores a head up to which torch's kernel is given a copy of the table for each query. Above it
+            reads the table itself, for which the order of the queries has to be reversed.
+        band_rows: queries for which a short table's gradient is computed at a time.
+        band_share, half_band_share: how long a table may be to count as short: the largest share of n_k that its length
+            and ``band_rows`` make together, in float32 and in bfloat16.
+        onednn_scores: scores a head from which our tiles, with oneDNN's products, are faster than torch's own attention
+            in a call without terms.
+        onednn_rows: the fewest queries, and the fewest keys, for that: with fewer, other work outweighs the products.
+        onednn_head_dim: the narrowest head for that: in narrower ones the products matter less.
     """
 
     processor: str
@@ -121,7 +124,7 @@ _OTHER = Tuning("other processors")
 
 
 def _measured() -> Tuning:
-    """The values for this machine's processor, or the part of it that torch was told to use."""
+    """The values for this machine's processor, or for the instructions that torch was told to use."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return _OTHER
     try:

@@ -18,9 +18,10 @@ from transformers import (  # noqa: E402
 )
 
 from .attachment import attach, detach, load_attached  # noqa: E402
+from .blocks import Block, parse_blocks  # noqa: E402
 from .checkpoints.funnel_models import from_authors_weights, to_transformers  # noqa: E402
 from .checkpoints.pretrained import load_pretrained  # noqa: E402
-from .config import Block, EncoderConfig, parse_blocks  # noqa: E402
+from .config import EncoderConfig  # noqa: E402
 from .electra import Electra, ElectraPretrainingConfig  # noqa: E402
 from .encoder import Encoder  # noqa: E402
 from .heads import (  # noqa: E402

@@ -1,13 +1,13 @@
-"""The encoder's configuration, and the block notation that makes it BERT, ALBERT or a funnel."""
+"""The encoder's configuration: what makes it BERT, ALBERT or a funnel, and with which position method."""
 
-import re
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 
 from ..errors import InputError
+from .blocks import parse_blocks
+from .checks import check_activation, check_choices, check_least, width_of_heads
 from .pooling import Pooling
 
 CHOICES = {
@@ -17,7 +17,7 @@ CHOICES = {
     "segments": ("embedding", "attention"),
     "lm_head": ("bert", "tied"),
 }
-"""What fields with a few values take."""
+"""The values of each field that takes one of a few."""
 
 LEAST = {
     "vocab_size": 1,
@@ -33,32 +33,6 @@ LEAST = {
 
 ELECTRA_FIELDS = ("generator_size", "discriminator_weight")
 """Fields of ElectraPretrainingConfig alone, which earlier versions wrote into the config.json of every model."""
-
-
-class Block(NamedTuple):
-    """``layers`` distinct layers, each run ``repeats`` times in a row."""
-
-    layers: int
-    repeats: int
-
-
-def parse_blocks(blocks: str, name: str = "blocks") -> tuple[Block, ...]:
-    """Read Funnel's notation: blocks split by "-", ``DxR`` for D distinct layers each run R times in a row.
-
-    ``name`` is what an error calls the argument.
-
-    "12" is BERT-base, "1x12" ALBERT (one layer twelve times), "4-4-4" and "6-3x2-3x2" are funnels.
-
-    Raises:
-        ValueError: for anything else.
-    """
-    parsed = []
-    for part in str(blocks).split("-"):
-        match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", part.strip())
-        if match is None:
-            raise InputError(name, f"expected layers as '12', '1x12' or '4-4-4', got {blocks!r}")
-        parsed.append(Block(int(match[1]), int(match[2] or 1)))
-    return tuple(parsed)
 
 
 class EncoderConfig(PreTrainedConfig):
@@ -152,23 +126,11 @@ class EncoderConfig(PreTrainedConfig):
         for name in ELECTRA_FIELDS:
             if name in kwargs:
                 raise InputError(name, f"only ElectraPretrainingConfig has this option, got {kwargs[name]!r}")
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            # Not "value < least", which lets NaN pass.
-            if value is not None and not value >= least:
-                raise InputError(name, f"expected at least {least}, got {value}")
-        for name in ("hidden_act", "classifier_act"):
-            if getattr(self, name) not in ACT2FN:
-                raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {getattr(self, name)!r}")
-        if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                heads = self.num_attention_heads
-                raise InputError("num_attention_heads", f"{heads} heads do not divide hidden_size {self.hidden_size}")
-            self.head_dim = self.hidden_size // self.num_attention_heads
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                expected = " or ".join(repr(choice) for choice in known)
-                raise InputError(name, f"expected {expected}, got {getattr(self, name)!r}")
+        check_least(self, LEAST)
+        check_activation(self, "hidden_act")
+        check_activation(self, "classifier_act")
+        self.head_dim = width_of_heads(self)
+        check_choices(self, CHOICES)
         self.decoder_layers = str(self.decoder_layers)
         if self.decoder_layers != "0":
             decoder = parse_blocks(self.decoder_layers, "decoder_layers")

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from ..errors import InputError
+from .checks import check_shape
 from .config import EncoderConfig
-from .encoder import EncoderPreTrainedModel, check_shape
+from .encoder import EncoderPreTrainedModel
 from .heads import EncoderForMaskedLM, EncoderForPreTraining
 from .inputs import TokenInputs, takes
 

@@ -18,8 +18,10 @@ from ..errors import InputError
 from ..kernels import FactorPair, Positions, PositionsLike, Term, attention, attention_weights
 from ..kernels.cpu.products import is_watched, project
 from ..positions import Place, Position, build_position
+from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
-from .config import EncoderConfig, parse_blocks
+from .checks import check_shape
+from .config import EncoderConfig
 from .inputs import EncoderInputs, asks_for, takes
 from .pooling import Tokens, unpool
 from .seq2seq_config import Seq2SeqConfig
@@ -40,12 +42,6 @@ def position_of(config: EncoderConfig) -> Position:
         separate_cls=config.separate_cls,
         **(config.position_options or {}),
     )
-
-
-def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise a ValueError that names the argument if its shape is another."""
-    if tensor.shape != expected:
-        raise InputError(name, f"expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
 @dataclass(frozen=True)
@@ -319,10 +315,13 @@ class Encoder(EncoderPreTrainedModel):
     transformer_xl, whose parameters belong to the layer.
 
     With several blocks it is a Funnel-Transformer: the sequence is halved at the start of each block but the first, by
-    a layer whose queries are pooled. Positions of pooled tokens are every second, fourth, ... one, so every method
-    goes with it. A decoder (``config.decoder_layers``) repeats the last states to full length, adds the first block's
-    and runs a few layers more; without one the output is as short as the last block. Padding is not left out of the
-    means, so outputs depend on how much of it follows, up to one window of the last block (and [CLS]'s no more beyond).
+    a layer whose queries are pooled. Pooled tokens stand at every second, fourth, ... position, so every method works
+    with them. A decoder (``config.decoder_layers``) repeats the last states to full length, adds the first block's and
+    runs a few more layers. Without one the output is as short as the last block. Pooling averages padding in, so
+    outputs depend on how much padding follows, up to one window of the last block (and no further for [CLS]).
+
+    With ``config.separate_cls`` the first token of every row is taken for [CLS]. Pad such rows on the right: with
+    padding on the left, a [PAD] would be kept apart and [CLS] pooled with its neighbour.
 
     Args:
         config: sizes and options.

@@ -20,8 +20,9 @@ from transformers.utils import ModelOutput
 
 from ..errors import InputError
 from ..kernels.cpu.products import project
+from .checks import check_shape
 from .config import EncoderConfig
-from .encoder import Encoder, EncoderPreTrainedModel, check_shape
+from .encoder import Encoder, EncoderPreTrainedModel
 from .inputs import EncoderInputs, takes
 
 

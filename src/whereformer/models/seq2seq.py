@@ -13,7 +13,8 @@ from ..errors import InputError
 from ..kernels import Positions
 from ..kernels.cpu.products import project
 from ..positions import Position, Sum, build_position
-from .encoder import Attention, AttentionContext, Earlier, Layer, check_shape
+from .checks import check_shape
+from .encoder import Attention, AttentionContext, Earlier, Layer
 from .inputs import Seq2SeqInputs, SourceInputs, asks_for, takes
 from .pooling import Tokens
 from .seq2seq_config import Seq2SeqConfig

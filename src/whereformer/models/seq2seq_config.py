@@ -3,9 +3,9 @@
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 
 from ..errors import InputError
+from .checks import check_activation, check_choices, check_least, width_of_heads
 from .config import CHOICES
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -107,19 +107,10 @@ class Seq2SeqConfig(PreTrainedConfig):
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise InputError(name, f"expected at least {least}, got {value}")
-        if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                heads = self.num_attention_heads
-                raise InputError("num_attention_heads", f"{heads} heads do not divide hidden_size {self.hidden_size}")
-            self.head_dim = self.hidden_size // self.num_attention_heads
-        if self.norm not in CHOICES["norm"]:
-            raise InputError("norm", f"expected 'post' or 'pre', got {self.norm!r}")
-        if self.hidden_act not in ACT2FN:
-            raise InputError("hidden_act", f"expected one of {', '.join(ACT2FN)}, got {self.hidden_act!r}")
+        check_least(self, LEAST)
+        self.head_dim = width_of_heads(self)
+        check_choices(self, {"norm": CHOICES["norm"]})
+        check_activation(self, "hidden_act")
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)
             if token is None or not 0 <= token < self.vocab_size:

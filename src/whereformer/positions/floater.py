@@ -139,9 +139,13 @@ class Floater(Position):
     Args:
         solver: "rk4" (the 3/8 rule, the translation models) or "midpoint" (the RoBERTa models).
         substeps: solver steps from one position to the next.
+        query_flow: whether queries have a network of their own, and only keys and values share one. In the authors'
+            cross-attention queries and keys are so apart; its queries follow the network of the decoder's
+            self-attention, which is a matter of giving both the same ``query_hidden`` and ``query_out``.
     Shape:
         initial: (3, num_layers, num_heads * head_dim) for query, key and value; Glorot uniform.
-        hidden, out: linear maps with a column for the time, width x (width + 1); Glorot normal, biases 0.
+        hidden, out: linear maps with a column for the time, width x (width + 1); Glorot normal, biases 0. With
+            ``query_flow`` also query_hidden and query_out.
     Extrapolation: any length, by integrating further; explicit positions must lie below max_length. The positions
         are computed one after the other, so this is the one method here whose time does not parallelise.
     Source: Liu et al. (2020), arXiv 2003.09229; xuanqing94/FLOATER.
@@ -149,7 +153,7 @@ class Floater(Position):
 
     needs_content = True
 
-    def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
+    def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5, query_flow: bool = False) -> None:
         super().__init__(model)
         if solver not in SOLVERS:
             raise InputError("solver", f"expected one of {', '.join(SOLVERS)}, got {solver!r}")
@@ -161,27 +165,36 @@ class Floater(Position):
         self.initial = nn.Parameter(torch.empty(3, model.num_layers, width))
         self.hidden = nn.Linear(width + 1, width)
         self.out = nn.Linear(width + 1, width)
+        self.query_hidden = nn.Linear(width + 1, width) if query_flow else None
+        self.query_out = nn.Linear(width + 1, width) if query_flow else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         bound = (6 / ((3 + self.initial.shape[1]) * self.initial.shape[2])) ** 0.5
         nn.init.uniform_(self.initial, -bound, bound)
-        for linear in (self.hidden, self.out):
-            nn.init.xavier_normal_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        for linear in (self.hidden, self.out, self.query_hidden, self.query_out):
+            if linear is not None:
+                nn.init.xavier_normal_(linear.weight)
+                nn.init.zeros_(linear.bias)
 
     def trajectory(self, length: int) -> Tensor:
         """The vectors of positions 0 .. length - 1, (length, 3, num_layers, width), at least float32."""
-        if self.initial.device.type == "meta":
+        if self.query_hidden is None or self.query_out is None:
+            return self._integrate(self.initial, self.hidden, self.out, length)
+        queries = self._integrate(self.initial[:1], self.query_hidden, self.query_out, length)
+        return torch.cat((queries, self._integrate(self.initial[1:], self.hidden, self.out, length)), 1)
+
+    def _integrate(self, initial: Tensor, hidden: nn.Linear, out: nn.Linear, length: int) -> Tensor:
+        """The trajectory of vectors (..., num_layers, width) by one network, (length, ..., num_layers, width)."""
+        dtype = float_dtype(initial)
+        if initial.device.type == "meta":
             # A shape takes no steps; ``uncounted_work`` says what they cost.
-            return self.initial.to(float_dtype(self.initial)).expand(length, *self.initial.shape)
+            return initial.to(dtype).expand(length, *initial.shape)
         run = _trajectory if torch.compiler.is_compiling() else integrate
-        dtype = float_dtype(self.initial)
-        initial, w1, b1, w2, b2 = (
-            parameter.to(dtype)
-            for parameter in (self.initial, self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias)
+        start, w1, b1, w2, b2 = (
+            tensor.to(dtype) for tensor in (initial, hidden.weight, hidden.bias, out.weight, out.bias)
         )
-        return run(initial, w1, b1, w2, b2, length, self.solver, self.substeps)
+        return run(start, w1, b1, w2, b2, length, self.solver, self.substeps)
 
     def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
         length = max((self._length(positions) for place in places for positions in place), default=1)

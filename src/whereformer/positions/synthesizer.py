@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.cpu.products import linear
@@ -13,6 +14,7 @@ from .base import ModelShape, Place, Position, table_rows
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
 CONTENT = ("none", "add", "mix")
 TILINGS = ("pairs", "tile")
+MIXTURES = ("softmax", "sum")
 
 
 class Synthesizer(Position):
@@ -25,22 +27,41 @@ class Synthesizer(Position):
     - "dense": ``relu(x_i W1[h] + b1[h]) . W2[:, j] + b2[j]``, the second layer shared by the heads.
     - "factorized_dense": ``A[h, i, j mod a] * B[h, i, j div a]`` with A and B linear in x_i and a * b = n.
 
+    Several of them, as in "random+dense", are mixed: weighted by a softmax over trained numbers per layer, which are
+    equal at the start (the paper's mixture), or summed (Long Range Arena's).
+
     Args:
-        variant: one of the above.
+        variant: one of the above, or several joined by "+".
         content: "none" replaces query . key; "add" adds to it; "mix" takes ``(1 - s) content + s synthetic`` with a
-            trained ``s = sigmoid(alpha)`` per layer, one half at the start.
+            trained ``s = sigmoid(alpha)`` per layer, one half at the start. In a softmax mixture, query . key is one
+            more of the parts, with the number 0.
         rank: of "factorized_random"; 8 in the paper.
         tiling: of "factorized_dense", how the paper's "tile" is read: "pairs" as above, so that no two j share a
             score; "tile" repeats both vectors, ``A[h, i, j mod a] * B[h, i, j mod b]``.
+        near_size: a of "factorized_dense", a divisor of max_length, b being the other; by default the two are as equal
+            as can be and a is the larger. The paper has a < b, which is another function with "pairs".
+        mixture: how several variants are joined: "softmax" or "sum".
     Shape (with L = num_layers, H = num_heads):
         random: (L, H, n, n), Glorot uniform over all H rows at once. query_factors: (L, H, n, rank) and key_factors
         (L, H, rank, n), Glorot uniform. dense: first (L, H * head_dim, hidden_size), second (L, head_dim, n) and
-        their biases; factorized_dense: first and second (L, H * a or b, hidden_size) and biases; weights with
-        variance 1 / fan-in, biases 0. alpha: (L,), 0.
+        their biases; factorized_dense: near (L, H * a, hidden_size), far (L, H * b, hidden_size) and biases; weights
+        with variance 1 / fan-in, biases 0. alpha: (L,), in a softmax mixture (L, variants); 0.
     Extrapolation: none; a position from max_length on raises :class:`PositionRangeError`.
     Source: Tay et al. (2020), arXiv 2005.00743; tensorflow/mesh ``synthetic_attention`` and Long Range Arena. Where
         that code departs from the paper (factors that ignore the query, heads mixed up by a reshape) the paper holds.
     """
+
+    random: nn.Parameter
+    query_factors: nn.Parameter
+    key_factors: nn.Parameter
+    first: nn.Parameter
+    first_bias: nn.Parameter
+    second: nn.Parameter
+    second_bias: nn.Parameter
+    near: nn.Parameter
+    near_bias: nn.Parameter
+    far: nn.Parameter
+    far_bias: nn.Parameter
 
     def __init__(
         self,
@@ -50,93 +71,138 @@ class Synthesizer(Position):
         content: str = "none",
         rank: int = 8,
         tiling: str = "pairs",
+        near_size: int | None = None,
+        mixture: str = "softmax",
     ) -> None:
         super().__init__(model)
-        if variant not in VARIANTS:
-            raise InputError("variant", f"expected one of {', '.join(VARIANTS)}, got {variant!r}")
-        if content not in CONTENT:
-            raise InputError("content", f"expected one of {', '.join(CONTENT)}, got {content!r}")
-        if tiling not in TILINGS:
-            raise InputError("tiling", f"expected one of {', '.join(TILINGS)}, got {tiling!r}")
+        self.variants = tuple(part.strip() for part in variant.split("+"))
+        for part in self.variants:
+            if part not in VARIANTS:
+                raise InputError("variant", f"expected one of {', '.join(VARIANTS)}, or several with '+', got {part!r}")
+        if len(set(self.variants)) < len(self.variants):
+            raise InputError("variant", f"{variant!r} names one twice")
+        for name, value, known in (
+            ("content", content, CONTENT),
+            ("tiling", tiling, TILINGS),
+            ("mixture", mixture, MIXTURES),
+        ):
+            if value not in known:
+                raise InputError(name, f"expected one of {', '.join(known)}, got {value!r}")
         if rank < 1:
             raise InputError("rank", f"expected at least 1, got {rank}")
-        self.variant = variant
+        n = model.max_length
+        if near_size is None:
+            # The fewest parameters
+            near_size = next(a for a in range(1, n + 1) if n % a == 0 and a * a >= n)
+        elif near_size < 1 or n % near_size:
+            raise InputError("near_size", f"expected a divisor of `max_length` {n}, got {near_size}")
+        self.near_size, self.far_size = near_size, n // near_size
         self.mode = content
         self.tiling = tiling
         self.content = content != "none"
-        layers, heads, n = model.num_layers, model.num_heads, model.max_length
-
-        def parameter(*size: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(layers, *size))
-
-        if variant == "random":
-            self.random = parameter(heads, n, n)
-        elif variant == "factorized_random":
-            self.query_factors = parameter(heads, n, rank)
-            self.key_factors = parameter(heads, rank, n)
-        elif variant == "dense":
-            self.first = parameter(heads * model.head_dim, model.hidden_size)
-            self.first_bias = parameter(heads * model.head_dim)
-            self.second = parameter(model.head_dim, n)
-            self.second_bias = parameter(n)
-        else:
-            # a * b = n with a and b as equal as can be: the fewest parameters.
-            self.near = next(a for a in range(1, n + 1) if n % a == 0 and a * a >= n)
-            self.far = n // self.near
-            self.first = parameter(heads * self.near, model.hidden_size)
-            self.first_bias = parameter(heads * self.near)
-            self.second = parameter(heads * self.far, model.hidden_size)
-            self.second_bias = parameter(heads * self.far)
-        if content == "mix":
-            self.alpha = parameter()
+        self.weighted = len(self.variants) > 1 and mixture == "softmax"
+        for part in self.variants:
+            for name, size in self._sizes(part, rank).items():
+                setattr(self, name, nn.Parameter(torch.empty(model.num_layers, *size)))
+        self.alpha = None
+        if self.weighted or content == "mix":
+            weights = (len(self.variants),) if self.weighted else ()
+            self.alpha = nn.Parameter(torch.empty(model.num_layers, *weights))
         self.reset_parameters()
+
+    def _sizes(self, variant: str, rank: int) -> dict[str, tuple[int, ...]]:
+        """The parameters of a variant, by name, without the axis of layers."""
+        model = self.model
+        heads, n, width = model.num_heads, model.max_length, model.hidden_size
+        match variant:
+            case "random":
+                return {"random": (heads, n, n)}
+            case "factorized_random":
+                return {"query_factors": (heads, n, rank), "key_factors": (heads, rank, n)}
+            case "dense":
+                units = heads * model.head_dim
+                return {
+                    "first": (units, width),
+                    "first_bias": (units,),
+                    "second": (model.head_dim, n),
+                    "second_bias": (n,),
+                }
+        near, far = heads * self.near_size, heads * self.far_size
+        return {"near": (near, width), "near_bias": (near,), "far": (far, width), "far_bias": (far,)}
 
     def reset_parameters(self) -> None:
         heads, n = self.model.num_heads, self.model.max_length
-        if self.variant == "random":
+        if "random" in self.variants:
             bound = (6 / (heads * n + n * n)) ** 0.5
             nn.init.uniform_(self.random, -bound, bound)
-        elif self.variant == "factorized_random":
+        if "factorized_random" in self.variants:
             rank = self.query_factors.shape[-1]
             bound = (6 / (rank * (heads + n))) ** 0.5
             nn.init.uniform_(self.query_factors, -bound, bound)
             nn.init.uniform_(self.key_factors, -bound, bound)
-        else:
+        if "dense" in self.variants:
             nn.init.normal_(self.first, 0.0, self.first.shape[-1] ** -0.5)
-            fan_in = self.second.shape[1] if self.variant == "dense" else self.second.shape[2]
-            nn.init.normal_(self.second, 0.0, fan_in**-0.5)
+            nn.init.normal_(self.second, 0.0, self.second.shape[1] ** -0.5)
             nn.init.zeros_(self.first_bias)
             nn.init.zeros_(self.second_bias)
-        if self.mode == "mix":
+        if "factorized_dense" in self.variants:
+            for weight, bias in ((self.near, self.near_bias), (self.far, self.far_bias)):
+                nn.init.normal_(weight, 0.0, weight.shape[-1] ** -0.5)
+                nn.init.zeros_(bias)
+        if self.alpha is not None:
             nn.init.zeros_(self.alpha)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         if self.mode == "mix":
-            query = query * (1 - torch.sigmoid(self.alpha[place.layer])).to(query.dtype)
+            share = self._shares(place.layer)[0]
+            assert isinstance(share, Tensor)
+            query = query * share.to(query.dtype)
         return query, key, value
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         n = self.model.max_length
         rows = torch.atleast_2d(table_rows(place.queries, n, "synthesizer", hidden.device))
         columns = torch.atleast_2d(table_rows(place.keys, n, "synthesizer", hidden.device))
-        share = torch.sigmoid(self.alpha[place.layer]) if self.mode == "mix" else 1.0
-        if self.variant == "random":
-            scores = self.random[place.layer][:, rows.unsqueeze(-1), columns.unsqueeze(-2)].transpose(0, 1)
-            return (DenseBias(share * scores),)
-        if self.variant == "factorized_random":
-            query_factors = self.query_factors[place.layer][:, rows].transpose(0, 1)
-            key_factors = self.key_factors[place.layer].mT[:, columns].transpose(0, 1)
-            return (FactorPair(share * query_factors, key_factors),)
-        first = linear(hidden, self.first[place.layer], self.first_bias[place.layer])
-        first = first.unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)  # (batch, heads, n_q, a or head_dim)
-        if self.variant == "dense":
-            units = torch.relu(first)
+        shares = self._shares(place.layer)[-len(self.variants) :]
+        return tuple(
+            self._term(variant, hidden, rows, columns, place.layer, share)
+            for variant, share in zip(self.variants, shares, strict=True)
+        )
+
+    def _shares(self, layer: int) -> list[Tensor | float]:
+        """What the parts of the scores are multiplied by: query . key where it is mixed in, then the variants."""
+        if self.alpha is None:
+            return [1.0] * len(self.variants)
+        alpha = self.alpha[layer]
+        if not self.weighted:
+            share = torch.sigmoid(alpha)
+            return [1 - share, *[share] * len(self.variants)]
+        if self.mode == "mix":
+            alpha = functional.pad(alpha, (1, 0))
+        return list(alpha.softmax(-1))
+
+    def _term(
+        self, variant: str, hidden: Tensor, rows: Tensor, columns: Tensor, layer: int, share: Tensor | float
+    ) -> Term:
+        """The scores of one variant; rows and columns (1 or batch, n) are those of its tables."""
+        if variant == "random":
+            scores = self.random[layer][:, rows.unsqueeze(-1), columns.unsqueeze(-2)].transpose(0, 1)
+            return DenseBias(share * scores)
+        if variant == "factorized_random":
+            query_factors = self.query_factors[layer][:, rows].transpose(0, 1)
+            key_factors = self.key_factors[layer].mT[:, columns].transpose(0, 1)
+            return FactorPair(share * query_factors, key_factors)
+        if variant == "dense":
+            units = torch.relu(self._of_heads(hidden, self.first[layer], self.first_bias[layer]))
             query_factors = torch.cat((units, torch.ones_like(units[..., :1])), -1)
-            key_factors = torch.cat((self.second[place.layer], self.second_bias[place.layer].unsqueeze(0))).mT[columns]
-            key_factors = key_factors.unsqueeze(1).expand(-1, self.model.num_heads, -1, -1)
-            return (FactorPair(share * query_factors, key_factors),)
-        second = linear(hidden, self.second[place.layer], self.second_bias[place.layer])
-        second = second.unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
+            key_factors = torch.cat((self.second[layer], self.second_bias[layer].unsqueeze(0))).mT[columns]
+            return FactorPair(share * query_factors, key_factors.unsqueeze(1).expand(-1, self.model.num_heads, -1, -1))
+        near = self._of_heads(hidden, self.near[layer], self.near_bias[layer])
+        far = self._of_heads(hidden, self.far[layer], self.far_bias[layer])
         columns = columns[:, None, None].expand(len(hidden), self.model.num_heads, hidden.shape[1], -1)
-        far_columns = columns // self.near if self.tiling == "pairs" else columns % self.far
-        return (DenseBias(share * first.gather(-1, columns % self.near) * second.gather(-1, far_columns)),)
+        far_columns = columns // self.near_size if self.tiling == "pairs" else columns % self.far_size
+        return DenseBias(share * near.gather(-1, columns % self.near_size) * far.gather(-1, far_columns))
+
+    def _of_heads(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """A linear map of the queries' input, by head: (batch, heads, n_q, features)."""
+        return linear(hidden, weight, bias).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The gradients of attention, some rows of scores at a time; the softmax is made anew."""
+"""The gradients of attention, some rows of scores at a time; the softmax is computed again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..problem import GRADIENTS, Problem
-from .block import Block
+from .block import TileBlock
 from .matmul import add_product, put_product
 from .plan import Plan, plans_of
 from .tables import Vectors
@@ -45,7 +45,7 @@ def backward(problem: Problem, output_gradient: Tensor, output: Tensor, needed: 
 
 
 class BackwardMemory:
-    """Memory for the tiles of one piece: of weights, and two that can be read by diagonals where that is needed."""
+    """Memory for the tiles of one piece: one for weights and, where needed, two that can be read by diagonals."""
 
     def __init__(self, plan: Plan, into: dict[str, Tensor], workspace: Workspace) -> None:
         dtype, size, tables = plan.problem.dtype, plan.size(), plan.tables
@@ -60,7 +60,7 @@ class BlockBackward:
 
     def __init__(
         self,
-        block: Block,
+        block: TileBlock,
         memory: BackwardMemory,
         into: dict[str, Tensor],
         output_gradient: Tensor,
@@ -144,7 +144,7 @@ class BlockBackward:
             add_product(sums[:, keys], left, right, workspace, scale)
 
     def _add_to_factors(self, span: Span, scores_gradient: Tensor, first: bool) -> None:
-        """The gradients of a ``FactorPair``."""
+        """Add to the gradients of a ``FactorPair``."""
         block, into = self.block, self.into
         if block.query_factors is None or block.key_factors is None:
             return
@@ -158,7 +158,7 @@ class BlockBackward:
             self._add_product("key_factors", keys, scores_gradient.mT, block.query_factors[:, rows], first)
 
     def _add_to_content(self, span: Span, tile: Tile, key_table: Vectors | None, first: bool) -> None:
-        """The gradients of query, key and a table of keys."""
+        """Add to the gradients of query, key and the key table."""
         block, into, scale, workspace = self.block, self.into, self.block.problem.scale, self.block.workspace
         if block.query is None or block.narrow_key is None or block.narrow_query is None:
             return
@@ -183,7 +183,7 @@ class BlockBackward:
                 block.put(found, into["query"], block.queries(span))
 
     def _put(self, name: str, sums: Tensor) -> None:
-        """Put what was summed where it belongs."""
+        """Write the sums of a gradient to the gradient itself."""
         if name == "key_factors":
             self._add(name, sums, self.block.piece.keys)
         elif self.block.onednn or sums.dtype != self.into[name].dtype:

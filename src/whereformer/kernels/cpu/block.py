@@ -20,7 +20,7 @@ from .tiles import Scratch, Span, Tile
 from .workspace import Workspace
 
 
-class Block(Groups):
+class TileBlock(Groups):
     """A piece's work on some of its batch items and heads, with all that does not change from tile to tile.
 
     Tensors are (groups, rows, dim), a group for each item and head.
@@ -73,7 +73,7 @@ class Block(Groups):
         return copied
 
     def whole(self, tensor: Tensor, where: range) -> Tensor | None:
-        """The block's part of an output or a gradient, (groups, rows, dim), a view; None where it is no such view."""
+        """The block's part of an output or a gradient as a view, (groups, rows, dim); None where it can't be one."""
         if tensor.dtype != self.problem.dtype:
             return None
         part = self.rows_of(tensor, where)
@@ -97,7 +97,7 @@ class Block(Groups):
         return self.collected(tile, table)
 
     def collected(self, tile: Tile, table: Vectors) -> Tensor:
-        """The same of a tile that can be read by diagonals."""
+        """The scores of a tile that can be read by diagonals, summed by offset, (groups, rows, T)."""
         found = tile.scores.new_zeros(*tile.scores.shape[:2], table.vectors.shape[1])
         table.collect(tile, found)
         return found
@@ -111,7 +111,7 @@ class Block(Groups):
         return slice(span.queries.start, span.queries.stop)
 
     def fill_weights(self, weights: Tensor, span: Span, table: Vectors | None, scratch: Scratch | None) -> None:
-        """Write the softmax of some rows' scores, (groups, rows, keys); ``table`` is the part of the keys' table."""
+        """Write the softmax of some rows' scores, (groups, rows, keys); ``table`` is their part of the key table."""
         rows, keys = self.in_queries(span), slice(0, span.keys.stop)
         by_head = self.by_head(weights)
         if self.query is not None and self.key is not None:
@@ -178,7 +178,7 @@ def _piece_by_onednn(problem: Problem, piece: Piece) -> bool:
 
 
 def _product_dtype(problem: Problem) -> torch.dtype:
-    """Of the products after the softmax: the input's where the device multiplies it fast."""
+    """The dtype of products after the softmax: the input's where the device multiplies it fast."""
     dtype, on_cpu = problem.value.dtype, problem.value.device.type == "cpu"
     if dtype == torch.bfloat16 and on_cpu:
         return dtype if multiplies_bfloat16() else problem.dtype

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..problem import Problem
 from . import fused_bias
-from .block import Block
+from .block import TileBlock
 from .matmul import put_product
 from .plan import Plan, plans_of
 from .tiles import Scratch, Span
@@ -16,7 +16,7 @@ from .workspace import Workspace
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output, and what the backward wants to know again: the norm of rows where it is torch's, else nothing."""
+    """The output, and what the backward needs of it: the norm of rows from torch's kernel, else an empty tensor."""
     workspace = Workspace(problem.value.device)
     plans = plans_of(problem)
     whole = len(plans) == 1 and not problem.has_gaps()
@@ -35,14 +35,14 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
                 items, queries = (slice(part.start, part.stop) for part in (piece.batch, piece.queries))
                 output[items, :, queries] = found
             else:
-                rows = Forward(plan, output, workspace)
+                rows = PieceForward(plan, output, workspace)
                 for block in plan.blocks(workspace):
                     rows.run(block)
     workspace.close()
     return output, problem.value.new_empty(0)
 
 
-class Forward:
+class PieceForward:
     """The outputs of a piece, tile by tile."""
 
     def __init__(self, plan: Plan, output: Tensor, workspace: Workspace) -> None:
@@ -52,7 +52,7 @@ class Forward:
         vectors = any(table is not None for table in plan.tables.vectors())
         self.scratch = Scratch(workspace, *size, plan.tables.step, dtype) if vectors else None
 
-    def run(self, block: Block) -> None:
+    def run(self, block: TileBlock) -> None:
         """Write the outputs of a block."""
         target = block.whole(self.output, block.piece.queries)
         for span in self.plan.spans:
@@ -65,7 +65,7 @@ class Forward:
                 else:
                     self._put_rows(block, span, target[:, block.in_queries(span)])
 
-    def _put_rows(self, block: Block, span: Span, total: Tensor) -> None:
+    def _put_rows(self, block: TileBlock, span: Span, total: Tensor) -> None:
         """Write the outputs of some queries to ``total``, (groups, rows, value_dim)."""
         keys, values = block.tables.of_rows(span.queries)
         weights = block.tile_of(self.weights, span)

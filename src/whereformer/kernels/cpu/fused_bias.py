@@ -25,8 +25,8 @@ from .tiles import Scratch, Span, chunks
 from .workspace import Workspace
 
 LARGEST_BIAS = 2**8
-"""Of a table whose gradients of query, key and value are torch's: its backward subtracts a row's norm from scores, and
-the difference is as exact as the larger of the two."""
+"""The largest size of a number in a table whose gradients torch's backward computes. It subtracts a row's norm from
+scores, and the difference is as exact as the larger of the two."""
 
 
 def trains(problem: Problem, device: torch.device) -> bool:
@@ -110,7 +110,7 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
 
 
 def is_exact(problem: Problem) -> bool:
-    """Whether the table is small enough for torch's backward, finite numbers all."""
+    """Whether all numbers of the table are finite and small enough for torch's backward."""
     assert problem.bias is not None
     return bool(problem.bias.abs().amax() <= LARGEST_BIAS) if problem.bias.numel() else True
 
@@ -118,7 +118,7 @@ def is_exact(problem: Problem) -> bool:
 def backward(
     problem: Problem, output_gradient: Tensor, output: Tensor, norm: Tensor, needed: Sequence[bool]
 ) -> list[Tensor]:
-    """The gradients of query, key, value and the table, as far as they are needed."""
+    """Those gradients of query, key, value and the table that are needed."""
     [piece] = problem.pieces()
     bias = Tables(problem, piece).bias
     assert isinstance(bias, GridBias)
@@ -226,7 +226,7 @@ class _TableGradient:
 
 
 def _readable(rows: Tensor) -> Tensor:
-    """The kernels take any strides but that within a row."""
+    """Rows with a contiguous last axis, which is all that torch's kernels ask of strides."""
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Products of groups of matrices into memory that is there, each by the faster library."""
+"""Products of groups of matrices, written to memory that exists already, by the faster library."""
 
 from __future__ import annotations
 

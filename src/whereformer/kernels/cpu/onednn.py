@@ -49,14 +49,14 @@ if has_onednn_linear() and onednn_linear_operator() not in flop_registry:
 
 
 def is_regular(size: int) -> bool:
-    """Whether a size is small, or a power of two or three times one, or next to that."""
+    """Whether a size is small, or a power of two or three times one, or just below such a number."""
     near = tuning.NEARLY_REGULAR
     power = 1 << ((size + near).bit_length() - 1)
     return size <= tuning.ALWAYS_REGULAR or size + near - power <= near or 0 <= size + near - 3 * power // 2 <= near
 
 
 def by_onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether oneDNN computes products of this dtype, where they are not too small."""
+    """Whether oneDNN computes products of this dtype that are large enough."""
     return (
         dtype == torch.float32
         and device.type == "cpu"
@@ -66,7 +66,7 @@ def by_onednn(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def onednn_suits(dtype: torch.dtype, device: torch.device, *sizes: int) -> bool:
-    """Whether oneDNN computes products of such rows, columns and inner size.
+    """Whether oneDNN computes products of these sizes: rows, columns, and what is summed over.
 
     Only regular ones, because every shape costs memory for good.
     """

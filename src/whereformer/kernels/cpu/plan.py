@@ -9,7 +9,7 @@ import torch
 
 from .. import tuning
 from ..problem import Problem
-from .block import Block
+from .block import TileBlock
 from .groups import cut
 from .pieces import Piece
 from .tables import Grid, GridVectors, Tables
@@ -53,7 +53,7 @@ class Plan:
                 spans.append(Span(queries, range(end)))
         return spans
 
-    def blocks(self, workspace: Workspace) -> Iterator[Block]:
+    def blocks(self, workspace: Workspace) -> Iterator[TileBlock]:
         """The blocks; what they take of the workspace is free again when the next one begins."""
         for heads, batches in self.parts:
             with workspace.scope():
@@ -62,11 +62,11 @@ class Plan:
                     bias = self.tables.bias.reader(heads, workspace)
                 for batch in batches:
                     with workspace.scope():
-                        yield Block(self.problem, self.piece, self.tables, bias, workspace, batch, heads)
+                        yield TileBlock(self.problem, self.piece, self.tables, bias, workspace, batch, heads)
 
 
 def plans_of(problem: Problem) -> list[Plan]:
-    """One for each piece that has something to compute."""
+    """A plan for each piece that has something to compute."""
     plans = []
     for piece in problem.pieces():
         if piece.batch and problem.value.shape[1] and piece.queries and piece.keys:

@@ -35,7 +35,7 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _of_any_size(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same, for a number of rows that may be any."""
+    """The same for any number of rows, regular or not."""
     if not _suits(hidden, weight, bias):
         return functional.linear(hidden, weight, bias)
     rows = hidden.reshape(-1, hidden.shape[-1])
@@ -140,5 +140,5 @@ def project(layer: nn.Module, hidden: Tensor, activation: nn.Module | None = Non
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether calling the module does more than its forward, or another forward than its class's."""
+    """Whether calling the module runs hooks, or another forward than its class's."""
     return is_hooked(module) or "forward" in vars(module)

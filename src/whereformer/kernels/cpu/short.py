@@ -28,7 +28,7 @@ from .workspace import Workspace
 
 
 def takes(problem: Problem, device: torch.device) -> bool:
-    """Whether a problem is computed here; without a backward to come, going tile by tile is as fast."""
+    """Whether a problem is computed here. Without a backward to follow, going tile by tile is as fast."""
     value = problem.value
     inputs = (getattr(problem, name) for name in GRADIENTS)
     return (
@@ -247,7 +247,7 @@ class _Part(Groups):
         return self.part_of(tensor).flatten(0, 1)
 
     def key_rows(self, tensor: Tensor) -> Tensor:
-        """The part's (groups, keys, dim), likewise."""
+        """The part's (groups, keys, dim): a view if it can be."""
         return self.part_of(tensor).flatten(0, 1)[:, self.keys]
 
     def add(self, whole: Tensor, rows: Tensor) -> None:

@@ -81,7 +81,7 @@ def layout(query_positions: PositionsLike, key_positions: PositionsLike, device:
 
 
 def is_grid(query_positions: PositionsLike, key_positions: PositionsLike) -> bool:
-    """Whether the layout of these is a grid."""
+    """Whether offsets between these positions are laid out as a grid."""
     if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
         return _steps(query_positions, key_positions)[1] is not None
     return False
@@ -128,7 +128,7 @@ class GridBias:
         return values.as_strided((len(values), grid.n_q, grid.n_k), strides, values.storage_offset())
 
     def reader(self, heads: range, workspace: Workspace, rows: int = tuning.REPEATED_ROWS) -> GridReader:
-        """What reads tiles of some heads."""
+        """A reader for tiles of some heads."""
         return GridReader(self.grid, self.values[heads.start : heads.stop], min(rows, self.grid.n_q), workspace)
 
     def collect(self, tile: Tile, heads: range) -> None:
@@ -329,7 +329,7 @@ class Tables:
 
     @property
     def step(self) -> int:
-        """Of scratch memory that tables write to or read from."""
+        """By how many columns diagonals move from row to row in memory that tables write to or read from."""
         return self.layout.step if isinstance(self.layout, Grid) else 0
 
     def by_name(self) -> dict[str, Bias | Vectors]:

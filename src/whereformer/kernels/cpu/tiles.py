@@ -1,4 +1,4 @@
-"""Tiles of the score matrix: some of its rows at a time, in the same memory again and again.
+"""Tiles of the score matrix: some of its rows at a time, in memory that is used again.
 
 Where ``offset`` is affine in query and key, a tile's diagonals have one offset each. In memory with room between its
 rows, read again with a row pitch that is longer by one, diagonals are columns: a table's gradient is one sum.

@@ -1,4 +1,7 @@
-"""Memory that is taken once and used again, because fresh memory costs more than what is done with it."""
+"""Memory that is taken once and used again, because fresh memory costs more than the work done in it.
+
+``Workspace.take`` alone hands out memory that may hold anything, so tests replace it to fill memory with NaN.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Workspace:
         self._taken = 0
 
     def close(self) -> None:
-        """Leave the memory to the next call if it is little."""
+        """Keep the memory for the next call if it is not more than ``tuning.KEPT_BYTES``."""
         if self.device.type == "cpu" and sum(slot.numel() for slot in self._slots) <= tuning.KEPT_BYTES:
             self._kept.cpu = self._slots
 

@@ -99,7 +99,7 @@ class Terms(NamedTuple):
     dense: PairMatrix  # in natural units
 
 
-class Pairs(NamedTuple):
+class PairRules(NamedTuple):
     """Which queries meet which keys, at which offset, and which weights drop."""
 
     n_q: Any
@@ -211,7 +211,7 @@ def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
     return Norm(norm[0], norm[1] if len(norm) > 1 else None, delta)
 
 
-def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> Pairs:
+def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
     """Which queries meet which keys, as the kernels take it; ``dropout_seeds`` are of the problem's rows."""
     n_q, n_k = problem.n_q, problem.value.shape[2]
     key_mask = problem.key_mask
@@ -232,7 +232,7 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> Pairs:
         ]
         ranks = _ranks(key_positions)
     query_start, query_stride, key_start, key_stride = problem.affine
-    return Pairs(
+    return PairRules(
         n_q=n_q,
         n_k=n_k,
         heads=problem.value.shape[1],

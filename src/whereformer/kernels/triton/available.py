@@ -41,7 +41,7 @@ def _unavailable(call: Shaped, device: torch.device) -> str | None:
 def _unavailable_on(device: torch.device) -> str | None:
     """Why this backend cannot run on the device."""
     if device.type == "cuda" and not torch.cuda.is_available():
-        # A call that is to run elsewhere, and nothing is known against the GPU there.
+        # The call will run on another machine, about whose GPU nothing is known.
         return None
     if not _INSTALLED:
         return "needs Triton, which is not installed"

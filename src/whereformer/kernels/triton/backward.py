@@ -13,7 +13,7 @@ from .arguments import (
     Inputs,
     KeyGradients,
     Known,
-    Pairs,
+    PairRules,
     QueryGradients,
     TableSums,
     Terms,
@@ -39,7 +39,7 @@ class _QueryPart:
     inputs: Inputs
     known: Known
     terms: Terms
-    pairs: Pairs
+    pairs: PairRules
 
 
 class Backward:
@@ -61,7 +61,7 @@ class Backward:
         return any(name in self.gradients for name in names)
 
     def _place(self, name: str) -> Tensor | None:
-        """Where a gradient is summed up: in itself, or in float32 where more is to be added to it."""
+        """Where a gradient is summed: in itself, or in float32 where torch adds more to it."""
         tensor: Tensor | None = getattr(self.problem, name)
         if tensor is None:
             return None

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ..config import EncoderConfig, parse_blocks
+from ..blocks import parse_blocks
+from ..config import EncoderConfig
 
 # Within a layer: our name, and transformers' within attention or ffn; the authors' differ by prefix and layout.
 _LINEAR = {

@@ -10,7 +10,8 @@ from transformers import FunnelConfig, PreTrainedModel
 from transformers.models.funnel import modeling_funnel
 
 from ...errors import InputError
-from ..config import EncoderConfig, parse_blocks
+from ..blocks import parse_blocks
+from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import (
     EncoderForMaskedLM,

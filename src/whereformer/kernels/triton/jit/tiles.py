@@ -35,7 +35,7 @@ class Side(NamedTuple):
 
 @triton.jit
 def place_of(program, blocks, pairs):
-    """The place of a program whose heads have so many ``blocks`` each."""
+    """The item and head of a program, where each head has this number of ``blocks``."""
     return BatchHead(program // blocks // pairs.heads, program // blocks % pairs.heads)
 
 
