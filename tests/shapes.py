@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from beartype import beartype
-from jaxtyping import Bool, Float, Int, Shaped, jaxtyped
+from jaxtyping import Bool, Float, Int, Integer, Shaped, jaxtyped
 from torch import Tensor
 
 from whereformer import (
@@ -84,8 +84,8 @@ def attention(
     key_mask: Bool[Tensor, "batch n_k"] | None,
     query_positions: QueryPositions,
     key_positions: KeyPositions,
-    query_documents: Int[Tensor, "batch n_q"] | None,
-    key_documents: Int[Tensor, "batch n_k"] | None,
+    query_documents: Integer[Tensor, "batch n_q"] | None,
+    key_documents: Integer[Tensor, "batch n_k"] | None,
     result: Float[Tensor, "batch heads n_q value_dim"],
 ) -> None:
     if query is None:
