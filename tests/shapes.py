@@ -71,8 +71,8 @@ def terms_fit(terms: Sequence[Any]) -> None:
             assert term.query_factors.shape[3] == term.key_factors.shape[3]
 
 
-QueryPositions = Positions | Shaped[Tensor, "n_q"] | Shaped[Tensor, "batch n_q"] | None
-KeyPositions = Positions | Shaped[Tensor, "n_k"] | Shaped[Tensor, "batch n_k"] | None
+QueryPositions = Positions | Shaped[Tensor, "n_q"] | Shaped[Tensor, "#batch n_q"] | None
+KeyPositions = Positions | Shaped[Tensor, "n_k"] | Shaped[Tensor, "#batch n_k"] | None
 
 
 @shapes_of("whereformer.kernels:attention")
@@ -168,7 +168,7 @@ def _terms_of_hook(position: Position, place: Any, found: tuple[Any, ...]) -> No
 @shapes_of("curve")
 def curve(
     self: Position,
-    offsets: Shaped[Tensor, "*offsets"] | Sequence[float],
+    offsets: Shaped[Tensor, "*offsets"] | Sequence[float | int],
     result: Float[Tensor, "{self.model.num_heads} *offsets"] | None,
 ) -> None:
     pass
