@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import whereformer
-from whereformer.positions import register
-from whereformer.positions.base import OffsetFunction
+from whereformer.positions import OffsetFunction, register
 
 
 class Fading(OffsetFunction):

@@ -141,7 +141,11 @@ def rotate(
 
 @shapes_of("terms")
 def terms(
-    self: Position, hidden: Float[Tensor, "batch n_q {self.model.hidden_size}"], place: Any, result: tuple[Any, ...]
+    self: Position,
+    # Who knows that a method does not look at it may give an empty one.
+    hidden: Float[Tensor, "batch n_q {self.model.hidden_size}"] | Float[Tensor, "0"],
+    place: Any,
+    result: tuple[Any, ...],
 ) -> None:
     _terms_of_hook(self, place, result)
 

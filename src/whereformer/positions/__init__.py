@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError
-from .base import ModelShape, Place, Position, PositionRangeError, Sum, Work
+from .base import ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, Work
 
 __all__ = [
     "ModelShape",
+    "OffsetFunction",
     "Place",
     "Position",
     "PositionRangeError",
