@@ -71,8 +71,8 @@ def terms_fit(terms: Sequence[Any]) -> None:
             assert term.query_factors.shape[3] == term.key_factors.shape[3]
 
 
-QueryPositions = Positions | Shaped[Tensor, "n_q"] | Shaped[Tensor, "batch n_q"] | None
-KeyPositions = Positions | Shaped[Tensor, "n_k"] | Shaped[Tensor, "batch n_k"] | None
+QueryPositions = Positions | Shaped[Tensor, "n_q"] | Shaped[Tensor, "#batch n_q"] | None
+KeyPositions = Positions | Shaped[Tensor, "n_k"] | Shaped[Tensor, "#batch n_k"] | None
 
 
 @shapes_of("whereformer.kernels:attention")
@@ -141,7 +141,11 @@ def rotate(
 
 @shapes_of("terms")
 def terms(
-    self: Position, hidden: Float[Tensor, "batch n_q {self.model.hidden_size}"], place: Any, result: tuple[Any, ...]
+    self: Position,
+    # Who knows that a method does not look at it may give an empty one.
+    hidden: Float[Tensor, "batch n_q {self.model.hidden_size}"] | Float[Tensor, "0"],
+    place: Any,
+    result: tuple[Any, ...],
 ) -> None:
     _terms_of_hook(self, place, result)
 
