@@ -27,8 +27,9 @@ from torch import Tensor
 
 from whereformer.cli.bench import Bench
 from whereformer.cli.main import execute
-from whereformer.experiments.bench.cases import SHAW_CLIP, Problem, Way, gather, tisa_curve
-from whereformer.experiments.bench.run import describe_machine
+from whereformer.experiments.bench.cases import SHAW_CLIP, Problem, tisa_curve
+from whereformer.experiments.bench.results import describe_machine
+from whereformer.experiments.bench.ways import Way, gather
 
 Compute = Callable[[], Tensor]
 
@@ -156,4 +157,4 @@ class Full(Bench):
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Full, args=sys.argv[1:]).run)
+    execute(tyro.cli(Full, args=sys.argv[1:]))

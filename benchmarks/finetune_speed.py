@@ -181,4 +181,4 @@ class Speed:
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Speed).run)
+    execute(tyro.cli(Speed))

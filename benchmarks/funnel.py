@@ -29,7 +29,7 @@ from transformers.utils.logging import disable_progress_bar
 from whereformer import Encoder, EncoderConfig, load_pretrained
 from whereformer.analysis import cost
 from whereformer.cli.main import execute
-from whereformer.experiments.bench.run import memory_of
+from whereformer.experiments.bench.timing import memory_of
 from whereformer.runs.provenance import write_results
 
 
@@ -147,4 +147,4 @@ class Funnel:
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Funnel, args=sys.argv[1:]).run)
+    execute(tyro.cli(Funnel, args=sys.argv[1:]))

@@ -233,4 +233,4 @@ class Pays:
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Pays, args=sys.argv[1:]).run)
+    execute(tyro.cli(Pays, args=sys.argv[1:]))

@@ -27,7 +27,7 @@ from transformers import T5Config, T5EncoderModel, T5Model
 
 import whereformer
 from whereformer.cli.main import execute
-from whereformer.experiments.bench.run import memory_of
+from whereformer.experiments.bench.timing import memory_of
 from whereformer.runs.provenance import write_results
 
 
@@ -118,4 +118,4 @@ def _check(models: dict[str, nn.Module], inputs: dict[str, Tensor]) -> None:
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Biases, args=sys.argv[1:]).run)
+    execute(tyro.cli(Biases, args=sys.argv[1:]))

@@ -197,4 +197,4 @@ class Translation:
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Translation).run)
+    execute(tyro.cli(Translation))

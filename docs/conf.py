@@ -28,6 +28,7 @@ html_title = "whereformer"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 html_show_sourcelink = False
 html_math_renderer = "svg"
 
@@ -38,7 +39,8 @@ myst_heading_anchors = 3
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-autodoc_preserve_defaults = True
+# Signatures that a decorator wrote have no source to read defaults from.
+autodoc_preserve_defaults = False
 autodoc_use_legacy_class_based = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -52,7 +54,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!whereformer\b).*"),
     # Types in signatures that are no public names.
-    ("py:class", r"whereformer\.(models\.\w+|kernels\.terms)\.\w+"),
+    ("py:class", r"whereformer\.(models\.\w+|kernels\.(terms|call))\.\w+"),
 ]
 copybutton_exclude = ".linenos, .gp"
 copybutton_prompt_text = r">>> |\.\.\. "

@@ -17,7 +17,9 @@ from whereformer.analysis import toeplitzness
 from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
-from whereformer.experiments.analyze.run import Options, Source, analyze, analyze_model, sources_of
+from whereformer.experiments.analyze.run import analyze, analyze_model
+from whereformer.experiments.analyze.settings import AnalyzeOptions
+from whereformer.experiments.analyze.sources import Source, sources_of
 from whereformer.runs.progress import Progress
 from whereformer.training.trainer import quiet_transformers
 
@@ -59,7 +61,7 @@ def ours(position="learned", **options):
 
 def options(**changes):
     given = {"length": None, "max_kernels": 2, "pages": None, "text_source": "a story", "text_needed": False}
-    return Options(**{**given, "tokens": 200, **changes})
+    return AnalyzeOptions(**{**given, "tokens": 200, **changes})
 
 
 def found(path, **changes):
@@ -176,7 +178,7 @@ def test_a_head_that_sees_distance_only_is_measured_so(save):
 
 
 def test_text_is_spread_over_the_pages(save, tokenizer):
-    from whereformer.experiments.analyze.run import _text_ids
+    from whereformer.experiments.analyze.text import _text_ids
 
     pages = [f"the king saw {'a fish' if index % 2 else 'the horse'} near the market" for index in range(1000)]
     ids = _text_ids(pages, tokenizer, 500)
@@ -539,7 +541,7 @@ DISTILBERT = transformers.DistilBertConfig(
 )
 def test_of_other_models_the_table_of_positions_is_read(save, model, table):
     source = sources_of([save(model, with_tokenizer=False)], None)[0]
-    found, notes = analyze_model(source, Options(None, 2, None, "", False), Progress())
+    found, notes = analyze_model(source, AnalyzeOptions(None, 2, None, "", False), Progress())
     rows = table(model).detach().double()
     assert found.length == len(rows) == 12
     torch.testing.assert_close(found.table.gram, rows @ rows.T)
@@ -553,7 +555,7 @@ def test_of_t5_the_curves_are_its_own_biases(save):
     config = transformers.T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
     model = transformers.T5EncoderModel(config)
     source = sources_of([save(model, with_tokenizer=False)], None)[0]
-    found, _ = analyze_model(source, Options(150, 2, None, "", False), Progress())
+    found, _ = analyze_model(source, AnalyzeOptions(150, 2, None, "", False), Progress())
     bias = model.encoder.block[0].layer[0].SelfAttention.compute_bias(150, 150)[0].detach()
     assert [head.layer for head in found.heads] == [0, 0]
     for head in found.heads:

@@ -10,20 +10,23 @@ import torch
 
 from tests.failing import fails
 from whereformer.cli.main import main
-from whereformer.experiments.bench import cases
+from whereformer.experiments.bench import cases, check, timing, ways
+from whereformer.experiments.bench import results as bench_results
 from whereformer.experiments.bench import run as bench
 from whereformer.experiments.bench.report import write_plot
+from whereformer.experiments.bench.results import BenchFolder, BenchResults, BenchRow
+from whereformer.experiments.bench.settings import BenchSettings
 from whereformer.runs.progress import Progress
 
 CPU = torch.device("cpu")
 CASE = cases.Case("bias", 8, 2, 2, 4, "float32", True)
-ROW = bench.Row("bias", 8, 2, 2, 4, "float32", "training", "cpu", 1, "sdpa", measured="2000-01-01")
+ROW = BenchRow("bias", 8, 2, 2, 4, "float32", "training", "cpu", 1, "sdpa", measured="2000-01-01")
 ALL = [(kind, training) for kind in cases.KINDS for training in (False, True)]
 
 
 def settings(**changed):
     given = {"kinds": ["bias"], "lengths": [8], "dtypes": ["float32"], "device": CPU, "memory_limit": 2**33}
-    return bench.Settings(**{**given, "batch": 2, "heads": 2, "head_dim": 4, "rounds": 3, **changed})
+    return BenchSettings(**{**given, "batch": 2, "heads": 2, "head_dim": 4, "rounds": 3, **changed})
 
 
 def measure(*ways, **changed):
@@ -35,25 +38,25 @@ def measure(*ways, **changed):
 
 def changed(name, change):
     """The blockwise way, on a problem that ``change`` makes another."""
-    return cases.Way(name, lambda problem: cases.backend("blockwise").prepare(change(problem)))
+    return ways.Way(name, lambda problem: ways.backend("blockwise").prepare(change(problem)))
 
 
 @pytest.mark.parametrize(("kind", "training"), ALL)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_way_computes_every_kind_of_case(kind, training, dtype):
     case = cases.Case(kind, 8, 2, 2, 16, dtype, training)
-    for way in (cases.FLOOR, cases.DENSE, cases.backend("reference"), cases.backend("blockwise")):
+    for way in (ways.FLOOR, ways.DENSE, ways.backend("reference"), ways.backend("blockwise")):
         if way.does(kind):
-            assert bench.check(way, case, CPU) < bench.TOLERANCE[dtype]
+            assert check.check(way, case, CPU) < check.TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("kind", cases.KINDS)
 @pytest.mark.parametrize("n", [1, 7])
 def test_odd_lengths(kind, n):
     problem = cases.make_problem(cases.Case(kind, n, 1, 2, 4, "float32", True), CPU)
-    for way in (cases.FLOOR, cases.DENSE, cases.backend("auto")):
+    for way in (ways.FLOOR, ways.DENSE, ways.backend("auto")):
         if way.does(kind):
-            assert cases.make_step(way, problem)()[0].shape == problem.query.shape
+            assert ways.make_step(way, problem)()[0].shape == problem.query.shape
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_a_wrong_way_is_caught_and_not_timed(way, expected):
 
 
 def test_a_shape_that_broadcasts_is_wrong_all_the_same():
-    way = cases.Way("first row", lambda p: lambda: cases.backend("auto").prepare(p)()[:1])
+    way = ways.Way("first row", lambda p: lambda: ways.backend("auto").prepare(p)()[:1])
     assert "wrong: output has shape" in measure(way)["forward", "first row"].note
 
 
@@ -80,22 +83,22 @@ def test_a_way_that_raises_is_a_row_that_says_why():
     def prepare(problem):
         raise NotImplementedError("not on\na Tuesday")
 
-    found = measure(cases.Way("rests", prepare), cases.backend("auto"))
+    found = measure(ways.Way("rests", prepare), ways.backend("auto"))
     assert found["forward", "rests"].note == "NotImplementedError: not on a Tuesday"
     assert found["forward", "rests"].ratio is None
     assert found["forward", "auto"].ratio > 0
 
 
 def test_what_needs_too_much_memory_is_not_tried():
-    found = measure(cases.DENSE, lengths=[64], memory_limit=2**17)
+    found = measure(ways.DENSE, lengths=[64], memory_limit=2**17)
     assert "would need 0.0 GiB, the limit is 0.0" in found["training", "sdpa+bias"].note
     assert found["forward", "sdpa"].ratio == 1.0
-    assert measure(cases.DENSE, lengths=[64], memory_limit=1)["forward", "sdpa+bias"].note
+    assert measure(ways.DENSE, lengths=[64], memory_limit=1)["forward", "sdpa+bias"].note
 
 
 def test_without_plain_attention_there_is_nothing_to_compare_with(monkeypatch):
-    monkeypatch.setattr(bench, "FLOOR", cases.Way("sdpa", lambda problem: 1 / 0, ignores_terms=True))
-    row = measure(cases.backend("auto"))["forward", "auto"]
+    monkeypatch.setattr(bench, "FLOOR", ways.Way("sdpa", lambda problem: 1 / 0, ignores_terms=True))
+    row = measure(ways.backend("auto"))["forward", "auto"]
     assert row.note == "nothing to compare with: ZeroDivisionError: division by zero"
 
 
@@ -107,7 +110,7 @@ def test_ratios_are_taken_within_rounds():
 
 
 def test_short_calls_are_repeated_until_they_can_be_measured():
-    clock = bench.Clock(CPU, 1)
+    clock = timing.Clock(CPU, 1)
     ticks = iter([0.0, 0.001, 0.001, 0.025])
     clock.now = lambda: next(ticks)
     calls = []
@@ -116,28 +119,28 @@ def test_short_calls_are_repeated_until_they_can_be_measured():
 
 
 def test_growth_is_the_slope_of_logarithms():
-    assert bench.growth({10: 7.0, 100: 70.0, 1000: 700.0}) == pytest.approx(1)
-    assert bench.growth({10: 3.0, 40: 48.0}) == pytest.approx(2)
-    assert bench.growth({10: 3.0}) is None
+    assert bench_results.growth({10: 7.0, 100: 70.0, 1000: 700.0}) == pytest.approx(1)
+    assert bench_results.growth({10: 3.0, 40: 48.0}) == pytest.approx(2)
+    assert bench_results.growth({10: 3.0}) is None
     rows = [replace(ROW, n=n, memory=n * n) for n in (8, 16, 32)] + [replace(ROW, n=64, batch=1, memory=1)]
-    (found,) = bench.memory_growth(rows)
-    assert found["exponent"] == 2.0
-    assert found["lengths"] == [8, 16, 32]
+    (found,) = bench_results.memory_growth(rows)
+    assert found.exponent == 2.0
+    assert found.lengths == [8, 16, 32]
 
 
 def test_memory_is_extrapolated_by_its_linear_and_its_square_part():
     def needed(n):
         return 100 * n + 3 * n * n
 
-    assert bench.extrapolate((8, needed(8)), (16, needed(16)), 64) == needed(64)
-    assert bench.extrapolate((8, 900), (16, 1600), 64) == 6400  # what grows more slowly is taken as linear
+    assert timing.extrapolate((8, needed(8)), (16, needed(16)), 64) == needed(64)
+    assert timing.extrapolate((8, 900), (16, 1600), 64) == 6400  # what grows more slowly is taken as linear
 
 
 def test_threads_are_restored():
     before = torch.get_num_threads()
 
     def fail():
-        with bench.threads(before + 1):
+        with timing.threads(before + 1):
             assert torch.get_num_threads() == before + 1
             raise KeyError
 
@@ -151,14 +154,14 @@ def test_results_are_read_back_as_they_were(tmp_path):
         replace(ROW, ratio=1.25, lowest=1.0, highest=1.5, milliseconds=2.0, memory=3, error=1e-7, seconds=(0.1, 0.2)),
         replace(ROW, way="other", note='cannot: "why", he asked'),
     ]
-    results = bench.Results(tmp_path, CPU)
+    results = BenchFolder(tmp_path, CPU)
     results.add(rows)
-    found, facts = bench.load(tmp_path / "results.json")
-    assert found == rows
-    assert facts["machine"]["cpu"]
-    assert facts["versions"]["torch"] == torch.__version__
+    found = BenchResults.load(tmp_path / "results.json")
+    assert found.rows == rows
+    assert found.machine["cpu"]
+    assert found.versions["torch"] == torch.__version__
     lines = list(csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text())))
-    assert set(lines[0]) == {column.name for column in fields(bench.Row)} - {"seconds"}
+    assert set(lines[0]) == {column.name for column in fields(BenchRow)} - {"seconds"}
     for line, row in zip(lines, rows, strict=True):
         assert line == {
             name: "" if value is None else str(value) for name, value in asdict(row).items() if name in line
@@ -166,14 +169,14 @@ def test_results_are_read_back_as_they_were(tmp_path):
 
 
 def test_a_second_run_replaces_what_it_measured_again_and_keeps_the_rest(tmp_path):
-    bench.Results(tmp_path, CPU).add([ROW, replace(ROW, n=16)])
-    results = bench.Results(tmp_path, CPU)
+    BenchFolder(tmp_path, CPU).add([ROW, replace(ROW, n=16)])
+    results = BenchFolder(tmp_path, CPU)
     results.add([replace(ROW, note="again")])
-    assert {row.n: row.note for row in bench.load(results.path)[0]} == {8: "again", 16: ""}
+    assert {row.n: row.note for row in BenchResults.load(results.path).rows} == {8: "again", 16: ""}
 
 
 def test_results_of_another_machine_are_left_alone(tmp_path, capsys):
-    bench.Results(tmp_path, CPU).add([ROW])
+    BenchFolder(tmp_path, CPU).add([ROW])
     path = tmp_path / "results.json"
     path.write_text(path.read_text().replace(torch.__version__, "1.0"))
     before = path.read_bytes()
@@ -226,14 +229,14 @@ def test_an_interrupted_command_keeps_the_rounds_it_finished(tmp_path, capsys, m
         measured.append(step)
         return 1.0
 
-    monkeypatch.setattr(bench.Clock, "seconds", seconds)
+    monkeypatch.setattr(timing.Clock, "seconds", seconds)
     with pytest.raises(SystemExit) as stop:
         main(["bench", "--quick", *TINY, "--rounds", "3", "--out", str(tmp_path)])
     assert stop.value.code == 130
     captured = capsys.readouterr()
     assert "interrupted; what is measured is kept" in captured.err
     assert "wrote" in captured.out
-    rows, _ = bench.load(tmp_path / "results.json")
+    rows = BenchResults.load(tmp_path / "results.json").rows
     assert [(row.direction, row.seconds) for row in rows] == [("forward", (1.0, 1.0))] * 3
 
 
@@ -264,6 +267,6 @@ def test_a_backend_that_cannot_run_here_says_why(tmp_path, capsys, monkeypatch):
     def attention(*arguments, backend, **options):
         raise ValueError(f"backend {backend!r} needs a GPU")
 
-    monkeypatch.setattr(cases, "attention", attention)
+    monkeypatch.setattr(ways, "attention", attention)
     message = fails(capsys, "bench", "--quick", "--backends", "blockwise", "--out", str(tmp_path / "out"))
     assert "--backends: blockwise can't run here: ValueError: backend 'blockwise' needs a GPU" in message

@@ -13,39 +13,38 @@ from tests.failing import fails
 from tests.onednn import need_onednn
 from whereformer.cli.main import main
 from whereformer.cli.tables.tune import print_tuning
-from whereformer.experiments.bench import run as bench
-from whereformer.experiments.bench import tune
+from whereformer.experiments.bench import timing, tune, workloads
 from whereformer.kernels import tuning
 from whereformer.kernels.cpu import blockwise, fused_bias, short
 from whereformer.kernels.cpu.workspace import Workspace
 from whereformer.runs.progress import Progress
 
-SIZES = tune.Sizes(rounds=2, quick=False, batch=1, heads=1, head_dim=8, longest=400)
-SLOW, FAST = tune.Way("reference"), tune.Way("blockwise")
+SIZES = workloads.TuneSizes(rounds=2, quick=False, batch=1, heads=1, head_dim=8, longest=400)
+SLOW, FAST = workloads.TunedWay("reference"), workloads.TunedWay("blockwise")
 
 
 @pytest.fixture
 def instant(monkeypatch):
     """Every call takes a second, and none is made."""
-    monkeypatch.setattr(bench.Clock, "seconds", lambda self, step: 1.0)
+    monkeypatch.setattr(timing.Clock, "seconds", lambda self, step: 1.0)
 
 
 def workload(ways):
-    return tune.Workload("a call", 1, lambda: lambda backend: lambda: None, ways)
+    return workloads.Workload("a call", 1, lambda: lambda backend: lambda: None, ways)
 
 
 def test_every_threshold_is_measured():
     need_onednn()
     every = frozenset({torch.float32, torch.bfloat16})
     with tuning.use(onednn=True, fused_dtypes=every, fused_backward_dtypes=every):
-        found = {setting.field for setting in tune.settings(tune.Sizes(rounds=1, quick=False))}
+        found = {setting.field for setting in workloads.settings(workloads.TuneSizes(rounds=1, quick=False))}
     assert found == {field.name for field in fields(tuning.Tuning)} - {"processor"}
 
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_the_value_that_holds_is_among_those_tried(quick):
     with tuning.use(written_out_scores=12345, kept_scores=0, tile_scores=3, fused_dtypes=frozenset()):
-        found = tune.settings(tune.Sizes(rounds=1, quick=quick))
+        found = workloads.settings(workloads.TuneSizes(rounds=1, quick=quick))
         held = {setting.field: setting.now for setting in found if setting.dtype is None}
     for setting in found:
         for each in setting.workloads:
@@ -81,7 +80,7 @@ def test_values_take_the_ways_that_they_stand_for(monkeypatch):
         "unturned_scores": lambda value, n: ("fused reversed_rows", n * n > value),
     }
     seen = set()
-    for setting in tune.settings(SIZES):
+    for setting in workloads.settings(SIZES):
         if setting.field not in tells:
             continue
         if setting.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() != "AVX512":
@@ -104,14 +103,14 @@ def test_values_take_the_ways_that_they_stand_for(monkeypatch):
 
 
 def test_what_has_no_ways_to_compare_is_left_out():
-    short_calls = tune.settings(tune.Sizes(rounds=1, quick=True, longest=64))
+    short_calls = workloads.settings(workloads.TuneSizes(rounds=1, quick=True, longest=64))
     assert "kept_scores" not in {setting.field for setting in short_calls}
     assert all(len(set(each.ways.values())) > 1 for setting in short_calls for each in setting.workloads)
 
 
 def test_values_are_judged_by_the_mean_of_logarithms_in_each_round():
     ways = [{1: FAST, 2: SLOW, 3: SLOW}, {1: FAST, 2: FAST, 3: SLOW}]
-    setting = tune.Setting("kept_scores", 2, [workload(each) for each in ways])
+    setting = workloads.TunedSetting("kept_scores", 2, [workload(each) for each in ways])
     times = [[{FAST: 1.0, SLOW: 2.0}] * 3, [{FAST: 1.0, SLOW: 4.0}, {FAST: 1.0, SLOW: 1.0}, {FAST: 1.0, SLOW: 4.0}]]
     row = tune.judge(setting, times)
     assert row.ratios == pytest.approx({"1": 0.5**0.5, "2": 1.0, "3": 2.0})
@@ -130,7 +129,7 @@ def test_values_are_judged_by_the_mean_of_logarithms_in_each_round():
     ],
 )
 def test_a_difference_within_noise_changes_nothing(rounds, best, better):
-    setting = tune.Setting("onednn", False, [workload({True: FAST, False: SLOW})])
+    setting = workloads.TunedSetting("onednn", False, [workload({True: FAST, False: SLOW})])
     row = tune.judge(setting, [[{FAST: ratio, SLOW: 1.0} for ratio in rounds]])
     assert (row.best, row.better) == (best, better)
     assert tune.lines([row]) == (["onednn=True,"] if better else [])
@@ -138,7 +137,7 @@ def test_a_difference_within_noise_changes_nothing(rounds, best, better):
 
 def test_a_way_that_is_closed_here_puts_its_values_out():
     ways = [{1: FAST, 2: SLOW, 3: SLOW}, {1: SLOW, 2: SLOW, 3: FAST}]
-    setting = tune.Setting("tile_rows", 2, [workload(each) for each in ways])
+    setting = workloads.TunedSetting("tile_rows", 2, [workload(each) for each in ways])
     row = tune.judge(setting, [[{SLOW: 2.0}], [{SLOW: 2.0, FAST: 1.0}]])
     assert (row.best, row.ratios) == (3, pytest.approx({"2": 1.0, "3": 0.5**0.5}))
     row = tune.judge(setting, [[{FAST: 1.0}], [{SLOW: 2.0, FAST: 1.0}]])
@@ -158,7 +157,7 @@ def test_a_way_that_raises_is_told_and_not_timed(capsys, instant, monkeypatch):
 
 
 def row(field, best, dtype="", better=True):
-    return tune.Row(field, dtype, None, best, 0.5, 0.5, 0.5, better, {}, ())
+    return tune.TuneRow(field, dtype, None, best, 0.5, 0.5, 0.5, better, {}, ())
 
 
 def test_lines_are_python_that_gives_the_values():
@@ -185,7 +184,7 @@ def test_a_way_finds_the_memory_that_it_left_itself(monkeypatch):
     monkeypatch.setattr(Workspace, "_kept", type(Workspace._kept)())
     kept = Workspace._kept.__dict__
     kept["cpu"] = ["of another"]
-    clock, memory = bench.Clock(torch.device("cpu"), 1), {}
+    clock, memory = timing.Clock(torch.device("cpu"), 1), {}
     seen = []
 
     def step():
@@ -207,11 +206,11 @@ def test_all_settings_are_measured_in_turns(monkeypatch):
         order.append(step)
         return 1.0
 
-    monkeypatch.setattr(bench.Clock, "seconds", seconds)
-    sizes = tune.Sizes(rounds=2, quick=True, batch=1, heads=1, head_dim=8, longest=200)
+    monkeypatch.setattr(timing.Clock, "seconds", seconds)
+    sizes = workloads.TuneSizes(rounds=2, quick=True, batch=1, heads=1, head_dim=8, longest=200)
     rows = []
     tune.run(sizes, rows.append, Progress())
-    expected = tune.settings(sizes)
+    expected = workloads.settings(sizes)
     assert [row.label for row in rows] == [setting.label for setting in expected]
     assert len(order) == sum(2 * len(set(each.ways.values())) for setting in expected for each in setting.workloads)
     assert all(row.best == row.now and row.ratio == 1.0 and not row.better for row in rows)

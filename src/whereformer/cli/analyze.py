@@ -71,14 +71,17 @@ class Analyze:
         import torch
 
         from ..data import corpus
-        from ..experiments.analyze import report
-        from ..experiments.analyze import run as analyze
+        from ..experiments.analyze.report import write_report
+        from ..experiments.analyze.results import facts_of, write_results
+        from ..experiments.analyze.run import analyze
+        from ..experiments.analyze.settings import AnalyzeOptions
+        from ..experiments.analyze.sources import parsed_scores, sources_of
+        from ..experiments.analyze.text import pages_of
         from ..runs.folder import open_folder
-        from ..runs.machine import machine
         from .tables.analyze import print_analysis
         from .terminal import Bar, say
 
-        sources = analyze.sources_of(self.models, analyze.parsed_scores(self.scores))
+        sources = sources_of(self.models, parsed_scores(self.scores))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         with open_folder(self.out):
@@ -86,8 +89,8 @@ class Analyze:
             if self.text:
                 with console.status("reading the text"):
                     documents = corpus.documents_of(self.data, self.column)
-                    pages = analyze.pages_of(documents)
-            options = analyze.Options(
+                    pages = pages_of(documents)
+            options = AnalyzeOptions(
                 length=self.length,
                 max_kernels=self.max_kernels,
                 pages=pages,
@@ -96,12 +99,12 @@ class Analyze:
                 tokens=self.tokens,
             )
             with Bar(console) as progress:
-                models, notes = analyze.analyze(sources, options, progress)
-            facts = analyze.facts_of(options, self._words(), notes, machine(torch.device("cpu")))
-            analyze.write_results(models, facts, self.out / "results.json")
+                models, notes = analyze(sources, options, progress)
+            facts = facts_of(options, self._words(), notes)
+            write_results(models, facts, self.out / "results.json")
             print_analysis(console, models)
             with console.status("drawing"):
-                written = report.write_report(models, facts, self.out)
+                written = write_report(models, facts, self.out)
             pictures = len(written) - 1
             say(
                 console,

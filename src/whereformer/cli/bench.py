@@ -15,8 +15,8 @@ from ..errors import InputError, fail
 from .arguments import find_device, split
 
 if TYPE_CHECKING:
-    from ..experiments.bench.cases import Way
-    from ..experiments.bench.run import Settings
+    from ..experiments.bench.settings import BenchSettings
+    from ..experiments.bench.ways import Way
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Bench:
     def _tune(self, console: Console) -> None:
         """Measure the thresholds."""
         from ..experiments.bench import tune
+        from ..experiments.bench.workloads import TuneSizes
         from ..runs.folder import open_folder
         from .tables.tune import print_tuning
         from .terminal import Bar, say
@@ -101,14 +102,14 @@ class Bench:
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise InputError(name, "not with `tune`, whose calls are its own, on the CPU")
         self._check_numbers()
-        sizes = tune.Sizes(
+        sizes = TuneSizes(
             rounds=self.rounds or (5 if self.quick else 9),
             quick=self.quick,
-            batch=self.batch or tune.Sizes.batch,
+            batch=self.batch or TuneSizes.batch,
             heads=self.heads,
             head_dim=self.head_dim,
         )
-        rows: list[tune.Row] = []
+        rows: list[tune.TuneRow] = []
         interrupted = False
         with nullcontext() if self.out is None else open_folder(self.out):
             with Bar(console) as progress:
@@ -126,29 +127,30 @@ class Bench:
 
     def measure(self, console: Console, peers: Sequence[Way] = (), out: Path = Path("runs/bench")) -> None:
         """Do it with more ways to compare with, and another default folder."""
-        from ..experiments.bench import cases
-        from ..experiments.bench import run as bench
         from ..experiments.bench.report import write_plot
+        from ..experiments.bench.results import BenchFolder, BenchRow
+        from ..experiments.bench.run import Bench as Measurement
+        from ..experiments.bench.ways import DENSE, backend
         from ..runs.folder import open_folder
         from .tables.bench import print_bench
         from .terminal import Bar, say
 
         settings = self._settings()
         names = self._backends(settings)
-        ways = [*map(cases.backend, names), cases.DENSE, *peers]
+        ways = [*map(backend, names), DENSE, *peers]
         out = self.out or out
         with open_folder(out):
-            results = bench.Results(out, settings.device)
-            measured: list[bench.Row] = []
+            results = BenchFolder(out, settings.device)
+            measured: list[BenchRow] = []
 
-            def keep(rows: list[bench.Row]) -> None:
+            def keep(rows: list[BenchRow]) -> None:
                 measured.extend(rows)
                 results.add(rows)
 
             interrupted = False
             with Bar(console) as progress:
                 try:
-                    bench.Bench(settings, ways, keep, progress).run()
+                    Measurement(settings, ways, keep, progress).run()
                 except KeyboardInterrupt:
                     interrupted = True
             if measured:
@@ -160,9 +162,10 @@ class Bench:
             if interrupted:
                 raise SystemExit(fail("interrupted; what is measured is kept", 130))
 
-    def _settings(self) -> Settings:
-        from ..experiments.bench import cases
-        from ..experiments.bench import run as bench
+    def _settings(self) -> BenchSettings:
+        from ..experiments.bench.cases import DTYPES, KINDS
+        from ..experiments.bench.settings import BenchSettings
+        from ..experiments.bench.timing import free_memory
 
         self._check_numbers()
         if self.memory_limit is not None and not 0 < self.memory_limit < float("inf"):
@@ -174,14 +177,12 @@ class Bench:
             if not text.isdecimal() or int(text) < 1:
                 raise InputError("lengths", f"expected numbers of at least 1, got {text!r}")
             lengths.append(int(text))
-        return bench.Settings(
-            kinds=list(cases.KINDS) if kinds == "all" else split("terms", kinds, list(cases.KINDS)),
+        return BenchSettings(
+            kinds=list(KINDS) if kinds == "all" else split("terms", kinds, list(KINDS)),
             lengths=lengths,
-            dtypes=split(
-                "dtypes", self.dtypes or ("float32" if device.type == "cpu" else "bfloat16"), list(cases.DTYPES)
-            ),
+            dtypes=split("dtypes", self.dtypes or ("float32" if device.type == "cpu" else "bfloat16"), list(DTYPES)),
             device=device,
-            memory_limit=int(self.memory_limit * 2**30) if self.memory_limit else bench.free_memory(device) // 2,
+            memory_limit=int(self.memory_limit * 2**30) if self.memory_limit else free_memory(device) // 2,
             batch=self.batch,
             heads=self.heads,
             head_dim=self.head_dim,
@@ -195,11 +196,11 @@ class Bench:
             if value is not None and value < 1:
                 raise InputError(name, f"expected at least 1, got {value}")
 
-    def _backends(self, settings: Settings) -> list[str]:
-        from ..experiments.bench import run as bench
+    def _backends(self, settings: BenchSettings) -> list[str]:
+        from ..experiments.bench.check import check_backend
         from ..kernels.choose import BACKENDS
 
         names = split("backends", self.backends, BACKENDS)
         for name in names:
-            bench.check_backend(name, settings)
+            check_backend(name, settings)
         return names

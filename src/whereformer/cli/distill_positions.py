@@ -70,21 +70,22 @@ class DistillPositions:
         import torch
 
         from ..data import corpus
-        from ..experiments.analyze.run import pages_of
-        from ..experiments.distill import run as distill
+        from ..experiments.analyze.text import pages_of
+        from ..experiments.distill.pairs import read_pairs
+        from ..experiments.distill.run import DistillOptions, distill
         from ..runs.folder import open_folder
         from .tables.distill import print_distilling
         from .terminal import Bar, say
 
         if self.pairs is None and (self.text or self.label):
             raise InputError("text" if self.text else "label", "only with `pairs`, whose column it names")
-        pairs = None if self.pairs is None else distill.read_pairs(self.pairs, self.text, self.label)
+        pairs = None if self.pairs is None else read_pairs(self.pairs, self.text, self.label)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         with open_folder(self.out):
             with console.status("reading the text"):
                 documents = corpus.documents_of(self.data, self.column)
-            options = distill.Options(
+            options = DistillOptions(
                 path=self.model,
                 kernels=kernels,
                 length=self.length,
@@ -94,7 +95,7 @@ class DistillPositions:
                 pairs=pairs,
             )
             with Bar(console) as progress:
-                results = distill.distill(options, self.out, progress)
+                results = distill(options, self.out, progress)
             print_distilling(console, results)
             say(console, f"wrote {self.out / 'model'} ({max(kernels)} kernels a head) and {self.out / 'results.json'}")
 

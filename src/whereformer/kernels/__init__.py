@@ -63,9 +63,9 @@ def attention(
         causal: allow only keys whose position is at most the query's.
         scale: the factor on query . key (and on query . OffsetKeys), finite; ``head_dim ** -0.5`` by default.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
-        query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (1 or batch, n_q). By default
-            queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are. Fractional
-            ones are finite, which is checked on the CPU; elsewhere NaN is after and before nothing.
+        query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (1 or batch, n_q). By
+            default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
+            Fractional ones are finite, which is checked on the CPU; elsewhere NaN is after and before nothing.
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to
             keys of its own document.

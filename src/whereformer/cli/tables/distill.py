@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from ...experiments.distill.results import DistillResults
 
-def print_distilling(console: Console, results: dict[str, Any]) -> None:
+
+def print_distilling(console: Console, results: DistillResults) -> None:
     """What is left of a model whose position embeddings became kernels."""
     names = {
         "similarity": ("states alike\n(cosine)", "{:.3f}"),
@@ -20,11 +23,11 @@ def print_distilling(console: Console, results: dict[str, Any]) -> None:
     }
     table = Table(title="Before any training", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("positions", no_wrap=True)
-    shown = [name for name in names if name in next(iter(results["scores"].values()))]
+    shown = [name for name in names if name in next(iter(results.scores.values()))]
     for title in (*(names[name][0] for name in shown), "curves\nexplained"):
         table.add_column(title, justify="right", no_wrap=True)
-    for model, scores in results["scores"].items():
-        explained = [value for layer in results["explained"].get(model, ()) for value in layer]
+    for model, scores in results.scores.items():
+        explained = [value for layer in results.explained.get(model, ()) for value in layer]
         table.add_row(
             model,
             *(names[name][1].format(scores[name]) for name in shown),

@@ -8,12 +8,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...experiments.bench.tune import Row, lines, show
+from ...experiments.bench.tune import TuneRow, lines, show
 from ...kernels import tuning
 from ..terminal import say
 
 
-def print_tuning(console: Console, rows: Sequence[Row]) -> None:
+def print_tuning(console: Console, rows: Sequence[TuneRow]) -> None:
     """The table of measured thresholds, at most 80 columns wide, and what would change in ``tuning.py``."""
     processor = tuning.current().processor
     table = Table(title=f"Thresholds of attention for {processor}, measured here", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from ...files import write_atomically
-from .cases import DENSE, KINDS
-from .run import Row
+from .cases import KINDS
+from .results import BenchRow
+from .ways import DENSE
 
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
 LOOKS = dict(
@@ -69,13 +70,13 @@ FOREMOST = ("bias", "t5", "shaw", "padded")
 """What is drawn where there are more."""
 
 
-def write_plot(rows: Sequence[Row], backend: str, path: Path) -> bool:
+def write_plot(rows: Sequence[BenchRow], backend: str, path: Path) -> bool:
     """Draw one backend and, as what most code does today, a dense bias; False if nothing was timed.
 
     Where more kinds of terms were measured than a picture can hold, the foremost are drawn.
 
     Args:
-        rows: of :mod:`whereformer.experiments.bench.run`.
+        rows: what was measured.
         backend: whose ratios to draw.
         path: an SVG of about 800 pixels' width, on white; the same rows give the same file.
     """
@@ -117,7 +118,7 @@ def write_plot(rows: Sequence[Row], backend: str, path: Path) -> bool:
     return True
 
 
-def _panel(axes: Axes, drawn: Sequence[Row], today: Sequence[Row], lengths: Sequence[int]) -> None:
+def _panel(axes: Axes, drawn: Sequence[BenchRow], today: Sequence[BenchRow], lengths: Sequence[int]) -> None:
     """One direction and dtype; ``lengths`` are those of all panels, which share their axis."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
@@ -140,7 +141,7 @@ def _panel(axes: Axes, drawn: Sequence[Row], today: Sequence[Row], lengths: Sequ
     axes.margins(x=0.06, y=0.1)
 
 
-def _line(axes: Axes, rows: Sequence[Row], **look: Any) -> None:
+def _line(axes: Axes, rows: Sequence[BenchRow], **look: Any) -> None:
     """Medians over lengths, with the rounds' range."""
     points = sorted(
         (row.n, row.ratio, row.lowest, row.highest)

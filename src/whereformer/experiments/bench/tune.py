@@ -1,44 +1,33 @@
 """Which thresholds of :mod:`whereformer.kernels.tuning` would be better on this machine.
 
-For every setting the values to try are compared on calls for which they take different ways. All ways of a call are
-timed in turns, by the process's CPU time with one thread.
+All ways of a call are timed in turns, by the process's CPU time with one thread.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from datetime import date
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from ...files import write_atomically
-from ...kernels import OffsetBias, attention, tuning
-from ...kernels.cpu.products import linear
+from ...kernels import tuning
 from ...kernels.cpu.workspace import Workspace
-from ...kernels.torch_private import has_onednn_linear
 from ...runs.progress import Progress
-from ...runs.provenance import commit, versions
-from .cases import Case, backend, make_problem, make_step
-from .run import Clock, describe_machine, in_a_line, rounds_of, threads
+from ...runs.provenance import provenance
+from ...runs.results import Results
+from .check import in_a_line
+from .results import describe_machine
+from .timing import Clock, rounds_of, threads
+from .workloads import Step, TunedSetting, TunedWay, TuneSizes, Value, Workload, name_of, settings
 
-FORMAT = 1
 FEWEST_GAINED = 0.03
 """Share of the time that another value has to save, in every round some, before it counts as better."""
-
-LONG = 8192
-"""Tokens of which tiles of ``tile_scores`` have fewer than ``tile_rows`` rows."""
-
-ALWAYS = 2**62
-"""Of scores: a threshold that no call reaches."""
 
 METHOD = (
     "A setting's values are compared on calls for which they take different ways. Every round times each way of a call "
@@ -47,56 +36,9 @@ METHOD = (
     "highest over the rounds. Time is the process's CPU time with one thread."
 )
 
-Value = Hashable
-Step = Callable[[], object]
-
-
-class Way(NamedTuple):
-    """A way to compute a call: a backend, and what is changed in the tuning."""
-
-    backend: str
-    changes: tuple[tuple[str, Any], ...] = ()
-
 
 @dataclass(frozen=True)
-class Workload:
-    """A call that the values of a setting compute in different ways.
-
-    Args:
-        label: for people.
-        work: roughly how long it takes, relative to others.
-        prepare: makes its tensors, and gives a function that makes a backend's step.
-        ways: the way that each value takes.
-    """
-
-    label: str
-    work: int
-    prepare: Callable[[], Callable[[str], Step]]
-    ways: Mapping[Value, Way]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A field of ``Tuning``, or a dtype of one, with the values to try: ``now``, which holds, among them."""
-
-    field: str
-    now: Value
-    workloads: Sequence[Workload]
-    dtype: torch.dtype | None = None
-
-    @property
-    def label(self) -> str:
-        """ "fused_dtypes bfloat16"."""
-        return self.field if self.dtype is None else f"{self.field} {_name(self.dtype)}"
-
-    @property
-    def values(self) -> list[Value]:
-        """In ascending order."""
-        return list(self.workloads[0].ways)
-
-
-@dataclass(frozen=True)
-class Row:
+class TuneRow:
     """What was measured of a setting.
 
     Args:
@@ -128,244 +70,28 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What is measured: how often, on which heads, and whether at few lengths only; ``batch`` at up to 256 tokens."""
+class TuneResults(Results):
+    """What ``tune.json`` holds.
 
-    rounds: int
-    quick: bool
-    batch: int = 4
-    heads: int = 12
-    head_dim: int = 64
-    longest: int = LONG
-    """No calls of more tokens."""
+    Args:
+        method: how it was measured.
+        processor: the family whose thresholds hold now.
+        sizes: of the calls.
+        lines: what one would write in ``tuning.py``.
+        rows: one for each setting.
+    """
 
+    FORMAT = 1
+    INDENT = 1
 
-def settings(sizes: Sizes) -> list[Setting]:
-    """All that can be measured on this machine."""
-    now = tuning.current()
-    found = []
-    parts = (_shortest, _tiles, _by_dtype, _bands, _by_onednn)
-    for setting in (each for part in parts for each in part(sizes, now)):
-        calls = [workload for workload in setting.workloads if len(set(workload.ways.values())) > 1]
-        if calls:
-            found.append(replace(setting, workloads=calls))
-    return found
+    method: str
+    processor: str
+    sizes: TuneSizes
+    lines: list[str]
+    rows: list[TuneRow]
 
 
-def _values(*values: int, now: int) -> list[int]:
-    return sorted({*values, now})
-
-
-def _powers(first: int, last: int, step: int, now: int) -> list[int]:
-    return _values(*(2**power for power in range(first, last + 1, step)), now=now)
-
-
-def _up_to(values: Sequence[int], n: int, below: Way, above: Way) -> dict[Value, Way]:
-    """The way of each value of a threshold of scores a head, for a call of n tokens."""
-    return {value: below if n * n <= value else above for value in values}
-
-
-def _shortest(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
-    """How few scores a head are written out, and of how few the backward finds the weights of the forward."""
-    values = _powers(11, 15, 2 if sizes.quick else 1, now.written_out_scores)
-    ways = partial(_up_to, values, below=Way("reference"), above=Way("blockwise"))
-    kinds = [(kind, torch.float32, training) for kind in ("bias", "shaw") for training in (False, True)]
-    kinds.append(("bias", torch.bfloat16, False))
-    lengths = [n for n in map(math.isqrt, values) if n <= sizes.longest]
-    calls = [_call(sizes, kind, n, training, ways(n), dtype=dtype) for n in lengths for kind, dtype, training in kinds]
-    yield Setting("written_out_scores", now.written_out_scores, calls)
-
-    values = _powers(12, 16, 2 if sizes.quick else 1, now.half_written_out_scores)
-    ways = partial(_up_to, values, below=Way("reference"), above=Way("blockwise"))
-    lengths = [n for n in map(math.isqrt, values) if n <= sizes.longest]
-    calls = [_call(sizes, "bias", n, True, ways(n), dtype=torch.bfloat16) for n in lengths]
-    yield Setting("half_written_out_scores", now.half_written_out_scores, calls)
-
-    values = _powers(14, 18, 2 if sizes.quick else 1, now.kept_scores)
-    keep, again = (Way("blockwise", (("kept_scores", scores),)) for scores in (ALWAYS, 0))
-    lengths = [n for n in map(math.isqrt, values) if n <= sizes.longest]
-    calls = [_call(sizes, kind, n, True, _up_to(values, n, keep, again)) for n in lengths for kind in ("bias", "shaw")]
-    yield Setting("kept_scores", now.kept_scores, calls)
-
-
-def _tiles(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
-    """How many scores are worked on at a time."""
-
-    def ways(field: str, values: Sequence[int]) -> dict[Value, Way]:
-        kept = ALWAYS if field == "kept_tile_scores" else 0
-        return {value: Way("blockwise", ((field, value), ("kept_scores", kept))) for value in values}
-
-    for field, lengths in (
-        ("kept_tile_scores", [128] if sizes.quick else [91, 128, 256]),
-        ("tile_scores", [512] if sizes.quick else [300, 512, 1024]),
-    ):
-        tried = ways(field, _powers(16, 20, 2 if sizes.quick else 1, getattr(now, field)))
-        lengths = [n for n in lengths if n <= sizes.longest]
-        calls = [_call(sizes, kind, n, True, tried) for n in lengths for kind in ("bias", "shaw", "factors")]
-        yield Setting(field, getattr(now, field), calls)
-    if not sizes.quick:
-        # So many keys that tiles of tile_scores have fewer rows; of one head, as these calls take long.
-        tried = ways("tile_rows", _values(32, 64, 128, now=now.tile_rows))
-        calls = [
-            _call(sizes, kind, LONG, False, tried, heads=1) for kind in ("factors", "shaw") if sizes.longest >= LONG
-        ]
-        yield Setting("tile_rows", now.tile_rows, calls)
-
-
-def _by_dtype(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
-    """What torch's own kernels compute of calls with nothing but an ``OffsetBias``."""
-    dtypes = [torch.float32, torch.bfloat16, *([] if sizes.quick else [torch.float16])]
-    lengths = [n for n in ((512,) if sizes.quick else (128, 256, 512, 1024)) if n <= sizes.longest]
-    for dtype in dtypes:
-        ways: dict[Value, Way] = {
-            yes: Way("blockwise", (("fused_dtypes", frozenset({dtype} if yes else ())),)) for yes in (False, True)
-        }
-        calls = [_call(sizes, "bias", n, False, ways, dtype=dtype) for n in lengths]
-        yield Setting("fused_dtypes", dtype in now.fused_dtypes, calls, dtype)
-    # Up to kept_scores the backward of float32 has another way.
-    lengths = [n for n in ((512,) if sizes.quick else (300, 512, 1024)) if n <= sizes.longest]
-    for dtype in dtypes:
-        fused = frozenset({dtype} & now.fused_dtypes)
-        ways = {
-            False: Way("blockwise", (("fused_dtypes", fused), ("fused_backward_dtypes", frozenset()))),
-            True: Way(
-                "blockwise", (("fused_dtypes", frozenset({dtype})), ("fused_backward_dtypes", frozenset({dtype})))
-            ),
-        }
-        calls = [_call(sizes, "bias", n, True, ways, dtype=dtype, fixed=True) for n in lengths]
-        yield Setting("fused_backward_dtypes", dtype in now.fused_backward_dtypes, calls, dtype)
-    values = _powers(14, 18, 2 if sizes.quick else 1, now.unturned_scores)
-    calls = []
-    for dtype in (dtype for dtype in dtypes if dtype in now.fused_dtypes):
-        in_order, turned = (Way("blockwise", (("unturned_scores", scores),)) for scores in (ALWAYS, 0))
-        for n in (n for n in map(math.isqrt, values) if n <= sizes.longest):
-            calls.append(_call(sizes, "bias", n, False, _up_to(values, n, in_order, turned), dtype=dtype))
-    yield Setting("unturned_scores", now.unturned_scores, calls)
-
-
-def _bands(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
-    """How short a table is whose gradient is made from its band, and how many queries of that at a time."""
-    length = 129
-    lengths = [n for n in ((1024,) if sizes.quick else (512, 1024, LONG)) if n <= sizes.longest]
-    for field, dtype in (("band_share", torch.float32), ("half_band_share", torch.bfloat16)):
-        if dtype not in now.fused_dtypes & now.fused_backward_dtypes:
-            continue
-        band, rows = (Way("blockwise", ((field, share), ("kept_scores", 0))) for share in (1.0, 0.0))
-        values = sorted({0.0, 0.06, 0.12, 0.25, 0.5, getattr(now, field)})
-        calls = []
-        for n in lengths:
-            share = (length + now.band_rows) / n
-            prepare = partial(_short, sizes.heads, n, sizes.head_dim, length, dtype)
-            ways: dict[Value, Way] = {value: band if share <= value else rows for value in values}
-            label = f"{length} offsets {_name(dtype)} n={n} training"
-            calls.append(Workload(label, 3 * sizes.heads * n * n, prepare, ways))
-        yield Setting(field, getattr(now, field), calls)
-    tried: dict[Value, Way] = {
-        rows: Way("blockwise", (("band_rows", rows), ("band_share", 1.0), ("kept_scores", 0)))
-        for rows in _values(64, 128, 256, now=now.band_rows)
-    }
-    prepare = partial(_short, sizes.heads, 1024, sizes.head_dim, length, torch.float32)
-    calls = [Workload(f"{length} offsets float32 n=1024 training", 3 * sizes.heads * 1024**2, prepare, tried)]
-    yield Setting("band_rows", now.band_rows, calls if sizes.longest >= 1024 else [])
-
-
-def _by_onednn(sizes: Sizes, now: tuning.Tuning) -> Iterator[Setting]:
-    """Whether oneDNN multiplies float32, and from which sizes on that is reason enough to leave torch's attention."""
-    if not (has_onednn_linear() and torch.backends.mkldnn.is_available()):
-        return
-    ways: dict[Value, Way] = {yes: Way("blockwise", (("onednn", yes), ("kept_scores", 0))) for yes in (False, True)}
-    rows, width = 512, sizes.heads * sizes.head_dim
-    yield Setting(
-        "onednn",
-        now.onednn,
-        [
-            Workload(f"linear {rows} x {width}", rows * width, partial(_linear, rows, width), ways),
-            *(_call(sizes, "bias", n, True, ways) for n in (512,) if n <= sizes.longest),
-        ],
-    )
-    if not now.onednn:
-        return
-    torchs, ours = Way("auto", (("onednn_scores", ALWAYS),)), Way("blockwise")
-
-    def from_on(field: str, values: Sequence[int], sizes_of: Callable[[int], tuple[int, int, int]]) -> Setting:
-        """A setting from whose value on a call without terms is ours."""
-        calls = []
-        for size in values:
-            n_q, n_k, head_dim = sizes_of(size)
-            if max(n_q, n_k) <= sizes.longest:
-                tried: dict[Value, Way] = {value: ours if size >= value else torchs for value in values}
-                prepare = partial(_plain, sizes.heads, n_q, n_k, head_dim)
-                calls.append(Workload(f"no terms, {n_q} x {n_k}", n_q * n_k, prepare, tried))
-        return Setting(field, getattr(now, field), calls)
-
-    def square(scores: int) -> tuple[int, int, int]:
-        n = math.isqrt(scores)
-        return n, n, sizes.head_dim
-
-    yield from_on("onednn_scores", _powers(14, 20, 2, now.onednn_scores), square)
-    if not sizes.quick:
-        yield from_on(
-            "onednn_rows", _values(64, 128, 256, 512, now=now.onednn_rows), lambda n: (n, 2048, sizes.head_dim)
-        )
-        yield from_on(
-            "onednn_head_dim", _values(16, 32, 64, 128, now=now.onednn_head_dim), lambda width: (512, 512, width)
-        )
-
-
-def _call(
-    sizes: Sizes,
-    kind: str,
-    n: int,
-    training: bool,
-    ways: Mapping[Value, Way],
-    *,
-    heads: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    fixed: bool = False,
-) -> Workload:
-    """A case of the benchmark; with ``fixed`` what positions add has no gradient, as in ALiBi."""
-    batch = sizes.batch if n <= 256 else 1
-    case = Case(kind, n, batch, heads or sizes.heads, sizes.head_dim, _name(dtype), training)
-    label = f"{kind}{', fixed' if fixed else ''} {case.dtype} n={n} {case.direction}"
-    work = case.batch * case.heads * n * (n + 100) * (3 if training else 1)
-    return Workload(label, work, partial(_prepare, case, fixed), ways)
-
-
-def _prepare(case: Case, fixed: bool) -> Callable[[str], Step]:
-    problem = make_problem(case, torch.device("cpu"))
-    if fixed:
-        for tensor in problem.parameters.values():
-            tensor.requires_grad_(False)
-    return lambda name: make_step(backend(name), problem)
-
-
-def _plain(heads: int, n_q: int, n_k: int, head_dim: int) -> Callable[[str], Step]:
-    query, key, value = (torch.randn(1, heads, n, head_dim, requires_grad=True) for n in (n_q, n_k, n_k))
-    seed = torch.randn(query.shape)
-    return lambda name: lambda: _differentiate(attention(query, key, value, backend=name), (query, key, value), seed)
-
-
-def _short(heads: int, n: int, head_dim: int, length: int, dtype: torch.dtype) -> Callable[[str], Step]:
-    """Training with a table of few offsets."""
-    query, key, value = (torch.randn(1, heads, n, head_dim, dtype=dtype, requires_grad=True) for _ in range(3))
-    table, seed = torch.randn(heads, length, requires_grad=True), torch.randn(query.shape, dtype=dtype)
-    terms = (OffsetBias(table, -(length // 2)),)
-    return lambda name: (
-        lambda: _differentiate(attention(query, key, value, terms, backend=name), (query, key, value, table), seed)
-    )
-
-
-def _linear(rows: int, width: int) -> Callable[[str], Step]:
-    inputs = [torch.randn(size, requires_grad=True) for size in ((rows, width), (width, width), (width,))]
-    seed = torch.randn(rows, width)
-    return lambda _: lambda: _differentiate(linear(*inputs), inputs, seed)
-
-
-def _differentiate(output: Tensor, inputs: Sequence[Tensor], seed: Tensor) -> object:
-    return torch.autograd.grad(output, inputs, seed)
-
-
-def run(sizes: Sizes, keep: Callable[[Row], None], progress: Progress) -> None:
+def run(sizes: TuneSizes, keep: Callable[[TuneRow], None], progress: Progress) -> None:
     """Measure all settings, and ``keep`` each row as soon as it is there."""
     found = settings(sizes)
     clock = Clock(torch.device("cpu"), 1)
@@ -387,7 +113,7 @@ def _work(workload: Workload) -> int:
 
 def _measure(
     workload: Workload, clock: Clock, rounds: int, progress: Progress
-) -> tuple[list[dict[Way, float]], list[str]]:
+) -> tuple[list[dict[TunedWay, float]], list[str]]:
     """Seconds of each way, round by round, and why some have none."""
     make = workload.prepare()
     timed, errors = {}, []
@@ -406,7 +132,7 @@ def _measure(
     return times, errors
 
 
-def _with_changes(way: Way, step: Step) -> Step:
+def _with_changes(way: TunedWay, step: Step) -> Step:
     def changed() -> object:
         with tuning.use(**dict(way.changes)):
             return step()
@@ -438,7 +164,7 @@ def _own(memory: dict[str, Any]) -> Iterator[None]:
         kept.update(others)
 
 
-def judge(setting: Setting, times: Sequence[Sequence[Mapping[Way, float]]]) -> Row:
+def judge(setting: TunedSetting, times: Sequence[Sequence[Mapping[TunedWay, float]]]) -> TuneRow:
     """The row of a setting, from the seconds of each workload's ways in each round.
 
     Ways may be missing: then the values that take them are out, or, where the value now does, that call.
@@ -458,9 +184,9 @@ def judge(setting: Setting, times: Sequence[Sequence[Mapping[Way, float]]]) -> R
     medians = {value: statistics.median(found) for value, found in ratios.items()}
     # Of values that are equally fast the one that holds stays.
     best = min(open_values, key=lambda value: (medians[value], value != setting.now))
-    return Row(
+    return TuneRow(
         field=setting.field,
-        dtype="" if setting.dtype is None else _name(setting.dtype),
+        dtype="" if setting.dtype is None else name_of(setting.dtype),
         now=setting.now,
         best=best,
         ratio=medians[best],
@@ -472,7 +198,7 @@ def judge(setting: Setting, times: Sequence[Sequence[Mapping[Way, float]]]) -> R
     )
 
 
-def lines(rows: Sequence[Row]) -> list[str]:
+def lines(rows: Sequence[TuneRow]) -> list[str]:
     """What one would write in ``tuning.py``, a line for each field that would change."""
     now = tuning.current()
     changed: dict[str, Any] = {}
@@ -501,22 +227,8 @@ def _code(value: Any) -> str:
     return str(value) if isinstance(value, bool) else show(value)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def write(path: Path, rows: Sequence[Row], sizes: Sizes) -> None:
-    """All rows as JSON, with what they were measured on."""
-    data = {
-        "format": FORMAT,
-        "date": date.today().isoformat(),
-        "commit": commit(),
-        "machine": describe_machine(torch.device("cpu")),
-        "versions": versions(),
-        "method": METHOD,
-        "processor": tuning.current().processor,
-        "sizes": asdict(sizes),
-        "lines": lines(rows),
-        "rows": [asdict(row) for row in rows],
-    }
-    write_atomically(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+def write(path: Path, rows: Sequence[TuneRow], sizes: TuneSizes) -> None:
+    """Save all rows, with what they were measured on."""
+    origin = {**provenance(), "machine": describe_machine(torch.device("cpu"))}
+    processor = tuning.current().processor
+    TuneResults(METHOD, processor, sizes, lines(rows), list(rows), **origin).save(path)

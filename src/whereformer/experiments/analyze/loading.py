@@ -1,0 +1,66 @@
+"""A checkpoint's encoder and tokenizer, with one clear line for what can't be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
+from transformers import AutoTokenizer
+
+from ...errors import InputError
+from ...models import Encoder, load_pretrained
+from ...models.checkpoints.pretrained import read_config
+from ...training.trainer import quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load(path: str) -> tuple[Encoder, str]:
+    """The encoder of a checkpoint, and transformers' name for its kind.
+
+    Raises:
+        InputError: if it can't be read, or has weights that are no numbers.
+    """
+    with named_errors(path), quiet_transformers():
+        kind = read_config(path, Encoder)["model_type"]
+        encoder = load_pretrained(path, model_class=Encoder)
+    assert isinstance(encoder, Encoder)
+    for name, parameter in encoder.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise InputError("model", f"{path}: {name} has numbers that are not finite; this checkpoint is broken")
+    return encoder, kind
+
+
+@contextmanager
+def named_errors(path: str) -> Iterator[None]:
+    """Say what is wrong with a checkpoint in one line that names it."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split()).removeprefix("path_or_id: ")
+        where = "" if path in reason else f"{path}: "
+        raise InputError("model", f"{where}{reason}") from None
+
+
+def tokenizer_of(path: str) -> tuple[PreTrainedTokenizerBase | None, str]:
+    """The model's tokenizer; for a checkpoint of ``whereformer pretrain`` that of its run. Or None and why."""
+    folder = Path(path)
+    places = [path]
+    if folder.is_dir():
+        places += [str(near) for near in (folder.parent, folder.parent.parent / "model") if near.is_dir()]
+    reason = ""
+    for place in places:
+        if Path(place).is_dir() and not any(Path(place).glob("*token*")) and not (Path(place) / "vocab.txt").exists():
+            reason = reason or "there is none beside it"
+            continue
+        try:
+            with quiet_transformers():
+                return AutoTokenizer.from_pretrained(place, trust_remote_code=False), ""
+        except Exception as error:
+            # The libraries raise what they like for a missing or broken file.
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return None, f"no tokenizer can be read for {path} ({reason})"

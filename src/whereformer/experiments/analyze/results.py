@@ -1,0 +1,33 @@
+"""What ``results.json`` of an analysis holds, and the facts that its report lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...analysis.findings import ModelFindings
+from ...analysis.naming import RULES
+from ...runs.provenance import provenance
+from ...runs.results import write_json
+from .settings import AnalyzeOptions
+
+FORMAT = 1
+
+
+def write_results(models: Sequence[ModelFindings], facts: dict[str, Any], path: Path) -> None:
+    """Write ``results.json``: ``format``, ``facts`` and ``models``, each as :meth:`ModelFindings.to_dict` has it."""
+    found = [model.to_dict() for model in models]
+    write_json(path, {"format": FORMAT, **provenance(), "facts": facts, "models": found})
+
+
+def facts_of(options: AnalyzeOptions, command: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
+    """What the report says besides the findings."""
+    return {
+        "command": list(command),
+        "rules": dict(RULES),
+        "score": "score",
+        "notes": list(notes),
+        "text": options.text_source if options.pages is not None else "none",
+        "machine": provenance()["machine"],
+    }

@@ -1,0 +1,110 @@
+"""Which models are analysed, and what their reports call them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import InputError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to be analysed.
+
+    Args:
+        path: a folder, or an id on the Hugging Face Hub.
+        name: short and unique.
+        score: that the user gave.
+        step: of training, for checkpoints of one run.
+    """
+
+    path: str
+    name: str
+    score: float | None = None
+    step: int | None = None
+
+
+def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[Source]:
+    """The models that are meant: a folder with checkpoints stands for all of them, in the order of their steps.
+
+    Raises:
+        InputError: for a folder without a model, or another number of scores.
+    """
+    paths = [path for given in models for path in _expanded(given)]
+    places = [Path(path).resolve() if Path(path).exists() else path for path in paths]
+    if len(set(places)) < len(places):
+        twice = next(path for path, place in zip(paths, places, strict=True) if places.count(place) > 1)
+        raise InputError("model", f"expected different ones, got {twice!r} twice")
+    if scores is not None and len(scores) != len(paths):
+        raise InputError("scores", f"expected one for each of {len(paths)} models, got {len(scores)}")
+    steps = [_step(path) for path in paths]
+    runs = {Path(path).resolve().parent for path, step in zip(paths, steps, strict=True) if step is not None}
+    if len(runs) > 1 or steps.count(None) == len(steps):
+        steps = [None] * len(steps)
+    names = _names(paths)
+    return [
+        Source(path, name, None if scores is None else scores[index], step)
+        for index, (path, name, step) in enumerate(zip(paths, names, steps, strict=True))
+    ]
+
+
+def _expanded(given: str) -> list[str]:
+    folder = Path(given)
+    if not given.strip():
+        raise InputError("model", "expected a folder, or an id on the Hugging Face Hub, got ''")
+    if folder.is_file():
+        raise InputError("model", f"expected a folder, or an id on the Hugging Face Hub, got the file {given!r}")
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return [given]
+    for place in (folder, folder / "checkpoints"):
+        found = [path for path in place.glob("checkpoint-*") if _step(str(path)) is not None and path.is_dir()]
+        if found:
+            return [str(path) for path in sorted(found, key=lambda path: _step(str(path)) or 0)]
+    if (folder / "model" / "config.json").exists():
+        return [str(folder / "model")]
+    raise InputError("model", f"expected a folder with a config.json, or with checkpoint-* folders, got {given!r}")
+
+
+def _step(path: str) -> int | None:
+    match = re.fullmatch(r"checkpoint-(\d+)", Path(path).resolve().name)
+    return int(match[1]) if match else None
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """The ends of paths, as long as is needed to tell them apart; a run's "model" is called as the run."""
+    parts = []
+    for path in paths:
+        own = Path(path).resolve().parts if Path(path).exists() else tuple(path.split("/"))
+        parts.append(own[:-1] if own[-1] == "model" and len(own) > 2 else own)
+    names = ["/".join(own[-1:]) for own in parts]
+    for count in range(2, max(map(len, parts)) + 1):
+        if len(set(names)) == len(names):
+            break
+        names = [
+            "/".join(own[-count:]) if names.count(name) > 1 else name for own, name in zip(parts, names, strict=True)
+        ]
+    return names if len(set(names)) == len(names) else list(paths)
+
+
+def parsed_scores(text: str | None) -> list[float] | None:
+    """Numbers split by commas.
+
+    Raises:
+        InputError: if one is no finite number.
+    """
+    if text is None:
+        return None
+    scores = []
+    for part in text.split(","):
+        try:
+            score = float(part)
+        except ValueError:
+            score = math.nan
+        if not math.isfinite(score):
+            raise InputError("scores", f"expected numbers split by commas, got {part.strip()!r}")
+        scores.append(score)
+    return scores

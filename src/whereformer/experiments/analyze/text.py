@@ -1,0 +1,113 @@
+"""Text as windows of tokens, and the attention that is measured over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...analysis.curves import OFFSETS_SHOWN
+from ...analysis.findings import AttentionFindings
+from ...analysis.measured import OffsetStatistics
+from ...data import corpus
+from ...errors import InputError
+from ...models import Encoder
+from .settings import AnalyzeOptions
+from .sources import Source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TOKENS_OF_A_BATCH = 512
+"""Tokens that are read at a time, since the attention weights of all layers are in memory together."""
+
+
+def measure_attention(
+    encoder: Encoder,
+    tokenizer: PreTrainedTokenizerBase,
+    source: Source,
+    options: AnalyzeOptions,
+    length: int,
+    on_part: Callable[[float], None],
+) -> AttentionFindings:
+    """Attention over windows ``[CLS] text [SEP]`` of so many tokens, without its first and last."""
+    windows = text_windows(options.pages or (), tokenizer, encoder, length, options.tokens, source.path)
+    body = windows.rows.shape[1] - 2 * windows.ends
+    statistics = OffsetStatistics(encoder.config.num_hidden_layers, encoder.config.num_attention_heads, body)
+    part = slice(windows.ends, windows.ends + body)
+    batches = windows.rows.split(max(1, TOKENS_OF_A_BATCH // body))
+    for index, rows in enumerate(batches):
+        attentions = encoder(rows.to(encoder.device), output_attentions=True).attentions
+        for layer, weights in enumerate(attentions):
+            if weights.shape[-2:] == (rows.shape[1], rows.shape[1]):
+                statistics.add(layer, weights[..., part, part])
+        on_part((index + 1) / len(batches))
+    reach = min(OFFSETS_SHOWN, body - 1)
+    return AttentionFindings(
+        source=options.text_source,
+        tokens=len(windows.rows) * body,
+        offsets=torch.arange(-reach, reach + 1),
+        shares=statistics.shares(reach).float(),
+        explained=statistics.explained().float(),
+    )
+
+
+class TokenWindows(NamedTuple):
+    """Text as rows of tokens that are all real.
+
+    Args:
+        rows: (count, n) token ids.
+        ends: 1 if [CLS] and [SEP] stand at the ends of a row, else 0.
+    """
+
+    rows: Tensor
+    ends: int
+
+
+def text_windows(
+    pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, encoder: Encoder, length: int, tokens: int, path: str
+) -> TokenWindows:
+    """About so many tokens of text in windows ``[CLS] text [SEP]`` of ``length``, or shorter if there is less text.
+
+    Raises:
+        InputError: if there are no tokens, or some that the model of this path does not know.
+    """
+    special = tokenizer.cls_token_id, tokenizer.sep_token_id
+    ends = 1 if None not in special else 0
+    body = length - 2 * ends
+    if body < 1:
+        ends, body = 0, length
+    ids = _text_ids(pages, tokenizer, max(body, tokens))
+    if not len(ids):
+        raise InputError("data", f"the tokenizer of {path} finds no tokens in the text")
+    words = len(encoder.embeddings.word.weight)
+    if int(ids.max()) >= words:
+        raise InputError(
+            "model",
+            f"the tokenizer of {path} is another model's: it has a token {int(ids.max())}, the model {words} tokens",
+        )
+    body = min(body, len(ids))
+    rows = functional.pad(ids[: len(ids) // body * body].view(-1, body), (ends, ends))
+    if ends:
+        rows[:, 0], rows[:, -1] = special
+    return TokenWindows(rows, ends)
+
+
+def _text_ids(pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, count: int) -> Tensor:
+    """About ``count`` tokens of pages spread evenly over the text; fewer if there are no more."""
+    # A page has about a thousand tokens; where it has fewer, pages in between follow.
+    every = max(1, len(pages) * 500 // max(count, 1))
+    ids: list[int] = []
+    for page in (page for start in range(every) for page in pages[start::every]):
+        if len(ids) >= count:
+            break
+        ids += tokenizer(page, add_special_tokens=False, verbose=False)["input_ids"]
+    return torch.tensor(ids[:count], dtype=torch.int64)
+
+
+def pages_of(documents: Sequence[str]) -> list[str]:
+    """The text in pages."""
+    return [piece for document in documents for piece in corpus.pieces_of(document)]

@@ -1,0 +1,194 @@
+"""What ``results.json`` and ``results.csv`` of a benchmark hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import InputError
+from ...files import write_atomically
+from ...runs.machine import machine
+from ...runs.provenance import provenance
+from ...runs.results import Results
+from .cases import KINDS
+
+METHOD = (
+    "Each way is checked against the float64 reference, output and gradients, at a small length first. Then every "
+    "round times each way once, in an order that changes, in one process; short calls are repeated until they last "
+    "20 ms. A ratio is a way's time by that of torch's attention without any position in the same round; median, "
+    "lowest and highest over the rounds. Time is the process's CPU time with one thread, wall time with more, and "
+    "by events on a GPU. Memory is what a call allocates at its peak beyond its inputs, counted in a call of its own."
+)
+
+RowKey = tuple[str, int, int, int, int, str, str, str, int, str]
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """What one way took for one case.
+
+    Args:
+        terms, n, batch, heads, head_dim, dtype, direction: the case.
+        device, threads: "cpu" or "cuda", and torch's threads.
+        way: its name.
+        ratio, lowest, highest: median and range of time relative to plain attention; None if it wasn't timed.
+        milliseconds: a call's median time.
+        memory: bytes at the peak, beyond the inputs.
+        error: the largest relative error of output and gradients at the small length.
+        note: why something is missing, or empty.
+        measured: the day.
+        commit: what was measured, see :func:`whereformer.runs.provenance.commit`.
+        seconds: a call's time in each round.
+    """
+
+    terms: str
+    n: int
+    batch: int
+    heads: int
+    head_dim: int
+    dtype: str
+    direction: str
+    device: str
+    threads: int
+    way: str
+    ratio: float | None = None
+    lowest: float | None = None
+    highest: float | None = None
+    milliseconds: float | None = None
+    memory: int | None = None
+    error: float | None = None
+    note: str = ""
+    measured: str = ""
+    commit: str | None = None
+    seconds: tuple[float, ...] = ()
+
+    @property
+    def key(self) -> RowKey:
+        """What was measured: two rows with the same key are the same measurement at different times."""
+        case = (self.terms, self.n, self.batch, self.heads, self.head_dim, self.dtype, self.direction)
+        return (*case, self.device, self.threads, self.way)
+
+
+@dataclass(frozen=True)
+class MemoryGrowth:
+    """The exponent of the length by which a way's memory grows, from cases that differ in length alone."""
+
+    terms: str
+    dtype: str
+    direction: str
+    way: str
+    batch: int
+    lengths: list[int]
+    exponent: float
+
+
+@dataclass(frozen=True)
+class BenchResults(Results):
+    """All measurements of a folder.
+
+    Args:
+        method: how they are taken.
+        terms: what the kinds of terms are.
+        memory_growth: of all cases that have more than one length.
+        rows: one for each case and way.
+    """
+
+    FORMAT = 1
+    INDENT = 1
+
+    method: str
+    terms: dict[str, str]
+    memory_growth: list[MemoryGrowth]
+    rows: list[BenchRow]
+
+
+class BenchFolder:
+    """``results.json`` and ``results.csv`` of a folder, written after every case.
+
+    What is measured again replaces what the folder has of it; other rows stay, so that long lengths can be added later.
+
+    Args:
+        out: the folder.
+        device: what is measured on.
+
+    Raises:
+        InputError: if the folder has results of another machine or other versions, or something else of that name.
+    """
+
+    def __init__(self, out: Path, device: torch.device) -> None:
+        self.path = out / "results.json"
+        self.csv = out / "results.csv"
+        self.origin = {**provenance(device), "machine": describe_machine(device)}
+        self.rows: dict[RowKey, BenchRow] = {}
+        earlier = BenchResults.load_if_there(self.path)
+        if earlier is None:
+            return
+        for then, now in ((earlier.machine, self.origin["machine"]), (earlier.versions, self.origin["versions"])):
+            for key in {**now, **then}:
+                if now.get(key) != then.get(key):
+                    raise InputError(
+                        "out",
+                        f"{out} has results with {key} {then.get(key)}, not {now.get(key)}; choose another folder",
+                    )
+        self.rows = {row.key: row for row in earlier.rows}
+
+    def add(self, rows: Sequence[BenchRow]) -> None:
+        """Keep rows, and write both files."""
+        self.rows.update({row.key: row for row in rows})
+        every = list(self.rows.values())
+        results = BenchResults(
+            method=METHOD,
+            terms={kind: KINDS[kind].about for kind in dict.fromkeys(row.terms for row in every) if kind in KINDS},
+            memory_growth=memory_growth(every),
+            rows=every,
+            **self.origin,
+        )
+        results.save(self.path)
+        write_atomically(self.csv, as_csv(every))
+
+
+def as_csv(rows: Sequence[BenchRow]) -> str:
+    """One line for each row, without the times of each round."""
+    names = [column.name for column in fields(BenchRow) if column.name != "seconds"]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([getattr(row, name) for name in names] for row in rows)
+    return file.getvalue()
+
+
+def memory_growth(rows: Sequence[BenchRow]) -> list[MemoryGrowth]:
+    """How each way's memory grows, where more than one length has the same batch."""
+    points: dict[tuple[str, str, str, str, int], dict[int, float]] = {}
+    for row in rows:
+        if row.memory:
+            key = (row.terms, row.dtype, row.direction, row.way, row.batch)
+            points.setdefault(key, {})[row.n] = row.memory
+    return [
+        MemoryGrowth(*key, lengths=sorted(found), exponent=round(exponent, 3))
+        for key, found in points.items()
+        if (exponent := growth(found)) is not None
+    ]
+
+
+def growth(points: Mapping[int, float]) -> float | None:
+    """The exponent by which values grow with length: the slope of log value over log length; None for one point."""
+    logs = [(math.log(n), math.log(value)) for n, value in points.items() if value > 0]
+    if len(logs) < 2:
+        return None
+    return statistics.linear_regression(*zip(*logs, strict=True)).slope
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """What the numbers are measured on."""
+    facts = machine(device)
+    return {name: facts[name] for name in ("cpu", "gpu", "system") if name in facts} | {"cores": os.cpu_count()}

@@ -1,0 +1,143 @@
+"""The *ways* to compute a case of the attention benchmark: backends, and what other code does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...kernels import DenseBias, FactorPair, OffsetBias, Term, attention
+from .cases import DTYPES, KINDS, Problem
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to compute a case.
+
+    Args:
+        name: short.
+        prepare: makes what doesn't depend on parameters, and gives a function that returns the output; both may raise.
+        kinds: what it can do; None for all.
+        ignores_terms: computes the case without its terms, and is right if it does that.
+    """
+
+    name: str
+    prepare: Callable[[Problem], Callable[[], Tensor]]
+    kinds: tuple[str, ...] | None = None
+    ignores_terms: bool = False
+
+    def does(self, kind: str) -> bool:
+        """Whether it can compute such a case."""
+        return self.kinds is None or kind in self.kinds
+
+
+def backend(name: str, ignores_terms: bool = False) -> Way:
+    """:func:`whereformer.attention` with one of its backends."""
+
+    def prepare(problem: Problem) -> Callable[[], Tensor]:
+        def compute() -> Tensor:
+            terms = () if ignores_terms else problem.terms
+            return attention(problem.query, problem.key, problem.value, terms, **problem.options, backend=name)
+
+        return compute
+
+    return Way(name, prepare, ignores_terms=ignores_terms)
+
+
+def _prepare_floor(problem: Problem) -> Callable[[], Tensor]:
+    mask = None if problem.key_mask is None else problem.key_mask[:, None, None, :]
+    return lambda: functional.scaled_dot_product_attention(
+        problem.query, problem.key, problem.value, attn_mask=mask, is_causal=problem.causal
+    )
+
+
+FLOOR = Way("sdpa", _prepare_floor, ignores_terms=True)
+"""Plain attention by torch without any position: what all others are compared with."""
+
+
+def gather(table: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    """``table[:, columns]`` in a dtype, (heads, n_q, n_k)."""
+    if table.requires_grad and torch.is_grad_enabled():
+        # The gradient sums over the pairs of an offset: in bfloat16 it would be wrong.
+        return table[:, columns].to(dtype)
+    return table.to(dtype)[:, columns]
+
+
+def bias_maker(problem: Problem) -> Callable[[], Tensor]:
+    """A function that gives what the terms add as one tensor in the case's dtype, -inf where a mask forbids.
+
+    The index of every pair is made here, once: a model could keep it.
+    """
+    dtype = problem.query.dtype
+    offsets = problem.offsets()
+    forbidden = None if problem.key_mask is None else ~problem.key_mask[:, None, None, :]
+    if problem.causal:
+        forbidden = offsets > 0 if forbidden is None else forbidden | (offsets > 0)
+    with torch.no_grad():
+        columns = [
+            (offsets - term.first).clamp_(0, term.table.shape[1] - 1) if isinstance(term, OffsetBias) else None
+            for term in problem.terms
+        ]
+    del offsets
+
+    def added(term: Term, columns: Tensor | None) -> Tensor:
+        match term:
+            case OffsetBias():
+                assert columns is not None
+                return gather(term.table, columns, dtype).unsqueeze(0)
+            case FactorPair():
+                return (term.query_factors @ term.key_factors.transpose(-1, -2)).to(dtype)
+            case DenseBias():
+                return term.scores.to(dtype)
+            case _:
+                raise TypeError(f"{type(term).__name__} is not a number per pair")
+
+    def bias() -> Tensor:
+        first, *more = (added(*pair) for pair in zip(problem.terms, columns, strict=True))
+        total = sum(more, first)
+        return total if forbidden is None else total.masked_fill(forbidden, -math.inf)
+
+    return bias
+
+
+def _prepare_dense(problem: Problem) -> Callable[[], Tensor]:
+    bias = bias_maker(problem)
+    return lambda: functional.scaled_dot_product_attention(problem.query, problem.key, problem.value, attn_mask=bias())
+
+
+def all_but(*kinds: str) -> tuple[str, ...]:
+    """All kinds but these."""
+    return tuple(kind for kind in KINDS if kind not in kinds)
+
+
+DENSE = Way("sdpa+bias", _prepare_dense, all_but("shaw"))
+"""What is added as a dense bias, which torch's attention takes: what most people do today."""
+
+
+def make_step(way: Way, problem: Problem) -> Callable[[], list[Tensor]]:
+    """A function that does the case once: its output and, in training, all gradients for one of the output.
+
+    A way that ignores the terms has gradients of query, key and value alone.
+    """
+    compute = way.prepare(problem)
+    if not problem.case.training:
+
+        def forward() -> list[Tensor]:
+            with torch.no_grad():
+                return [compute()]
+
+        return forward
+    given = problem.inputs[:3] if way.ignores_terms else problem.inputs
+    inputs = [tensor for tensor in given if tensor.requires_grad]
+    seed = torch.randn(problem.query.shape, generator=torch.Generator().manual_seed(1))
+    seed = seed.to(DTYPES[problem.case.dtype]).to(problem.query)
+
+    def train() -> list[Tensor]:
+        out = compute()
+        return [out.detach(), *torch.autograd.grad(out, inputs, seed)]
+
+    return train

@@ -1,0 +1,49 @@
+"""Pairs of texts with a number for how alike they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...data.tables import read_table
+from ...errors import InputError
+
+
+@dataclass(frozen=True)
+class LikenessPairs:
+    """LikenessPairs of texts with a number for how alike they are; a good model's cosines are in the same order.
+
+    Args:
+        source: where they are from.
+        texts: the two columns.
+        likeness: of each pair.
+    """
+
+    source: str
+    texts: tuple[list[str], list[str]]
+    likeness: list[float]
+
+
+def read_pairs(file: Path, text: str | None, label: str | None) -> LikenessPairs:
+    """LikenessPairs from a table.
+
+    Raises:
+        InputError: for a file that can't be read, a column that isn't there, or labels that are no numbers.
+    """
+    names = [part.strip() for part in (text or "").split(",") if part.strip()]
+    if len(names) != 2:
+        raise InputError("text", f"expected two columns as a,b, got {text!r}")
+    if label is None:
+        raise InputError("label", "expected the column with how alike the texts are, got none")
+    columns = read_table("pairs", file, names)
+    for field, name in (("text", names[0]), ("text", names[1]), ("label", label)):
+        if name not in columns:
+            raise InputError(field, f"{file} has no column {name!r}, but {', '.join(columns)}")
+    likeness = columns[label]
+    if len(likeness) < 2:
+        raise InputError("pairs", f"expected at least 2 rows, {file} has {len(likeness)}")
+    for row, value in enumerate(likeness):
+        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+            raise InputError("label", f"expected numbers, got {value!r} in row {row + 1} of {file}")
+    texts = [[str(value or "") for value in columns[name]] for name in names]
+    return LikenessPairs(str(file), (texts[0], texts[1]), [float(value) for value in likeness])
