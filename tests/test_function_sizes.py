@@ -7,9 +7,7 @@ from .source import NAME, functions, modules
 LINES = 80
 PARAMETERS = 10
 
-LONG = {
-    "kernels.call.make_call": 88,
-}
+LONG: dict[str, int] = {}
 """Functions that are longer and not mended yet. Numbers only shrink: never add a line, never raise a number."""
 
 WIDE: dict[str, int] = {}
