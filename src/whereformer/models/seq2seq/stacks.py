@@ -62,12 +62,12 @@ class _Stack(nn.Module):
         return self.dropout(self.position.embed(words * self.config.hidden_size**0.5, positions))
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """The hidden states as what follows reads them."""
+        """The last norm, where the configuration has one (pre-norm)."""
         return hidden if self.norm is None else self.norm(hidden)
 
 
 class Seq2SeqEncoder(_Stack):
-    """Reads the source."""
+    """The encoder, which reads the source."""
 
     main_input_name = "input_ids"
 
@@ -106,7 +106,7 @@ class Seq2SeqEncoder(_Stack):
 
 
 class Seq2SeqDecoder(_Stack):
-    """Writes the target, one token after the other or all at once."""
+    """The decoder, which writes the target, token by token or all at once."""
 
     def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding) -> None:
         super().__init__(config, embeddings, config.decoder_layers, causal=True)
