@@ -205,12 +205,12 @@ def encoder(
     self: Any,
     input_ids: Int[Tensor, "batch n"] | None,
     attention_mask: Shaped[Tensor, "batch n"] | None,
-    inputs: dict[str, Any],
+    token_type_ids: Int[Tensor, "batch n"] | None,
+    position_ids: Shaped[Tensor, "n"] | Shaped[Tensor, "#batch n"] | None,
+    document_ids: Int[Tensor, "batch n"] | None,
+    inputs_embeds: Float[Tensor, "batch n _"] | None,
     result: Any,
 ) -> None:
-    for name, axes in (("token_type_ids", "batch n"), ("document_ids", "batch n"), ("inputs_embeds", "batch n _")):
-        if inputs.get(name) is not None:
-            fits(inputs[name], Shaped[Tensor, axes])
     if isinstance(result, tuple):
         return  # asked for by return_dict=False: the same tensors, without their names
     fits(result.last_hidden_state, Float[Tensor, "batch out width"])
