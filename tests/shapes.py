@@ -172,7 +172,7 @@ def _terms_of_hook(position: Position, place: Any, found: tuple[Any, ...]) -> No
 @shapes_of("curve")
 def curve(
     self: Position,
-    offsets: Shaped[Tensor, "*offsets"] | Sequence[float | int],
+    offsets: Shaped[Tensor, "*offsets"] | Sequence[float],
     result: Float[Tensor, "{self.model.num_heads} *offsets"] | None,
 ) -> None:
     pass
@@ -206,8 +206,9 @@ def encoder(
     input_ids: Int[Tensor, "batch n"] | None,
     attention_mask: Shaped[Tensor, "batch n"] | None,
     token_type_ids: Int[Tensor, "batch n"] | None,
-    document_ids: Shaped[Tensor, "batch n"] | None,
-    inputs_embeds: Float[Tensor, "batch n embedding_size"] | None,
+    position_ids: Shaped[Tensor, "n"] | Shaped[Tensor, "#batch n"] | None,
+    document_ids: Int[Tensor, "batch n"] | None,
+    inputs_embeds: Float[Tensor, "batch n _"] | None,
     result: Any,
 ) -> None:
     if isinstance(result, tuple):
