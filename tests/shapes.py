@@ -205,9 +205,9 @@ def encoder(
     self: Any,
     input_ids: Int[Tensor, "batch n"] | None,
     attention_mask: Shaped[Tensor, "batch n"] | None,
-    token_type_ids: Shaped[Tensor, "batch n"] | None,
+    token_type_ids: Int[Tensor, "batch n"] | None,
     document_ids: Shaped[Tensor, "batch n"] | None,
-    inputs_embeds: Shaped[Tensor, "batch n _"] | None,
+    inputs_embeds: Float[Tensor, "batch n embedding_size"] | None,
     result: Any,
 ) -> None:
     if isinstance(result, tuple):

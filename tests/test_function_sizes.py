@@ -9,7 +9,6 @@ PARAMETERS = 10
 
 LONG = {
     "kernels.call.make_call": 88,
-    "positions.build_position": 84,
 }
 """Functions that are longer and not mended yet. Numbers only shrink: never add a line, never raise a number."""
 

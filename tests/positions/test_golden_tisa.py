@@ -24,7 +24,8 @@ def tisa(case, golden, convention="paper"):
 
 
 def terms_of(position, n_q, n_k):
-    return position.terms(torch.zeros(1, n_q, 1), Place(Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)))
+    hidden = torch.zeros(1, n_q, position.model.hidden_size)
+    return position.terms(hidden, Place(Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)))
 
 
 @pytest.mark.parametrize("case", BIAS)

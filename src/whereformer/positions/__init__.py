@@ -100,31 +100,12 @@ def build_position(
         ValueError: for an unknown name or a size that does not fit.
         TypeError: for an option that no part has.
     """
-    sizes = {
-        "hidden_size": hidden_size,
-        "num_heads": num_heads,
-        "num_layers": num_layers,
-        "max_length": max_length,
-        "head_dim": head_dim,
-        "embedding_size": embedding_size,
-    }
-    for size_name, size in sizes.items():
-        if size is not None and size < 1:
-            raise InputError(size_name, f"expected at least 1, got {size}")
-    if head_dim is None:
-        if hidden_size % num_heads:
-            raise InputError("num_heads", f"{num_heads} heads do not divide hidden_size {hidden_size}")
-        head_dim = hidden_size // num_heads
-    if initializer_range <= 0:
-        raise InputError("initializer_range", f"expected a positive number, got {initializer_range}")
-    if passes is not None and len(passes) != num_layers:
-        raise InputError("passes", f"expected one number for each of {num_layers} layers, got {len(passes)}")
     model = ModelShape(
         hidden_size,
         num_heads,
-        head_dim,
+        _head_dim(hidden_size, num_heads) if head_dim is None else head_dim,
         num_layers,
-        embedding_size or hidden_size,
+        hidden_size if embedding_size is None else embedding_size,
         max_length,
         causal,
         initializer_range,
@@ -149,6 +130,13 @@ def build_position(
             f"position {named!r} has no option {sorted(unused)[0]!r}; it has {', '.join(known) or 'no options'}"
         )
     return parts[0] if len(parts) == 1 else Sum(model, parts)
+
+
+def _head_dim(hidden_size: int, num_heads: int) -> int:
+    """The width of a head if the heads share the width of the model."""
+    if num_heads > 0 and hidden_size % num_heads:
+        raise InputError("num_heads", f"{num_heads} heads do not divide hidden_size {hidden_size}")
+    return hidden_size // max(1, num_heads)
 
 
 def describe(name: str) -> tuple[str, dict[str, Any]]:

@@ -44,6 +44,8 @@ class ModelShape:
         passes: which of the model's distinct layers each of the ``num_layers`` is, for methods whose parameters are
             shared where the layers are.
         separate_cls: whether the first token is [CLS], which pooling leaves alone.
+    Raises:
+        InputError: for a size below 1, and for passes of another number of layers.
     """
 
     hidden_size: int
@@ -56,6 +58,17 @@ class ModelShape:
     initializer_range: float
     passes: tuple[int, ...]
     separate_cls: bool
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_heads", "num_layers", "max_length", "head_dim", "embedding_size"):
+            if (size := getattr(self, name)) < 1:
+                raise InputError(name, f"expected at least 1, got {size}")
+        if self.initializer_range <= 0:
+            raise InputError("initializer_range", f"expected a positive number, got {self.initializer_range}")
+        if len(self.passes) != self.num_layers:
+            raise InputError(
+                "passes", f"expected one number for each of {self.num_layers} layers, got {len(self.passes)}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
