@@ -158,7 +158,7 @@ def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
     [
         ("a.tsv", "x\ty\nx\n", None, "line 2: expected 2 columns as in line 1, got 1"),
         ("a.tsv", "en\ten\nx\ty\n", "en,de", "has more than one column 'en'"),
-        ("a.tsv", "x\ty\tz\n", None, "columns: .*a.tsv has columns 1, 2, 3; expected two of them, as en,de"),
+        ("a.tsv", "x\ty\tz\n", None, "columns: .*a.tsv has columns 1, 2, 3; name two of them, such as en,de"),
         ("a.tsv", "x\ty\n", "1,3", "columns: .*a.tsv has no column '1'; it has x, y"),
         ("a.jsonl", '{"en": "x", "de": 3}\n', "en,de", "row 1, de: expected text, got 3"),
         ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; it has en, de"),

@@ -461,8 +461,8 @@ OPTIONS = "--position-options"
             "--position-options: position 'tisa' has no option 'clip'; it has num_kernels, share",
         ),
         ([OPTIONS, '{"num_kernels": -1}'], "--position-options: num_kernels: expected at least 0, got -1"),
-        ([OPTIONS, '{"num_kernels": "3"}'], '--position-options: num_kernels: expected a value as 5, got "3"'),
-        ([OPTIONS, '{"share_layers": 1}'], "--position-options: share_layers: expected a value as false, got 1"),
+        ([OPTIONS, '{"num_kernels": "3"}'], '--position-options: num_kernels: expected a value like 5, got "3"'),
+        ([OPTIONS, '{"share_layers": 1}'], "--position-options: share_layers: expected a value like false, got 1"),
         (
             [OPTIONS, '{"rotary_dim": 7}', "--position", "rope"],
             "--position-options: rotary_dim: expected an even number",

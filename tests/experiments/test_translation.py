@@ -135,7 +135,7 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(data, tmp_path, 
     assert "holds results with norm 'pre', not 'post'" in fails(capsys, *common, "--norm=post")
     other = write(tmp_path, ["a b", "c d"] * 30, ["a b", "c d"] * 30)
     common = ["translate", "train", *other, "--out", str(tmp_path), *TINY]
-    assert "holds results of other text" in fails(capsys, *common)
+    assert "holds results for a different text" in fails(capsys, *common)
     assert (tmp_path / "results.json").read_bytes() == before
 
 
@@ -278,7 +278,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         (["--position", "tsia"], "--position: unknown position method 'tsia'; did you mean 'tisa'?"),
         (
             ["--position", "shaw", "--position-options", '{"clip": "3"}'],
-            "--position-options: clip: expected a value as",
+            "--position-options: clip: expected a value like",
         ),
         (["--position-options", "["], "--position-options: expected a JSON object"),
         (["--cross-position", "tsia"], "--cross-position: unknown position method 'tsia'; did you mean 'tisa'?"),

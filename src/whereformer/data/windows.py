@@ -108,7 +108,7 @@ def collate(items: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
 
 
 def end_padding(config: EncoderConfig) -> int:
-    """Return the [PAD] tokens that a window ends with: those that a truncating funnel drops, so that no text is lost."""
+    """Return how many [PAD] tokens end a window: those that a truncating funnel drops, so that no text is lost."""
     # Imported here because models take a second to import.
     from ..models import parse_blocks
 
