@@ -9,13 +9,10 @@ PARAMETERS = 10
 
 LONG = {
     "kernels.call.make_call": 88,
-    "positions.build_position": 84,
 }
 """Functions that are longer and not mended yet. Numbers only shrink: never add a line, never raise a number."""
 
-WIDE = {
-    "positions.build_position": 12,
-}
+WIDE: dict[str, int] = {}
 """Functions with more parameters, likewise."""
 
 
