@@ -77,7 +77,9 @@ def test_bad_options_are_one_line(folder, text, tmp_path, capsys, options, messa
 
 def test_bad_pairs_are_one_line(folder, pairs, tmp_path, capsys):
     common = ["distill-positions", folder, "--out", str(tmp_path / "out"), "--pairs", pairs]
-    assert "--text: expected two columns as a,b, got 'a'" in fails(capsys, *common, "--text", "a", "--label", "like")
+    assert "--text: expected two columns, such as a,b, got 'a'" in fails(
+        capsys, *common, "--text", "a", "--label", "like"
+    )
     assert "has no column 'c', but a, b, like" in fails(capsys, *common, "--text", "a,c", "--label", "like")
     assert "--label: expected numbers, got 'the cat saw the dog' in row 1" in fails(
         capsys, *common, "--text", "a,b", "--label", "a"

@@ -454,8 +454,8 @@ OPTIONS = "--position-options"
         ([*XL, "--hidden-size", "15", "--num-heads", "5"], "--hidden-size: transformer_xl needs an even one, got 15"),
         (["--position", "rope", "--num-heads", "128"], "--position: rotary_dim: expected an even number"),
         (["--embedding-size", "0"], "--embedding-size: expected at least 1, got 0"),
-        ([OPTIONS, "{"], "--position-options: expected a JSON object as '{\"num_kernels\": 3}', got '{'"),
-        ([OPTIONS, "[3]"], "--position-options: expected a JSON object as '{\"num_kernels\": 3}', got '[3]'"),
+        ([OPTIONS, "{"], "--position-options: expected a JSON object such as '{\"num_kernels\": 3}', got '{'"),
+        ([OPTIONS, "[3]"], "--position-options: expected a JSON object such as '{\"num_kernels\": 3}', got '[3]'"),
         (
             [OPTIONS, '{"clip": 3}'],
             "--position-options: position 'tisa' has no option 'clip'; it has num_kernels, share",

@@ -86,7 +86,7 @@ def test_weights_that_are_gone_are_missed_before_training_goes_on(data, tmp_path
     shutil.rmtree(tmp_path / "model")
     (tmp_path / "averaging" / "step-4.safetensors").unlink()
     message = fails(capsys, "translate", "train", *data, "--out", str(tmp_path), *TINY)
-    assert "step-4.safetensors is missing, which the model is to be a mean of" in message
+    assert "step-4.safetensors is missing, and its weights are needed for the average" in message
 
 
 def test_one_checkpoint_is_taken_as_it_is(data, tmp_path):
@@ -296,7 +296,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         (["--average", "0"], "--average: expected at least 1, got 0"),
         (["--threads", "0"], "--threads: expected 1 to 1048576, got 0"),
         (["--source", "no.en", "--target", "no.de"], "--source: cannot read 'no.en': No such file"),
-        (["--source", "no.en"], "--target: expected a file beside --source, got none"),
+        (["--source", "no.en"], "--target: expected a file to go with --source, got none"),
         ([], "--data: expected tables, or --source and --target, got none"),
         (["--data", "no.jsonl"], "--data: no such file: 'no.jsonl'"),
     ],
