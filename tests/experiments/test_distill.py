@@ -63,7 +63,7 @@ def test_it_fits_judges_and_saves(folder, text, pairs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--kernels", "0"], "--kernels: expected numbers from 1 to 16 split by commas, got '0'"),
+        (["--kernels", "0"], "--kernels: expected numbers from 1 to 16 separated by commas, got '0'"),
         (["--text", "a,b"], "--text: only with --pairs, whose column it names"),
         (["--length", "2"], "--length: expected"),
         (["--tokens", "20"], "--tokens: expected at least 4 windows"),
@@ -80,7 +80,7 @@ def test_bad_pairs_are_one_line(folder, pairs, tmp_path, capsys):
     assert "--text: expected two columns, such as a,b, got 'a'" in fails(
         capsys, *common, "--text", "a", "--label", "like"
     )
-    assert "has no column 'c', but a, b, like" in fails(capsys, *common, "--text", "a,c", "--label", "like")
+    assert "has no column 'c'; it has a, b, like" in fails(capsys, *common, "--text", "a,c", "--label", "like")
     assert "--label: expected numbers, got 'the cat saw the dog' in row 1" in fails(
         capsys, *common, "--text", "a,b", "--label", "a"
     )
