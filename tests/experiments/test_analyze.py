@@ -443,7 +443,8 @@ def test_bad_models(save, refused, tmp_path, tokenizer):
     )
     line = refused(save(llama, "llama"), "--no-text")
     assert (
-        "electra, or one with a table of position embeddings or T5's buckets; this 'llama' checkpoint has neither" in line
+        "electra, or one with a table of position embeddings or T5's buckets; this 'llama' checkpoint has neither"
+        in line
     )
 
     # Found before the first model is read.

@@ -64,7 +64,7 @@ def test_it_fits_judges_and_saves(folder, text, pairs, tmp_path, capsys):
     ("options", "message"),
     [
         (["--kernels", "0"], "--kernels: expected numbers from 1 to 16 separated by commas, got '0'"),
-        (["--text", "a,b"], "--text: only with --pairs, whose column it names"),
+        (["--text", "a,b"], "--text: only with --pairs: it names a column of that table"),
         (["--length", "2"], "--length: expected"),
         (["--tokens", "20"], "--tokens: expected at least 4 windows"),
     ],

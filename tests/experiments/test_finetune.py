@@ -62,7 +62,7 @@ def test_it_writes_results_a_table_and_a_report(model, data, tmp_path, capsys):
     assert results["parameters"]["tisa, S=2"]["position"] == 2 * 2 * 3 * 2
     assert results["versions"]["scikit-learn"]
     assert results["shown"] == {"positions": ["learned+tisa", "tisa"], "kernels": [0, 2], "seeds": [0, 1]}
-    assert "only a part of train: not to be compared with published scores" in out
+    assert "only part of train: do not compare with published scores" in out
     assert "cola, learned+tisa, S=2, seed 1: matthews" in out
     assert "mnli matched" in out
     # The last run of each task and method, at offsets -32 to 32.
@@ -195,7 +195,7 @@ def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):
     )
     out = capsys.readouterr().out
     assert "2 runs: 1 tasks, 2 models, 1 seeds" in out
-    assert "3 steps a run" in out
+    assert "3 steps per run" in out
     assert not (tmp_path / "o").exists()
 
 
@@ -243,9 +243,9 @@ def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
     main([*arguments, "--model", save_model(tmp_path / "learned")])
     out = capsys.readouterr().out
     assert "640 of position); learned+tisa, S=2" in out
-    assert "664 of position, 24 of them fresh)" in out
+    assert "664 of position, 24 of them new)" in out
     main([*arguments, "--model", save_model(tmp_path / "t5", position="t5")])
-    assert "640 of position, 640 of them fresh); learned+tisa, S=2" in capsys.readouterr().out
+    assert "640 of position, 640 of them new); learned+tisa, S=2" in capsys.readouterr().out
 
 
 def test_without_a_baseline_none_is_shown(model, data, tmp_path):
@@ -292,7 +292,7 @@ def test_rows_that_are_too_long_are_an_error_or_cut(data, tmp_path, capsys):
     assert "set --max-length 10 to truncate them" in line
     assert "--max-length: " in fails(capsys, *arguments, "--max-length=11")
     main([*arguments, "--max-length=10"])
-    assert "rows cut to 10 tokens" in capsys.readouterr().out
+    assert "rows truncated to 10 tokens" in capsys.readouterr().out
     assert "rows were truncated to 10 tokens" in (tmp_path / "out" / "results.md").read_text()
     # Methods that go on beyond what was trained need no cut.
     main([*arguments[: -len(TINY)], *TINY, "--position=tisa", "--out", str(tmp_path / "other")])

@@ -259,7 +259,7 @@ def test_a_finished_run_is_left_as_it_is(text, copy, capsys):
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock" and path.is_file()}
     run(text, copy)
     out = capsys.readouterr().out
-    assert "is finished already" in out
+    assert "is already finished" in out
     assert "Encoder.from_pretrained" in out
     after = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock" and path.is_file()}
     assert after == before

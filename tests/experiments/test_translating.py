@@ -246,7 +246,7 @@ def test_scores_of_a_model(model, lines, tmp_path, capsys, beams):
         (["score", "--hypotheses", "a", "--references", "b", "--data", "c"], "--data: only with a model"),
         (["score", "m", "--hypotheses", "a"], "--hypotheses: either a model or files, got both"),
         (["score", "--hypotheses", "no", "--references", "no"], "--hypotheses: cannot read 'no'"),
-        (["score", "--words", "4,x"], "--words: expected ascending numbers as 8,12,16, got '4,x'"),
+        (["score", "--words", "4,x"], "--words: expected ascending numbers, such as 8,12,16, got '4,x'"),
         (["score", "--words", "9,4"], "--words: expected ascending numbers"),
         (["score", "--words", "0,4"], "--words: expected ascending numbers"),
         (["score", "--out", "no/such/file"], "--out: no such folder: 'no/such'"),
@@ -349,8 +349,8 @@ def test_an_interrupt_says_what_is_there(model, lines, tmp_path, capsys, monkeyp
         assert stop.value.code == 130
         told.append(capsys.readouterr().err.strip())
     assert told == [
-        "whereformer: interrupted after 1 lines, which are written",
-        "whereformer: interrupted; nothing is written yet",
+        "whereformer: interrupted after 1 lines, which have been written",
+        "whereformer: interrupted; nothing has been written yet",
     ]
     assert out.read_text() == translated("where is the cat?") + "\n"
 
@@ -358,7 +358,7 @@ def test_an_interrupt_says_what_is_there(model, lines, tmp_path, capsys, monkeyp
 def test_output_and_input_are_different_files(model, lines, capsys):
     file = lines("where is the cat?")
     message = fails(capsys, "translate", "run", model, "--input", file, "--output", file)
-    assert "--output: expected another file than --input" in message
+    assert "--output: expected a different file from --input" in message
     assert Path(file).read_text() == "where is the cat?\n"
 
 

@@ -130,7 +130,7 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(data, tmp_path, 
     before = (tmp_path / "results.json").read_bytes()
     capsys.readouterr()
     run(data, tmp_path)
-    assert "is finished already" in capsys.readouterr().out
+    assert "is already finished" in capsys.readouterr().out
     common = ["translate", "train", *data, "--out", str(tmp_path), *TINY]
     assert "holds results with norm 'pre', not 'post'" in fails(capsys, *common, "--norm=post")
     other = write(tmp_path, ["a b", "c d"] * 30, ["a b", "c d"] * 30)

@@ -113,9 +113,7 @@ def analyze_model(source: Source, options: AnalyzeOptions, progress: Progress) -
     report.upto(70)
     attention, notes = None, []
     if length == 1:
-        notes.append(
-            f"{source.path}: a single position has no distances, so its Toeplitzness and fits mean nothing"
-        )
+        notes.append(f"{source.path}: a single position has no distances, so its Toeplitzness and fits mean nothing")
     if options.pages is not None:
         tokenizer, why_not = tokenizer_of(source.path)
         if tokenizer is None and options.text_needed:
