@@ -1,5 +1,7 @@
 """Commands that refuse what they are given."""
 
+import shlex
+
 import pytest
 
 from whereformer.cli.main import main
@@ -14,3 +16,10 @@ def fails(capsys, *arguments):
     lines = captured.err.strip().splitlines()
     assert len(lines) == 1, captured.err
     return lines[0]
+
+
+def refusals(table):
+    """Pairs of a list of arguments and a message, to parametrize a test with, from lines ``arguments => message``."""
+    pairs = [line.strip().partition(" => ") for line in table.strip().splitlines()]
+    assert all(message for _, _, message in pairs), pairs
+    return [(shlex.split(arguments), message) for arguments, _, message in pairs]

@@ -1,6 +1,6 @@
 """What a position method can do, measured: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
 
-Each function measures one thing and judges nothing: thresholds stand in ``experiments/properties/summary.py``. The
+Each function measures one thing and judges nothing: thresholds stand in ``experiments/properties/ticks.py``. The
 column "inductive" is missing here because it takes training; ``experiments/properties/run.py`` measures it.
 """
 
@@ -20,8 +20,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..kernels import Positions, attention
 from ..kernels.torch_private import DispatchMode, changes_arguments, leaves
-from ..models.encoder import AttentionContext, Encoder, Layer
+from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
+from ..models.layers import AttentionContext, Layer
 from ..positions import Place, Position, PositionRangeError, build_position
 from ..positions.none import NoPosition
 

@@ -47,7 +47,7 @@ class EncoderConfig(PreTrainedConfig):
         head_dim: width of one head; hidden_size / num_attention_heads if None.
         blocks: layers, as :func:`parse_blocks` reads them; the sequence is halved at the start of each but the first.
         decoder_layers: full-length layers after the blocks, for a prediction at every token, as "2" or "1x2"; "0" for
-            none. They need more than one block.
+            none. Only models of several blocks can have them.
         with_decoder: False leaves out what decoder_layers describes; models built without it say so here, so that their
             checkpoints never become models with an untrained one. A position method still counts its layers, so that
             checkpoints of the whole model fit.

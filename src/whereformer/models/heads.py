@@ -52,11 +52,11 @@ class EncoderWithHead(EncoderPreTrainedModel):
     def targets(
         self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The states of (batch, n, hidden_size) that are predicted from, and their labels: all that there are."""
+        """Select the states of (batch, n, hidden_size) to predict from, and their labels; by default all of them."""
         return hidden, labels
 
     def predict(self, hidden: Tensor) -> Tensor:
-        """Logits from the states that are predicted from."""
+        """Logits from the selected states."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -64,7 +64,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         raise NotImplementedError
 
     def output(self, logits: Tensor, **others: Any) -> ModelOutput:
-        """What the model returns: the logits and whatever else there is."""
+        """Build what the model returns from the logits, the loss and the optional outputs."""
         return self.output_class(logits=logits, **others)
 
     @takes(EncoderInputs)
@@ -370,7 +370,7 @@ class DiscriminatorOutput(ModelOutput):
 
 
 class EncoderForPreTraining(EncoderWithHead):
-    """ELECTRA's discriminator: an :class:`Encoder` that says of every token whether it is the original.
+    """ELECTRA's discriminator: an :class:`Encoder` that tells for every token whether it is the original.
 
     ``labels`` are (batch, n), **1 for a token that is the original, 0 for one that was replaced**, so positive
     ``logits`` (batch, n) mean "original". That is the convention of Funnel-Transformer's authors, whose code trained

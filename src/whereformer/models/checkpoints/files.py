@@ -21,7 +21,7 @@ def find_config(path_or_id: str | Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = PreTrainedConfig.get_config_dict(path_or_id)[0]
     except OSError as error:
-        # What it says is about the rules for names on the Hub, also where a folder was meant.
+        # transformers' message is about names on the Hub, even if a folder was meant.
         raise OSError(
             "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
             f"got {str(path_or_id)!r}"
