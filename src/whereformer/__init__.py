@@ -1,6 +1,6 @@
-"""whereformer: where a token is, as a swappable, inspectable, fast part of self-attention.
+"""whereformer: token positions as a swappable, inspectable and fast part of self-attention.
 
-Importing this needs torch alone. What needs transformers is imported when it is first used.
+Importing this package needs only torch. Whatever needs transformers is imported on first use.
 """
 
 from __future__ import annotations
