@@ -1,6 +1,6 @@
-"""whereformer: where a token is, as a swappable, inspectable, fast part of self-attention.
+"""whereformer: swappable, inspectable and fast position methods for self-attention.
 
-Importing this needs torch alone. What needs transformers is imported when it is first used.
+Importing this package needs only torch. Names that need transformers are imported on first use.
 """
 
 from __future__ import annotations
