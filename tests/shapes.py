@@ -172,7 +172,7 @@ def _terms_of_hook(position: Position, place: Any, found: tuple[Any, ...]) -> No
 @shapes_of("curve")
 def curve(
     self: Position,
-    offsets: Shaped[Tensor, "*offsets"] | Sequence[float],
+    offsets: Shaped[Tensor, "*offsets"] | Sequence[float | int],
     result: Float[Tensor, "{self.model.num_heads} *offsets"] | None,
 ) -> None:
     pass
@@ -205,12 +205,11 @@ def encoder(
     self: Any,
     input_ids: Int[Tensor, "batch n"] | None,
     attention_mask: Shaped[Tensor, "batch n"] | None,
-    inputs: dict[str, Any],
+    token_type_ids: Int[Tensor, "batch n"] | None,
+    document_ids: Shaped[Tensor, "batch n"] | None,
+    inputs_embeds: Float[Tensor, "batch n embedding_size"] | None,
     result: Any,
 ) -> None:
-    for name, axes in (("token_type_ids", "batch n"), ("document_ids", "batch n"), ("inputs_embeds", "batch n _")):
-        if inputs.get(name) is not None:
-            fits(inputs[name], Shaped[Tensor, axes])
     if isinstance(result, tuple):
         return  # asked for by return_dict=False: the same tensors, without their names
     fits(result.last_hidden_state, Float[Tensor, "batch out width"])

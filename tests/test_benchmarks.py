@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 import whereformer
 from whereformer.cli.main import main
+from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.runs import provenance
 
 from .experiments import parallel_text
@@ -68,16 +69,13 @@ def sentences(folder, name, count):
 
 
 def save_bert(folder):
-    """A checkpoint of transformers with a tokenizer that knows letters."""
-    from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
+    """A checkpoint of transformers, with a tokenizer."""
+    from transformers import BertConfig, BertForMaskedLM
 
-    folder.mkdir()
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
-    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    tokenizer = fit_tokenizer(parallel_text.pairs()[0], 120)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    BertForMaskedLM(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    BertForMaskedLM(BertConfig(vocab_size=max(tokenizer.get_vocab().values()) + 1, **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

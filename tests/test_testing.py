@@ -156,9 +156,12 @@ class Drifts(OffsetFunction):
         return (DenseBias(scores if scores.dim() == 4 else scores.unsqueeze(0)),)
 
 
-class OtherCurve(Alibi):
-    def curve(self, offsets, *, layer=0):
-        return super().curve(offsets)[:1]
+class OtherCurve(Triangle):
+    def terms_at(self, place, device):
+        (term,) = super().terms_at(place, device)
+        if isinstance(term, OffsetBias):
+            return (OffsetBias(term.table * 2, term.first),)
+        return (DenseBias(term.scores * 2),)
 
 
 class HalfPositions(Rope):
@@ -192,7 +195,7 @@ class Looks(Alibi):
         (AffineOnly, "Explicit positions are the same", "AttributeError"),
         (WrongRange, "Positions out of range", "IndexError: .*; raise a PositionRangeError"),
         (Drifts, "The same number added to all positions", "positions from 3 instead of 1"),
-        (OtherCurve, "Hooks return what they should", "OffsetBias.table"),
+        (OtherCurve, "A curve is what the method adds", "weights of the terms and of the curve"),
         (HalfPositions, "bfloat16 rounds the output", "positions from 513"),
         (Looks, "On the meta device", "RuntimeError|NotImplementedError|item"),
     ],

@@ -35,7 +35,7 @@ class Alibi(OffsetFunction):
 
     def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> tuple[Term, ...]:
         """The terms, which are the same in all layers."""
-        return super().terms(self._like, Place(queries, keys))
+        return self.terms_at(Place(queries, keys), self._like.device)
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         return super().terms(hidden, place) if place.shared is None else place.shared

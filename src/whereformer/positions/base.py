@@ -92,48 +92,52 @@ class Position(nn.Module):
     """
 
     content: bool = True
-    """Whether scores include query . key; a Synthesizer that replaces it says False."""
+    """Whether scores include query . key. It is False for a Synthesizer that replaces them."""
 
     needs_content: bool = False
-    """Whether the method acts on query or key, and so can't go with one that replaces their product."""
+    """Whether the method acts on query or key. Such a method can't be joined with one that replaces their product."""
 
     embedding_scale: float = 1.0
     """What token embeddings are multiplied by before ``embed``."""
 
     asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Options that methods composed with this one are built with, where they have them."""
+    """Options for the methods that this one is joined with, where they have them."""
 
     _like: Tensor
 
     def __init__(self, model: ModelShape) -> None:
         super().__init__()
         self.model = model
-        # Is where the model is, also in a method without parameters.
+        # It moves with the model, so that a method without parameters knows the device and dtype.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
     def reset_parameters(self) -> None:
-        """Draw the initial values; through ``torch.nn.init`` only, so that loaders can guard loaded weights."""
+        """Draw the initial values, through ``torch.nn.init`` only: loaders switch it off to keep loaded weights."""
 
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
-        """Add position to the embeddings (batch, n, embedding_size), once, below layer 0."""
+        """Add position to the embeddings (batch, n, embedding_size). Models call this once, below layer 0."""
         return hidden
 
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
         """The vector that stands for each position, (n, width) or (batch, n, width); None if the method has none.
 
-        As it is stored or computed, before any norm or projection; the same for all layers.
+        These are the vectors before any norm or projection. All layers have the same.
         """
         return None
 
     def once(self) -> Any:
-        """What depends on the parameters alone and is worth computing once a forward; ``shared`` is given it."""
+        """Compute what depends on the parameters alone, once a forward; the result is passed to ``shared``."""
         return None
 
     def shared(self, queries: PositionsLike, keys: PositionsLike, once: Any = None) -> Any:
-        """What all layers that attend from some positions to some have in common; ``place.shared`` of the hooks below.
+        """Compute what all layers with these positions have in common; the hooks below find it in ``place.shared``.
 
-        A forward of a model calls this for every pair of sequences (a funnel has several), with what :meth:`once`
-        returned in this forward. If ``once`` is None, the method computes what it needs of it.
+        A model calls this for every pair of sequences in a forward (a funnel has several).
+
+        Args:
+            queries: positions of the queries.
+            keys: positions of the keys.
+            once: the result of :meth:`once` in this forward; None if the method has to compute it.
         """
         return once
 
@@ -146,7 +150,7 @@ class Position(nn.Module):
         return ()
 
     def query_terms(self, query: Tensor, place: Place) -> tuple[Term, ...]:
-        """More terms, of the projected query (batch, heads, n_q, head_dim) as it is before ``rotate``."""
+        """More terms, which depend on the projected query (batch, heads, n_q, head_dim) before ``rotate``."""
         return ()
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
@@ -154,11 +158,11 @@ class Position(nn.Module):
         return None
 
     def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
-        """Work of a forward that the hooks do not do on the "meta" device; none for most methods.
+        """The work of a forward that the hooks skip on the "meta" device; none for most methods.
 
-        What a method costs is counted there, where its hooks run without data. A method that takes too many steps for
-        that may leave them out if its parameters are on this device, and say here what they come to. Operations of its
-        own are counted if they have a formula (``torch.utils.flop_counter.register_flop_formula``).
+        The cost of a method is counted there: its hooks run without data. A method that takes very many steps may skip
+        them on this device and return their cost here. A custom operator is counted if it has a formula
+        (``torch.utils.flop_counter.register_flop_formula``).
 
         Args:
             places: the positions of queries and of keys in every attention layer of the forward.
@@ -166,14 +170,14 @@ class Position(nn.Module):
         return Work()
 
     def decayed_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Which of the method's own parameters weight decay pulls towards zero; none by default.
+        """The method's own parameters that decay; none by default.
 
-        That would favour methods whose parameters mean nothing at zero.
+        Weight decay pulls parameters towards zero, where some methods add nothing and others still do.
         """
         return ()
 
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Which of the method's own parameters are kernels, for which trainings take a learning rate of their own."""
+        """The method's own parameters that are kernels; a training may give them a learning rate of their own."""
         return ()
 
 
@@ -183,7 +187,7 @@ class OffsetFunction(Position):
     def reach(self, *, layer: int = 0, shared: Any = None) -> int | None:
         """An absolute offset beyond which the curve is constant in each direction; None if it never settles.
 
-        ``shared`` is what :meth:`shared` returned, None if that was not asked.
+        ``shared`` is the result of :meth:`shared`; None if the method has to compute what it needs.
         """
         return None
 
@@ -191,15 +195,19 @@ class OffsetFunction(Position):
         raise NotImplementedError
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        return self.terms_at(place, hidden.device)
+
+    def terms_at(self, place: Place, device: torch.device) -> tuple[Term, ...]:
+        """The curve as a term on a device; it does not depend on the hidden states."""
         span = offset_span(place.queries, place.keys, self.reach(layer=place.layer, shared=place.shared))
         if span is None:
             # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
-            query_values = position_values(place.queries, hidden.device)
-            offsets = offsets_between(query_values, position_values(place.keys, hidden.device))
+            query_values = position_values(place.queries, device)
+            offsets = offsets_between(query_values, position_values(place.keys, device))
             scores = self.curve(offsets, layer=place.layer)
             return (DenseBias(scores.transpose(0, 1) if offsets.dim() == 3 else scores.unsqueeze(0)),)
         first, last = span
-        offsets = torch.arange(first, last + 1, device=hidden.device)
+        offsets = torch.arange(first, last + 1, device=device)
         return (OffsetBias(self.curve(offsets, layer=place.layer), first),)
 
 
@@ -208,7 +216,7 @@ def offset_span(
 ) -> tuple[int, int] | None:
     """The first and last offset that a table must cover, or None if only the data can tell.
 
-    Beyond ``reach`` a curve is constant, so the table ends there; the span always holds one offset at least.
+    Beyond ``reach`` a curve is constant, so the table ends there. The span holds at least one offset.
     """
     span = offset_range(query_positions, key_positions)
     if span is not None:

@@ -105,18 +105,8 @@ def _trajectory_gradients(
 
 
 @_trajectory_gradients.register_fake
-def _(
-    grad: Tensor,
-    initial: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    length: int,
-    solver: str,
-    substeps: int,
-) -> list[Tensor]:
-    return [torch.empty_like(tensor) for tensor in (initial, w1, b1, w2, b2)]
+def _(grad: Tensor, *inputs: Any) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in inputs[:5]]
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -139,9 +129,9 @@ class Floater(Position):
     Args:
         solver: "rk4" (the 3/8 rule, the translation models) or "midpoint" (the RoBERTa models).
         substeps: solver steps from one position to the next.
-        query_flow: whether queries have a network of their own, and only keys and values share one. In the authors'
-            cross-attention queries and keys are so apart; its queries follow the network of the decoder's
-            self-attention, which is a matter of giving both the same ``query_hidden`` and ``query_out``.
+        query_flow: give queries a network of their own, so that only keys and values share one. The authors'
+            cross-attention does so: its queries follow the network of the decoder's self-attention. To share that
+            network too, assign it to ``query_hidden`` and ``query_out``.
     Shape:
         initial: (3, num_layers, num_heads * head_dim) for query, key and value; Glorot uniform.
         hidden, out: linear maps with a column for the time, width x (width + 1); Glorot normal, biases 0. With
