@@ -1,5 +1,7 @@
 """Commands that refuse what they are given."""
 
+import shlex
+
 import pytest
 
 from whereformer.cli.main import main
@@ -14,3 +16,14 @@ def fails(capsys, *arguments):
     lines = captured.err.strip().splitlines()
     assert len(lines) == 1, captured.err
     return lines[0]
+
+
+def refusals(table):
+    """Pairs of a list of arguments and a message, to parametrize a test with, from lines ``arguments => message``.
+
+    A message that is too long for its line stands in the next one, after the arrow.
+    """
+    lines = "\n".join(line.strip() for line in table.strip().splitlines()).replace("\n=>", " =>").splitlines()
+    pairs = [line.partition(" => ") for line in lines]
+    assert all(message for _, _, message in pairs), pairs
+    return [(shlex.split(arguments), message) for arguments, _, message in pairs]

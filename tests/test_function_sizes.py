@@ -7,17 +7,6 @@ from .source import NAME, functions, modules
 LINES = 80
 PARAMETERS = 10
 
-LONG = {
-    "kernels.call.make_call": 88,
-    "positions.build_position": 84,
-}
-"""Functions that are longer and not mended yet. Numbers only shrink: never add a line, never raise a number."""
-
-WIDE = {
-    "positions.build_position": 12,
-}
-"""Functions with more parameters, likewise."""
-
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     assert function.end_lineno is not None
@@ -47,7 +36,7 @@ def test_no_function_is_too_long():
         for name, function in functions(module)
         if length(function) > LINES
     }
-    assert found == LONG
+    assert found == {}
 
 
 def test_no_function_takes_too_many_parameters():
@@ -59,7 +48,7 @@ def test_no_function_takes_too_many_parameters():
         for name, function in functions(module)
         if parameters(function) > PARAMETERS and not is_configuration(name)
     }
-    assert found == WIDE
+    assert found == {}
 
 
 def test_sizes_are_counted_as_documented():

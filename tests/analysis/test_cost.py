@@ -22,7 +22,7 @@ from whereformer.kernels.choose import choose
 from whereformer.kernels.cpu import blockwise
 from whereformer.kernels.cpu.workspace import Workspace
 from whereformer.kernels.problem import Problem
-from whereformer.models import EncoderConfig, EncoderForMaskedLM, encoder, parse_blocks
+from whereformer.models import EncoderConfig, EncoderForMaskedLM, layers, parse_blocks
 from whereformer.positions import ModelShape, Position, Work
 from whereformer.runs.memory import peak_memory
 
@@ -427,7 +427,7 @@ def test_attention_is_computed_as_is_assumed(position, length, drops, dtype, bac
         found.append(Computed(chosen, keeps))
         return attention(query, key, value, terms, backend=backend, **options)
 
-    monkeypatch.setattr(encoder, "attention", watched)
+    monkeypatch.setattr(layers, "attention", watched)
     options = {"attention_probs_dropout_prob": drops, "max_position_embeddings": 300, "attention_backend": backend}
     config = small_config(blocks="1-1", position=position, **options)
     model = whereformer.Encoder(config).to(dtype)

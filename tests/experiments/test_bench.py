@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 import pytest
 import torch
 
-from tests.failing import fails
+from tests.failing import fails, refusals
 from whereformer.cli.main import main
 from whereformer.experiments.bench import cases, check, timing, ways
 from whereformer.experiments.bench import results as bench_results
@@ -242,21 +242,18 @@ def test_an_interrupted_command_keeps_the_rounds_it_finished(tmp_path, capsys, m
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        (
-            ["--terms", "tsia"],
-            "--terms: expected bias, t5, tisa, shaw, factors, dense, funnel, padded, causal, got 'tsia'",
-        ),
-        (["--terms", ","], "--terms: expected at least one, got none"),
-        (["--lengths", "128,0"], "--lengths: expected numbers of at least 1, got '0'"),
-        (["--lengths", "many"], "--lengths: expected numbers of at least 1, got 'many'"),
-        (["--dtypes", "int8"], "--dtypes: expected float32, bfloat16, float16, got 'int8'"),
-        (["--backends", "abacus"], "--backends: expected auto, "),
-        (["--rounds", "0"], "--rounds: expected at least 1, got 0"),
-        (["--batch", "0"], "--batch: expected at least 1, got 0"),
-        (["--head-dim", "-1"], "--head-dim: expected at least 1, got -1"),
-        (["--memory-limit", "0"], "--memory-limit: expected a positive number, got 0.0"),
-    ],
+    refusals("""
+        --terms tsia => --terms: expected bias, t5, tisa, shaw, factors, dense, funnel, padded, causal, got 'tsia'
+        --terms , => --terms: expected at least one, got none
+        --lengths 128,0 => --lengths: expected numbers of at least 1, got '0'
+        --lengths many => --lengths: expected numbers of at least 1, got 'many'
+        --dtypes int8 => --dtypes: expected float32, bfloat16, float16, got 'int8'
+        --backends abacus => --backends: expected auto,
+        --rounds 0 => --rounds: expected at least 1, got 0
+        --batch 0 => --batch: expected at least 1, got 0
+        --head-dim -1 => --head-dim: expected at least 1, got -1
+        --memory-limit 0 => --memory-limit: expected a positive number, got 0.0
+    """),
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
     assert expected in fails(capsys, "bench", "--out", str(tmp_path / "out"), *arguments)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.failing import fails
+from tests.failing import fails, refusals
 from whereformer.cli.main import main
 from whereformer.experiments.compare import run as compare
 from whereformer.experiments.compare import train
@@ -122,26 +122,26 @@ def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        (["--positions", "tsia"], "--positions: unknown position method 'tsia'; did you mean 'tisa'?"),
-        (["--positions", ""], "--positions: expected at least one method, got none"),
-        (["--positions", " , "], "--positions: expected at least one method, got none"),
-        (["--positions", "tisa+tisa"], "names a method twice"),
-        (["--positions", "tisa+"], "unknown position method ''"),
-        (["--num-heads", "5"], "5 heads do not divide hidden_size 64"),
-        (["--num-heads", "0"], "--num-heads: expected at least 1, got 0"),
-        (["--length", "4"], "--length: expected at least 8, got 4"),
-        (["--steps", "0"], "--steps: expected at least 1, got 0"),
-        (["--seeds", "0"], "--seeds: expected at least 1, got 0"),
-        (["--mask-rate", "1.5"], "--mask-rate: expected a share between 0 and 1, got 1.5"),
-        (["--learning-rate", "-1"], "--learning-rate: expected a positive number, got -1.0"),
-        (["--blocks", "4--4"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got '4--4'"),
-        (["--blocks", "four"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'"),
-        (["--blocks", "1-1", "--decoder-layers", "0"], "--decoder-layers: a prediction for every token needs"),
-        (["--blocks", "2", "--decoder-layers", "1"], "--decoder-layers: a single block is never pooled"),
-        (["--blocks", "1-1", "--decoder-layers", "x"], "--decoder-layers: expected layers as"),
-        (["--data", "no/such/file"], "--data: no such file or folder: 'no/such/file'"),
-    ],
+    refusals("""
+        --positions tsia => --positions: unknown position method 'tsia'; did you mean 'tisa'?
+        --positions '' => --positions: expected at least one method, got none
+        --positions ' , ' => --positions: expected at least one method, got none
+        --positions tisa+tisa => names a method twice
+        --positions tisa+ => unknown position method ''
+        --num-heads 5 => 5 heads do not divide hidden_size 64
+        --num-heads 0 => --num-heads: expected at least 1, got 0
+        --length 4 => --length: expected at least 8, got 4
+        --steps 0 => --steps: expected at least 1, got 0
+        --seeds 0 => --seeds: expected at least 1, got 0
+        --mask-rate 1.5 => --mask-rate: expected a share between 0 and 1, got 1.5
+        --learning-rate -1 => --learning-rate: expected a positive number, got -1.0
+        --blocks 4--4 => --blocks: expected layers as '12', '1x12' or '4-4-4', got '4--4'
+        --blocks four => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'
+        --blocks 1-1 --decoder-layers 0 => --decoder-layers: a prediction for every token needs
+        --blocks 2 --decoder-layers 1 => --decoder-layers: a single block is never pooled
+        --blocks 1-1 --decoder-layers x => --decoder-layers: expected layers as
+        --data no/such/file => --data: no such file or folder: 'no/such/file'
+    """),
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
     message = fails(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.failing import fails
+from tests.failing import fails, refusals
 from whereformer import EncoderConfig, EncoderForMaskedLM, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
@@ -62,12 +62,12 @@ def test_it_fits_judges_and_saves(folder, text, pairs, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (["--kernels", "0"], "--kernels: expected numbers from 1 to 16 split by commas, got '0'"),
-        (["--text", "a,b"], "--text: only with --pairs, whose column it names"),
-        (["--length", "2"], "--length: expected"),
-        (["--tokens", "20"], "--tokens: expected at least 4 windows"),
-    ],
+    refusals("""
+        --kernels 0 => --kernels: expected numbers from 1 to 16 split by commas, got '0'
+        --text a,b => --text: only with --pairs, whose column it names
+        --length 2 => --length: expected
+        --tokens 20 => --tokens: expected at least 4 windows
+    """),
 )
 def test_bad_options_are_one_line(folder, text, tmp_path, capsys, options, message):
     assert message in fails(

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.experiments.test_compare import run
-from tests.failing import fails
+from tests.failing import fails, refusals
 from whereformer import EncoderForMaskedLM
 from whereformer.cli.main import main
 from whereformer.experiments.compare import run as compare
@@ -101,18 +101,18 @@ def test_other_results_are_not_mixed(comparison, text, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        (["--positions", "tsia"], "--positions: unknown position method 'tsia'; did you mean 'tisa'?"),
-        (["--positions", " , "], "--positions: expected at least one, got none"),
-        (["--positions", "none"], "--positions: 'none' has no properties"),
-        (["--length", "4"], "--length: expected at least 8, got 4"),
-        (["--steps", "0"], "--steps: expected at least 1, got 0"),
-        (["--seeds", "0"], "--seeds: expected at least 1, got 0"),
-        (["--data", "no/such/file"], "--data: no such file or folder: 'no/such/file'"),
-        (["--results", "no/such/folder"], "--results: no/such/folder/results.json is not there"),
-        (["--results", "runs", "--steps", "5"], "--steps: only without --results"),
-        (["--results", "runs", "--quick"], "--quick: only without --results"),
-    ],
+    refusals("""
+        --positions tsia => --positions: unknown position method 'tsia'; did you mean 'tisa'?
+        --positions ' , ' => --positions: expected at least one, got none
+        --positions none => --positions: 'none' has no properties
+        --length 4 => --length: expected at least 8, got 4
+        --steps 0 => --steps: expected at least 1, got 0
+        --seeds 0 => --seeds: expected at least 1, got 0
+        --data no/such/file => --data: no such file or folder: 'no/such/file'
+        --results no/such/folder => --results: no/such/folder/results.json is not there
+        --results runs --steps 5 => --steps: only without --results
+        --results runs --quick => --quick: only without --results
+    """),
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
     assert expected in fails(capsys, "properties", "--out", str(tmp_path / "out"), *arguments)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.experiments.parallel_text import pairs, train, translated, write
-from tests.failing import fails
+from tests.failing import fails, refusals
 from whereformer import Encoder, EncoderConfig
 from whereformer.cli.main import main
 from whereformer.experiments.translate import translating
@@ -234,22 +234,22 @@ def test_scores_of_a_model(model, lines, tmp_path, capsys, beams):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        (["score"], "MODEL: expected a model, or --hypotheses and --references, got none"),
-        (["score", "--hypotheses", "a"], "--references: expected a file beside --hypotheses, got none"),
-        (["score", "--hypotheses", "a", "--references", "b", "--data", "c"], "--data: only with a model"),
-        (["score", "m", "--hypotheses", "a"], "--hypotheses: either a model or files, got both"),
-        (["score", "--hypotheses", "no", "--references", "no"], "--hypotheses: cannot read 'no'"),
-        (["score", "--words", "4,x"], "--words: expected ascending numbers as 8,12,16, got '4,x'"),
-        (["score", "--words", "9,4"], "--words: expected ascending numbers"),
-        (["score", "--words", "0,4"], "--words: expected ascending numbers"),
-        (["score", "--out", "no/such/file"], "--out: no such folder: 'no/such'"),
-        (["score", "m"], "--data: expected tables, or --source and --target, got none"),
-        (["run", "m", "--beams", "0"], "--beams: expected 1 to 1000, got 0"),
-        (["run", "m", "--max-length", "1"], "--max-length: expected at least 2, got 1"),
-        (["run", "m", "--input", "no"], "--input: cannot read 'no'"),
-        (["run", "no/such/model"], "MODEL: cannot read no/such/model"),
-    ],
+    refusals("""
+        score => MODEL: expected a model, or --hypotheses and --references, got none
+        score --hypotheses a => --references: expected a file beside --hypotheses, got none
+        score --hypotheses a --references b --data c => --data: only with a model
+        score m --hypotheses a => --hypotheses: either a model or files, got both
+        score --hypotheses no --references no => --hypotheses: cannot read 'no'
+        score --words 4,x => --words: expected ascending numbers as 8,12,16, got '4,x'
+        score --words 9,4 => --words: expected ascending numbers
+        score --words 0,4 => --words: expected ascending numbers
+        score --out no/such/file => --out: no such folder: 'no/such'
+        score m => --data: expected tables, or --source and --target, got none
+        run m --beams 0 => --beams: expected 1 to 1000, got 0
+        run m --max-length 1 => --max-length: expected at least 2, got 1
+        run m --input no => --input: cannot read 'no'
+        run no/such/model => MODEL: cannot read no/such/model
+    """),
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, capsys, monkeypatch):
     given(monkeypatch, b"")

@@ -16,7 +16,7 @@ from transformers import (
 
 from tests.experiments.parallel_text import TINY, pairs, train, write
 from tests.experiments.trainings import interrupt_at, same, weights, without_time
-from tests.failing import fails
+from tests.failing import fails, refusals
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
 from whereformer.data import parallel, subwords
@@ -274,32 +274,29 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        (["--position", "tsia"], "--position: unknown position method 'tsia'; did you mean 'tisa'?"),
-        (
-            ["--position", "shaw", "--position-options", '{"clip": "3"}'],
-            "--position-options: clip: expected a value as",
-        ),
-        (["--position-options", "["], "--position-options: expected a JSON object"),
-        (["--cross-position", "tsia"], "--cross-position: unknown position method 'tsia'; did you mean 'tisa'?"),
-        (["--num-heads", "5"], "--num-heads: 5 heads do not divide hidden_size 256"),
-        (["--encoder-layers", "0"], "--encoder-layers: expected at least 1, got 0"),
-        (["--dropout", "1"], "--dropout: expected 0 to 0.9, got 1.0"),
-        (["--label-smoothing", "1"], "--label-smoothing: expected 0 to 0.9, got 1.0"),
-        (["--vocab-size", "256"], "--vocab-size: expected at least 300, got 256"),
-        (["--max-length", "3"], "--max-length: expected at least 4, got 3"),
-        (["--batch-tokens", "100"], "--batch-tokens: expected at least 128, got 100"),
-        (["--steps", "5", "--epochs", "2"], "--epochs: either --steps or --epochs"),
-        (["--epochs", "0"], "--epochs: expected a positive number, got 0.0"),
-        (["--steps", "0"], "--steps: expected at least 1, got 0"),
-        (["--learning-rate", "nan"], "--learning-rate: expected a positive number, got nan"),
-        (["--average", "0"], "--average: expected at least 1, got 0"),
-        (["--threads", "0"], "--threads: expected 1 to 1048576, got 0"),
-        (["--source", "no.en", "--target", "no.de"], "--source: cannot read 'no.en': No such file"),
-        (["--source", "no.en"], "--target: expected a file beside --source, got none"),
-        ([], "--data: expected tables, or --source and --target, got none"),
-        (["--data", "no.jsonl"], "--data: no such file: 'no.jsonl'"),
-    ],
+    refusals("""
+        --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
+        --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a value as
+        --position-options '[' => --position-options: expected a JSON object
+        --cross-position tsia => --cross-position: unknown position method 'tsia'; did you mean 'tisa'?
+        --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 256
+        --encoder-layers 0 => --encoder-layers: expected at least 1, got 0
+        --dropout 1 => --dropout: expected 0 to 0.9, got 1.0
+        --label-smoothing 1 => --label-smoothing: expected 0 to 0.9, got 1.0
+        --vocab-size 256 => --vocab-size: expected at least 300, got 256
+        --max-length 3 => --max-length: expected at least 4, got 3
+        --batch-tokens 100 => --batch-tokens: expected at least 128, got 100
+        --steps 5 --epochs 2 => --epochs: either --steps or --epochs
+        --epochs 0 => --epochs: expected a positive number, got 0.0
+        --steps 0 => --steps: expected at least 1, got 0
+        --learning-rate nan => --learning-rate: expected a positive number, got nan
+        --average 0 => --average: expected at least 1, got 0
+        --threads 0 => --threads: expected 1 to 1048576, got 0
+        --source no.en --target no.de => --source: cannot read 'no.en': No such file
+        --source no.en => --target: expected a file beside --source, got none
+         => --data: expected tables, or --source and --target, got none
+        --data no.jsonl => --data: no such file: 'no.jsonl'
+    """),
 )
 def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_encoded(
     arguments, expected, tmp_path, capsys, monkeypatch

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.failing import fails
+from tests.failing import fails, refusals
 from tests.onednn import need_onednn
 from whereformer.cli.main import main
 from whereformer.cli.tables.tune import print_tuning
@@ -278,17 +278,17 @@ def test_an_interrupted_command_prints_what_it_has(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        (["--terms", "bias"], "--terms: not with --tune, whose calls are its own, on the CPU"),
-        (["--lengths", "128"], "--lengths: not with --tune"),
-        (["--dtypes", "float32"], "--dtypes: not with --tune"),
-        (["--backends", "reference"], "--backends: not with --tune"),
-        (["--threads", "2"], "--threads: not with --tune"),
-        (["--memory-limit", "1"], "--memory-limit: not with --tune"),
-        (["--device", "cuda"], "--device: not with --tune"),
-        (["--rounds", "0"], "--rounds: expected at least 1, got 0"),
-        (["--head-dim", "0"], "--head-dim: expected at least 1, got 0"),
-    ],
+    refusals("""
+        --terms bias => --terms: not with --tune, whose calls are its own, on the CPU
+        --lengths 128 => --lengths: not with --tune
+        --dtypes float32 => --dtypes: not with --tune
+        --backends reference => --backends: not with --tune
+        --threads 2 => --threads: not with --tune
+        --memory-limit 1 => --memory-limit: not with --tune
+        --device cuda => --device: not with --tune
+        --rounds 0 => --rounds: expected at least 1, got 0
+        --head-dim 0 => --head-dim: expected at least 1, got 0
+    """),
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
     assert expected in fails(capsys, "bench", "--tune", "--out", str(tmp_path / "out"), *arguments)

@@ -736,6 +736,8 @@ def test_a_failed_attach_leaves_the_model_alone(monkeypatch):
 FUNNEL = {"vocab_size": 50, "block_sizes": [1, 1], "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32}
 
 
+# Importing DeBERTa scripts functions in older releases of transformers.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "model",
     [

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.models.funnels import MODES, funnel_config, pool, segment_scores, windows
 from whereformer import Positions
-from whereformer.models.encoder import SegmentScores
+from whereformer.models.layers import SegmentScores
 from whereformer.models.pooling import Pooling, Tokens, unpool
 
 WAYS = [

@@ -15,7 +15,7 @@ from whereformer import (
     build_position,
     position_names,
 )
-from whereformer.models.encoder import Attention, AttentionContext, Earlier
+from whereformer.models.layers import Attention, AttentionContext, Earlier
 from whereformer.models.pooling import Tokens
 
 from .checkpointing import checkpoint_activations

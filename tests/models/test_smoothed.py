@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from whereformer.models import smoothed
-from whereformer.models.smoothed import smoothed_cross_entropy
+from whereformer.models.seq2seq import smoothed
+from whereformer.models.seq2seq.smoothed import smoothed_cross_entropy
 
 
 def inputs(dtype, rows=7, words=11):

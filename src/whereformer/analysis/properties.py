@@ -20,8 +20,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..kernels import Positions, attention
 from ..kernels.torch_private import DispatchMode, changes_arguments, leaves
-from ..models.encoder import AttentionContext, Encoder, Layer
+from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
+from ..models.layers import AttentionContext, Layer
 from ..positions import Place, Position, PositionRangeError, build_position
 from ..positions.none import NoPosition
 

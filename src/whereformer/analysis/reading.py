@@ -20,7 +20,7 @@ from ..kernels import Positions
 from ..kernels.call import make_call
 from ..kernels.reference import attention_scores
 from ..models import Encoder
-from ..models.encoder import AttentionContext, Layer
+from ..models.layers import AttentionContext, Layer
 from ..models.pooling import Tokens
 from ..positions import Position, Sum
 from .costs.passes import layer_passes

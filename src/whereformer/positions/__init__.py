@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -42,6 +42,9 @@ METHODS: dict[str, str | type[Position]] = {
 }
 """The class of each method by name, or "module:Class" for a class of this package that is imported on first use."""
 
+_SIZES = {field.name for field in fields(ModelShape)}
+"""Options of :func:`build_position` that describe the model and not the method."""
+
 
 def position_names() -> list[str]:
     """The names that :func:`build_position` knows, in the order of the registry."""
@@ -64,21 +67,7 @@ def register(name: str, method: type[Position]) -> None:
     METHODS[name] = method
 
 
-def build_position(
-    name: str | type[Position],
-    *,
-    hidden_size: int,
-    num_heads: int,
-    num_layers: int = 1,
-    max_length: int = 512,
-    causal: bool = False,
-    head_dim: int | None = None,
-    embedding_size: int | None = None,
-    initializer_range: float = 0.02,
-    passes: Sequence[int] | None = None,
-    separate_cls: bool = False,
-    **options: Any,
-) -> Position:
+def build_position(name: str | type[Position], *, hidden_size: int, num_heads: int, **options: Any) -> Position:
     """Build a position method, or several joined by "+".
 
     Args:
@@ -86,51 +75,25 @@ def build_position(
             part that has it; or a class, which need not be registered.
         hidden_size: width of the hidden states.
         num_heads: attention heads.
-        num_layers: attention layers; a shared layer counts once per pass.
-        max_length: the number of positions for methods that have a fixed number.
-        causal: whether keys to the right are masked everywhere.
-        head_dim: width of one head; hidden_size / num_heads by default.
-        embedding_size: width at the input; hidden_size by default.
-        initializer_range: standard deviation of the model's fresh weights; learned, tupe and transformer_xl follow it.
-        passes: the index of the distinct layer behind each of the ``num_layers``; by default all are distinct.
-                separate_cls: whether the first token is [CLS], which pooling leaves alone.
-        options: the method's own options, as its class documents them.
+        options: other sizes, and the method's own options, as its class documents them. The sizes are those of
+            :meth:`ModelShape.of`:
+
+            - ``num_layers``: attention layers; a shared layer counts once per pass. 1 by default.
+            - ``max_length``: the number of positions for methods that have a fixed number; 512 by default.
+            - ``causal``: whether keys to the right are masked everywhere; False by default.
+            - ``head_dim``: width of one head; hidden_size / num_heads by default.
+            - ``embedding_size``: width at the input; hidden_size by default.
+            - ``initializer_range``: standard deviation of the model's fresh weights, which learned and tupe follow;
+              0.02 by default.
+            - ``passes``: the index of the distinct layer behind each of the ``num_layers``; by default all are distinct.
+            - ``separate_cls``: whether the first token is [CLS], which pooling leaves alone; False by default.
 
     Raises:
-        ValueError: for an unknown name, or a size that does not fit.
+        InputError: for an unknown name or a size that does not fit.
         TypeError: for an option that no part has.
     """
-    sizes = {
-        "hidden_size": hidden_size,
-        "num_heads": num_heads,
-        "num_layers": num_layers,
-        "max_length": max_length,
-        "head_dim": head_dim,
-        "embedding_size": embedding_size,
-    }
-    for size_name, size in sizes.items():
-        if size is not None and size < 1:
-            raise InputError(size_name, f"expected at least 1, got {size}")
-    if head_dim is None:
-        if hidden_size % num_heads:
-            raise InputError("num_heads", f"{num_heads} heads do not divide hidden_size {hidden_size}")
-        head_dim = hidden_size // num_heads
-    if initializer_range <= 0:
-        raise InputError("initializer_range", f"expected a positive number, got {initializer_range}")
-    if passes is not None and len(passes) != num_layers:
-        raise InputError("passes", f"expected one number for each of {num_layers} layers, got {len(passes)}")
-    model = ModelShape(
-        hidden_size,
-        num_heads,
-        head_dim,
-        num_layers,
-        embedding_size or hidden_size,
-        max_length,
-        causal,
-        initializer_range,
-        tuple(range(num_layers) if passes is None else passes),
-        separate_cls,
-    )
+    sizes = {option: options.pop(option) for option in _SIZES & options.keys()}
+    model = ModelShape.of(hidden_size=hidden_size, num_heads=num_heads, **sizes)
     classes = [_find(part.strip()) for part in name.split("+")] if isinstance(name, str) else [name]
     if len(set(classes)) < len(classes):
         raise InputError("position", f"{name!r} names a method twice")

@@ -57,6 +57,61 @@ class ModelShape:
     passes: tuple[int, ...]
     separate_cls: bool
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        num_layers: int = 1,
+        max_length: int = 512,
+        causal: bool = False,
+        head_dim: int | None = None,
+        embedding_size: int | None = None,
+        initializer_range: float = 0.02,
+        passes: Sequence[int] | None = None,
+        separate_cls: bool = False,
+    ) -> ModelShape:
+        """Check the sizes and fill in those that follow from others.
+
+        ``head_dim`` is hidden_size / num_heads by default, ``embedding_size`` is hidden_size, and by default every
+        pass runs a layer of its own.
+
+        Raises:
+            InputError: for a size that does not fit.
+        """
+        sizes = {
+            "hidden_size": hidden_size,
+            "num_heads": num_heads,
+            "num_layers": num_layers,
+            "max_length": max_length,
+            "head_dim": head_dim,
+            "embedding_size": embedding_size,
+        }
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise InputError(name, f"expected at least 1, got {size}")
+        if head_dim is None:
+            if hidden_size % num_heads:
+                raise InputError("num_heads", f"{num_heads} heads do not divide hidden_size {hidden_size}")
+            head_dim = hidden_size // num_heads
+        if initializer_range <= 0:
+            raise InputError("initializer_range", f"expected a positive number, got {initializer_range}")
+        if passes is not None and len(passes) != num_layers:
+            raise InputError("passes", f"expected one number for each of {num_layers} layers, got {len(passes)}")
+        return cls(
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            num_layers=num_layers,
+            embedding_size=embedding_size or hidden_size,
+            max_length=max_length,
+            causal=causal,
+            initializer_range=initializer_range,
+            passes=tuple(range(num_layers) if passes is None else passes),
+            separate_cls=separate_cls,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Place:

@@ -18,7 +18,8 @@ from ...kernels.call import Call, make_call
 from ...kernels.choose import choose
 from ...kernels.terms import Term
 from ...models import EncoderConfig
-from ...models.encoder import SegmentScores, position_of
+from ...models.encoder import position_of
+from ...models.layers import SegmentScores
 from ...positions import Place, Position
 from .attention import Computed, training
 from .kept import Kept

@@ -16,7 +16,7 @@ from ...data import subwords
 from ...data.parallel import Pairs
 from ...data.subwords import Lines
 from ...errors import InputError
-from ...models.smoothed import IGNORED
+from ...models.seq2seq.smoothed import IGNORED
 from .results import PairFacts, TranslationFacts
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from ...models import Seq2SeqForConditionalGeneration
-from ...models.smoothed import IGNORED
+from ...models.seq2seq.smoothed import IGNORED
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model

@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
 from ...positions import Position, Sum, build_position
-from .found import Call, by_stack, record_calls, set_implementation
+from .found import AttentionCall, by_stack, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
 from .interface import layer_is_causal
 from .own import OwnBias, own_table, switches, takes_bias
@@ -134,7 +134,7 @@ class Stack:
         options: of the method, and sizes that :func:`attach` lets a caller change.
     """
 
-    def __init__(self, stack: PreTrainedModel, calls: list[Call], name: str, options: dict[str, Any]) -> None:
+    def __init__(self, stack: PreTrainedModel, calls: list[AttentionCall], name: str, options: dict[str, Any]) -> None:
         self.stack = stack
         self.calls = calls
         config = stack.config

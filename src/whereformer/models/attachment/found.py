@@ -17,7 +17,7 @@ from .undo import Undo
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """One call of the attention function.
 
     Args:
@@ -35,7 +35,7 @@ class Call:
     received: LayerInput | None
 
 
-_calls: ContextVar[list[Call]] = ContextVar("calls")
+_calls: ContextVar[list[AttentionCall]] = ContextVar("calls")
 
 
 def _probe(
@@ -50,12 +50,12 @@ def _probe(
     """An attention function that notes who calls it; its output has the right shape."""
     check_options(options)
     batch, num_heads, n_q, head_dim = query.shape
-    _calls.get().append(Call(module, n_q, key.shape[2], num_heads, head_dim, whereformer))
+    _calls.get().append(AttentionCall(module, n_q, key.shape[2], num_heads, head_dim, whereformer))
     return value.new_zeros(batch, n_q, num_heads, value.shape[3]), None
 
 
 @torch.no_grad()
-def record_calls(model: PreTrainedModel) -> list[Call]:
+def record_calls(model: PreTrainedModel) -> list[AttentionCall]:
     """The attention calls of one small forward, in their order; none if the model does not dispatch them."""
     if not model._can_set_attn_implementation():
         return []
@@ -105,7 +105,7 @@ def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
     model.set_attn_implementation(name)
 
 
-def by_stack(model: PreTrainedModel, calls: list[Call]) -> list[tuple[PreTrainedModel, list[Call]]]:
+def by_stack(model: PreTrainedModel, calls: list[AttentionCall]) -> list[tuple[PreTrainedModel, list[AttentionCall]]]:
     """Self-attention's calls, grouped by the innermost PreTrainedModel around them: an encoder or a decoder."""
     owner: dict[int, PreTrainedModel] = {}
 
@@ -116,7 +116,7 @@ def by_stack(model: PreTrainedModel, calls: list[Call]) -> list[tuple[PreTrained
             visit(child, stack)
 
     visit(model, model)
-    stacks: dict[int, tuple[PreTrainedModel, list[Call]]] = {}
+    stacks: dict[int, tuple[PreTrainedModel, list[AttentionCall]]] = {}
     for call in calls:
         if call.n_q == call.n_k:
             stack = owner[id(call.module)]

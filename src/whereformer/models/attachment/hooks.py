@@ -23,7 +23,7 @@ PROBE = "whereformer_probe"
 """The name of the attention implementation that notes who calls it."""
 
 
-class Forward:
+class StackForward:
     """One forward of a stack: its method, what the method shares between layers, and how many layers ran."""
 
     def __init__(self, position: Position, share: bool) -> None:
@@ -56,7 +56,7 @@ class LayerInput:
         hidden: its input (batch, n, hidden_size).
     """
 
-    forward: Forward
+    forward: StackForward
     layer: int
     hidden: Tensor
 
@@ -68,7 +68,7 @@ class LayerInput:
 
 
 class Start:
-    """A hook before a stack runs: begins a :class:`Forward`."""
+    """A hook before a stack runs: begins a :class:`StackForward`."""
 
     def __init__(self, layers: list[GradientCheckpointingLayer]) -> None:
         self.layers = layers
@@ -78,7 +78,7 @@ class Start:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # A checkpointed layer runs again alone, and has to make again what it got from others: so it makes its own.
         share = not (stack.training and any(layer.gradient_checkpointing for layer in self.layers))
-        return args, {**kwargs, "whereformer_forward": Forward(getattr(stack, NAME), share)}
+        return args, {**kwargs, "whereformer_forward": StackForward(getattr(stack, NAME), share)}
 
 
 class Enter:

@@ -27,7 +27,7 @@ KINDS = (EncoderConfig.model_type, "funnel", *FAMILIES, ElectraPretrainingConfig
 """What a checkpoint's model_type has to be for :func:`load_pretrained`."""
 
 
-class Source(NamedTuple):
+class CheckpointSource(NamedTuple):
     """What a checkpoint's configuration says: our class, its configuration's fields, and how to read the tensors."""
 
     built_as: type[EncoderPreTrainedModel]
@@ -37,7 +37,7 @@ class Source(NamedTuple):
 
 def source_of(
     found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
-) -> Source:
+) -> CheckpointSource:
     """How to read the checkpoint of a configuration as found in its file."""
     try:
         return _source_of_kind(found, model_class, options)
@@ -47,7 +47,7 @@ def source_of(
 
 def _source_of_kind(
     found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
-) -> Source:
+) -> CheckpointSource:
     kind = found.get("model_type")
     attached = found.get("whereformer")
     if attached and kind not in OURS:
@@ -67,16 +67,20 @@ def _source_of_kind(
     raise InputError("path_or_id", f"expected a checkpoint of model_type {kinds}; got {kind!r}")
 
 
-def _of_family(found: Mapping[str, Any], family: Family, model_class: type[EncoderPreTrainedModel] | None) -> Source:
+def _of_family(
+    found: Mapping[str, Any], family: Family, model_class: type[EncoderPreTrainedModel] | None
+) -> CheckpointSource:
     known = {family.name + suffix: model for suffix, model in family.models.items()}
     built_as, head = _saved_as(found, known)
     masked_lm = built_as is EncoderForMaskedLM and model_class in (None, built_as)
     fields = bert_config(found, family, masked_lm=masked_lm)
     config = EncoderConfig.from_dict(fields)
-    return Source(built_as, fields, partial(from_bert, family=family, config=config, head=head, tied=masked_lm))
+    return CheckpointSource(
+        built_as, fields, partial(from_bert, family=family, config=config, head=head, tied=masked_lm)
+    )
 
 
-def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> Source:
+def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> CheckpointSource:
     built_as, head = _saved_as(found, FUNNELS)
     if built_as is EncoderForMaskedLM and not found.get("tie_word_embeddings", True):
         raise InputError(
@@ -88,14 +92,14 @@ def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> Source:
     own = EncoderConfig.from_dict(dict(fields))
     # The layers that are wanted, since the position method's tensors are stacked over them.
     config = EncoderConfig.from_dict({**fields, **config_options(options)})
-    return Source(built_as, fields, partial(from_funnel_model, own=own, config=config, head=head))
+    return CheckpointSource(built_as, fields, partial(from_funnel_model, own=own, config=config, head=head))
 
 
-def _of_ours(found: Mapping[str, Any]) -> Source:
+def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
     names = found.get("architectures") or []
     # What ELECTRA trains for use is its discriminator.
     own = {model.__name__: model for model, _ in FUNNELS.values()} | {"Electra": EncoderForPreTraining}
-    return Source(next((own[name] for name in names if name in own), Encoder), found, _from_own)
+    return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)
 
 
 def _saved_as(

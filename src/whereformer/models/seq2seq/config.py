@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from ..errors import InputError
-from .checks import check_activation, check_choices, check_least, width_of_heads
-from .config import CHOICES
+from ...errors import InputError
+from ..checks import check_activation, check_choices, check_least, width_of_heads
+from ..config import CHOICES
 
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},

@@ -1,0 +1,235 @@
+"""Layers of encoders and decoders: self-attention with a position method, and a feed-forward network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Cache
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from ..errors import InputError
+from ..kernels import FactorPair, PositionsLike, Term, attention, attention_weights
+from ..kernels.cpu.products import is_watched, project
+from ..positions import Place, Position
+from .config import EncoderConfig
+from .pooling import Tokens
+from .seq2seq.config import Seq2SeqConfig
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """Everything that attention needs besides the hidden states; the same for all layers between two sequences.
+
+    Queries and keys differ in pooled layers and in generation.
+
+    Args:
+        position: the position method.
+        queries: the tokens that attend.
+        keys: all tokens that they attend to.
+        shared: what the position method computed about these positions for all layers.
+        causal: whether keys at later positions than the query's are masked.
+        earlier: keys and values of earlier calls; the hidden states are then those of new tokens only.
+        with_weights: whether layers return their attention weights.
+    """
+
+    position: Position
+    queries: Tokens
+    keys: Tokens
+    shared: Any
+    causal: bool = False
+    earlier: Earlier | None = None
+    with_weights: bool = False
+
+    def place(self, layer: int) -> Place:
+        """What the hooks of the position method are told in one layer."""
+        return Place(self.queries.positions, self.keys.positions, layer, self.shared)
+
+    def place_of_new_keys(self, layer: int) -> Place:
+        """The same with only those keys that the cache does not hold yet, for ``Position.rotate``."""
+        if self.earlier is None:
+            return self.place(layer)
+        return Place(self.queries.positions, self.earlier.positions, layer, self.earlier.shared)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Keys and values of earlier calls, as they are after ``Position.rotate``.
+
+    Args:
+        cache: one for each layer; those of the new tokens are added.
+        positions: of the new tokens.
+        shared: what the position method worked out about the queries and the new tokens.
+    """
+
+    cache: Cache
+    positions: PositionsLike
+    shared: Any
+
+
+class Attention(nn.Module):
+    """Projections around :func:`whereformer.attention`; position comes in through the method's hooks."""
+
+    def __init__(self, config: EncoderConfig | Seq2SeqConfig, *, content: bool) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.num_attention_heads * config.head_dim
+        self.num_heads = config.num_attention_heads
+        self.dropout_p = config.attention_probs_dropout_prob
+        self.backend = config.attention_backend
+        # A Synthesizer that replaces content scores has no use for query and key.
+        self.query = nn.Linear(width, inner, bias=config.query_bias) if content else None
+        self.key = nn.Linear(width, inner) if content else None
+        self.value = nn.Linear(width, inner)
+        self.out = nn.Linear(inner, width)
+        attend_to_types = content and config.type_vocab_size and config.segments == "attention"
+        self.segments = SegmentScores(config) if attend_to_types else None
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from (batch, n_q, hidden_size) to (batch, n_k, hidden_size).
+
+        Returns:
+            (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if asked for.
+        """
+        arguments, options = self.call(queries, keys, layer, context)
+        dropout_p = self.dropout_p if self.training else 0.0
+        out = attention(*arguments, dropout_p=dropout_p, backend=self.backend, **options)
+        weights = attention_weights(*arguments, **options) if context.with_weights else None
+        return project(self.out, out.transpose(1, 2).flatten(-2)), weights
+
+    def call(
+        self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
+    ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
+        """What :func:`whereformer.attention` is called with: query, key, value and terms, and its options."""
+        position, place = context.position, context.place(layer)
+        terms = position.terms(queries, place)
+        value = self._heads(project(self.value, keys))
+        query, key = None, None
+        if self.query is not None and self.key is not None:
+            query, key = self._heads(project(self.query, queries)), self._heads(project(self.key, keys))
+            terms += position.query_terms(query, place)
+            if self.segments is not None and context.queries.segments is not None:
+                terms += (self.segments(query, context.queries.segments, context.keys.segments),)
+            query, key, value = position.rotate(query, key, value, context.place_of_new_keys(layer))
+        if context.earlier is not None:
+            # A cache is of pairs; what has no key has nothing to add to its value.
+            key, value = context.earlier.cache.update(value if key is None else key, value, layer)
+            key = None if query is None else key
+        return (query, key, value, terms), {
+            "key_mask": context.keys.key_mask,
+            "query_positions": place.queries,
+            "key_positions": place.keys,
+            "query_documents": context.queries.documents,
+            "key_documents": context.keys.documents,
+            "causal": context.causal,
+        }
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+CLS_TYPE = 2
+"""The token type of [CLS] where types are scores; it is the same as every type."""
+
+
+def number_of_types(config: EncoderConfig) -> int:
+    """How many token types there are where types are scores."""
+    return max(config.type_vocab_size, CLS_TYPE + 1)
+
+
+def check_types(types: Tensor, kinds: int) -> None:
+    """Raise a ValueError for a token type that has no score; on the CPU only, because looking would stall a device."""
+    if types.device.type == "cpu" and not torch.compiler.is_compiling() and types.numel():
+        low, high = int(types.min()), int(types.max())
+        if low < 0 or high >= kinds:
+            raise InputError("token_type_ids", f"expected types from 0 to {kinds - 1}, got {low if low < 0 else high}")
+
+
+class SegmentScores(nn.Module):
+    """A score for tokens of the same type and another for tokens of different types (Dai et al. 2020, and its code).
+
+    ``score_ij += scale * <q_i + bias, same>`` if the types are equal or one is [CLS]'s, else with ``different``;
+    nothing in the row and the column of a separate [CLS].
+
+    Shape:
+        bias: (num_attention_heads, head_dim). different, same: ``weight`` (2, num_attention_heads, head_dim).
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        heads = (config.num_attention_heads, config.head_dim)
+        self.kinds = number_of_types(config)
+        self.separate_cls = config.separate_cls
+        self.bias = nn.Parameter(torch.empty(*heads))
+        self.weight = nn.Parameter(torch.empty(2, *heads))
+
+    def forward(self, query: Tensor, query_types: Tensor, key_types: Tensor) -> FactorPair:
+        """The scores as factors of rank ``kinds`` + 1: a key says its type, a query which ones are the same."""
+        weight = (self.weight * query.shape[-1] ** -0.5).to(query.dtype)
+        # Not of query + bias, which would have to be kept for the backward; nor "@", which would copy the query.
+        from_query = torch.einsum("bhqd,khd->bhqk", query, weight)
+        from_bias = torch.einsum("hd,khd->hk", self.bias.to(query.dtype), weight).unsqueeze(1)
+        unlike, like = (from_query + from_bias).split(1, -1)  # (batch, heads, n_q, 1) each
+        kinds = torch.arange(self.kinds, device=query.device)
+        is_type, query_type = (types[:, None, :, None] for types in (key_types, query_types))
+        accepted = (query_type == kinds) | (query_type == CLS_TYPE) | (kinds == CLS_TYPE)
+        query_factors = torch.cat((unlike, (like - unlike) * accepted), -1)
+        key_factors = torch.cat((torch.ones_like(is_type, dtype=torch.bool), is_type == kinds), -1).to(query.dtype)
+        if self.separate_cls:
+            query_factors = functional.pad(query_factors[:, :, 1:], (0, 0, 1, 0))
+            key_factors = functional.pad(key_factors[:, :, 1:], (0, 0, 1, 0))
+        return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))
+
+
+class Layer(GradientCheckpointingLayer):
+    """Self-attention and a feed-forward network, each with a residual and a norm before or after it."""
+
+    def __init__(self, config: EncoderConfig | Seq2SeqConfig, *, content: bool) -> None:
+        super().__init__()
+        self.pre = config.norm == "pre"
+        self.attention = Attention(config, content=content)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.activation_dropout = nn.Dropout(config.activation_dropout_prob)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self, hidden: Tensor, layer: int, context: AttentionContext, memory: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run as attention layer ``layer`` on hidden (batch, n, hidden_size).
+
+        ``memory`` (batch, n_k, hidden_size) is what is attended to, if not ``hidden`` itself.
+        """
+        hidden, weights = self._attend(hidden, layer, context, memory)
+        return self._feed(hidden), weights
+
+    def _attend(
+        self, hidden: Tensor, layer: int, context: AttentionContext, memory: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The first half of a layer, with its residual and norm."""
+        before = self.attention_norm(hidden) if self.pre else hidden
+        keys = before if memory is None else self.attention_norm(memory) if self.pre else memory
+        out, weights = self.attention(before, keys, layer, context)
+        hidden = hidden + self.dropout(out)
+        return hidden if self.pre else self.attention_norm(hidden), weights
+
+    def _feed(self, hidden: Tensor) -> Tensor:
+        """The second half."""
+        if self.pre:
+            return hidden + self._feed_forward(self.feed_forward_norm(hidden))
+        return self.feed_forward_norm(hidden + self._feed_forward(hidden))
+
+    def _feed_forward(self, hidden: Tensor) -> Tensor:
+        dropout = self.activation_dropout
+        drops = (self.training and dropout.p > 0) or is_watched(dropout)
+        if drops or not torch.is_grad_enabled():
+            return self.dropout(project(self.down, dropout(self.activation(project(self.up, hidden)))))
+        return self.dropout(project(self.down, project(self.up, hidden), self.activation))
