@@ -19,11 +19,7 @@ def fails(capsys, *arguments):
 
 
 def refusals(table):
-    """Pairs of a list of arguments and a message, to parametrize a test with, from lines ``arguments => message``.
-
-    A message that is too long for its line stands in the next one, after the arrow.
-    """
-    lines = "\n".join(line.strip() for line in table.strip().splitlines()).replace("\n=>", " =>").splitlines()
-    pairs = [line.partition(" => ") for line in lines]
+    """Pairs of a list of arguments and a message, to parametrize a test with, from lines ``arguments => message``."""
+    pairs = [line.strip().partition(" => ") for line in table.strip().splitlines()]
     assert all(message for _, _, message in pairs), pairs
     return [(shlex.split(arguments), message) for arguments, _, message in pairs]

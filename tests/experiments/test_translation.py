@@ -274,7 +274,9 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    refusals("""
+    [
+        ([], "--data: expected tables, or --source and --target, got none"),
+        *refusals("""
         --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
         --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a value as
         --position-options '[' => --position-options: expected a JSON object
@@ -294,9 +296,9 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         --threads 0 => --threads: expected 1 to 1048576, got 0
         --source no.en --target no.de => --source: cannot read 'no.en': No such file
         --source no.en => --target: expected a file beside --source, got none
-         => --data: expected tables, or --source and --target, got none
         --data no.jsonl => --data: no such file: 'no.jsonl'
     """),
+    ],
 )
 def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_encoded(
     arguments, expected, tmp_path, capsys, monkeypatch

@@ -1,6 +1,6 @@
 """What a position method can do, measured: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
 
-Each function measures one thing and judges nothing: thresholds stand in ``experiments/properties/summary.py``. The
+Each function measures one thing and judges nothing: thresholds stand in ``experiments/properties/ticks.py``. The
 column "inductive" is missing here because it takes training; ``experiments/properties/run.py`` measures it.
 """
 

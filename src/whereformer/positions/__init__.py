@@ -85,7 +85,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
             - ``embedding_size``: width at the input; hidden_size by default.
             - ``initializer_range``: standard deviation of the model's fresh weights, which learned and tupe follow;
               0.02 by default.
-            - ``passes``: the index of the distinct layer behind each of the ``num_layers``; by default all are distinct.
+            - ``passes``: the index of the distinct layer behind each of ``num_layers``; by default all are distinct.
             - ``separate_cls``: whether the first token is [CLS], which pooling leaves alone; False by default.
 
     Raises:

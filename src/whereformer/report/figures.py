@@ -100,9 +100,9 @@ class Series:
 
 
 def series(count: int, plain: int | None = None) -> list[Series]:
-    """So many looks: six hues of Okabe and Ito, then the same dashed and dotted; number ``plain`` in the text's colour.
+    """``count`` looks: six hues of Okabe and Ito, then the same dashed and dotted.
 
-    Markers differ as well, so that nothing is told by hue alone.
+    Number ``plain`` has the text's colour. Markers differ as well, so that no two differ by hue alone.
     """
     dashes: list[tuple[float, ...]] = [(), (4, 2), (1, 1.5)]
     looks = []

@@ -15,7 +15,7 @@ Heads = Sequence[Sequence[Sequence[float]]]
 """A number per layer, head and offset; offsets lie evenly around 0."""
 
 EVEN = 1.5
-"""A head looks evenly at all distances if its highest share is below so many times its mean share."""
+"""A head looks evenly at all distances if its highest share is below this multiple of its mean share."""
 
 
 def offset_curves(heads: Heads, look: figures.Series, name: str, label: str) -> Markup:

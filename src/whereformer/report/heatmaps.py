@@ -39,7 +39,7 @@ class Heatmap:
 
     Args:
         image: a data URI.
-        fine: whether it has so many pixels that single ones are not to be seen.
+        fine: whether its pixels are too many to be seen one by one.
         palette: a key of :data:`PALETTES`, in a page also a class.
         ticks: of the colour bar: percent from its left end, and text.
         low, high: what the ends of the colour bar mean.
@@ -56,7 +56,7 @@ class Heatmap:
 
 
 def averaged(matrix: Tensor, pixels: int) -> NDArray[np.float64]:
-    """A square matrix of at most so many rows: means of blocks, all of one size but those at the end."""
+    """A square matrix of at most ``pixels`` rows: means of blocks, all of one size but those at the end."""
     block = -(-len(matrix) // pixels)
     grid = matrix.detach().double().cpu()[None, None]
     return np.asarray(avg_pool2d(grid, block, ceil_mode=True, count_include_pad=False)[0, 0].numpy())

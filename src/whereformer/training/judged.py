@@ -39,8 +39,8 @@ class Course:
         steps: of the optimizer.
         every: steps between checkpoints, each with a held-out score.
         learning_rate: its peak, for advice.
-        epochs: how often the data is read in so many steps.
-        tokens_seen: in so many steps.
+        epochs: from a number of steps to how often they read the data.
+        tokens_seen: from a number of steps to the tokens that they read.
     """
 
     steps: int
@@ -101,7 +101,7 @@ class JudgedTrainer(Trainer):
         return scores
 
     def means(self, found: dict[str, float]) -> dict[str, float]:
-        """What is told of the means, "loss" first."""
+        """The means to log, "loss" first."""
         return found
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -232,7 +232,7 @@ def train(
         make: the trainer, from the seconds that earlier runs took and its callbacks.
         watch: one of them.
         folder: of the run.
-        progress: is told.
+        progress: shows it.
 
     Raises:
         InputError: if the loss stops being a number.

@@ -33,7 +33,7 @@ def measure_attention(
     length: int,
     on_part: Callable[[float], None],
 ) -> AttentionFindings:
-    """Attention over windows ``[CLS] text [SEP]`` of so many tokens, without its first and last."""
+    """Attention over windows ``[CLS] text [SEP]`` of ``length`` tokens, without their first and last."""
     windows = text_windows(options.pages or (), tokenizer, encoder, length, options.tokens, source.path)
     body = windows.rows.shape[1] - 2 * windows.ends
     statistics = OffsetStatistics(encoder.config.num_hidden_layers, encoder.config.num_attention_heads, body)
@@ -70,7 +70,7 @@ class TokenWindows(NamedTuple):
 def text_windows(
     pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, encoder: Encoder, length: int, tokens: int, path: str
 ) -> TokenWindows:
-    """About so many tokens of text in windows ``[CLS] text [SEP]`` of ``length``, or shorter if there is less text.
+    """About ``tokens`` tokens of text in windows ``[CLS] text [SEP]`` of ``length``, or shorter if there is less text.
 
     Raises:
         InputError: if there are no tokens, or some that the model of this path does not know.

@@ -30,7 +30,7 @@ LOOKS = dict(
         strict=True,
     )
 )
-"""Colour, line and marker of each kind, always the same; nothing is told by hue alone."""
+"""Colour, line and marker of each kind, always the same; no two differ by hue alone."""
 
 LABELS = {"factors": "factors (TUPE)", "funnel": "bias, funnel", "padded": "bias, padded", "causal": "bias, causal"}
 """Of kinds whose name says too little in a legend."""

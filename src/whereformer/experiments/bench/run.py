@@ -37,7 +37,7 @@ class Bench:
         settings: what and how.
         ways: what to compare with plain attention.
         keep: gets the rows of each case as soon as there are any, also if the case is interrupted.
-        progress: is told of every round.
+        progress: shows every round.
     """
 
     def __init__(

@@ -151,7 +151,7 @@ def _tiles(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
         calls = [_call(sizes, kind, n, True, tried) for n in lengths for kind in ("bias", "shaw", "factors")]
         yield TunedSetting(field, getattr(now, field), calls)
     if not sizes.quick:
-        # So many keys that tiles of tile_scores have fewer rows; of one head, as these calls take long.
+        # With LONG keys, tiles of tile_scores have fewer rows. One head, because these calls take long.
         tried = ways("tile_rows", _values(32, 64, 128, now=now.tile_rows))
         calls = [
             _call(sizes, kind, LONG, False, tried, heads=1) for kind in ("factors", "shaw") if sizes.longest >= LONG

@@ -60,7 +60,7 @@ class LossWatch(TrainerCallback):
 
     Args:
         steps: of the run.
-        progress: is told.
+        progress: shows it.
         rate: the learning rate, for advice.
     """
 

@@ -34,7 +34,7 @@ class Variant:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What ``load_pretrained`` is told besides the method."""
+        """Options of the method, for ``load_pretrained``."""
         return {} if self.kernels is None else {"num_kernels": self.kernels}
 
 

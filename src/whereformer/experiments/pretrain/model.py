@@ -39,7 +39,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
             norm=model.norm,
             hidden_dropout_prob=model.dropout,
             attention_probs_dropout_prob=model.dropout,
-            # A window is one stretch of text; what belongs to which sentence is told by [SEP] alone.
+            # A window is one stretch of text; only [SEP] says where a sentence ends.
             type_vocab_size=0,
             layer_norm_eps=1e-6,
             # BERT's 0.02 is made for a width of 768; narrow layers that start as wide start learning sooner.
@@ -51,7 +51,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
         check_position_options(model.position, options)
     except ValueError as error:
         raise as_setting(error, kind.__dataclass_fields__) from None
-    # Built here, so that what doesn't fit is told before the text is read and encoded, which may take long.
+    # Built here, so that it fails before the text is read and encoded, which may take long.
     count_parameters(config, model.objective)
     return config
 

@@ -27,7 +27,7 @@ def parsed_options(text: str | None, field: str = "position_options") -> dict[st
 
 
 def canonical_options(text: str | None) -> str | None:
-    """Options written in one way, because a folder is held against them."""
+    """Options written in one way, because later runs in a folder must have the same."""
     return None if text is None else json.dumps(parsed_options(text), sort_keys=True)
 
 

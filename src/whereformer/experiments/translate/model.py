@@ -14,7 +14,7 @@ from .settings import Decoding, TranslationTraining, TranslatorSettings
 
 
 def build_config(model: TranslatorSettings, training: TranslationTraining, vocab_size: int) -> Seq2SeqConfig:
-    """The model's configuration, after building the model without memory, so that what does not fit is told at once.
+    """The model's configuration. The model is built once without memory, which finds at once what does not fit.
 
     Raises:
         InputError: for a combination that fits no model.

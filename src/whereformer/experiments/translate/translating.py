@@ -60,7 +60,7 @@ class Translator:
         Args:
             lines: to translate; empty ones stay empty.
             window: lines that are read at a time.
-            advance: is told how many more lines are done.
+            advance: gets the number of lines that were just finished.
 
         Raises:
             InputError: if a line has too many tokens and is not to be cut; those before it are translated first, and
