@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from beartype import beartype
-from jaxtyping import Bool, Float, Int, Shaped, jaxtyped
+from jaxtyping import Bool, Float, Int, Integer, Shaped, jaxtyped
 from torch import Tensor
 
 from whereformer import (
@@ -84,8 +84,8 @@ def attention(
     key_mask: Bool[Tensor, "batch n_k"] | None,
     query_positions: QueryPositions,
     key_positions: KeyPositions,
-    query_documents: Int[Tensor, "batch n_q"] | None,
-    key_documents: Int[Tensor, "batch n_k"] | None,
+    query_documents: Integer[Tensor, "batch n_q"] | None,
+    key_documents: Integer[Tensor, "batch n_k"] | None,
     result: Float[Tensor, "batch heads n_q value_dim"],
 ) -> None:
     if query is None:
@@ -172,7 +172,7 @@ def _terms_of_hook(position: Position, place: Any, found: tuple[Any, ...]) -> No
 @shapes_of("curve")
 def curve(
     self: Position,
-    offsets: Shaped[Tensor, "*offsets"] | Sequence[float | int],
+    offsets: Shaped[Tensor, "*offsets"] | Sequence[float],
     result: Float[Tensor, "{self.model.num_heads} *offsets"] | None,
 ) -> None:
     pass
@@ -206,8 +206,9 @@ def encoder(
     input_ids: Int[Tensor, "batch n"] | None,
     attention_mask: Shaped[Tensor, "batch n"] | None,
     token_type_ids: Int[Tensor, "batch n"] | None,
-    document_ids: Shaped[Tensor, "batch n"] | None,
-    inputs_embeds: Float[Tensor, "batch n embedding_size"] | None,
+    position_ids: Shaped[Tensor, "n"] | Shaped[Tensor, "#batch n"] | None,
+    document_ids: Int[Tensor, "batch n"] | None,
+    inputs_embeds: Float[Tensor, "batch n _"] | None,
     result: Any,
 ) -> None:
     if isinstance(result, tuple):

@@ -42,7 +42,7 @@ class Problem:
         first: the offsets of the first columns of ``bias``, ``key_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
         keeps: what the forward keeps for the backward besides the output: the softmax "weights" (for short sequences),
-        the "norm" of its rows (the log of their sums of exponentials, with the last query first), or "nothing".
+            the "norm" of its rows (the log of their sums of exponentials, with the last query first), or "nothing".
     """
 
     query: Tensor | None

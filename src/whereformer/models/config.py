@@ -47,16 +47,16 @@ class EncoderConfig(PreTrainedConfig):
         intermediate_size: hidden width of the feed-forward layers; 4 * hidden_size if None.
         head_dim: width of one head; hidden_size / num_attention_heads if None.
         blocks: the layers in the notation of :func:`parse_blocks`; each block after the first begins by halving the
-        sequence.
+            sequence.
         decoder_layers: full-length layers after the blocks, for a prediction at every token, such as "2" or "1x2"; "0"
-        for none. They need more than one block.
+            for none. They need more than one block.
         with_decoder: False leaves out the decoder that decoder_layers describes. Models built without it record that
-        here, so that their checkpoints never become models with an untrained decoder. A position method still counts
-        its layers, so that checkpoints of the whole model fit.
+            here, so that their checkpoints never become models with an untrained decoder. A position method still
+            counts its layers, so that checkpoints of the whole model fit.
         pooling: how two neighbours become one: "mean", "max" or "min".
         pool_query_only: the layer that halves the sequence still attends to the whole one; else only to the pooled one.
         separate_cls: the first token is [CLS]: no pooling changes it, and positions are counted from the token after it
-        (transformer_xl: it has none).
+            (transformer_xl: it has none).
         truncate_seq: with a separate [CLS], every pooling drops the last token, so that 512 tokens become 256.
         mask_pooling: a pooled token is real if "any" of its tokens is (Funnel-Transformer), or if "all" are
             (transformers' FunnelModel, which therefore loses tokens before the padding).

@@ -176,7 +176,7 @@ class Electra(EncoderPreTrainedModel):
         Arguments as :meth:`Encoder.forward`, and:
 
         Args:
-            input_ids: (batch, n) token ids with the targets masked, or whatever else the generator is to see there.
+            input_ids: (batch, n) token ids with the targets masked, or replaced by other tokens for the generator.
             labels: (batch, n) the original ids at the targets, -100 elsewhere, where ``input_ids`` are the original.
             sampled_ids: (batch, n) the discriminator's input; by default ``input_ids`` with a sample from the
                 generator's distribution at every target, masked or not. A sample that happens to be the original counts

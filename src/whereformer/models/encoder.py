@@ -177,7 +177,7 @@ class Encoder(EncoderPreTrainedModel):
         tokens = self._tokens(words, attention_mask, inputs)
         run = _Run(
             self,
-            # The embeddings have no name here, so that they are not kept for as long as this runs.
+            # No variable here holds the embeddings, so that their memory is free once the first layer has run.
             self.embeddings(words, inputs.get("token_type_ids"), self.position, tokens.positions),
             with_weights=asks_for("output_attentions", inputs, self.config),
             with_states=asks_for("output_hidden_states", inputs, self.config),
@@ -288,7 +288,7 @@ class _Run:
         return pooled
 
     def add(self, hidden: Tensor) -> None:
-        """Continue with these states, and record them if states are requested."""
+        """Continue with these hidden states (batch, n, hidden_size)."""
         self.hidden = hidden
         if self.with_states:
             self.states.append(hidden)

@@ -56,7 +56,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         return hidden, labels
 
     def predict(self, hidden: Tensor) -> Tensor:
-        """Return the logits of the selected states."""
+        """Logits from the selected states."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -64,7 +64,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         raise NotImplementedError
 
     def output(self, logits: Tensor, **others: Any) -> ModelOutput:
-        """Build what the model returns: the logits, and everything else."""
+        """Build what the model returns from the logits, the loss and the optional outputs."""
         return self.output_class(logits=logits, **others)
 
     @takes(EncoderInputs)
@@ -371,7 +371,7 @@ class DiscriminatorOutput(ModelOutput):
 
 
 class EncoderForPreTraining(EncoderWithHead):
-    """ELECTRA's discriminator: an :class:`Encoder` that decides for every token whether it is the original.
+    """ELECTRA's discriminator: an :class:`Encoder` that tells for every token whether it is the original.
 
     ``labels`` are (batch, n), **1 for a token that is the original, 0 for one that was replaced**, so positive
     ``logits`` (batch, n) mean "original". That is the convention of Funnel-Transformer's authors, whose code trained

@@ -208,7 +208,7 @@ class Layer(GradientCheckpointingLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Run as attention layer ``layer`` on hidden (batch, n, hidden_size).
 
-        ``memory`` (batch, n_k, hidden_size) is what is attended to, if not ``hidden`` itself.
+        Keys and values come from ``memory`` (batch, n_k, hidden_size), by default from ``hidden``.
         """
         hidden, weights = self._attend(hidden, layer, context, memory)
         return self._feed(hidden), weights
@@ -216,7 +216,7 @@ class Layer(GradientCheckpointingLayer):
     def _attend(
         self, hidden: Tensor, layer: int, context: AttentionContext, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The first half of a layer, with its residual and norm."""
+        """Self-attention with its residual and norm, the first half of a layer."""
         before = self.attention_norm(hidden) if self.pre else hidden
         keys = before if memory is None else self.attention_norm(memory) if self.pre else memory
         out, weights = self.attention(before, keys, layer, context)
@@ -224,7 +224,7 @@ class Layer(GradientCheckpointingLayer):
         return hidden if self.pre else self.attention_norm(hidden), weights
 
     def _feed(self, hidden: Tensor) -> Tensor:
-        """The second half."""
+        """The feed-forward network with its residual and norm, the second half of a layer."""
         if self.pre:
             return hidden + self._feed_forward(self.feed_forward_norm(hidden))
         return self.feed_forward_norm(hidden + self._feed_forward(hidden))

@@ -49,7 +49,7 @@ class Pooling:
         return length > (2 if self.separate_cls else 1)
 
     def length(self, length: int) -> int:
-        """Return the number of tokens after pooling."""
+        """The number of tokens after pooling."""
         if not self.applies_to(length):
             return length
         if not self.separate_cls:
@@ -57,7 +57,7 @@ class Pooling:
         return 1 + (length - self.truncate) // 2
 
     def hidden(self, hidden: Tensor) -> Tensor:
-        """Pool hidden states (batch, n, width)."""
+        """Pool hidden states (batch, n, width) to (batch, pooled n, width)."""
         first, second = self._pairs(hidden)
         if self.mode == "mean":
             pooled = (first + second) / 2

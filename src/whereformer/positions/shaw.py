@@ -24,7 +24,7 @@ class Shaw(Position):
             as in its big model and in tensor2tensor.
     Shape:
         keys, values: (num_layers, 2 * clip + 1, head_dim), row ``offset + clip``; Glorot uniform. With ``per_head``
-        (num_layers, num_heads, 2 * clip + 1, head_dim).
+            (num_layers, num_heads, 2 * clip + 1, head_dim).
     Extrapolation: any length; every distance beyond ``clip`` looks alike.
     When joined with rope, the vectors meet the rotated query, so what they add also depends on the query's position.
     Source: Shaw et al. (2018), arXiv 1803.02155; tensor2tensor ``dot_product_attention_relative``.

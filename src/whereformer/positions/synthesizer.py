@@ -42,10 +42,10 @@ class Synthesizer(Position):
             close as possible and a is the larger. The paper has a < b, which with "pairs" is a different function.
         mixture: how to join several variants: "softmax" or "sum".
     Shape (with L = num_layers, H = num_heads):
-        random: (L, H, n, n), Glorot uniform over all H rows at once. query_factors: (L, H, n, rank) and key_factors
-        (L, H, rank, n), Glorot uniform. dense: first (L, H * head_dim, hidden_size), second (L, head_dim, n) and
-        their biases; factorized_dense: near (L, H * a, hidden_size), far (L, H * b, hidden_size) and biases; weights
-        with variance 1 / fan-in, biases 0. alpha: (L,), in a softmax mixture (L, variants); 0.
+        random: (L, H, n, n), Glorot uniform over all H rows at once. query_factors: (L, H, n, rank) and key_factors (L,
+            H, rank, n), Glorot uniform. dense: first (L, H * head_dim, hidden_size), second (L, head_dim, n) and their
+            biases; factorized_dense: near (L, H * a, hidden_size), far (L, H * b, hidden_size) and biases; weights with
+            variance 1 / fan-in, biases 0. alpha: (L,), in a softmax mixture (L, variants); 0.
     Extrapolation: none; positions of max_length and above raise :class:`PositionRangeError`.
     Source: Tay et al. (2020), arXiv 2005.00743; tensorflow/mesh ``synthetic_attention`` and Long Range Arena. Where
         that code departs from the paper (factors that ignore the query, heads mixed up by a reshape), this class

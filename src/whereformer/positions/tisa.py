@@ -20,8 +20,8 @@ class Tisa(OffsetFunction):
         num_kernels: Gaussians per head (S in the paper); 0 means no position information.
         share_layers: use one set of kernels for all layers instead of one set per layer.
     Shape:
-        amplitude, sharpness, center: (layers, num_heads, num_kernels); ``center`` in tokens, ``sharpness`` in
-        tokens ** -2. Drawn from N(0.1, 0.01 ** 2), N(0.1, 0.01 ** 2) and N(0, 5 ** 2).
+        amplitude, sharpness, center: (layers, num_heads, num_kernels); ``center`` in tokens, ``sharpness`` in tokens **
+            -2. Drawn from N(0.1, 0.01 ** 2), N(0.1, 0.01 ** 2) and N(0, 5 ** 2).
     Extrapolation: any length and any real offset.
     Cost: on the CPU a table covers only the offsets at which some kernel, or its gradient, exceeds rounding error (a
         power of two of them on each side, so that few lengths occur). Elsewhere, and in compiled code, it covers all

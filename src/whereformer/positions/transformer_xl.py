@@ -90,7 +90,7 @@ class TransformerXL(Position):
         dropout: dropout probability of the sinusoids in training; all layers share one mask.
     Shape (with L distinct layers):
         content_bias, position_bias: (L, num_heads, head_dim), u and w. kernel: (L, hidden_size, num_heads * head_dim),
-        W. All are normal with standard deviation ``initializer_range``, cut at two of them.
+            W. All are normal with standard deviation ``initializer_range``, cut at two of them.
     Extrapolation: any length and any real position.
     Source: Dai et al. (2019), arXiv 1901.02860, Section 3.3; Dai et al. (2020), arXiv 2006.03236, and its code.
     """

@@ -49,7 +49,7 @@ class Scratch:
         workspace: where the memory comes from.
         groups, rows, columns: the size of the largest tile.
         step: the number of columns by which a diagonal moves from row to row; 0 for contiguous tiles without
-        ``skewed``.
+            ``skewed``.
     """
 
     def __init__(

@@ -37,9 +37,9 @@ def attach(
         model: any text or image model that dispatches its attention through transformers' ``AttentionInterface``.
         position: a method that acts in attention, or several joined by "+"; "none" adds nothing.
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
-        removes their parameters from the state dict.
+            removes their parameters from the state dict.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
-        is the model's ``max_position_embeddings`` by default.
+            is the model's ``max_position_embeddings`` by default.
 
     Returns:
         The model. ``config.whereformer`` records what was attached. The parameters are freshly drawn in the model's
@@ -49,7 +49,7 @@ def attach(
     Raises:
         TypeError: if ``model`` is not a PreTrainedModel, or for an option that the method does not have.
         ValueError: for an unknown method, or one that does not act in attention; for a model that does not dispatch its
-        attention, already has a method, or whose positions cannot be switched off.
+            attention, already has a method, or whose positions cannot be switched off.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")

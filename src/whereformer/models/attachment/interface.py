@@ -47,7 +47,7 @@ def attend(
         dropout: the dropout probability of the attention weights.
         is_causal: whether later keys are masked; None: the layer decides.
         options: everything else that the layer passes. ``whereformer`` and ``whereformer_first`` come from our hooks,
-        ``position_bias`` and ``output_attentions`` from the model.
+            ``position_bias`` and ``output_attentions`` from the model.
 
     Returns:
         (batch, n_q, heads, head_dim), and the weights (batch, heads, n_q, n_k) if the model returns them.

@@ -120,7 +120,7 @@ def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
     Raises:
         TypeError: for a model that is not an encoder of this library.
         ValueError: for what transformers' Funnel does not have: another position method, pre-norm, narrower embeddings
-        and so on.
+            and so on.
     """
     known = {ours: name for name, (ours, _) in FUNNELS.items() if ours is not Encoder}
     if isinstance(model, Encoder):

@@ -66,7 +66,7 @@ def fill(
         fresh: beginnings of the encoder's names that the checkpoint may lack.
         whole: whether the checkpoint must have the head too.
         relabelled: whether the model has another number of labels, so that the head's tensors with a row per label are
-        fresh.
+            fresh.
 
     Raises:
         ValueError: if a tensor is missing, has another shape or is not floating point; the message names it.

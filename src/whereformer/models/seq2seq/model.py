@@ -109,7 +109,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
             decoder_input_ids: (batch, n) target tokens that begin with the start token, or
                 ``decoder_inputs_embeds``; by default the labels one place to the right.
             decoder_attention_mask: (batch, cached + n). Padding after the target needs none, because no target token
-            attends to it.
+                attends to it.
             encoder_outputs: the outputs of an earlier call, in place of the source.
             past_key_values: keys and values of earlier calls; ``decoder_input_ids`` are then only the new tokens.
             labels: (batch, n) target tokens, -100 where there is nothing to predict.

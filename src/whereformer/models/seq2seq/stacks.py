@@ -62,7 +62,7 @@ class _Stack(nn.Module):
         return self.dropout(self.position.embed(words * self.config.hidden_size**0.5, positions))
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """Apply the last norm, if there is one."""
+        """The last norm, where the configuration has one (pre-norm)."""
         return hidden if self.norm is None else self.norm(hidden)
 
 
@@ -106,7 +106,7 @@ class Seq2SeqEncoder(_Stack):
 
 
 class Seq2SeqDecoder(_Stack):
-    """The decoder, which writes the target one token at a time or all at once."""
+    """The decoder, which writes the target, token by token or all at once."""
 
     def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding) -> None:
         super().__init__(config, embeddings, config.decoder_layers, causal=True)
