@@ -1,4 +1,4 @@
-"""Entry point of the ``whereformer`` command: says what is missing before anything needs it."""
+"""Entry point of the ``whereformer`` command: checks that its dependencies are installed, then runs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._extras import require
 
 
 def main() -> None:
-    """Run the command line; without its dependencies, one line and exit code 2."""
+    """Run the command line. If a dependency is missing, print one line and exit with code 2."""
     try:
         require(
             "train",

@@ -1,4 +1,4 @@
-"""One clear error for what an optional dependency is missing from."""
+"""A clear error for optional dependencies that are not installed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from importlib.util import find_spec
 
 
 def require(extra: str, *modules: str) -> None:
-    """Raise unless every module can be imported.
+    """Check that every module can be imported.
 
     Raises:
-        ImportError: naming the missing modules and the extra that brings them.
+        ImportError: if one cannot; it names the missing modules and the extra that installs them.
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:

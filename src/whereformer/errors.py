@@ -1,4 +1,4 @@
-"""The error that a person is meant to read."""
+"""InputError, the error for bad input that users read, and how the command line prints it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import sys
 
 
 class InputError(ValueError):
-    """An argument that does not fit, in one line: ``field: reason``.
+    """An invalid argument, described in one line: ``field: reason``.
 
     Args:
-        field: the argument's name in Python, such as ``decoder_layers``; None if the error is about no single argument.
-        reason: what was expected and what came. Names of other arguments stand between backquotes: `` `length` ``.
+        field: the argument's name in Python, such as ``decoder_layers``; None if the error concerns no single argument.
+        reason: what was expected and what was given. Names of other arguments are in backquotes: `` `length` ``.
 
-    The command line prints such an error with its own names (``--decoder-layers``, ``--length``) and exits with 2.
+    The command line prints the error with its own names (``--decoder-layers``, ``--length``) and exits with code 2.
     """
 
     def __init__(self, field: str | None, reason: str) -> None:
-        # Both are handed on, so that a copy or a pickle of the error is whole.
+        # Exception needs both, or copying and pickling the error would lose them.
         super().__init__(field, reason)
         self.field = field
         self.reason = reason

@@ -1,4 +1,4 @@
-"""Files that are never half written."""
+"""Write a file in one step, so that it is never left half written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write ``path`` so that it is always either the old file or the whole new one; text as UTF-8."""
+    """Write ``path`` so that it always holds either the old content or all of the new. Text is written as UTF-8."""
     partial = path.with_name(path.name + ".partial")
     if isinstance(content, bytes):
         partial.write_bytes(content)

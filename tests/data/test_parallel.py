@@ -158,7 +158,7 @@ def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
     [
         ("a.tsv", "x\ty\nx\n", None, "line 2: expected 2 columns as in line 1, got 1"),
         ("a.tsv", "en\ten\nx\ty\n", "en,de", "has more than one column 'en'"),
-        ("a.tsv", "x\ty\tz\n", None, "columns: .*a.tsv has columns 1, 2, 3; expected two of them, as en,de"),
+        ("a.tsv", "x\ty\tz\n", None, "columns: .*a.tsv has columns 1, 2, 3; name two of them, such as en,de"),
         ("a.tsv", "x\ty\n", "1,3", "columns: .*a.tsv has no column '1'; it has x, y"),
         ("a.jsonl", '{"en": "x", "de": 3}\n', "en,de", "row 1, de: expected text, got 3"),
         ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; it has en, de"),
@@ -179,10 +179,10 @@ def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):
     ("data", "message"),
     [
         (ParallelData(), "data: expected tables, or `source` and `target`, got none"),
-        (ParallelData(source=Path("a")), "target: expected a file beside `source`, got none"),
-        (ParallelData(target=Path("a")), "source: expected a file beside `target`, got none"),
+        (ParallelData(source=Path("a")), "target: expected a file to go with `source`, got none"),
+        (ParallelData(target=Path("a")), "source: expected a file to go with `target`, got none"),
         (ParallelData(source=Path("a"), data=(Path("b"),)), "data: either tables or `source` and `target`"),
-        (ParallelData(data=(Path("b"),), columns="en"), "columns: expected two columns, as en,de, got 'en'"),
+        (ParallelData(data=(Path("b"),), columns="en"), "columns: expected two columns, such as en,de, got 'en'"),
         (ParallelData(data=(Path("b"),), columns="en,en"), "columns: expected two columns"),
     ],
 )
@@ -193,7 +193,7 @@ def test_options_that_do_not_go_together(data, message):
 
 def test_options_of_validation_have_names_of_their_own(tmp_path):
     assert ValidationData().parallel(None) is None
-    with pytest.raises(InputError, match="validation_target: expected a file beside `validation_source`, got none"):
+    with pytest.raises(InputError, match="validation_target: expected a file to go with `validation_source`, got none"):
         ValidationData(validation_source=Path("a")).parallel(None)
     found = ValidationData(validation=(tmp_path / "no.tsv",)).parallel(None)
     with pytest.raises(InputError, match="validation: cannot read"):

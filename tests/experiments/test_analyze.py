@@ -218,7 +218,7 @@ def test_progress_is_whole(save):
 def test_one_position(save):
     path = save(ours("learned", max_position_embeddings=1))
     model, notes = analyze_model(Source(path, "it"), options(pages=PAGES), Progress())
-    assert notes == [f"{path}: one position has no distance to another, so its Toeplitzness and fits say nothing"]
+    assert notes == [f"{path}: a single position has no distances, so its Toeplitzness and fits mean nothing"]
     assert model.table.toeplitzness == 1
     assert [head.name for head in model.heads] == ["position-blind"] * 2
     assert all(math.isfinite(float(fit.explained)) for head in model.heads for fit in head.fits)
@@ -285,7 +285,7 @@ def test_checkpoints_of_different_models_are_no_run(tmp_path):
     checkpoints(tmp_path, 1)
     checkpoints(tmp_path, 2, of=lambda: ours(hidden_size=24))
     with pytest.raises(
-        InputError, match=r"checkpoints of a run are of one model, but .*checkpoint-1 has embedding_size 16"
+        InputError, match=r"checkpoints of a run must be of one model, but .*checkpoint-1 has embedding_size 16"
     ):
         analyze(sources_of([str(tmp_path)], None), options(), Progress())
 
@@ -380,8 +380,8 @@ def test_bad_options(save, refused, tmp_path):
     assert "--max-kernels: expected 1 to 16, got 0" in refused(path, "--max-kernels", "0")
     assert "--tokens: expected at least 1" in refused(path, "--tokens", "0")
     assert "--scores: expected one for each of 1 models, got 2" in refused(path, "--scores", "1,2")
-    assert "--scores: expected numbers split by commas, got 'good'" in refused(path, "--scores", "good")
-    assert "--scores: expected numbers split by commas, got 'nan'" in refused(path, "--scores", "nan")
+    assert "--scores: expected numbers separated by commas, got 'good'" in refused(path, "--scores", "good")
+    assert "--scores: expected numbers separated by commas, got 'nan'" in refused(path, "--scores", "nan")
     assert "--no-text: reads no text" in refused(path, "--no-text", "--data", path)
     assert "MODEL: expected different ones" in refused(path, path)
     assert "MODEL: expected different ones" in refused(path, path + "/")
@@ -392,7 +392,7 @@ def test_bad_options(save, refused, tmp_path):
 
 def test_more_positions_than_the_model_has(save, refused):
     line = refused(save(ours("learned")), "--length", "21", "--no-text")
-    assert "--length: expected at most 20, which are the positions of " in line
+    assert "--length: expected at most 20, the number of positions of " in line
 
 
 def test_methods_without_an_end_are_read_beyond_it(save):
@@ -443,7 +443,8 @@ def test_bad_models(save, refused, tmp_path, tokenizer):
     )
     line = refused(save(llama, "llama"), "--no-text")
     assert (
-        "electra, or one with a table of position embeddings or T5's buckets; this one of 'llama' has neither" in line
+        "electra, or one with a table of position embeddings or T5's buckets; this 'llama' checkpoint has neither"
+        in line
     )
 
     # Found before the first model is read.
@@ -458,7 +459,7 @@ def test_bad_models(save, refused, tmp_path, tokenizer):
 def test_text_and_tokenizers_that_do_not_fit(save, refused, tmp_path, text, tokenizer):
     alone = save(ours(), "alone", with_tokenizer=False)
     assert "--data: no tokenizer can be read for" in refused(alone, "--data", text)
-    assert "is another model's: it has a token" in refused(save(ours(vocab_size=30), "few"), "--data", text)
+    assert "belongs to another model: it has token id" in refused(save(ours(vocab_size=30), "few"), "--data", text)
 
 
 def test_no_code_of_a_checkpoint_runs(save):
@@ -547,7 +548,7 @@ def test_of_other_models_the_table_of_positions_is_read(save, model, table):
     torch.testing.assert_close(found.table.gram, rows @ rows.T)
     assert found.sizes["positions"] == 12
     assert found.heads == ()
-    assert "only the tables of positions are looked at" in notes[0]
+    assert "only the position tables are analysed" in notes[0]
     json.dumps(found.to_dict(), allow_nan=False)
 
 

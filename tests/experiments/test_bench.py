@@ -234,7 +234,7 @@ def test_an_interrupted_command_keeps_the_rounds_it_finished(tmp_path, capsys, m
         main(["bench", "--quick", *TINY, "--rounds", "3", "--out", str(tmp_path)])
     assert stop.value.code == 130
     captured = capsys.readouterr()
-    assert "interrupted; what is measured is kept" in captured.err
+    assert "interrupted; the measurements so far are kept" in captured.err
     assert "wrote" in captured.out
     rows = BenchResults.load(tmp_path / "results.json").rows
     assert [(row.direction, row.seconds) for row in rows] == [("forward", (1.0, 1.0))] * 3

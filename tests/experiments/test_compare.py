@@ -210,7 +210,7 @@ def test_other_text_does_not_mix_with_results_already_there(text, tmp_path, caps
     other = tmp_path / "other.txt"
     other.write_text("something else entirely. " * 2000)
     message = fails(capsys, "compare", "--data", str(other), "--out", str(tmp_path / "out"), *TINY)
-    assert "holds results of other text" in message
+    assert "holds results for a different text" in message
 
 
 def test_paths_with_brackets_are_printed_as_they_are(text, tmp_path, capsys):

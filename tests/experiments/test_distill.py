@@ -63,8 +63,8 @@ def test_it_fits_judges_and_saves(folder, text, pairs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     refusals("""
-        --kernels 0 => --kernels: expected numbers from 1 to 16 split by commas, got '0'
-        --text a,b => --text: only with --pairs, whose column it names
+        --kernels 0 => --kernels: expected numbers from 1 to 16 separated by commas, got '0'
+        --text a,b => --text: only with --pairs: it names a column of that table
         --length 2 => --length: expected
         --tokens 20 => --tokens: expected at least 4 windows
     """),
@@ -77,8 +77,10 @@ def test_bad_options_are_one_line(folder, text, tmp_path, capsys, options, messa
 
 def test_bad_pairs_are_one_line(folder, pairs, tmp_path, capsys):
     common = ["distill-positions", folder, "--out", str(tmp_path / "out"), "--pairs", pairs]
-    assert "--text: expected two columns as a,b, got 'a'" in fails(capsys, *common, "--text", "a", "--label", "like")
-    assert "has no column 'c', but a, b, like" in fails(capsys, *common, "--text", "a,c", "--label", "like")
+    assert "--text: expected two columns, such as a,b, got 'a'" in fails(
+        capsys, *common, "--text", "a", "--label", "like"
+    )
+    assert "has no column 'c'; it has a, b, like" in fails(capsys, *common, "--text", "a,c", "--label", "like")
     assert "--label: expected numbers, got 'the cat saw the dog' in row 1" in fails(
         capsys, *common, "--text", "a,b", "--label", "a"
     )

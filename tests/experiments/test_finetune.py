@@ -62,7 +62,7 @@ def test_it_writes_results_a_table_and_a_report(model, data, tmp_path, capsys):
     assert results["parameters"]["tisa, S=2"]["position"] == 2 * 2 * 3 * 2
     assert results["versions"]["scikit-learn"]
     assert results["shown"] == {"positions": ["learned+tisa", "tisa"], "kernels": [0, 2], "seeds": [0, 1]}
-    assert "only a part of train: not to be compared with published scores" in out
+    assert "only part of train: do not compare with published scores" in out
     assert "cola, learned+tisa, S=2, seed 1: matthews" in out
     assert "mnli matched" in out
     # The last run of each task and method, at offsets -32 to 32.
@@ -71,7 +71,7 @@ def test_it_writes_results_a_table_and_a_report(model, data, tmp_path, capsys):
     assert [len(part) for part in (kept["heads"], kept["heads"][0], kept["heads"][0][0])] == [2, 2, 65]
     table = (tmp_path / "results.md").read_text()
     assert "| task | metric | baseline | S = 2 | gain | error reduction |" in table
-    assert "cola: only a part of the official data (train 24 rows)" in table
+    assert "cola: only part of the official data (train 24 rows)" in table
     page = (tmp_path / "report.html").read_text()
     assert "What the heads learned" in page
     assert page.count("<summary>cola, ") == 2
@@ -103,7 +103,7 @@ def test_a_finished_run_is_never_repeated(model, data, tmp_path, monkeypatch, ca
     done.clear()
     resumed = run(model, data, tmp_path / "parts", "--seeds=2")
     assert done == [("learned+tisa, S=2", 1)]
-    assert "3 of 4 runs are there already" in capsys.readouterr().out
+    assert "3 of 4 runs are already done" in capsys.readouterr().out
     assert scores(resumed) == scores(whole)
     losses = [results["runs"]["cola"]["learned+tisa, S=2"]["1"]["train_loss"] for results in (whole, resumed)]
     assert losses[0] == losses[1]
@@ -195,7 +195,7 @@ def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):
     )
     out = capsys.readouterr().out
     assert "2 runs: 1 tasks, 2 models, 1 seeds" in out
-    assert "3 steps a run" in out
+    assert "3 steps per run" in out
     assert not (tmp_path / "o").exists()
 
 
@@ -220,7 +220,7 @@ def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsy
     before = (tmp_path / "results.json").read_text()
     capsys.readouterr()
     line = fails(capsys, *arguments, "--regression")
-    assert "holds results of mine with classes ['0', '1', '2'], not None; choose another folder" in line
+    assert "holds results for mine with classes ['0', '1', '2'], not None; choose another folder" in line
     assert (tmp_path / "results.json").read_text() == before
 
 
@@ -237,17 +237,15 @@ def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
     arguments = ["finetune", "--data", data, "--task=cola", "--out", str(tmp_path / "out"), "--dry-run", *TINY]
     trained = save_model(tmp_path / "tisa", position="tisa")
     line = fails(capsys, *arguments, "--model", trained)
-    assert (
-        "--kernels: the model was pretrained with TISA, whose kernels stay as many as they are; --position own" in line
-    )
+    assert "--kernels: the model was pretrained with TISA, and its number of kernels can't change; use" in line
     main([*arguments, "--model", trained, "--position=own"])
     assert "own (" in capsys.readouterr().out
     main([*arguments, "--model", save_model(tmp_path / "learned")])
     out = capsys.readouterr().out
     assert "640 of position); learned+tisa, S=2" in out
-    assert "664 of position, 24 of them fresh)" in out
+    assert "664 of position, 24 of them new)" in out
     main([*arguments, "--model", save_model(tmp_path / "t5", position="t5")])
-    assert "640 of position, 640 of them fresh); learned+tisa, S=2" in capsys.readouterr().out
+    assert "640 of position, 640 of them new); learned+tisa, S=2" in capsys.readouterr().out
 
 
 def test_without_a_baseline_none_is_shown(model, data, tmp_path):
@@ -291,11 +289,11 @@ def test_rows_that_are_too_long_are_an_error_or_cut(data, tmp_path, capsys):
     arguments = ["finetune", "--model", model, "--data", data, "--task=mrpc", "--out", str(tmp_path / "out"), *TINY]
     line = fails(capsys, *arguments)
     assert "rows are longer than the 10 tokens that the model covers, the longest has" in line
-    assert "say --max-length 10 to cut them" in line
+    assert "set --max-length 10 to truncate them" in line
     assert "--max-length: " in fails(capsys, *arguments, "--max-length=11")
     main([*arguments, "--max-length=10"])
-    assert "rows cut to 10 tokens" in capsys.readouterr().out
-    assert "rows were cut to 10 tokens" in (tmp_path / "out" / "results.md").read_text()
+    assert "rows truncated to 10 tokens" in capsys.readouterr().out
+    assert "rows were truncated to 10 tokens" in (tmp_path / "out" / "results.md").read_text()
     # Methods that go on beyond what was trained need no cut.
     main([*arguments[: -len(TINY)], *TINY, "--position=tisa", "--out", str(tmp_path / "other")])
 
@@ -316,7 +314,7 @@ def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):
     capsys.readouterr()
     arguments = ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path), *TINY]
     assert "holds results with batch_size 8, not 4" in fails(capsys, *arguments, "--batch-size=4")
-    assert "holds results of other rows of cola" in fails(capsys, *arguments, "--train-rows=8")
+    assert "holds results for other rows of cola" in fails(capsys, *arguments, "--train-rows=8")
     other = save_model(tmp_path / "other", hidden_size=32)
     assert "holds results with weights" in fails(capsys, *arguments, "--model", other)
     assert "holds results with batch_size 8, not 4" in fails(capsys, *arguments, "--batch-size=4", "--dry-run")

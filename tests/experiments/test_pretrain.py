@@ -259,7 +259,7 @@ def test_a_finished_run_is_left_as_it_is(text, copy, capsys):
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock" and path.is_file()}
     run(text, copy)
     out = capsys.readouterr().out
-    assert "is finished already" in out
+    assert "is already finished" in out
     assert "Encoder.from_pretrained" in out
     after = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock" and path.is_file()}
     assert after == before
@@ -454,15 +454,15 @@ OPTIONS = "--position-options"
         ([*XL, "--hidden-size", "15", "--num-heads", "5"], "--hidden-size: transformer_xl needs an even one, got 15"),
         (["--position", "rope", "--num-heads", "128"], "--position: rotary_dim: expected an even number"),
         (["--embedding-size", "0"], "--embedding-size: expected at least 1, got 0"),
-        ([OPTIONS, "{"], "--position-options: expected a JSON object as '{\"num_kernels\": 3}', got '{'"),
-        ([OPTIONS, "[3]"], "--position-options: expected a JSON object as '{\"num_kernels\": 3}', got '[3]'"),
+        ([OPTIONS, "{"], "--position-options: expected a JSON object such as '{\"num_kernels\": 3}', got '{'"),
+        ([OPTIONS, "[3]"], "--position-options: expected a JSON object such as '{\"num_kernels\": 3}', got '[3]'"),
         (
             [OPTIONS, '{"clip": 3}'],
             "--position-options: position 'tisa' has no option 'clip'; it has num_kernels, share",
         ),
         ([OPTIONS, '{"num_kernels": -1}'], "--position-options: num_kernels: expected at least 0, got -1"),
-        ([OPTIONS, '{"num_kernels": "3"}'], '--position-options: num_kernels: expected a value as 5, got "3"'),
-        ([OPTIONS, '{"share_layers": 1}'], "--position-options: share_layers: expected a value as false, got 1"),
+        ([OPTIONS, '{"num_kernels": "3"}'], '--position-options: num_kernels: expected a value like 5, got "3"'),
+        ([OPTIONS, '{"share_layers": 1}'], "--position-options: share_layers: expected a value like false, got 1"),
         (
             [OPTIONS, '{"rotary_dim": 7}', "--position", "rope"],
             "--position-options: rotary_dim: expected an even number",

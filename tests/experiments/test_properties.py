@@ -127,7 +127,7 @@ def test_a_method_that_the_comparison_lacks(comparison, tmp_path, capsys):
 def test_the_folder_of_another_command(content, text, tmp_path, capsys):
     (tmp_path / "results.json").write_text(content)
     message = fails(capsys, "properties", "--out", str(tmp_path / "out"), "--results", str(tmp_path))
-    assert "results.json is not there, or no result of whereformer compare" in message
+    assert "results.json is missing, or not a result of whereformer compare" in message
     arguments = ["--data", text, "--length", "8", "--steps", "1", "--positions", "tisa"]
     message = fails(capsys, "compare", "--out", str(tmp_path), *arguments)
     assert "--out:" in message
@@ -153,7 +153,7 @@ def test_text_that_is_no_longer_there_or_another(comparison, tmp_path, capsys):
     command = changed(comparison, tmp_path / "a", lambda data: data["text"].update(data=["gone.txt"]))
     assert "can't be read again (no such file or folder: 'gone.txt')" in fails(capsys, *command)
     command = changed(comparison, tmp_path / "b", lambda data: data["settings"].update(text="0"))
-    assert "is not what it was" in fails(capsys, *command)
+    assert "has changed; run whereformer compare again" in fails(capsys, *command)
 
 
 def test_a_comparison_without_models(comparison, tmp_path, capsys):

@@ -104,7 +104,7 @@ def test_each_threshold_takes_its_tick_and_no_other(name, changed, number):
     tick = row.ticks[name]
     assert (tick.holds, tick.number, tick.paper, tick.differs) == (False, number, True, True)
     (sentence,) = ticks.disagreements([row])
-    assert sentence.startswith(f"tisa, {ticks.title(name)}: no ({number}), the paper says yes; ")
+    assert sentence.startswith(f"tisa, {ticks.title(name)}: no ({number}), but the paper says yes; ")
     assert len(sentence) > 60
 
 

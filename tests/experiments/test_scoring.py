@@ -34,7 +34,7 @@ def test_parts_hold_every_line_once_by_the_words_of_its_source():
 
 
 def test_lines_that_do_not_belong_together():
-    with pytest.raises(InputError, match="expected as many lines as references, got 3 and 4"):
+    with pytest.raises(InputError, match="expected the same number of lines as the references, got 3 and 4"):
         score(HYPOTHESES[:3], REFERENCES, REFERENCES, edges=[4])
     with pytest.raises(InputError, match="references: expected lines, got none"):
         score([], [], [], edges=[4])

@@ -136,7 +136,10 @@ def test_lines_before_a_bad_one_are_translated_first(model, lines, capsys, monke
     captured = capsys.readouterr()
     assert captured.out.splitlines() == [translated("where is the cat?")]
     assert "line 2 has 1" in captured.err
-    assert "tokens, the model takes 60 (and 1 of the 2 after it); --truncate cuts such lines" in captured.err
+    assert (
+        "tokens, but the model takes 60 (and 1 of the 2 after it); use --truncate to truncate such lines"
+        in captured.err
+    )
 
 
 def test_a_pipe_is_read_once(model, tmp_path, monkeypatch):
@@ -177,7 +180,10 @@ def test_long_lines_are_cut_or_taken_when_asked(model, untrained, lines, capsys)
     main(["translate", "run", model, "--input", long, "--max-length=500", "--beams=1"])
     assert len(capsys.readouterr().out.splitlines()) == 2
     message = fails(capsys, "translate", "run", untrained, "--input", long, "--max-length=500")
-    assert "--max-length: expected at most 60, what the model was trained with, got 500: learned covers" in message
+    assert (
+        "--max-length: expected at most 60, the length that the model was trained with, got 500: learned covers"
+        in message
+    )
 
 
 def test_truncation_keeps_the_beginning_and_the_end(model):
@@ -236,11 +242,11 @@ def test_scores_of_a_model(model, lines, tmp_path, capsys, beams):
     ("arguments", "expected"),
     refusals("""
         score => MODEL: expected a model, or --hypotheses and --references, got none
-        score --hypotheses a => --references: expected a file beside --hypotheses, got none
+        score --hypotheses a => --references: expected a file to go with --hypotheses, got none
         score --hypotheses a --references b --data c => --data: only with a model
         score m --hypotheses a => --hypotheses: either a model or files, got both
         score --hypotheses no --references no => --hypotheses: cannot read 'no'
-        score --words 4,x => --words: expected ascending numbers as 8,12,16, got '4,x'
+        score --words 4,x => --words: expected ascending numbers, such as 8,12,16, got '4,x'
         score --words 9,4 => --words: expected ascending numbers
         score --words 0,4 => --words: expected ascending numbers
         score --out no/such/file => --out: no such folder: 'no/such'
@@ -261,7 +267,7 @@ def test_another_kind_of_model_is_refused(tmp_path, capsys, monkeypatch):
     other = Encoder(EncoderConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, blocks="1"))
     with quiet_transformers():
         other.save_pretrained(tmp_path / "other")
-    assert "MODEL: expected one that `whereformer translate train` made, got a whereformer" in fails(
+    assert "MODEL: expected a model made by `whereformer translate train`, got a whereformer" in fails(
         capsys, "translate", "run", str(tmp_path / "other")
     )
 
@@ -289,7 +295,7 @@ def _other_tokenizer(folder):
             _replaced(
                 "config.json", lambda file: file.read_bytes().replace(b'"hidden_size": 64', b'"hidden_size": 32')
             ),
-            "its config.json makes it (",
+            "its config.json says (",
         ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (_other_tokenizer, "the tokenizer of"),
@@ -343,8 +349,8 @@ def test_an_interrupt_says_what_is_there(model, lines, tmp_path, capsys, monkeyp
         assert stop.value.code == 130
         told.append(capsys.readouterr().err.strip())
     assert told == [
-        "whereformer: interrupted after 1 lines, which are written",
-        "whereformer: interrupted; nothing is written yet",
+        "whereformer: interrupted after 1 lines, which have been written",
+        "whereformer: interrupted; nothing has been written yet",
     ]
     assert out.read_text() == translated("where is the cat?") + "\n"
 
@@ -352,7 +358,7 @@ def test_an_interrupt_says_what_is_there(model, lines, tmp_path, capsys, monkeyp
 def test_output_and_input_are_different_files(model, lines, capsys):
     file = lines("where is the cat?")
     message = fails(capsys, "translate", "run", model, "--input", file, "--output", file)
-    assert "--output: expected another file than --input" in message
+    assert "--output: expected a different file from --input" in message
     assert Path(file).read_text() == "where is the cat?\n"
 
 

@@ -86,7 +86,7 @@ def test_weights_that_are_gone_are_missed_before_training_goes_on(data, tmp_path
     shutil.rmtree(tmp_path / "model")
     (tmp_path / "averaging" / "step-4.safetensors").unlink()
     message = fails(capsys, "translate", "train", *data, "--out", str(tmp_path), *TINY)
-    assert "step-4.safetensors is missing, which the model is to be a mean of" in message
+    assert "step-4.safetensors is missing, and its weights are needed for the average" in message
 
 
 def test_one_checkpoint_is_taken_as_it_is(data, tmp_path):
@@ -130,12 +130,12 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(data, tmp_path, 
     before = (tmp_path / "results.json").read_bytes()
     capsys.readouterr()
     run(data, tmp_path)
-    assert "is finished already" in capsys.readouterr().out
+    assert "is already finished" in capsys.readouterr().out
     common = ["translate", "train", *data, "--out", str(tmp_path), *TINY]
     assert "holds results with norm 'pre', not 'post'" in fails(capsys, *common, "--norm=post")
     other = write(tmp_path, ["a b", "c d"] * 30, ["a b", "c d"] * 30)
     common = ["translate", "train", *other, "--out", str(tmp_path), *TINY]
-    assert "holds results of other text" in fails(capsys, *common)
+    assert "holds results for a different text" in fails(capsys, *common)
     assert (tmp_path / "results.json").read_bytes() == before
 
 
@@ -278,7 +278,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         ([], "--data: expected tables, or --source and --target, got none"),
         *refusals("""
         --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
-        --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a value as
+        --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a value like
         --position-options '[' => --position-options: expected a JSON object
         --cross-position tsia => --cross-position: unknown position method 'tsia'; did you mean 'tisa'?
         --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 256
@@ -295,7 +295,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         --average 0 => --average: expected at least 1, got 0
         --threads 0 => --threads: expected 1 to 1048576, got 0
         --source no.en --target no.de => --source: cannot read 'no.en': No such file
-        --source no.en => --target: expected a file beside --source, got none
+        --source no.en => --target: expected a file to go with --source, got none
         --data no.jsonl => --data: no such file: 'no.jsonl'
     """),
     ],

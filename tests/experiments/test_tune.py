@@ -153,7 +153,7 @@ def test_a_way_that_raises_is_told_and_not_timed(capsys, instant, monkeypatch):
     monkeypatch.setitem(importlib.import_module("whereformer.kernels")._RUN, "reference", attend)
     main([*TINY])
     out = capsys.readouterr().out
-    assert "can't: bias float32 n=90 forward: RuntimeError: not on a Tuesday" in out
+    assert "failed: bias float32 n=90 forward: RuntimeError: not on a Tuesday" in out
 
 
 def row(field, best, dtype="", better=True):
@@ -273,13 +273,13 @@ def test_an_interrupted_command_prints_what_it_has(capsys, monkeypatch):
     captured = capsys.readouterr()
     assert "tile_scores" in captured.out
     assert "onednn" not in captured.out
-    assert "interrupted; above is what was measured" in captured.err
+    assert "interrupted; the measurements so far are above" in captured.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     refusals("""
-        --terms bias => --terms: not with --tune, whose calls are its own, on the CPU
+        --terms bias => --terms: not with --tune, which has its own calls, on the CPU
         --lengths 128 => --lengths: not with --tune
         --dtypes float32 => --dtypes: not with --tune
         --backends reference => --backends: not with --tune

@@ -89,3 +89,16 @@ def test_a_tuple_where_the_configuration_says_so():
     assert len(found) == 3
     asked = model(ids, start_positions=place, end_positions=place, return_dict=True)
     assert torch.equal(asked.loss, found[0])
+
+
+def test_token_types_and_positions_may_follow_the_mask_as_in_bert():
+    model = build(EncoderForMaskedLM).eval()
+    ids, mask = torch.arange(12).reshape(2, 6), torch.ones(2, 6)
+    types, places = torch.tensor([0, 0, 0, 1, 1, 1]).expand(2, -1), torch.arange(1, 7).expand(2, -1)
+    by_name = model(ids, mask, token_type_ids=types, position_ids=places).logits
+    assert torch.equal(model(ids, mask, types, places).logits, by_name)
+    assert not torch.equal(model(ids, mask).logits, by_name)
+    with pytest.raises(TypeError, match="token_type_ids: given twice"):
+        model(ids, mask, types, token_type_ids=types)
+    with pytest.raises(TypeError, match="positional"):
+        model(ids, mask, types, places, None)

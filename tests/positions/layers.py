@@ -29,8 +29,11 @@ def prepare(position, query, key, value, *, hidden=None, layer=0, shared=None, p
     places = positions or (Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k))
     shared = position.shared(*places) if shared is None else shared
     place = Place(*places, layer, shared)
-    query, key, value = position.rotate(query, key, value, place)
-    terms = position.terms(value if hidden is None else hidden, place)
+    if query is not None:
+        query, key, value = position.rotate(query, key, value, place)
+    if hidden is None:
+        hidden = value.new_zeros(len(value), n_q, position.model.hidden_size)
+    terms = position.terms(hidden, place)
     return (query, key, value, terms) if position.content else (None, None, value, terms)
 
 

@@ -18,13 +18,15 @@ def tisa(case, golden, convention="paper"):
     parameters = tuple(golden[name] for name in ("amplitudes", "sharpness", "offsets"))
     converted = from_released(*parameters) if convention == "shipped" else (kernels.mT for kernels in parameters)
     amplitude, sharpness, center = (kernels.unsqueeze(0) for kernels in converted)
-    heads = case.config["H"]
-    position = build_position("tisa", hidden_size=heads, num_heads=heads, num_kernels=case.config["S"])
+    heads, head_dim = case.config["H"], case.config.get("d", 1)
+    sizes = {"hidden_size": heads * head_dim, "num_heads": heads}
+    position = build_position("tisa", **sizes, num_kernels=case.config["S"])
     return install(position, amplitude=amplitude, sharpness=sharpness, center=center)
 
 
 def terms_of(position, n_q, n_k):
-    return position.terms(torch.zeros(1, n_q, 1), Place(Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)))
+    hidden = torch.zeros(1, n_q, position.model.hidden_size)
+    return position.terms(hidden, Place(Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)))
 
 
 @pytest.mark.parametrize("case", BIAS)

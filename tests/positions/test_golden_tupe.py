@@ -39,7 +39,8 @@ def tupe(golden, config):
 
 def bias_of(position, n):
     places = Positions(0, 1, n)
-    return scores(position.terms(torch.zeros(1, n, 1, dtype=torch.float64), Place(places, places)), n, n).squeeze(0)
+    hidden = torch.zeros(1, n, position.model.hidden_size, dtype=torch.float64)
+    return scores(position.terms(hidden, Place(places, places)), n, n).squeeze(0)
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -66,8 +67,8 @@ def test_relative_part_equals_the_original(case):
 def test_buckets_equal_the_original(case):
     golden, options = case.tensors(), {name: case.config[name] for name in ("num_buckets", "max_distance")}
     position = build_position("t5", hidden_size=1, num_heads=1, **options)
-    install(position, weight=torch.arange(options["num_buckets"]).unsqueeze(0))
-    assert torch.equal(position.curve(golden["relative_position"])[0], golden["bucket"])
+    install(position, weight=torch.arange(options["num_buckets"]).double().unsqueeze(0))
+    assert torch.equal(position.curve(golden["relative_position"])[0].long(), golden["bucket"])
 
 
 def self_attention(position, hidden, weights, prefix, config, **options):

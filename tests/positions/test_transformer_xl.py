@@ -54,7 +54,7 @@ def test_it_is_the_formula(form, reset_cls, starts, strides, lengths):
     position = build("transformer_xl", form=form, reset_cls=reset_cls)
     query, key = (torch.randn(1, HEADS, length, WIDTH // HEADS, dtype=torch.float64) for length in lengths)
     place = Place(*places, LAYER, position.shared(*places))
-    terms = position.terms(query, place) + position.query_terms(query, place)
+    terms = position.query_terms(query, place)
     turned = position.rotate(query, key, key, place)
     found = attention_weights(*turned, terms, query_positions=places[0], key_positions=places[1])
     expected = formula(position, query[0], key[0], *places).softmax(-1)

@@ -58,7 +58,7 @@ def test_without_what_a_model_lacks():
     assert "It has no position embeddings: its method adds a bias to scores." in text
     assert "Where the heads look" not in text
     assert "How heads are named" not in text
-    assert "Do it again" not in text
+    assert "Command to repeat this" not in text
     text = build_report([model_of(head_layers=0, attention=False)], FACTS)
     check(text)
     assert "Position acts in no layer by itself." in text

@@ -59,14 +59,14 @@ def test_what_the_paper_says_otherwise_is_marked_and_explained():
     page, markdown = report.build_report(data, rows), report.build_markdown(data, rows)
     for text in (page, markdown):
         assert "Where Table 1 of the TISA paper says otherwise" in text
-        assert "shaw, parallelizable: yes (12, 12), the paper says no; as a table over offsets" in text
+        assert "shaw, parallelizable: yes (12, 12), but the paper says no; as a table over offsets" in text
     assert f"| {report.MARKS['yes']}\\* 12, 12 |" in markdown
 
 
 def test_what_is_open_says_why():
     data, rows = results_of("tisa", losses_of(4.95, 4.97))
     assert "| ? +0.02 |" in report.build_markdown(data, rows)
-    assert "Not decided, or not possible" in report.build_report(data, rows)
+    assert "Undecided or impossible" in report.build_report(data, rows)
 
 
 def test_names_are_text_and_nothing_is_loaded():

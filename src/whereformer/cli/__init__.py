@@ -1,1 +1,1 @@
-"""The command line: one module a command, and the only place that knows flags."""
+"""The command line: one module per command. Only this package knows about flags and terminals."""

@@ -1,4 +1,4 @@
-"""``whereformer analyze``: what a model learned about position."""
+"""The command ``whereformer analyze``: show what a model learned about position."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Analyze:
         if not self.models:
             raise InputError("model", "expected at least one folder or id on the Hugging Face Hub, got none")
         if not self.text and (self.data or self.column):
-            raise InputError("text", "reads no text, so it goes without `data` and `column`")
+            raise InputError("text", "does not read text, so `data` and `column` can't be used with it")
         import torch
 
         from ..data import corpus
@@ -113,7 +113,7 @@ class Analyze:
             )
 
     def _words(self) -> list[str]:
-        """The command that does it again."""
+        """Return the command that repeats this analysis."""
         words = ["whereformer", "analyze", *self.models]
         for option in ("scores", "length", "column", "threads"):
             value = getattr(self, option)

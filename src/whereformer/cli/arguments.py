@@ -1,4 +1,4 @@
-"""Reading what options say."""
+"""Parse the values of options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of a ``--device`` field.
+    """Return the device that a ``--device`` option names: "auto", "cpu" or "cuda".
 
     Raises:
-        InputError: for a GPU that isn't there.
+        InputError: if it is a GPU that torch does not find.
     """
     import torch
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device", "expected cpu or auto, got cuda, which torch does not find here")
+        raise InputError("device", "expected cpu or auto, got cuda, but torch finds no GPU here")
     return torch.device(name)
 
 
 def split(field: str, text: str, known: Sequence[str] | None = None) -> list[str]:
-    """The different parts of a list with commas, each of them known.
+    """Split a comma-separated list into its distinct parts, which must be among ``known`` if that is given.
 
     Raises:
-        InputError: naming the field.
+        InputError: if there are no parts, or one is unknown; it names the field.
     """
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not parts:

@@ -1,4 +1,4 @@
-"""``whereformer bench``."""
+"""The command ``whereformer bench``: time attention with positions, or tune its thresholds."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ class Bench:
     """How fast is attention with positions on this machine, compared with attention that has none?
 
     The output and the gradients of every way are first checked against a float64 reference. Then all ways are timed in
-    turns, and each time is divided by that of torch's own attention without positions ("sdpa") in the same round: at
-    1.00 positions cost nothing, at 2.00 they double the time. "sdpa+bias" is what most code does today: it hands
-    torch's attention an (n, n) bias. Forward is without gradients; training is forward and backward with all of them.
+    turns, and each time is divided by the time of torch's own attention without positions ("sdpa") in the same round.
+    At 1.00 positions cost nothing; at 2.00 they double the time. "sdpa+bias" is what most code does today: it passes an
+    (n, n) bias to torch's attention. Forward is without gradients; training is forward and backward with all gradients.
 
-    Writes results.json, results.csv and plot.svg. Ctrl-C keeps what is measured, and a later run with other terms or
-    lengths adds to the folder.
+    Writes results.json, results.csv and plot.svg. Ctrl-C keeps what has been measured, and a later run with other terms
+    or lengths adds to the folder.
 
-    With --tune, the command measures thresholds instead: those by which attention on the CPU chooses between its ways,
-    such as the number of scores to work on at a time. whereformer has one set for each family of processors. The
-    command prints the values that would be faster here, as lines for tuning.py.
+    With --tune, the command measures thresholds instead. By these, attention on the CPU chooses how to compute a call,
+    such as how many scores to work on at a time. whereformer has one set for each family of processors. The command
+    prints the values that would be faster here, as lines for tuning.py.
     """
 
     tune: bool = False
-    """Measure the thresholds of attention on this CPU instead, in about five minutes, or with --quick at fewer lengths
-    in less than one. Of the other options, --rounds (default 9, with --quick 5), --batch (for up to 256 tokens; it is 1
-    beyond), --heads, --head-dim and --out apply. PATH/tune.json is written only with --out."""
+    """Measure the thresholds of attention on this CPU instead. It takes about five minutes, or less than one with
+    --quick, at fewer lengths. Of the other options, only --rounds (default 9, with --quick 5), --batch (for up to 256
+    tokens; beyond that it is 1), --heads, --head-dim and --out apply. PATH/tune.json is written only with --out."""
 
     terms: str | None = None
     """What positions add: bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values), factors
-    (a product of rank 66, as in TUPE), dense (a number per pair), and bias once more where queries are every second
-    token (funnel), in a batch of different lengths (padded), and causal; "all" takes every one. Default: bias,t5,shaw
-    (with --quick: bias)."""
+    (a product of rank 66, as in TUPE), dense (a number per pair), or a bias where only every second token is a query
+    (funnel), in a batch of different lengths (padded), or with causal attention (causal). "all" means every one.
+    Default: bias,t5,shaw (with --quick: bias)."""
 
     lengths: str | None = None
     """Tokens in a sequence. Default: 128,512,2048 (with --quick: 128,512)."""
 
     dtypes: str | None = None
-    """float32, bfloat16 or float16. Default: float32, on a GPU bfloat16."""
+    """float32, bfloat16 or float16. Default: float32, or bfloat16 on a GPU."""
 
     backends: str = "auto"
-    """Backends of whereformer.attention: "auto" chooses for the call, "reference" is the plain formula."""
+    """Backends of whereformer.attention: "auto" chooses one for each call, "reference" is the plain formula."""
 
     rounds: int | None = None
     """Number of times to time each way. Default: 7 (with --quick: 3)."""
 
     quick: bool = False
-    """A first look in less than a minute."""
+    """Take a first look in less than a minute."""
 
     batch: int | None = None
-    """Sequences at a time. Default: 4, and 1 for more than 2048 tokens."""
+    """Sequences at a time. Default: 4, or 1 for more than 2048 tokens."""
 
     heads: int = 12
     """Attention heads."""
@@ -72,10 +72,10 @@ class Bench:
     """Width of a head."""
 
     threads: int = 1
-    """Threads on the CPU. With one, time is the process's CPU time, which other programs disturb least."""
+    """Threads on the CPU. With one thread, time is the process's CPU time, which other programs disturb least."""
 
     memory_limit: Annotated[float | None, tyro.conf.arg(metavar="GIB")] = None
-    """GiB of memory. A call that would need more is not tried, and the table says so. Default: half of what is free."""
+    """GiB of memory. A call that would need more is not tried, and the table says so. Default: half the free memory."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
@@ -100,7 +100,7 @@ class Bench:
 
         for name in ("terms", "lengths", "dtypes", "backends", "threads", "memory_limit", "device"):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise InputError(name, "not with `tune`, whose calls are its own, on the CPU")
+                raise InputError(name, "not with `tune`, which has its own calls, on the CPU")
         self._check_numbers()
         sizes = TuneSizes(
             rounds=self.rounds or (5 if self.quick else 9),
@@ -123,10 +123,10 @@ class Bench:
                 tune.write(self.out / "tune.json", rows, sizes)
                 say(console, f"wrote {self.out / 'tune.json'}")
         if interrupted:
-            raise SystemExit(fail("interrupted; above is what was measured", 130))
+            raise SystemExit(fail("interrupted; the measurements so far are above", 130))
 
     def measure(self, console: Console, peers: Sequence[Way] = (), out: Path = Path("runs/bench")) -> None:
-        """Do it with more ways to compare with, and another default folder."""
+        """Check and time every way. ``peers`` are more ways to compare with; ``out`` is the default folder."""
         from ..experiments.bench.report import write_plot
         from ..experiments.bench.results import BenchFolder, BenchRow
         from ..experiments.bench.run import Bench as Measurement
@@ -160,7 +160,7 @@ class Bench:
                     written.append(out / "plot.svg")
                 say(console, f"wrote {', '.join(map(str, written))}")
             if interrupted:
-                raise SystemExit(fail("interrupted; what is measured is kept", 130))
+                raise SystemExit(fail("interrupted; the measurements so far are kept", 130))
 
     def _settings(self) -> BenchSettings:
         from ..experiments.bench.cases import DTYPES, KINDS

@@ -1,4 +1,4 @@
-"""``whereformer compare``."""
+"""The command ``whereformer compare``: train and rank position methods on a text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .arguments import find_device
 
 @dataclass(frozen=True)
 class Compare:
-    """Which position method suits your text? Trains the same small encoder once per method and compares.
+    """Which position method suits your text? Trains the same small encoder once per method and compares them.
 
     Without --data, the text is the documentation that comes with Python: about 2 MB, and nothing is downloaded. All
-    methods start from the same weights and see the same batches and masks, so that they differ in position alone.
+    methods start from the same weights and see the same batches and masks, so they differ only in position.
 
     Writes report.html (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
     EncoderForMaskedLM.from_pretrained). After an interruption, the same command does the runs that are missing.
@@ -27,7 +27,7 @@ class Compare:
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
 
     positions: str | None = None
-    """Methods to compare, separated by commas. "a+b" uses both at once; "all" stands for every method. Default: none,
+    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method. Default: none,
     sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
 
     data: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""``whereformer cost``."""
+"""The command ``whereformer cost``: count an encoder's FLOPs, parameters and memory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 MOST = 2**20
-"""What a size given to ``cost`` may be at most; numbers of bytes beyond are none that torch can hold."""
+"""The largest size that ``cost`` accepts. Beyond it, torch could not hold the number of bytes."""
 MOST_LAYERS = 1000
-"""Most layers: the number that the deepest Transformers have. Counting looks at each, and takes seconds."""
+"""The most layers, which is what the deepest Transformers have. Counting visits each layer and takes seconds."""
 
 
 @dataclass(frozen=True)
 class Cost:
     """What does an encoder cost? FLOPs, parameters and memory, counted without building it.
 
-    A multiply-add of a matrix product counts as two FLOPs. They are compared with BERT-base at the same length. A
-    Funnel-Transformer is --blocks 4-4-4 --decoder-layers 2 --position transformer_xl --segments attention
+    A multiply-add of a matrix product counts as two FLOPs. The total is compared with BERT-base at the same length. For
+    a Funnel-Transformer, use --blocks 4-4-4 --decoder-layers 2 --position transformer_xl --segments attention
     --no-query-bias.
     """
 
@@ -36,10 +36,10 @@ class Cost:
     """Layers: "12" is twelve layers, "1x12" one layer used twelve times, and "4-4-4" pools between its blocks."""
 
     decoder_layers: str = "0"
-    """Full-length layers after pooled blocks, as "2" or "1x2"."""
+    """Full-length layers after pooled blocks, such as "2" or "1x2"."""
 
     decoder: bool = True
-    """Leave out the decoder, as a model that classifies sequences does."""
+    """Leave out the decoder, as models that classify sequences do."""
 
     hidden_size: int = 768
     """Width of the encoder."""
@@ -48,13 +48,13 @@ class Cost:
     """Attention heads."""
 
     head_dim: int | None = None
-    """Width of a head. Default: the encoder's width divided by the heads."""
+    """Width of a head. Default: the encoder's width divided by the number of heads."""
 
     intermediate_size: int | None = None
-    """Width within the feed-forward networks. Default: four times the encoder's."""
+    """Width within the feed-forward networks. Default: four times the encoder's width."""
 
     embedding_size: int | None = None
-    """Width of the token embeddings. Default: the encoder's."""
+    """Width of the token embeddings. Default: the encoder's width."""
 
     vocab_size: int = 30522
     """Tokens in the vocabulary."""
@@ -66,10 +66,10 @@ class Cost:
     """Where token types act: added to the embeddings (BERT), or to the scores (Funnel)."""
 
     query_bias: bool = True
-    """Leave out the bias of the queries' projection."""
+    """Leave out the bias of the query projection."""
 
     pool_query_only: bool = True
-    """Let the layer that halves the sequence attend to the halved one only."""
+    """Let the layer that halves the sequence attend only to the halved sequence."""
 
     separate_cls: bool = True
     """Pool the first token like the others, instead of keeping it apart as [CLS]."""
@@ -78,24 +78,24 @@ class Cost:
     """Keep the last token in every pooling, so that 512 tokens become 257 instead of 256."""
 
     length: int = 512
-    """Tokens of a sequence."""
+    """Tokens in a sequence."""
 
     batch_size: int = 1
     """Sequences at a time."""
 
     predictions: int | None = None
-    """Tokens of a sequence that the masked-LM head predicts. Default: all; there is no such head where blocks pool
-    without a decoder."""
+    """Tokens in a sequence that the masked-LM head predicts. Default: all. Blocks that pool without a decoder have no
+    such head."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of parameters and activations."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device that the memory is counted for. It need not be there."""
+    """Device to count memory for. This machine need not have it."""
 
     paper: bool = False
-    """Print what the Funnel-Transformer paper's models cost relative to BERT-base instead, counted as in the authors'
-    code. Of the other options, only --out has an effect."""
+    """Print what the models of the Funnel-Transformer paper cost relative to BERT-base instead, counted as in the
+    authors' code. Of the other options, only --out has an effect."""
 
     out: Path | None = None
     """A file to write the numbers to, as JSON."""

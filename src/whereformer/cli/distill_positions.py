@@ -1,4 +1,4 @@
-"""``whereformer distill-positions``: position embeddings into TISA's kernels."""
+"""The command ``whereformer distill-positions``: replace position embeddings by TISA kernels."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..experiments.settings import check_range
 class DistillPositions:
     """Turn a pretrained model's position embeddings into TISA's kernels, head by head, without any training.
 
-    Part of each head's scores over text depends on the offset alone: a curve. Layer by layer, TISA's kernels are fitted
+    Part of each head's scores over text depends only on the offset: a curve. Layer by layer, TISA's kernels are fitted
     to the part of that curve that the position embeddings cause. Then the embeddings are dropped, and the command
-    measures how much of the model is left: how similar its states are, its masked-LM loss if it has such a head, and
-    with --pairs how well its sentence embeddings rank pairs of texts.
+    measures how well the model still works: how similar its states are, its masked-LM loss if it has such a head, and,
+    with --pairs, how well its sentence embeddings rank pairs of texts.
 
     Writes model/ (with the most kernels) and results.json. Fine-tune the model with `whereformer finetune --position
     own`, or look at it with `whereformer analyze`.
@@ -78,7 +78,7 @@ class DistillPositions:
         from .terminal import Bar, say
 
         if self.pairs is None and (self.text or self.label):
-            raise InputError("text" if self.text else "label", "only with `pairs`, whose column it names")
+            raise InputError("text" if self.text else "label", "only with `pairs`: it names a column of that table")
         pairs = None if self.pairs is None else read_pairs(self.pairs, self.text, self.label)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -97,10 +97,11 @@ class DistillPositions:
             with Bar(console) as progress:
                 results = distill(options, self.out, progress)
             print_distilling(console, results)
-            say(console, f"wrote {self.out / 'model'} ({max(kernels)} kernels a head) and {self.out / 'results.json'}")
+            model = self.out / "model"
+            say(console, f"wrote {model} ({max(kernels)} kernels per head) and {self.out / 'results.json'}")
 
     def _kernels(self) -> list[int]:
         parts = [part.strip() for part in self.kernels.split(",") if part.strip()]
         if not parts or not all(part.isdecimal() and 1 <= int(part) <= 16 for part in parts):
-            raise InputError("kernels", f"expected numbers from 1 to 16 split by commas, got {self.kernels!r}")
+            raise InputError("kernels", f"expected numbers from 1 to 16 separated by commas, got {self.kernels!r}")
         return sorted({int(part) for part in parts})

@@ -1,4 +1,4 @@
-"""``whereformer finetune``."""
+"""The command ``whereformer finetune``: fine-tune a model with and without a position method."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finetune:
-    """What does a position method add to a pretrained model? Fine-tunes it with and without, on GLUE or your own task.
+    """What does a position method add to a pretrained model? Fine-tunes with and without it, on GLUE or your own task.
 
     This is Table 3 of the TISA paper. By default, 0, 1, 3 and 5 TISA kernels are added to the model's position
     embeddings, and each model is fine-tuned on each task with several seeds. The table shows medians and ranges, the
     largest gain over the baseline, and the share of the baseline's errors that it removes.
 
-    Writes results.json, results.md and report.html (with what each
-    head learned). Ctrl-C keeps every finished run; the same command continues with what is missing.
+    Writes results.json, results.md and report.html (with what each head learned). Ctrl-C keeps every finished run; the
+    same command then does the missing ones.
     """
 
     model: str
@@ -41,8 +41,8 @@ class Finetune:
     """The tokenizer. Default: the one that was saved with the model."""
 
     position: Annotated[str, tyro.conf.arg(metavar="A,B+C")] = "learned+tisa"
-    """Position methods, each with a table of its own: "learned+tisa" adds to the model's position embeddings, "tisa"
-    takes their place, "own" leaves the model as it is; `whereformer positions` lists others."""
+    """Position methods; each gets its own table. "learned+tisa" adds to the model's position embeddings, "tisa"
+    replaces them, and "own" leaves the model as it is; `whereformer positions` lists others."""
 
     kernels: str = "0,1,3,5"
     """Numbers of TISA kernels per head. 0 is the baseline, the same model without TISA."""
@@ -111,7 +111,7 @@ class Finetune:
             self._write(console, results, found)
 
     def _write(self, console: Console, results: FinetuneResults, found: Sequence[GainsTable]) -> None:
-        """The table as text and as a page."""
+        """Write the table as Markdown and as an HTML page."""
         from ..experiments.finetune.report import build_markdown, build_report
         from ..files import write_atomically
         from .terminal import say

@@ -1,4 +1,4 @@
-"""How fields of dataclasses look on the command line: in --help, and in errors."""
+"""Show dataclass fields as flags: their help and placeholders for tyro, and their names in errors."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ METAVARS = {
     "text": "COLUMN[,COLUMN]",
     "tokenizer": "PATH_OR_ID",
 }
-"""What stands for the value of a flag, by the field's name, where its type is a text or a path."""
+"""The placeholder for a flag's value in --help, by field name, for fields that are text or a path."""
 
 SHOWN = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
-"""The same by type."""
+"""Placeholders by type, for all other fields."""
 
 
 def registry() -> ConstructorRegistry:
-    """What tyro has to know to show dataclasses that know nothing of tyro."""
+    """Return the rules by which tyro shows our dataclasses, which know nothing of tyro."""
     found = ConstructorRegistry()
     found.struct_rule(_dataclass_rule)
     return found
 
 
 def in_flags(error: InputError, command: Any) -> str:
-    """An error as a command's user reads it: with flags where Python says names of arguments."""
+    """Format an error for a command's user, with flags in place of the names of Python arguments."""
     flags = flags_of(command)
     reason = _replace_names(error.reason, flags)
     return reason if error.field is None else f"{flags.get(error.field, flag(error.field))}: {reason}"
 
 
 def flags_of(command: Any) -> dict[str, str]:
-    """A command's flags by the names of its fields; its ``FLAGS`` are those that a field's name does not tell."""
+    """Return a command's flags by field name. ``FLAGS`` has those that don't follow from a field's name."""
     flags: dict[str, str] = {}
     for field in dataclasses.fields(command):
         value = getattr(command, field.name)
@@ -65,19 +65,19 @@ def flags_of(command: Any) -> dict[str, str]:
 
 
 def flag(name: str) -> str:
-    """The flag of a field: ``--max-length`` of ``max_length``."""
+    """Return the flag of a field: ``--max-length`` for ``max_length``."""
     return f"--{name.replace('_', '-')}"
 
 
 def _replace_names(text: str, flags: dict[str, str]) -> str:
-    """A text with flags in place of names between backquotes."""
+    """Replace names in backquotes by flags."""
     return re.sub("``?([a-z_]+)``?", lambda found: flags.get(found[1], found[0]), text)
 
 
 def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """A dataclass as tyro's own rule has it, but for the help and the metavars."""
+    """Describe a dataclass of ours as tyro's own rule does, but with our help texts and placeholders."""
     if not dataclasses.is_dataclass(info.type) or info.type.__module__.partition(".")[0] != PACKAGE:
-        return None  # tyro has dataclasses of its own
+        return None  # tyro's own dataclasses
     hints, documentation = get_type_hints(info.type, include_extras=True), _documentation(info.type)
     flags = {name: flag(name) for name in hints} | getattr(info.type, "FLAGS", {})
     return StructConstructorSpec(
@@ -87,7 +87,7 @@ def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
                 field.name,
                 _with_looks(hints[field.name], field.name, _default(field)),
                 _default(field),
-                # Without any, tyro takes a group's from its class.
+                # Without a help text, tyro uses the docstring of a group's class.
                 _replace_names(documentation[field.name], flags) if field.name in documentation else None,
             )
             for field in dataclasses.fields(info.type)
@@ -102,9 +102,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _with_looks(hint: Any, name: str, default: Any) -> Any:
-    """A field's type, with what --help shows for its value and its default; what the type says itself goes first."""
+    """Annotate a field's type with its placeholder and default for --help; the type's own annotations have priority."""
     inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    # The help of a field says what it means to leave it out.
+    # The help text itself says what happens if the option is left out.
     note = "" if default in (None, ()) or isinstance(default, bool) else None
     return Annotated[(inner, tyro.conf.arg(metavar=_metavar(inner, name), help_behavior_hint=note), *said)]
 
@@ -121,7 +121,7 @@ def _metavar(kind: Any, name: str) -> str | None:
 
 
 def _documentation(kind: type) -> dict[str, str]:
-    """What is written below each field of a dataclass, as one line."""
+    """Return the docstring below each field of a dataclass, as one line."""
     found = {}
     for base in reversed(kind.__mro__[:-1]):
         tree = ast.parse(dedent(inspect.getsource(base))).body[0]

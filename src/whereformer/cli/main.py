@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Bad input gives one line (or the parser's own box) and exit code 2."""
+"""Parse the command line and run a command. For bad input, print one line (or tyro's box) and exit with code 2."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given == ["--version"]:
         print(f"whereformer {__version__}")
         return
-    # A list of commands has a paragraph of each; who asks for one of them wants all of it.
+    # In the list of commands each has one paragraph; the help of one command has all.
     parsers = (
         Annotated[
             Any,
@@ -55,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, command in COMMANDS.items()
     )
     command = tyro.cli(
-        cast(Any, Union[tuple(parsers)]),  # noqa: UP007  # as many as there are commands
+        cast(Any, Union[tuple(parsers)]),  # noqa: UP007  # the union of all commands
         prog="whereformer",
-        description="Where a token is, as a swappable, inspectable, fast part of self-attention.",
+        description="Token positions as a swappable, inspectable and fast part of self-attention.",
         args=given,
         registry=registry(),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
@@ -66,12 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _summary(command: Callable[..., Any]) -> str:
-    """The first paragraph of what a command says of itself."""
+    """Return the first paragraph of a command's docstring."""
     return (inspect.getdoc(command) or "").partition("\n\n")[0]
 
 
 def execute(command: Any) -> None:
-    """Run a command. If it cannot do its work, print one line to stderr and exit with a code."""
+    """Run a command. If it fails on bad input or is interrupted, print one line to stderr and exit with a code."""
     try:
         # Without markup, because paths may hold brackets.
         command.run(Console(markup=False, width=None if sys.stdout.isatty() else 100))
@@ -80,4 +80,4 @@ def execute(command: Any) -> None:
     except OSError as error:
         raise SystemExit(fail(str(error))) from None
     except KeyboardInterrupt:
-        raise SystemExit(fail("interrupted; what is finished is kept, the same command continues", 130)) from None
+        raise SystemExit(fail("interrupted; finished work is kept, and the same command continues", 130)) from None

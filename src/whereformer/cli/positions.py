@@ -1,4 +1,4 @@
-"""``whereformer positions``."""
+"""The command ``whereformer positions``: list the position methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ListPositions:
-    """List the position methods, and the options that each takes, with their defaults as in JSON."""
+    """List the position methods and the options of each, with defaults in JSON."""
 
     def run(self, console: Console) -> None:
         """Print the table of methods."""

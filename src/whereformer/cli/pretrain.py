@@ -1,4 +1,4 @@
-"""``whereformer pretrain``."""
+"""The command ``whereformer pretrain``: pretrain an encoder on text."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class Pretrain:
     """Pretrain an encoder on a folder of text, with any position method: masked LM or ELECTRA.
 
-    The default model, a BERT of 4 layers of width 128, takes about nine minutes on one CPU core, whatever the text. For
-    a larger model raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
-    One page in ten is held out, and the model is scored on it during the training.
+    The default model, a BERT with 4 layers of width 128, takes about nine minutes on one CPU core, whatever the text.
+    For a larger model, raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
+    One page in ten is held out, and the model is scored on these pages during training.
 
     Writes model/ (the model and its tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json,
     checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
@@ -53,14 +53,14 @@ class Pretrain:
     """Number of steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
 
     keep: int = 2
-    """Number of checkpoints to keep, the newest ones. From several, `whereformer analyze` shows how the model learned
+    """Number of newest checkpoints to keep. From several checkpoints, `whereformer analyze` shows how the model learned
     about position."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train. "auto" is a GPU if there is one."""
 
     dry_run: bool = False
-    """Print the sizes, the parameters and how often the text is read. Train and write nothing."""
+    """Print the sizes, the parameters and how many times the text is read, without training or writing anything."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -71,7 +71,7 @@ class Pretrain:
         training = self.training.resolved(model.objective)
         check_range(self, vocab_size=(64, float("inf")), every=(1, float("inf")), keep=(1, float("inf")))
         if self.tokenizer is not None and self.vocab_size is not None:
-            raise InputError("vocab_size", f"only without `tokenizer`, whose size it is, got {self.vocab_size}")
+            raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
         from ..data import corpus
         from ..experiments.pretrain.job import Job, batch_costs, settings_of
         from ..experiments.pretrain.model import build_config
@@ -85,7 +85,7 @@ class Pretrain:
 
         device = find_device(self.device)
         vocab_size = self.vocab_size or 4096
-        # Before the text is read and encoded, which may take long.
+        # Check the settings before the text is read and encoded, which may take long.
         build_config(model, training.length)
         tokenizer = tokenizer_setting(self.tokenizer, vocab_size)
         with ExitStack() as stack:
@@ -98,7 +98,7 @@ class Pretrain:
                 folder = Folder(self.out, settings, PretrainResults)
                 results = folder.finished()
                 if results is not None:
-                    say(console, f"{self.out} is finished already; nothing to do")
+                    say(console, f"{self.out} is already finished; nothing to do")
                     self._tell(console, results)
                     return
             with console.status("encoding the text" if self.tokenizer else "training a tokenizer, encoding the text"):
@@ -111,7 +111,7 @@ class Pretrain:
             print_plan(console, text.facts, model.blocks, training.steps, plan)
             if self.dry_run:
                 for part, batch in batch_costs(job).items():
-                    steps = f" ({training.accumulate} batches a step)" if training.accumulate > 1 else ""
+                    steps = f" ({training.accumulate} batches per step)" if training.accumulate > 1 else ""
                     say(console, f"\n{part}, a batch{steps}:\n{batch}")
                 return
             with Bar(console) as progress:
@@ -119,7 +119,7 @@ class Pretrain:
             self._tell(console, results)
 
     def _tell(self, console: Console, results: PretrainResults) -> None:
-        """Where everything is, how good it is, and how to use it."""
+        """Print the scores, the files that were written, and how to use the model."""
         from ..training.judged import score_text
         from .terminal import say
 

@@ -1,4 +1,4 @@
-"""``whereformer properties``: Table 1 of the TISA paper, measured."""
+"""The command ``whereformer properties``: measure Table 1 of the TISA paper."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 class Properties:
     """What can each position method do? Table 1 of the TISA paper, measured instead of claimed.
 
-    Six questions about every method. Does it read text longer than that of its training (inductive)? Do gradients reach
-    its parameters (data-driven)? How many are there, and how does their number grow (parameter efficient)? Does a
-    common shift of all positions leave the output unchanged (translation invariant)? Does no chain of operations grow
-    with the length (parallelizable)? Is its effect on the scores a curve over offsets (interpretable)? Each tick
-    follows from a threshold, which the output states. Where a tick differs from the paper's, the output says why.
+    The command answers six questions about every method. Can it read text longer than its training text (inductive)? Do
+    gradients reach its parameters (data-driven)? Are there few, and does their number not grow (parameter efficient)?
+    Does a common shift of all positions leave the output unchanged (translation invariant)? Does the longest chain of
+    operations not grow with the length (parallelizable)? Is its effect on the scores a curve over offsets
+    (interpretable)? A threshold, which the output states, decides each tick. Where a tick differs from the paper's, the
+    output says why.
 
     The command trains a small encoder for each method, as `whereformer compare` does, in about ten minutes on two cores
-    (almost half of them for floater), or takes the models of a finished comparison. Writes results.json, results.md
-    and report.html. After an interruption, the same command does what is missing.
+    (almost half of that for floater), or uses the models of a finished comparison. Writes results.json, results.md and
+    report.html. After an interruption, the same command does the rest.
     """
 
     positions: str | None = None
@@ -38,7 +39,7 @@ class Properties:
     has."""
 
     results: Path | None = None
-    """The folder of a finished `whereformer compare`, instead of training: its losses and its models."""
+    """The folder of a finished `whereformer compare`, whose losses and models are used instead of training."""
 
     data: tuple[str, ...] = ()
     """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation that
@@ -57,10 +58,11 @@ class Properties:
     """Tokens in a training window. The longer text has four times this length. Default: 64."""
 
     steps: int | None = None
-    """Training steps of each method. Default: 800, with --quick 200."""
+    """Training steps of each method. Default: 800 (with --quick: 200)."""
 
     seeds: int | None = None
-    """Number of seeds to train with. Medians decide "inductive"; the rest is measured with the first. Default: 1."""
+    """Number of seeds to train with. Medians decide "inductive"; the rest is measured with the first seed.
+    Default: 1."""
 
     seed: int | None = None
     """The first seed. Default: 0."""
@@ -76,7 +78,7 @@ class Properties:
         names = self._names()
         for name in ("data", "column", "quick", "length", "steps", "seeds", "seed"):
             if self.results is not None and getattr(self, name) not in (None, (), False):
-                raise InputError(name, "only without `results`, which is trained already")
+                raise InputError(name, "only without `results`, whose models are already trained")
         with ExitStack() as stack:
             if self.results is None:
                 comparison, names = self._train(console, names, stack)
@@ -101,7 +103,7 @@ class Properties:
         return names
 
     def _train(self, console: Console, names: list[str] | None, stack: ExitStack) -> tuple[Comparison, list[str]]:
-        """A comparison of its own, within the output folder."""
+        """Train a comparison in the output folder."""
         import torch
 
         from ..data.masks import HELD_OUT_RATE, HeldOut
@@ -131,7 +133,7 @@ class Properties:
         return Comparison(folder, results, held_out), chosen
 
     def _write(self, console: Console, results: PropertiesResults, rows: list[MethodTicks]) -> None:
-        """The table as text and as a page."""
+        """Write the table as Markdown and as an HTML page."""
         from ..experiments.properties import report
         from ..files import write_atomically
         from .terminal import say

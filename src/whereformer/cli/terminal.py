@@ -1,4 +1,4 @@
-"""What all commands show in a terminal: progress with the time left, and lines that can be copied."""
+"""Terminal output that all commands share: a progress bar, and lines that can be copied."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..runs.progress import Progress as Listener
 
 
 class Bar(Listener):
-    """A progress bar over the whole job; finished parts leave a line each."""
+    """A progress bar for the whole job, above which each finished part leaves a line."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -53,6 +53,6 @@ class Bar(Listener):
 
 
 def say(console: Console, *lines: str) -> None:
-    """Lines as they are: the terminal breaks them where they end, so that paths and code can be copied."""
+    """Print lines without wrapping them, so that paths and code can be copied from the terminal."""
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)

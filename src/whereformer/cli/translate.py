@@ -1,4 +1,4 @@
-"""``whereformer translate``: train, run, score."""
+"""The command ``whereformer translate``: train a translation model, translate with it, and score translations."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Threads = int | None
 class Train:
     """Train a translation Transformer on parallel text, with any position method.
 
-    Text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for
-    both languages is learned from it. Pairs with a line that is empty or too long are left out and counted.
+    The text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for both
+    languages is learned from it. Pairs with a line that is empty or too long are left out and counted.
 
     Writes model/ (the mean of the last checkpoints, which are in averaging/, and the tokenizer), results.json,
     checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
@@ -60,7 +60,7 @@ class Train:
     """Threads on the CPU. Default: torch's."""
 
     dry_run: bool = False
-    """Print the sizes, the parameters and how often the text is read. Train and write nothing."""
+    """Print the sizes, the parameters and how many times the text is read, without training or writing anything."""
 
     model: TranslatorSettings = field(default_factory=TranslatorSettings)
     training: TranslationTraining = field(default_factory=TranslationTraining)
@@ -84,7 +84,7 @@ class Train:
 
         device = find_device(self.device)
         _use(self.threads)
-        # Before the text is read and encoded, which may take long.
+        # Check the settings before the text is read and encoded, which may take long.
         build_config(model, training, training.vocab_size)
         with ExitStack() as stack:
             if not self.dry_run:
@@ -99,7 +99,7 @@ class Train:
                 folder = Folder(self.out, settings_of(model, training, pairs, held_out, device), TranslationResults)
                 results = folder.finished()
                 if results is not None:
-                    say(console, f"{self.out} is finished already; nothing to do")
+                    say(console, f"{self.out} is already finished; nothing to do")
                     self._tell(console, results)
                     return
             with console.status("learning a vocabulary, encoding the text"):
@@ -115,7 +115,7 @@ class Train:
             self._tell(console, results)
 
     def _tell(self, console: Console, results: TranslationResults) -> None:
-        """Where everything is, how good it is, and how to use it."""
+        """Print the scores, the files that were written, and how to use the model."""
         from ..training.judged import score_text
         from .terminal import say
 
@@ -133,11 +133,11 @@ class Train:
 
 @dataclass(frozen=True)
 class Run:
-    """Translate lines of a file or of the standard input.
+    """Translate the lines of a file or of standard input.
 
     Each line of the input gives one line of the output, in the same order; empty lines stay empty. The command reads,
     translates and writes 1024 lines at a time. If a line is too long or not UTF-8, the error names it, and the
-    translations of all lines before it are written first. Nothing but translations goes to the standard output.
+    translations of all lines before it are written first. Only translations go to standard output.
     """
 
     FLAGS: ClassVar = {"model": "MODEL"}
@@ -145,11 +145,11 @@ class Run:
     model: Model
     """The folder of a training, or an id on the Hugging Face Hub."""
 
-    input: Path | None = None  # the option is to be --input
-    """Lines to translate. Default: the standard input."""
+    input: Path | None = None  # shadows a builtin, so that the option is --input
+    """Lines to translate. Default: standard input."""
 
     output: Path | None = None
-    """File for the translations. Default: the standard output."""
+    """File for the translations. Default: standard output."""
 
     device: Device = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
@@ -168,7 +168,7 @@ class Run:
             from .terminal import Bar
 
             if self.output and self.input and self.output.resolve() == self.input.resolve():
-                raise InputError("output", f"expected another file than `input`, got {str(self.output)!r}")
+                raise InputError("output", f"expected a different file from `input`, got {str(self.output)!r}")
             translator = translating.load(self.model, decoding, find_device(self.device))
             _use(self.threads)
             window = 1 if self.input is None and stream.isatty() else translating.WINDOW
@@ -179,7 +179,7 @@ class Run:
                 if errors.is_terminal and window > 1:
                     progress = stack.enter_context(Bar(errors))
                     progress.begin("translating")
-                    # What a pipe is read for is gone.
+                    # Counting the lines of a pipe would use them up.
                     if self.input is not None and self.input.is_file():
                         progress.start(_count_lines(self.input))
                 advance = (lambda count: None) if progress is None else progress.step
@@ -192,7 +192,7 @@ class Score:
     """How good are translations? BLEU and chrF by sacrebleu, with signatures, and BLEU by the length of the source.
 
     Give a model and parallel text for it to translate, or a file of translations with their --references. In the second
-    case the lengths are those of --source, or without it those of the references.
+    case the lengths are those of --source or, without it, those of the references.
     """
 
     FLAGS: ClassVar = {"model": "MODEL"}
@@ -209,10 +209,10 @@ class Score:
     """The correct translations, line by line."""
 
     words: str = "8,12,16,24"
-    """BLEU by length: the largest number of words of a source in each part; the last part has the rest."""
+    """For BLEU by length: the largest number of words of a source in each group. The last group has the rest."""
 
     tokenize: Literal["13a", "intl", "zh", "char", "none"] = "13a"
-    """sacrebleu's tokenization of BLEU: zh for Chinese, char where words have no spaces."""
+    """sacrebleu's tokenization for BLEU: zh for Chinese, char for scripts without spaces between words."""
 
     out: Path | None = None
     """File for the scores and the settings, as JSON."""
@@ -238,7 +238,7 @@ class Score:
                 continue
             if not file.parent.is_dir():
                 raise InputError(name, f"no such folder: {str(file.parent)!r}")
-            # Afterwards the translations would be lost.
+            # Checked now, because a failure after translating would lose the translations.
             if file.is_dir() or not os.access(file.parent, os.W_OK):
                 raise InputError(name, f"cannot write {str(file)!r}")
         import json
@@ -265,13 +265,13 @@ class Score:
             say(console, f"wrote {' and '.join(written)}")
 
     def _files(self) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
-        """Hypotheses, references and sources of files, and the files' names."""
+        """Read hypotheses, references and sources from files, and return them with the files' names."""
         from ..data.parallel import check_aligned, read_lines
 
         if self.hypotheses is None:
             raise InputError("model", "expected a model, or `hypotheses` and `references`, got none")
         if self.references is None:
-            raise InputError("references", "expected a file beside `hypotheses`, got none")
+            raise InputError("references", "expected a file to go with `hypotheses`, got none")
         given = {"data": self.parallel.data, "target": self.parallel.target, "translations": self.translations}
         for name, value in given.items():
             if value:
@@ -288,7 +288,7 @@ class Score:
     def _translated(
         self, console: Console, decoding: Decoding
     ) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
-        """What a model makes of the sources."""
+        """Translate the sources with a model; return translations, references, sources and facts."""
         for name in ("hypotheses", "references"):
             if getattr(self, name) is not None:
                 raise InputError(name, "either a model or files, got both")
@@ -310,7 +310,7 @@ class Score:
         parts = [part.strip() for part in self.words.split(",")]
         edges = [int(part) for part in parts if part.isdecimal()]
         if len(edges) < len(parts) or edges != sorted({*edges}) or edges[0] < 1:
-            raise InputError("words", f"expected ascending numbers as 8,12,16, got {self.words!r}")
+            raise InputError("words", f"expected ascending numbers, such as 8,12,16, got {self.words!r}")
         return edges
 
 
@@ -322,7 +322,7 @@ class Translate:
         Annotated[Train, tyro.conf.subcommand("train")]
         | Annotated[Run, tyro.conf.subcommand("run")]
         | Annotated[Score, tyro.conf.subcommand("score")],
-        # None is to stand before the names of the options.
+        # No prefix before the names of the options.
         tyro.conf.arg(name=""),
     ]
     """What to do."""
@@ -332,10 +332,10 @@ class Translate:
         try:
             self.command.run(console)
         except KeyboardInterrupt:
-            # A training goes on from where it was; a translation that has begun says itself how far it is.
+            # A training can be continued. A translation that has begun reports for itself how far it got.
             if isinstance(self.command, Train):
                 raise
-            raise SystemExit(fail("interrupted; nothing is written yet", 130)) from None
+            raise SystemExit(fail("interrupted; nothing has been written yet", 130)) from None
 
 
 def _use(threads: int | None) -> None:
@@ -347,7 +347,7 @@ def _use(threads: int | None) -> None:
 
 @contextmanager
 def _opened(file: Path | None) -> Iterator[BinaryIO]:
-    """A file, or the standard input."""
+    """Open a file for reading, or use standard input."""
     if file is None:
         yield sys.stdin.buffer
         return
@@ -361,7 +361,7 @@ def _opened(file: Path | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _writable(file: Path | None) -> Iterator[TextIO]:
-    """A file, or the standard output; UTF-8 as what is read."""
+    """Open a file for writing, or use standard output; both in UTF-8, like the input."""
     if file is None:
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")
@@ -381,14 +381,14 @@ def _count_lines(file: Path) -> int:
 
 
 def _write(translations: Iterable[str], out: TextIO) -> None:
-    """Line by line, so that what is done is there whatever happens next."""
+    """Write line by line, so that finished translations are kept whatever happens next."""
     done = 0
     try:
         for line in translations:
             print(line, file=out, flush=True)
             done += 1
     except BrokenPipeError:
-        # Who reads has enough, as `head` does; Python would say so once more at its end.
+        # The reader has closed the pipe, as `head` does. Without this, Python would complain again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        raise SystemExit(fail(f"interrupted after {done:,} lines, which are written", 130)) from None
+        raise SystemExit(fail(f"interrupted after {done:,} lines, which have been written", 130)) from None

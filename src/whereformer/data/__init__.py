@@ -1,1 +1,1 @@
-"""Text, tables and parallel text, and the rows and batches that models read."""
+"""Reading text, tables and parallel text, and turning them into rows and batches for models."""

@@ -1,4 +1,4 @@
-"""Which rows meet in a batch: those of a like length, for little padding, in an order that chance decides."""
+"""Group rows of similar length into batches, in random order, so that batches need little padding."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 BUCKET = 32
-"""Batches that are sorted by length together: padding is little, and which rows meet stays mostly chance."""
+"""Number of batches that are sorted by length together: enough for little padding, yet batches stay mostly random."""
 
 
 def shuffled(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[list[int]]:
-    """Which rows each step reads: every row once before any is read again.
+    """Return the rows that each step reads. Every row is read once before any is read again.
 
-    Shuffled rows are cut into buckets of :data:`BUCKET` batches, each bucket sorted by length, and all its batches come
-    in any order.
+    The rows are shuffled and cut into buckets of :data:`BUCKET` batches. Each bucket is sorted by length and cut into
+    batches, and all batches are then shuffled.
     """
     order = torch.as_tensor(lengths)
 
@@ -29,18 +29,18 @@ def shuffled(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> 
 
 
 def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """All rows once, the shortest first."""
+    """Return batches that read every row once, shortest first."""
     order = torch.as_tensor(lengths).argsort(stable=True)
     return [batch.tolist() for batch in order.split(batch_size)]
 
 
 def shuffled_by_tokens(lengths: Tensor, batch_tokens: int, seed: int) -> Iterator[list[int]]:
-    """As :func:`shuffled` without an end, in batches of a number of tokens, padding included, rather than rows.
+    """Like :func:`shuffled`, but endless, and with batches limited by tokens (padding included) instead of rows.
 
     Args:
-        lengths: (rows, sides), tokens of each row; no side of a batch has more than ``batch_tokens``.
-        batch_tokens: a longer row has a batch of its own.
-        seed: decides the order.
+        lengths: (rows, sides), the tokens of each row; no side of a batch has more than ``batch_tokens``.
+        batch_tokens: the most tokens of a batch; a longer row gets a batch of its own.
+        seed: seed of the order.
     """
     widths = lengths.amax(1)
 
@@ -53,12 +53,17 @@ def shuffled_by_tokens(lengths: Tensor, batch_tokens: int, seed: int) -> Iterato
 
 
 def by_length_and_tokens(lengths: Tensor, batch_tokens: int) -> list[list[int]]:
-    """All rows of (rows, sides) tokens once, the shortest first, in batches of at most this number of tokens."""
+    """Return batches of at most ``batch_tokens`` that read every row once, shortest first.
+
+    Args:
+        lengths: (rows, sides), the tokens of each row.
+        batch_tokens: the most tokens on a side of a batch, padding included.
+    """
     return list(_cut(torch.arange(len(lengths)), lengths, lengths.amax(1), batch_tokens))
 
 
 def _in_any_order(epoch: Callable[[Tensor], Iterator[list[int]]], rows: int, seed: int) -> Iterator[list[int]]:
-    """One epoch after the other, without an end."""
+    """Yield the batches of one epoch after another, forever."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         batches = list(epoch(torch.randperm(rows, generator=generator)))
@@ -67,8 +72,8 @@ def _in_any_order(epoch: Callable[[Tensor], Iterator[list[int]]], rows: int, see
 
 
 def _cut(rows: Tensor, lengths: Tensor, widths: Tensor, batch_tokens: int) -> Iterator[list[int]]:
-    """The rows by width, in batches of at most this number of tokens."""
-    # Among those of a width, by the other side too.
+    """Yield the rows, sorted by width, in batches of at most ``batch_tokens``."""
+    # Rows of equal width are sorted by their other side.
     by_sum = rows[lengths[rows].sum(1).argsort(stable=True)]
     ranked = by_sum[widths[by_sum].argsort(stable=True)]
     batch: list[int] = []

@@ -1,4 +1,4 @@
-"""Plain text to train on: the user's files, or the documentation inside the running Python."""
+"""Plain text to train on: the user's files, or the documentation that comes with Python."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..errors import InputError
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 TABLE_SUFFIXES = (".parquet", ".jsonl", ".ndjson")
 PIECE = 4000
-"""Characters of the pieces that text is split into before some are held out: a page or two."""
+"""Text is split into pieces of about this number of characters (a page or two) before some are held out."""
 HELD_OUT = 10
-"""One piece in this many is held out."""
+"""One piece in this number is held out."""
 
 
 def default_documents() -> list[str]:
-    """About 2 MB of English that every Python carries: ``pydoc_data.topics`` and the standard library's docstrings.
+    """Return about 2 MB of English that comes with Python: ``pydoc_data.topics`` and the standard library's docstrings.
 
-    The sources are parsed, not imported; a module's docstrings form one document.
+    The sources are parsed, not imported. The docstrings of a module form one document.
 
     Raises:
-        InputError: if this Python carries neither.
+        InputError: if this Python has neither.
     """
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "pydoc_data", "__pycache__"}
@@ -36,12 +36,12 @@ def default_documents() -> list[str]:
     try:
         from pydoc_data import topics
     except ImportError:
-        pass  # some distributions split it off
+        pass  # some distributions package it separately
     else:
         documents += topics.topics.values()
     documents = [document for document in documents if document]
     if not documents:
-        raise InputError("data", "this Python carries no documentation to train on; give files or folders of text")
+        raise InputError("data", "this Python has no documentation to train on; give files or folders of text")
     return documents
 
 
@@ -51,7 +51,7 @@ def _docstrings(path: Path) -> Iterator[str]:
             warnings.simplefilter("ignore")  # old escapes in the library's own sources
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
-        return  # deliberately broken sources exist
+        return  # some sources are broken on purpose
     for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node)
@@ -60,7 +60,7 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """As :func:`ast.walk`, in its order, without expressions: those are most of a tree, and no docstring is in them."""
+    """Like :func:`ast.walk`, but without expressions: they make up most of a tree and hold no docstrings."""
     queue: deque[ast.AST] = deque([tree])
     while queue:
         node = queue.popleft()
@@ -72,7 +72,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def fingerprint(documents: Iterable[str]) -> str:
-    """A short hash of the text, so that results of different texts are told apart."""
+    """Return a short hash of the text, so that results from different texts can be told apart."""
     digest = hashlib.sha256()
     for document in documents:
         digest.update(document.encode())
@@ -81,12 +81,12 @@ def fingerprint(documents: Iterable[str]) -> str:
 
 
 def documents_of(paths: Sequence[str | Path], column: str | None = None) -> list[str]:
-    """What :func:`load_documents` reads, or :func:`default_documents` where no paths are given."""
+    """Return the documents in ``paths``, or :func:`default_documents` if there are no paths."""
     return load_documents(paths, column) if paths else default_documents()
 
 
 def source_of(paths: Sequence[str]) -> str:
-    """Where these documents come from, for people."""
+    """Describe where these documents come from, for people to read."""
     return ", ".join(paths) or "the documentation inside this Python"
 
 
@@ -94,12 +94,12 @@ def load_documents(paths: Sequence[str | Path], column: str | None = None) -> li
     """Read documents from text, Parquet and JSON Lines files, and from folders of them.
 
     Args:
-        paths: files or folders; folders are searched for the suffixes above. A text file is one document, a table
-            has one a row. A file with an unknown suffix is read as text.
-        column: the tables' text column; by default "text", or the only column of strings.
+        paths: files or folders. Folders are searched for files with known suffixes. A text file is one document; a
+            table has one document per row. A file with an unknown suffix is read as text.
+        column: the text column of tables; by default "text", or the only column of strings.
 
     Raises:
-        InputError: for what is missing, empty, not UTF-8, or without text; the message names the file.
+        InputError: if a file is missing, empty, not UTF-8 or has no text; the message names the file.
     """
     documents = []
     for given in paths:
@@ -143,7 +143,7 @@ def _decode(data: bytes, file: Path) -> str:
 
 def _json_lines(file: Path, column: str | None) -> list[str]:
     rows = []
-    # Not splitlines(): it also splits at separators that JSON strings may hold as they are.
+    # Not splitlines(): it also splits at separators that JSON strings may contain unescaped.
     for number, line in enumerate(_decode(file.read_bytes(), file).split("\n"), 1):
         if not line.strip():
             continue
@@ -160,7 +160,7 @@ def _json_lines(file: Path, column: str | None) -> list[str]:
     if not rows:
         return []
     name = _pick(list(strings), column, str(file))
-    # Half a surrogate pair is legal in JSON and nowhere else.
+    # JSON allows half a surrogate pair; nothing else does.
     return [row[name].encode("utf-8", "replace").decode() for row in rows if isinstance(row.get(name), str)]
 
 
@@ -180,7 +180,7 @@ def _parquet(file: Path, column: str | None) -> list[str]:
 
 
 def _pick(strings: Sequence[str], column: str | None, where: str) -> str:
-    """The column to read."""
+    """Return the name of the column to read."""
     if column is None:
         if "text" in strings:
             return "text"
@@ -194,9 +194,12 @@ def _pick(strings: Sequence[str], column: str | None, where: str) -> str:
 
 
 def split_documents(documents: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Training and held-out pieces: every document is cut at blank lines or line ends into pages, one in ten is kept.
+    """Cut every document at blank lines or line ends into pages, and hold one page in ten out.
 
-    Which page is kept depends on its place alone, so the split is the same in every run.
+    Which pages are held out depends only on their place, so the split is the same in every run.
+
+    Returns:
+        training and held-out pieces.
 
     Raises:
         InputError: if there are too few pages to hold one out.
@@ -214,7 +217,7 @@ def split_documents(documents: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def pieces_of(document: str) -> Iterator[str]:
-    """Pages of about PIECE characters, cut at the last blank line, line end or blank that fits."""
+    """Yield pages of about PIECE characters, each cut at the last blank line, line end or space that fits."""
     start = 0
     while len(document) - start > PIECE:
         cuts = (document.rfind(mark, start + PIECE // 2, start + PIECE) for mark in ("\n\n", "\n", " "))

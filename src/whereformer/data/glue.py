@@ -1,4 +1,4 @@
-"""Labelled text to fine-tune on: GLUE's tasks, from the Hub or a folder, and the user's own tables."""
+"""Labelled text to fine-tune on: the GLUE tasks, from the Hub or a folder, and the user's own tables."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ HUB = "nyu-mll/glue"
 
 @dataclass(frozen=True)
 class Task:
-    """A task.
+    """A classification or regression task: which columns it reads and how it is judged.
 
     Args:
-        name: of the task.
-        texts: its columns of text, one or two.
-        classes: their names, in the order of the labels; None where a number is predicted.
-        metrics: by which it is judged, names of :data:`~.metrics.METRICS`.
-        label: its column of labels.
-        judged: the splits that it is judged by, and what a table calls each.
+        name: the task's name.
+        texts: its text columns, one or two.
+        classes: names of the classes, in the order of the labels; None for a regression task.
+        metrics: the metrics that judge it, names in :data:`whereformer.training.metrics.METRICS`.
+        label: its label column.
+        judged: the splits that judge it, each with the name that result tables use for it.
     """
 
     name: str
@@ -60,12 +60,12 @@ GLUE = {
         Task("wnli", _PAIR, ("not_entailment", "entailment"), ("accuracy",)),
     )
 }
-"""In the order of the TISA paper's Table 3. Columns, classes and metrics are those of GLUE as it is on the Hub."""
+"""The GLUE tasks in the order of the TISA paper's Table 3, with the columns, classes and metrics of GLUE on the Hub."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows: one text or two of each, and its label, a class or a number."""
+    """Labelled rows: one or two texts each, and a label that is a class index or a number."""
 
     texts: list[tuple[str, ...]]
     labels: list[float]
@@ -73,13 +73,13 @@ class Split:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Where a task's rows come from.
+    """Facts about a task's rows.
 
     Args:
-        source: for people.
-        rows: how many there are in each split.
-        subsets: the splits that are only a part of the official ones.
-        fingerprint: of all rows.
+        source: where they come from, for people to read.
+        rows: number of rows in each split.
+        subsets: the splits that contain only part of the official split.
+        fingerprint: a short hash of all rows.
     """
 
     source: str
@@ -90,13 +90,13 @@ class RowFacts:
 
 @dataclass(frozen=True)
 class Data:
-    """A task's rows.
+    """A task with its rows.
 
     Args:
-        task: what they are.
-        train: to learn from.
-        judged: to judge by, by what a table calls each.
-        facts: where they come from.
+        task: the task.
+        train: the rows to train on.
+        judged: the splits to judge by, keyed by the name that result tables use.
+        facts: where the rows come from.
     """
 
     task: Task
@@ -106,14 +106,14 @@ class Data:
 
 
 def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None = None) -> list[Data]:
-    """GLUE's tasks.
+    """Load GLUE tasks.
 
     Args:
-        names: of :data:`GLUE`; "all" alone stands for every one.
-        folder: with the tasks as Parquet; None for the Hub.
-        train_rows: draw only this many rows of each to train on.
+        names: names in :data:`GLUE`; "all" alone means every task.
+        folder: a folder that has the tasks as Parquet files; None downloads them from the Hub.
+        train_rows: train on a random sample of this number of rows per task; None uses all.
     Raises:
-        InputError: for what is unknown, missing, empty or has a label outside the classes.
+        InputError: if a task is unknown, or its data is missing, empty or has a label outside the classes.
     """
     if tuple(names) == ("all",):
         names = tuple(GLUE)
@@ -143,7 +143,7 @@ def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
 
 
 def _file(folder: Path, split: str) -> Path:
-    """Where a split is; ``_subset`` ends the name of a part of it."""
+    """Find a split's file. A name ending in ``_subset`` marks a part of the official split."""
     for name in (f"{split}.parquet", f"{split}_subset.parquet", f"{split}-00000-of-00001.parquet"):
         if (folder / name).is_file():
             return folder / name
@@ -164,13 +164,13 @@ def _hub(name: str, splits: Sequence[str]) -> dict[str, Columns]:
 
 @dataclass(frozen=True)
 class OwnTask:
-    """A task of the user's own.
+    """A task in the user's own tables.
 
     Args:
-        train, validation: tables.
-        texts: their columns of text, one or two.
-        label: their column with classes or numbers.
-        regression: whether a number is predicted.
+        train, validation: the table files.
+        texts: their text columns, one or two.
+        label: their label column, with classes or numbers.
+        regression: whether labels are numbers to predict.
     """
 
     train: Path
@@ -180,10 +180,10 @@ class OwnTask:
     regression: bool
 
     def load(self, train_rows: int | None = None) -> Data:
-        """Its rows; ``train_rows`` draws only this many to train on.
+        """Load the rows. With ``train_rows``, train on a random sample of this number of rows.
 
         Raises:
-            InputError: for a table that can't be read, a column that isn't there, or labels that don't fit.
+            InputError: if a table can't be read, a column is missing, or labels are invalid.
         """
         files = {"train": self.train, "validation": self.validation}
         tables = {split: read_table(split, file, self.texts) for split, file in files.items()}
@@ -200,7 +200,7 @@ class OwnTask:
 
     def _classes(self, labels: Sequence[Any] | None) -> tuple[str, ...]:
         found = {str(value) for value in labels or () if value is not None}
-        # Numbers in their order, so that 10 comes after 9.
+        # Numbers are sorted by value, so that 10 comes after 9.
         classes = tuple(sorted(found, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
         if labels is not None and len(classes) < 2:
             raise InputError("label", f"expected at least two classes in {self.train}, got {list(classes)}")
@@ -215,10 +215,10 @@ def _is_number(text: str) -> bool:
 
 
 def _split(columns: Columns, task: Task, where: str) -> Split:
-    """A table's rows.
+    """Check a table and return its rows.
 
     Raises:
-        InputError: naming what is wrong with them.
+        InputError: if a column is missing, there are no rows, or a text or label has the wrong type.
     """
     for name in (*task.texts, task.label):
         if name not in columns:
@@ -254,12 +254,12 @@ def _data(task: Task, rows: Mapping[str, Split], source: str, parts: list[str], 
         for row, label in zip(split.texts, split.labels, strict=True)
         for text in (*row, str(label))
     )
-    # Scores of a part must not be read as those of the official split.
+    # Scores on a part must not be mistaken for scores on the official split.
     facts = RowFacts(source, counts, subsets=parts, fingerprint=digest)
     return Data(task, train, {shown: rows[split] for split, shown in task.judged}, facts)
 
 
 def _sample(split: Split, count: int) -> Split:
-    """Some rows, the same in every run."""
+    """Return a random sample of the rows, the same one in every run."""
     chosen = torch.randperm(len(split.texts), generator=torch.Generator().manual_seed(0))[:count].sort().values.tolist()
     return Split([split.texts[row] for row in chosen], [split.labels[row] for row in chosen])

@@ -1,4 +1,4 @@
-"""Masked language modelling on a stream of text: tokenizer, batches, masks and the held-out score."""
+"""Masked language modelling on a stream of text: BERT's masking, training batches and held-out windows."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch.nn import functional
 from .tokenizers import CLS, PAD, Vocabulary, trained_vocabulary
 
 IGNORED = -100
-"""The label of a token that is not to be predicted."""
+"""The label of tokens that are not predicted."""
 
 HELD_OUT_RATE = 0.15
-"""Share of held-out tokens that are masked, whatever the share in training."""
+"""Share of held-out tokens that are masked, whatever rate training uses."""
 
 
 def mask_tokens(
     tokens: Tensor, rate: float, vocabulary: Vocabulary, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """BERT's masking: of the chosen tokens 80% become [MASK], 10% a random token and 10% stay.
+    """Mask tokens as BERT does: of the chosen tokens, 80% become [MASK], 10% a random token, and 10% stay.
 
     Args:
         tokens: (batch, n) ids; special tokens are never chosen.
-        rate: share of each row that is chosen, at least one token.
-        vocabulary: which ids are special.
-        generator: decides all that is random.
+        rate: share of each row that is chosen; at least one token is.
+        vocabulary: says which ids are special.
+        generator: the source of all randomness.
 
     Returns:
-        input ids and labels, (batch, n) each; a label is -100 where nothing is to be predicted.
+        input ids and labels, (batch, n) each; labels are -100 where nothing is predicted.
     """
     noise = torch.rand(tokens.shape, generator=generator)
     ordinary = vocabulary.is_ordinary[tokens]
@@ -45,15 +45,15 @@ def mask_tokens(
 
 @dataclass(frozen=True)
 class Batches:
-    """Training batches cut from random places of a stream; which ones is decided by seed and step alone.
+    """Training batches cut from random places in a stream. Only the seed and the step decide which places.
 
     Args:
         stream: (tokens,) ids.
-        batch_size: rows.
-        length: tokens of a row; the first is [CLS].
+        batch_size: rows per batch.
+        length: tokens per row; the first is [CLS].
         rate: share of masked tokens.
         vocab_size: tokens in the trained vocabulary.
-        seed: of places and masks.
+        seed: seed of places and masks.
     """
 
     stream: Tensor
@@ -64,7 +64,7 @@ class Batches:
     seed: int
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Input ids and labels of one step, (batch_size, length) each."""
+        """Return the input ids and labels of one step, (batch_size, length) each."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % 2**63)
         body = self.length - 1
         starts = torch.randint(len(self.stream) - body + 1, (self.batch_size, 1), generator=generator)
@@ -92,7 +92,12 @@ class HeldOut:
         self.inputs, self.labels = inputs.flatten(), labels.flatten()
 
     def windows(self, length: int, tokens_per_batch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Input ids, labels and attention mask in batches of windows, each [CLS] and ``length - 1`` tokens."""
+        """Yield batches of windows, each [CLS] and ``length - 1`` tokens of text.
+
+        Yields:
+            input ids, labels and attention mask, (rows, length) each; at most ``tokens_per_batch`` tokens a batch,
+            but at least one row.
+        """
         body = length - 1
         missing = -len(self.inputs) % body
         inputs = functional.pad(self.inputs, (0, missing), value=PAD).view(-1, body)

@@ -1,4 +1,4 @@
-"""Parallel text: lines of two languages that belong together, from aligned files or tables."""
+"""Parallel text for translation: pairs of lines in two languages, from aligned files or tables."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..errors import InputError
 from . import tables
 
 HELD_OUT = 2000
-"""Pairs that are held out where no validation text is given, at most; of a small text one in twenty."""
+"""The most pairs that are held out if there is no validation text; of a small text, one pair in twenty is held out."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Lines and what they are translated to.
+    """Lines and their translations.
 
     Args:
-        source: as they are in the file.
-        target: as many.
-        name: where they came from, for people.
+        source: the source lines, as they are in the file.
+        target: their translations, one per source line.
+        name: where they come from, for people to read.
     """
 
     source: list[str]
@@ -33,29 +33,31 @@ class Pairs:
         return len(self.source)
 
     def chosen(self, rows: Sequence[int]) -> Pairs:
-        """Some of them, in this order."""
+        """Return the pairs at ``rows``, in this order."""
         return Pairs([self.source[row] for row in rows], [self.target[row] for row in rows], self.name)
 
     @property
     def full(self) -> list[int]:
-        """Rows that have text on both sides."""
+        """Indices of the pairs that have text on both sides."""
         both = zip(self.source, self.target, strict=True)
         return [row for row, (one, other) in enumerate(both) if one.strip() and other.strip()]
 
     def without_empty(self) -> Pairs:
-        """Those that have text on both sides."""
+        """Return the pairs that have text on both sides."""
         return self.chosen(self.full)
 
 
 def hold_out(field: str, pairs: Pairs) -> tuple[Pairs, Pairs]:
-    """What to train on and what to judge by, always the same pairs; none with an empty line is held out.
+    """Split pairs into those to train on and those to judge by, the same way in every run.
+
+    No pair with an empty line is held out.
 
     Args:
-        field: what an error names.
-        pairs: all.
+        field: the argument that an error names.
+        pairs: all pairs.
 
     Raises:
-        InputError: if there is too little.
+        InputError: if fewer than two pairs have text on both sides.
     """
     full = pairs.full
     if len(full) < 2:
@@ -67,10 +69,12 @@ def hold_out(field: str, pairs: Pairs) -> tuple[Pairs, Pairs]:
 
 
 def read_lines(field: str, file: Path) -> list[str]:
-    """The lines of a text file, without what ends them. Only a line feed does: other separators may be in a sentence.
+    """Return the lines of a text file, without line ends.
+
+    Only a line feed ends a line, because other separators may occur within a sentence.
 
     Raises:
-        InputError: naming the line that is not UTF-8.
+        InputError: if the file can't be read or is not UTF-8; the message names the line.
     """
     try:
         data = file.read_bytes()
@@ -80,18 +84,20 @@ def read_lines(field: str, file: Path) -> list[str]:
 
 
 def split_lines(field: str, name: str, data: bytes, before: int = 0) -> list[str]:
-    """UTF-8 as lines.
+    """Decode UTF-8 and split it into lines.
 
     Args:
-        field: what an error names, and
-        name: the file.
-        data: its bytes, or some of its lines.
-        before: lines that came before them.
+        field: the argument that an error names.
+        name: the file that an error names.
+        data: the file's bytes, or those of some of its lines.
+        before: number of lines before them in the file.
+    Raises:
+        InputError: if the bytes are not UTF-8.
     """
     try:
         text = data.decode("utf-8-sig" if not before else "utf-8")
     except UnicodeDecodeError as error:
-        # A mark at the beginning is not in what was decoded.
+        # The decoder does not count a byte order mark at the beginning.
         mark = 3 if not before and data.startswith(b"\xef\xbb\xbf") else 0
         place = error.start + mark
         line = before + data.count(b"\n", 0, place) + 1
@@ -106,10 +112,10 @@ def split_lines(field: str, name: str, data: bytes, before: int = 0) -> list[str
 
 
 def check_aligned(field: str, source: Path, sources: Sequence[str], target: Path, targets: Sequence[str]) -> None:
-    """Raise unless both files have as many lines.
+    """Check that both files have the same number of lines.
 
     Raises:
-        InputError: saying where one of them ends, and where they may have come apart.
+        InputError: if they do not; it says where the shorter one ends and which line may be the first out of step.
     """
     if len(sources) == len(targets):
         return
@@ -131,14 +137,14 @@ def check_aligned(field: str, source: Path, sources: Sequence[str], target: Path
 def read_table(
     field: str, columns_field: str, file: Path, named: tuple[str, str] | None
 ) -> tuple[list[str], list[str]]:
-    """Both columns of a table. Cells that hold nothing are empty lines.
+    """Read the source and target columns of a table. Empty cells become empty lines.
 
     Args:
-        field, columns_field: what an error names.
+        field, columns_field: the arguments that an error names.
         file: the table.
         named: the columns, source first; None for a table that has only two.
     Raises:
-        InputError: for a table that can't be read, or columns that are not there or hold no text.
+        InputError: if the table can't be read, or a column is missing or holds something other than text.
     """
     if file.suffix.lower() == ".tsv":
         found = _tab_separated(field, file, named)
@@ -146,7 +152,7 @@ def read_table(
         found = tables.read_table(field, file, named or ())
     if named is None:
         if len(found) != 2:
-            raise InputError(columns_field, f"{file} has columns {', '.join(found)}; expected two of them, as en,de")
+            raise InputError(columns_field, f"{file} has columns {', '.join(found)}; name two of them, such as en,de")
         first, second = found
         named = first, second
     texts = []
@@ -161,7 +167,7 @@ def read_table(
 
 
 def _tab_separated(field: str, file: Path, named: Sequence[str] | None) -> tables.Columns:
-    """A line a row, quotation marks are text. Without names, or with numbers for names, there is no header."""
+    """Read one row per line; quotation marks are text. Without names, or with numbers as names, there is no header."""
     rows = [line.split("\t") for line in read_lines(field, file)]
     if not rows:
         raise InputError(field, f"no text in {file}")

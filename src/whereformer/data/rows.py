@@ -1,4 +1,4 @@
-"""Labelled rows as batches: their tokens, padded or packed."""
+"""Tokenize labelled rows and put them into batches, padded or packed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows(Dataset[dict[str, Any]]):
-    """A split's tokens.
+    """The tokenized rows of a split.
 
     Args:
-        ids: of each row.
-        types: its token types, if the tokenizer gives them and the model has them.
-        labels: of each row.
-        cut: how many rows lost their end.
+        ids: the token ids of each row.
+        types: the token types of each row; None unless the tokenizer gives them and the model has them.
+        labels: the label of each row.
+        cut: number of rows that were truncated.
         pad: the id of padding.
-        end: how much padding ends even the longest row of a batch, for a funnel to drop when it truncates.
+        end: padding tokens after even the longest row of a batch; a funnel that truncates drops them.
     """
 
     ids: list[list[int]]
@@ -49,11 +49,11 @@ class Rows(Dataset[dict[str, Any]]):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each row."""
+        """Number of tokens of each row."""
         return [len(ids) for ids in self.ids]
 
     def padded(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """A batch (rows, tokens of the longest one and ``end``)."""
+        """Collate rows into a padded batch, (rows, tokens of the longest row plus ``end``)."""
         width = max(len(row["ids"]) for row in rows) + self.end
         lengths = torch.tensor([len(row["ids"]) for row in rows])
         batch = {"input_ids": torch.tensor([row["ids"] + [self.pad] * (width - len(row["ids"])) for row in rows])}
@@ -64,7 +64,7 @@ class Rows(Dataset[dict[str, Any]]):
         return {**batch, "labels": torch.tensor([row["label"] for row in rows])}
 
     def packed(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """The same batch as one row (1, all tokens)."""
+        """Collate rows into a packed batch: one row, (1, all tokens), with position and document ids."""
         lengths = torch.tensor([len(row["ids"]) for row in rows])
         batch = {"input_ids": torch.tensor([[token for row in rows for token in row["ids"]]])}
         if self.types is not None:
@@ -81,17 +81,17 @@ class Rows(Dataset[dict[str, Any]]):
 def encode(
     split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig, *, regression: bool
 ) -> Rows:
-    """A split's tokens, with the special tokens that the tokenizer puts around text.
+    """Tokenize a split, with the special tokens that the tokenizer puts around text.
 
     Args:
         split: the rows.
-        tokenizer: of the model.
-        max_length: longer rows are cut to it, the longer text of a pair first; None cuts none.
-        config: of the model, which says what token types there are and whether poolings drop the end of a row.
-        regression: whether labels are numbers.
+        tokenizer: the model's tokenizer.
+        max_length: truncate longer rows to this number of tokens, the longer text of a pair first; None truncates none.
+        config: the model's configuration: how many token types it has, and whether its poolings drop the end of a row.
+        regression: whether labels are numbers to predict.
     """
     texts = [[row[place] for row in split.texts] for place in range(len(split.texts[0]))]
-    # Its own limit does not matter: whether rows fit the model is checked by the model.
+    # The tokenizer's own limit does not matter: the model checks whether rows fit.
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
     found = tokenizer(*texts, **options)
     ids, types, cut = found["input_ids"], found.get("token_type_ids"), 0
@@ -101,23 +101,24 @@ def encode(
             found = tokenizer(*texts, truncation=True, max_length=max_length, **options)
             ids, types = found["input_ids"], found.get("token_type_ids")
     if types is not None and max(map(max, types)) >= config.type_vocab_size:
-        types = None  # RoBERTa's and those of a model without segments
+        types = None  # the model has no segments, as with RoBERTa
     labels = [float(label) for label in split.labels] if regression else list(split.labels)
     return Rows(ids, types, labels, cut, tokenizer.pad_token_id, end_padding(config))
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """Raise unless a tokenizer can be a model's.
+    """Check that a tokenizer fits a model with ``vocab_size`` tokens.
 
     Raises:
-        InputError: saying what does not fit.
+        InputError: if its ids are too large, or it lacks a padding token or a special token before text.
     """
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
         raise InputError(
-            "tokenizer", f"it has ids up to {largest}, the model {vocab_size} tokens; it is another model's"
+            "tokenizer",
+            f"it has ids up to {largest}, but the model has {vocab_size} tokens; it belongs to another model",
         )
     if tokenizer.pad_token_id is None:
         raise InputError("tokenizer", "it has no padding token ([PAD] in BERT)")
     if tokenizer("text")["input_ids"][0] not in (tokenizer.cls_token_id, tokenizer.bos_token_id):
-        raise InputError("tokenizer", "it puts no special token before text ([CLS] in BERT), which is what is read")
+        raise InputError("tokenizer", "it puts no special token before text ([CLS] in BERT), which the model reads")

@@ -1,4 +1,4 @@
-"""The joint vocabulary of translation: byte-pair encoding over bytes, so that it covers every script."""
+"""The joint vocabulary for translation: byte-pair encoding over bytes, which covers every script."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
 PAD, START, END = range(len(SPECIAL_TOKENS))
 LEAST = 300
-"""Tokens of the smallest vocabulary: the special ones, all 256 bytes, and some that are more than a byte."""
+"""Size of the smallest vocabulary: the special tokens, all 256 bytes, and some tokens of several bytes."""
 
 
 def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a vocabulary on the texts of both languages; it may end up smaller than asked.
+    """Train a vocabulary on the texts of both languages. It may end up smaller than ``vocab_size``.
 
-    Text is normalised: Unicode's NFC, any run of white space is one space, none at the ends. Case stays. Pieces are of
-    bytes, so nothing is unknown, and decoding gives the normalised text back, its spaces included. A source is followed
-    by ``</s>``; a target is begun by ``<s>`` and ended by ``</s>``. Names of special tokens in text are text.
+    Text is normalised: Unicode NFC, one space for each run of white space, none at the ends. Case is kept. Pieces
+    consist of bytes, so nothing is unknown, and decoding gives the normalised text back, spaces included. A source ends
+    with ``</s>``; a target begins with ``<s>`` and ends with ``</s>``. Names of special tokens in text are plain text.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -33,14 +33,14 @@ def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     )
-    # With the space a word is the same piece at the beginning as elsewhere.
+    # With the space, a word at the beginning of a line is the same piece as elsewhere.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        # What is there once only would be learned by heart.
+        # A piece that occurs once would only be memorised.
         min_frequency=2,
         show_progress=False,
     )
@@ -61,11 +61,11 @@ def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class Lines:
-    """Encoded lines in one tensor, since lists of Python's numbers take several times the memory.
+    """Encoded lines in one tensor, because lists of Python integers take several times the memory.
 
     Args:
-        ids: (tokens,) int32, of all lines.
-        starts: (lines + 1,), where each begins, and the end of the last.
+        ids: (tokens,) int32, the ids of all lines.
+        starts: (lines + 1,), where each line begins, then the end of the last line.
     """
 
     ids: Tensor
@@ -79,22 +79,22 @@ class Lines:
 
     @property
     def lengths(self) -> Tensor:
-        """(lines,), tokens of each."""
+        """(lines,), the number of tokens of each line."""
         return self.starts.diff()
 
     def chosen(self, lines: Tensor) -> Lines:
-        """Some of them (chosen,), in this order."""
+        """Return the lines at the indices ``lines``, (chosen,), in this order."""
         lengths = self.lengths[lines]
         starts = torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0)))
-        # Where each of the tokens was: as far from its line's start as it is now.
+        # A token's distance from the start of its line does not change.
         places = torch.arange(int(starts[-1])) + (self.starts[:-1][lines] - starts[:-1]).repeat_interleave(lengths)
         return Lines(self.ids[places], starts)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Lines:
-    """The texts with the token that ends each."""
+    """Encode the texts, each followed by the end token."""
     backend = tokenizer.backend_tokenizer
-    # Loading a tokenizer sets this; one that has just been made lacks it.
+    # Loading a tokenizer sets this; building one does not.
     backend.encode_special_tokens = True
     ids, ends = array("i"), [0]
     for start in range(0, len(texts), 1024):

@@ -1,4 +1,4 @@
-"""Tables of labelled text: CSV, JSON Lines and Parquet files as columns."""
+"""Read the columns of CSV, TSV, JSON Lines and Parquet files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Columns = dict[str, list[Any]]
 
 
 def read_table(field: str, file: Path, strings: Sequence[str] = ()) -> Columns:
-    """The columns of a file.
+    """Read a table as columns.
 
     Args:
-        field: what an error names.
-        file: of one of the suffixes above.
-        strings: columns that are text whatever they look like.
+        field: the argument that an error names.
+        file: a file with one of the :data:`SUFFIXES`.
+        strings: columns to read as text even if they look like numbers.
 
     Raises:
-        InputError: if it can't be read.
+        InputError: if the file can't be read, or has two columns of the same name.
     """
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
@@ -51,10 +51,10 @@ def read_table(field: str, file: Path, strings: Sequence[str] = ()) -> Columns:
     try:
         return columns_of(table)
     except UnicodeDecodeError as error:
-        # pyarrow takes any bytes for the text of JSON and Parquet.
+        # pyarrow does not check that the text in JSON and Parquet is UTF-8.
         raise InputError(field, f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
 
 
 def columns_of(table: pa.Table) -> Columns:
-    """A table as lists."""
+    """Convert a table to lists, one per column."""
     return {name: table[name].to_pylist() for name in table.column_names}

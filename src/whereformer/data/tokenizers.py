@@ -1,4 +1,4 @@
-"""Tokenizers for masked language models: trained on text or loaded, and what masking has to know of them."""
+"""Train or load tokenizers for masked language models, and describe their special tokens."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ ROLES = {
     "sep_token": ("[SEP]", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
 }
-"""What a tokenizer.json that nothing else describes may call its special tokens."""
+"""The names that special tokens may have in a tokenizer.json without a tokenizer_config.json."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids that masking and windows need to know of a tokenizer.
+    """The token ids that masking and windows need.
 
     Args:
-        size: ids are below it.
-        pad, cls, sep, mask: of these tokens.
-        special: ids that are never predicted, nor put in at random; these four among them.
+        size: all ids are below this.
+        pad, cls, sep, mask: the ids of these tokens.
+        special: ids that are never predicted and never drawn at random; they include these four.
     """
 
     size: int
@@ -54,24 +54,24 @@ class Vocabulary:
 
     @cached_property
     def is_ordinary(self) -> Tensor:
-        """(size,), whether an id is none of the special ones."""
+        """(size,) bool, True for every id that is not special."""
         ordinary = torch.ones(self.size, dtype=torch.bool)
         ordinary[list(self.special)] = False
         return ordinary
 
     @cached_property
     def ordinary(self) -> Tensor:
-        """The ids that are not special, ascending."""
+        """The ids that are not special, in ascending order."""
         return self.is_ordinary.nonzero().flatten()
 
 
 def trained_vocabulary(size: int) -> Vocabulary:
-    """That of :func:`train_tokenizer`, which numbers the special tokens first."""
+    """Return the vocabulary of :func:`train_tokenizer`, in which the special tokens come first."""
     return Vocabulary(size, PAD, CLS, SEP, MASK, tuple(range(len(SPECIAL_TOKENS))))
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """A lower-casing WordPiece tokenizer with BERT's rules, trained on ``texts``; it may end up smaller than asked."""
+    """Train a lower-casing WordPiece tokenizer with BERT's rules. It may have fewer tokens than ``vocab_size``."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
@@ -81,8 +81,8 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
         return tokenizer
 
     tokenizer = tokenizer_of({})
-    # The trainer numbers single characters in an order that changes from run to run and breaks ties by number, so
-    # that even the set of tokens would change. Given up front, in order, they have fixed numbers.
+    # The trainer numbers single characters in an order that changes from run to run, and breaks ties by number, so
+    # even the set of tokens would change. Characters that are given up front, in order, have fixed numbers.
     letters: Counter[str] = Counter()
     for text in texts:
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
@@ -97,9 +97,9 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def token_stream(tokenizer: Tokenizer, texts: Sequence[str], sep: int = SEP) -> Tensor:
-    """All texts as one stream of ids, each followed by ``sep`` and without what the tokenizer would add; (tokens,)."""
+    """Encode all texts as one stream of ids, (tokens,), with ``sep`` after each text and no other special tokens."""
     parts = []
-    # Some at a time, because lists of Python's numbers take several times the memory of the stream.
+    # In chunks, because lists of Python integers take several times the memory of the stream.
     for start in range(0, len(texts), 1024):
         encoded = tokenizer.encode_batch_fast(texts[start : start + 1024], add_special_tokens=False)
         parts.append(torch.tensor([token for text in encoded for token in (*text.ids, sep)]))
@@ -107,7 +107,7 @@ def token_stream(tokenizer: Tokenizer, texts: Sequence[str], sep: int = SEP) -> 
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """A tokenizer from a folder that ``save_pretrained`` wrote, or a tokenizer.json or a folder with nothing but one.
+    """Load a tokenizer from a folder that ``save_pretrained`` wrote, or from a tokenizer.json or a folder with one.
 
     Raises:
         InputError: if there is none, or it lacks a special token that pretraining needs.
@@ -126,12 +126,12 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
             else _described(Tokenizer.from_file(str(file)))
         )
     except Exception as error:
-        # The libraries raise what they like for a broken file, Exception itself included.
+        # For a broken file the libraries raise all kinds of errors, even a plain Exception.
         raise InputError("tokenizer", f"cannot read {path}: {error}") from None
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
     backend = tokenizer.backend_tokenizer
-    # The stream is cut into windows later.
+    # Later steps cut the text into windows and pad them.
     backend.no_truncation()
     backend.no_padding()
     for role in ROLES:
@@ -141,7 +141,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 
 def fit_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A WordPiece tokenizer trained on ``texts``, with BERT's special tokens."""
+    """Train a WordPiece tokenizer with BERT's special tokens, as a transformers tokenizer."""
     from tokenizers import decoders
 
     tokenizer = train_tokenizer(texts, vocab_size)
@@ -150,7 +150,7 @@ def fit_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerF
 
 
 def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """As Hugging Face's, with the special tokens that are found by name, and put around text as BERT does."""
+    """Wrap a tokenizer for transformers: find its special tokens by name, and put them around text as BERT does."""
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
@@ -172,10 +172,10 @@ def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:
-    """The ids that windows need; ``field`` is what an error names.
+    """Return the token ids that windows need; ``field`` is the argument that an error names.
 
     Raises:
-        InputError: if hardly anything is left to predict.
+        InputError: if the tokenizer has fewer than 2 tokens that are not special.
     """
     ids = tokenizer.get_vocab().values()
     special = tuple(sorted(set(tokenizer.all_special_ids)))

@@ -1,4 +1,4 @@
-"""Windows of text: which tokenizer, where they start and what is masked, all decided by the seed and a row's number."""
+"""Masked windows of a token stream. The seed and a row's number decide where it starts and what is masked."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 class Windows(Dataset[dict[str, Tensor]]):
     """Rows ``[CLS] text [SEP] [PAD]...`` with masked tokens, each a function of its number and the seed.
 
-    Shuffled rows read the whole stream once in every ``per_pass`` rows, cut at other places each time; other rows are
-    spread evenly over it. An item has ``input_ids``, ``labels`` (-100 where nothing is to be predicted) and, where a
-    token may not be attended to, ``attention_mask``: (length,) each.
+    Shuffled rows read the whole stream once in every ``per_pass`` rows, cut at different places each time. Rows that
+    are not shuffled are spread evenly over the stream. An item has ``input_ids``, ``labels`` (-100 where nothing is
+    predicted) and, if some tokens must not be attended to, ``attention_mask``; each has shape (length,).
 
     Args:
         stream: (tokens,) ids.
-        vocabulary: of its tokenizer.
-        length: tokens of a row.
-        padding: of them at the end, which a funnel drops when it truncates.
+        vocabulary: the tokenizer's special and ordinary ids.
+        length: tokens per row.
+        padding: how many of them are padding at the end; a funnel that truncates drops them.
         rate: share of masked tokens.
-        hide_masked: whether [MASK] may not be attended to.
-        rows: how many there are; at most one pass if they are not shuffled.
-        seed: of places and masks.
-        shuffled: whether rows are in an order of their own in every pass.
+        hide_masked: whether attention skips [MASK].
+        rows: number of rows; at most one pass if they are not shuffled.
+        seed: seed of places and masks.
+        shuffled: whether each pass has a random order of its own.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         tokens = torch.cat((torch.tensor([ids.cls]), self.stream[places], end))[None]
         inputs, labels = mask_tokens(tokens, self.rate, ids, self._generator(row))
         item = {"input_ids": inputs[0], "labels": labels[0]}
-        # Without a mask, attention is faster.
+        # Attention is faster without a mask.
         if self.padding or self.hide_masked:
             real = inputs[0] != ids.mask if self.hide_masked else torch.ones(tokens.shape[1], dtype=torch.bool)
             real[tokens.shape[1] - self.padding :] = False
@@ -80,7 +80,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         return item
 
     def _start(self, row: int) -> int:
-        """Where in the stream a row starts; behind its end, the stream goes on at its beginning."""
+        """Return the place in the stream where a row starts. After its end, the stream continues at its beginning."""
         if not self.shuffled:
             return row * self.per_pass // self.rows * self.body
         number, index = divmod(row, self.per_pass)
@@ -91,25 +91,25 @@ class Windows(Dataset[dict[str, Tensor]]):
         return int(self.order[1][index]) * self.body + self.order[2]
 
     def _generator(self, number: int) -> torch.Generator:
-        """What is random in a row, or with a negative number in the order of a pass."""
-        # torch's generator on the CPU looks at 32 bits of a seed, so all of both numbers are mixed into those.
+        """Return the random generator of a row or, for a negative number, of the order of a pass."""
+        # torch's CPU generator uses only 32 bits of a seed, so all bits of both numbers are hashed into 32.
         mixed = hashlib.blake2b(f"{self.seed} {number}".encode(), digest_size=4).digest()
         return torch.Generator().manual_seed(int.from_bytes(mixed, "big"))
 
 
 def body_length(length: int, padding: int) -> int:
-    """Tokens of text in a window: all but [CLS], [SEP] and the padding behind it."""
+    """Return the number of text tokens in a window: all but [CLS], [SEP] and the padding after it."""
     return length - 2 - padding
 
 
 def collate(items: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-    """A batch of windows."""
+    """Stack windows into a batch."""
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
 def end_padding(config: EncoderConfig) -> int:
-    """How many [PAD] end a window: as many as the poolings of a funnel that truncates drop, so that no text is lost."""
-    # Here, because models take a second to import.
+    """Return how many [PAD] tokens end a window: those that a truncating funnel drops, so that no text is lost."""
+    # Imported here because models take a second to import.
     from ..models import parse_blocks
 
     poolings = len(parse_blocks(config.blocks)) - 1

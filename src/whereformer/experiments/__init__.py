@@ -1,1 +1,1 @@
-"""The jobs behind the commands, each in a package of its own."""
+"""The experiments behind the commands, one package each."""

@@ -1,4 +1,4 @@
-"""Numbers that were measured with several seeds."""
+"""Spread: the median and range of a number over several seeds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spread:
-    """A median over seeds with its range, or why there is no number."""
+    """A median over seeds with its range, or the reason why there is none."""
 
     median: float | None
     low: float | None = None
@@ -18,5 +18,5 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """From one number a seed."""
+        """Return the spread of ``values``, one per seed."""
         return Spread(statistics.median(values), min(values), max(values))

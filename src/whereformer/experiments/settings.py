@@ -1,4 +1,4 @@
-"""Checks that the settings of all experiments share."""
+"""Checks of settings that all experiments share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..errors import InputError
 
 
 def check_range(settings: Any, **bounds: tuple[float, float]) -> None:
-    """Raise unless every named number that is not None lies within its bounds, ends included.
+    """Check that every named number is None or lies within its bounds, ends included.
 
     Raises:
-        InputError: naming the field, what it takes and what it got.
+        InputError: if one does not; it names the field, the bounds and the value.
     """
     for name, (low, high) in bounds.items():
         value = getattr(settings, name)
@@ -21,10 +21,10 @@ def check_range(settings: Any, **bounds: tuple[float, float]) -> None:
 
 
 def listed(field: str, text: str) -> tuple[str, ...]:
-    """The different parts of a list with commas.
+    """Split a comma-separated list into its distinct parts, without spaces.
 
     Raises:
-        InputError: if there is none.
+        InputError: if there are none.
     """
     parts = tuple(dict.fromkeys("".join(part.split()) for part in text.split(",") if part.strip()))
     if not parts:

@@ -199,8 +199,7 @@ class EncoderConfig(PreTrainedConfig):
 
     @property
     def passes(self) -> tuple[int, ...]:
-        """The index of the distinct layer behind every pass, in order, including a decoder's, even if it is left
-        out."""
+        """The index of the distinct layer behind every pass, in order, including a decoder that is left out."""
         blocks = parse_blocks(self.blocks)
         if self.decoder_layers != "0":
             blocks += parse_blocks(self.decoder_layers)

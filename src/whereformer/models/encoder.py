@@ -271,8 +271,7 @@ class _Run:
             self.layer(layer, context)
 
     def pooled_block(self, layers: range, tokens: Tokens) -> Tokens:
-        """Pool the tokens by two, run a block's layers, and return the pooled tokens; too few tokens stay as they
-        are."""
+        """Pool the tokens by two, run a block's layers and return the pooled tokens; too few tokens are not pooled."""
         pooling = self.encoder.pooling
         if not pooling.applies_to(self.hidden.shape[1]):
             self.layers(layers, self.context(tokens, tokens))

@@ -76,8 +76,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         labels: Tensor | None = None,
         **inputs: Unpack[EncoderInputs],
     ) -> ModelOutput:
-        """Predict and, with labels, compute the loss, as the class describes; other arguments as
-        :meth:`Encoder.forward`."""
+        """Predict and, with labels, compute the loss, as the class describes; see also :meth:`Encoder.forward`."""
         return self.run(input_ids, attention_mask, labels, inputs)
 
     def run(

@@ -169,8 +169,7 @@ class SegmentScores(nn.Module):
         self.weight = nn.Parameter(torch.empty(2, *heads))
 
     def forward(self, query: Tensor, query_types: Tensor, key_types: Tensor) -> FactorPair:
-        """Return the scores as factors of rank ``kinds`` + 1: a key encodes its type, a query the score of each
-        type."""
+        """Return the scores as factors of rank ``kinds`` + 1: a key holds its type, a query the score of each type."""
         weight = (self.weight * query.shape[-1] ** -0.5).to(query.dtype)
         # Not computed from query + bias, which would have to be kept for the backward; nor with "@", which would copy
         # the query.

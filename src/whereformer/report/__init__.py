@@ -1,4 +1,4 @@
-"""What the reports of all experiments share: the page, its panels and figures."""
+"""Parts that the HTML reports of all experiments share: the page, its panels and its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matplotlib drawings as SVG inside a page: its font and colours, dark or light, and ids that never collide."""
+"""Draw Matplotlib figures as SVG for a page, in the page's font and colours (light or dark), or save them as files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 from ..files import write_atomically
 
-# Matplotlib needs a colour where the page needs a CSS variable, which depends on dark or light. So drawings use
-# colours that nothing else has, and they are replaced in the SVG.
+# Matplotlib needs fixed colours, but the page needs CSS variables, which depend on dark or light mode. So drawings use
+# colours that nothing else uses, and the SVG gets the variables in their place.
 INK, MUTED, GRID = "#000001", "#000002", "#000003"
 HUES = tuple(f"#0000a{index}" for index in range(6))
 _CSS = {
@@ -59,11 +59,11 @@ _PRINTED = {
     GRID: "#d8dee4",
     **dict(zip(HUES, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"), strict=True)),
 }
-"""The page's light colours, for pictures of their own."""
+"""The page's light colours, for figures that are saved as files."""
 _PRINT = {name: _PRINTED.get(value, value) if isinstance(value, str) else value for name, value in _STYLE.items()} | {
     "axes.prop_cycle": cycler(color=[_PRINTED[hue] for hue in HUES]),
     "figure.facecolor": "white",
-    # Composing hundreds of images into one takes ten times as long.
+    # Merging hundreds of images into one takes ten times as long.
     "image.composite_image": False,
     "savefig.facecolor": "white",
     "savefig.dpi": 144,
@@ -75,7 +75,7 @@ _LINK = "{http://www.w3.org/1999/xlink}href"
 
 @dataclass(frozen=True)
 class Series:
-    """How one of several things looks in every figure and legend of a page."""
+    """The look of one method or other series in all figures and legends of a page."""
 
     index: int
     colour: str
@@ -84,25 +84,25 @@ class Series:
 
     @property
     def css(self) -> str:
-        """The colour in a page."""
+        """The colour as CSS."""
         return _CSS[self.colour]
 
     @property
     def group(self) -> str:
-        """The ``gid`` of its artists, in a page their class, by which a legend switches them off and on."""
+        """The ``gid`` of its artists. In the page it is their class, by which a legend hides and shows them."""
         return f"series-{self.index}"
 
     @property
     def line(self) -> dict[str, Any]:
-        """Arguments of ``Axes.plot``."""
+        """Keyword arguments for ``Axes.plot``."""
         dashes = (0, self.dash) if self.dash else "solid"
         return {"color": self.colour, "linestyle": dashes, "gid": self.group}
 
 
 def series(count: int, plain: int | None = None) -> list[Series]:
-    """``count`` looks: six hues of Okabe and Ito, then the same dashed and dotted.
+    """Return ``count`` looks: six hues of Okabe and Ito, then the same hues dashed, then dotted.
 
-    Number ``plain`` has the text's colour. Markers differ as well, so that no two differ by hue alone.
+    The look at index ``plain`` has the colour of text. Markers differ too, so that nothing depends on hue alone.
     """
     dashes: list[tuple[float, ...]] = [(), (4, 2), (1, 1.5)]
     looks = []
@@ -118,13 +118,13 @@ def series(count: int, plain: int | None = None) -> list[Series]:
 
 
 def draw(name: str, label: str, width: int, height: int, paint: Callable[[Figure], None]) -> Markup:
-    """Let ``paint`` fill a figure of a size in CSS pixels and give it as SVG that scales with the page.
+    """Let ``paint`` fill a figure, and return it as SVG that scales with the page.
 
     Args:
-        name: unique on the page; ids begin with it.
-        label: what the figure shows, for those who can't see it.
-        width, height: size at which text has the page's size.
-        paint: gets the empty figure.
+        name: a name that is unique on the page; ids begin with it.
+        label: what the figure shows, for readers who can't see it.
+        width, height: in CSS pixels; at this size the figure's text is as large as the page's.
+        paint: fills the empty figure that it is given.
     """
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=(width / 72, height / 72))
@@ -135,12 +135,12 @@ def draw(name: str, label: str, width: int, height: int, paint: Callable[[Figure
 
 
 def save(stem: Path, width: int, height: int, paint: Callable[[Figure], None]) -> list[Path]:
-    """Write what ``paint`` makes as PNG and SVG, dark on white; ``paint`` has colours from the style alone.
+    """Let ``paint`` fill a figure, write it as PNG and SVG, dark on white, and return the paths.
 
     Args:
-        stem: the files' path without ending.
-        width, height: in points; a PNG has twice as many pixels.
-        paint: gets the empty figure. The hues are C0 to C5, the colours of text and lines those of the style.
+        stem: the files' path without suffix.
+        width, height: in points; the PNG has two pixels per point.
+        paint: fills the empty figure that it is given. It must use hues C0 to C5 and otherwise the style's colours.
     """
     written = []
     with style.context(["default", _PRINT]):
@@ -155,7 +155,7 @@ def save(stem: Path, width: int, height: int, paint: Callable[[Figure], None]) -
 
 
 def canvas(figure: Figure) -> Axes:
-    """An axes over the whole figure whose coordinates are CSS pixels from the top left, for free drawing."""
+    """Add axes for free drawing that cover the whole figure, with coordinates in CSS pixels from the top left."""
     figure.set_layout_engine("none")
     width, height = figure.get_size_inches() * 72
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
@@ -164,7 +164,7 @@ def canvas(figure: Figure) -> Axes:
 
 
 def _inline(text: str, name: str, label: str) -> Markup:
-    """Matplotlib's file as an element of a page, without what a page has no use for."""
+    """Turn Matplotlib's SVG file into an element of a page, and drop what a page does not need."""
     root = ElementTree.fromstring(text)
     _, _, width, height = root.attrib["viewBox"].split()
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
@@ -192,7 +192,7 @@ def _tag(element: ElementTree.Element) -> str:
 
 
 def _clean(element: ElementTree.Element, name: str, used: set[str]) -> None:
-    """Page colours, the page's font, short numbers, a class for series and ids for nothing but what is referred to."""
+    """Use the page's font and colours, shorten numbers, give series a class, and keep only ids that are referred to."""
     element.tag = _tag(element)
     if element.tag != "text":
         element.text = None
@@ -217,7 +217,7 @@ def _clean(element: ElementTree.Element, name: str, used: set[str]) -> None:
 
 
 def _flatten(element: ElementTree.Element) -> None:
-    """Dissolve groups that group nothing."""
+    """Replace groups that have no attributes by their children."""
     children: list[ElementTree.Element] = []
     for child in element:
         _flatten(child)

@@ -1,4 +1,4 @@
-"""What attention heads do with distance: a small panel per layer and head, over the offset, that opens large."""
+"""Grids of attention heads: for each layer and head a small plot over the offset, which opens large."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .numbers import percent, plain, signed
 from .panels import Curve, Panel, Range, Row
 
 Heads = Sequence[Sequence[Sequence[float]]]
-"""A number per layer, head and offset; offsets lie evenly around 0."""
+"""A number for each layer, head and offset; offset 0 is in the middle."""
 
 EVEN = 1.5
-"""A head looks evenly at all distances if its highest share is below this multiple of its mean share."""
+"""A head counts as even over all distances if its highest share is below this multiple of its mean share."""
 
 
 def offset_curves(heads: Heads, look: figures.Series, name: str, label: str) -> Markup:
-    """What each head adds to scores, the small panels on one scale; equal layers are drawn once."""
+    """Draw what each head adds to scores, with all small panels on one scale. If all layers are equal, draw one."""
     same = len(heads) > 1 and all(layer == heads[0] for layer in heads)
     shown = {"all layers": heads[0]} if same else {f"layer {number}": layer for number, layer in enumerate(heads)}
     shared = Range.of(*(head for layer in shown.values() for head in layer))
@@ -39,15 +39,20 @@ def attention_shares(
     label: str,
     explained: Sequence[Sequence[float]] | None = None,
 ) -> Markup:
-    """The mean share of attention that each head gives to each offset; in each panel the highest one.
+    """Draw the mean share of attention that each head gives to each offset, and name the highest in each panel.
 
-    After it stands how much the offset explains, (layers, heads), where that was measured.
-    Layers without one, those of pooled sequences, are left out.
-    Heights are the shares' square roots: heads that look at one place would press the others flat.
+    Heights are square roots of the shares; otherwise heads that look at one place would press all others flat.
+
+    Args:
+        layers: shares for each layer, head and offset; None for layers of pooled sequences, which are left out.
+        look: the colour of the curves.
+        name: a name that is unique on the page; ids begin with it.
+        label: what the grid shows.
+        explained: (layers, heads), the share of attention that the offset explains, if measured; also shown.
     """
     shown = {f"layer {number}": heads for number, heads in enumerate(layers) if heads is not None}
     values = [value for heads in shown.values() for head in heads for value in head]
-    # An even head shall look even.
+    # An even head should look even.
     highest = max(*values, 5 * sum(values) / len(values))
     shared = Range(0.0, highest**0.5)
 
@@ -67,7 +72,7 @@ def attention_shares(
 
 
 def near(offsets: int) -> str:
-    """What the small panels show of curves over a number of offsets."""
+    """Describe which of a curve's offsets the small panels show."""
     reach = min(panels.SMALL, offsets // 2)
     return f"offsets {signed(-reach)} to {signed(reach)}"
 
@@ -85,7 +90,7 @@ def _peak(head: Sequence[float]) -> str:
 
 
 def _shares(highest: float) -> dict[float, str]:
-    """Square roots of round shares to mark, far enough apart to be read."""
+    """Return ticks at the square roots of round shares, far enough apart to be read."""
     ticks: dict[float, str] = {}
     for mark in (100, 80, 60, 40, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0):
         height = (mark / 100) ** 0.5
@@ -104,7 +109,7 @@ def _grid(
     unit: str,
     details: Sequence[Sequence[tuple[str, ...]]] | None = None,
 ) -> Markup:
-    """Layers downwards, heads to the right; the note stands once, at the first layer."""
+    """Arrange layers from top to bottom and heads from left to right. The note appears once, at the first layer."""
     rows: list[Row] = []
     for place, heads in layers.items():
         texts = details[len(rows)] if details else [()] * len(heads)

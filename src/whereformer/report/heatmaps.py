@@ -1,4 +1,4 @@
-"""Matrices as small pictures in a page: averaged to few pixels, as paletted PNGs, with the ticks of a colour bar."""
+"""Draw matrices as small PNG heatmaps for a page: block averages, a colour palette and colour bar ticks."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from torch.nn.functional import avg_pool2d
 from .numbers import plain
 
 COLOURS = 128
-"""Of a picture; more could not be told apart, and would make it larger."""
+"""Colours in a picture. More would make it larger, and nobody could tell them apart."""
 FINE = 80
-"""Pixels of a side from which on browsers may smooth what they scale; sharp ones would make patterns of their own."""
+"""From this number of pixels a side, browsers may smooth the picture, since sharp scaling would create patterns."""
 OUTLIERS = 0.5
-"""Percent of the pixels, at either end of the scale, that have the end's colour rather than stretch the scale."""
+"""Percentage of pixels at each end of the scale that take the end's colour, so that they do not stretch the scale."""
 
 _BLUE_TO_ORANGE = ("#00294a", "#0072b2", "#7fbfe3", "#f7f7f7", "#f2b077", "#d55e00", "#5c2400")
 PALETTES: dict[str, Colormap] = {
     "diverging": LinearSegmentedColormap.from_list("blue to orange", _BLUE_TO_ORANGE),
     "sequential": colormaps["cividis"],
 }
-"""Both can be told apart by colour-blind people: one for values to both sides of a middle, one for small to large."""
+"""One palette for values on both sides of a middle, one for small to large. Colour-blind people can read both."""
 
 
 @dataclass(frozen=True)
 class Heatmap:
-    """A matrix as a page shows it.
+    """A drawn matrix, ready for the page's template.
 
     Args:
-        image: a data URI.
-        fine: whether its pixels are too many to be seen one by one.
-        palette: a key of :data:`PALETTES`, in a page also a class.
-        ticks: of the colour bar: percent from its left end, and text.
-        low, high: what the ends of the colour bar mean.
-        axis: ticks of rows and of columns, in percent from the top left.
+        image: the picture as a data URI.
+        fine: whether it has so many pixels that single ones can't be seen.
+        palette: a key of :data:`PALETTES`; in the page also a class.
+        ticks: ticks of the colour bar: percent from its left end, and text.
+        low, high: the values at the ends of the colour bar.
+        axis: ticks of both rows and columns: percent from the top left, and text.
     """
 
     image: str
@@ -56,19 +56,19 @@ class Heatmap:
 
 
 def averaged(matrix: Tensor, pixels: int) -> NDArray[np.float64]:
-    """A square matrix of at most ``pixels`` rows: means of blocks, all of one size but those at the end."""
+    """Shrink a square matrix to at most ``pixels`` rows by averaging blocks; only the last blocks may be smaller."""
     block = -(-len(matrix) // pixels)
     grid = matrix.detach().double().cpu()[None, None]
     return np.asarray(avg_pool2d(grid, block, ceil_mode=True, count_include_pad=False)[0, 0].numpy())
 
 
 def limits(values: NDArray[np.float64], centre: float | None = None) -> tuple[float, float]:
-    """The ends of a scale without a few outliers; as far to both sides of the centre if there is one."""
+    """Return the ends of a scale that leaves out a few outliers. With a centre, both ends are equally far from it."""
     low, high = (float(end) for end in np.percentile(values, (OUTLIERS, 100 - OUTLIERS)))
     if centre is not None:
         reach = max(high - centre, centre - low)
         low, high = centre - reach, centre + reach
-    # All alike, up to rounding.
+    # All values are equal, up to rounding.
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = low - 0.5, high + 0.5
     return low, high
@@ -86,9 +86,9 @@ def heatmap(
 
     Args:
         matrix: (n, n), finite.
-        pixels: the most that a side may have.
-        centre: the value in the middle of the diverging palette; None takes the sequential one.
-        ends: of the scale, where several share it; by default those of the values.
+        pixels: the most pixels that a side may have.
+        centre: the value in the middle of the diverging palette; None uses the sequential palette.
+        ends: the ends of the scale, if several heatmaps share it; by default those of the values.
         first: the position of row and column 0.
     """
     values = averaged(matrix, pixels)
@@ -113,7 +113,7 @@ def heatmap(
 
 
 def gradients() -> dict[str, str]:
-    """The palettes as CSS gradients, from left to right."""
+    """Return the palettes as CSS gradients, from left to right."""
     stops = np.linspace(0, 1, 17)
     return {
         name: f"linear-gradient(to right, {', '.join(to_hex(palette(stop)) for stop in stops)})"

@@ -1,4 +1,4 @@
-"""The two plots of loss: over training steps, and over the length of a text."""
+"""Plots of loss: over training steps, and over the length of the text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POINTS = 200
 
 
 def smoothed(losses: Sequence[float]) -> tuple[list[int], list[float]]:
-    """Steps and mean losses over the last twenty-fifth of the training, few enough points to draw."""
+    """Return steps and losses to draw. Each loss is a mean over a window of a twenty-fifth of the training."""
     window = max(1, len(losses) // 25)
     stride = max(1, len(losses) // POINTS)
     ends = range(len(losses), window - 1, -stride)[::-1]
@@ -26,7 +26,7 @@ def smoothed(losses: Sequence[float]) -> tuple[list[int], list[float]]:
 def over_steps(
     losses: Mapping[str, Sequence[float]], looks: Mapping[str, Series], guessing: float, label: str
 ) -> Markup:
-    """Training loss of each method while it trains, and what guessing by frequency would give."""
+    """Draw the training loss of each method over steps, and the loss of guessing by token frequency."""
     curves = {name: smoothed(values) for name, values in losses.items()}
 
     def paint(figure: Figure) -> None:
@@ -35,7 +35,7 @@ def over_steps(
             axes.plot(steps, values, **looks[name].line)
         lowest = min(guessing, *(min(values) for _, values in curves.values()))
         ends = [values[-1] for _, values in curves.values()]
-        # The first steps fall so far that they would press the rest flat.
+        # The loss falls so far in the first steps that they would press the rest flat.
         highest = max(guessing, *(max(values[len(values) // 10 :]) for _, values in curves.values()))
         room = 0.05 * (highest - lowest) or 0.1
         axes.set(ylim=(lowest - 2 * room, highest + 2 * room), xlim=(0, None), xlabel="training step", ylabel="loss")
@@ -58,7 +58,13 @@ def over_steps(
 def over_length(
     losses: Mapping[str, Mapping[int, tuple[float, float, float]]], looks: Mapping[str, Series], label: str
 ) -> Markup:
-    """Held-out loss of each method at each length, (lowest, median, highest) over seeds; a length may be missing."""
+    """Draw the held-out loss of each method at each length.
+
+    Args:
+        losses: for each method and length the (lowest, median, highest) loss over seeds; lengths may be missing.
+        looks: the look of each method.
+        label: what the figure shows.
+    """
     gap = min(0.05, 0.5 / len(losses))
     lengths = sorted({length for values in losses.values() for length in values})
 

@@ -1,4 +1,4 @@
-"""The shell that reports have in common: style, script and how numbers are written."""
+"""Render report pages from templates, with filters for text and numbers and the cells of sortable tables."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""What all pages are made of; a page's own template is beside the module that fills it."""
+"""Templates that all pages share. A page's own template is next to the module that fills it."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a sortable table: its header with a line below it, and the direction in which it is sorted first."""
+    """A column of a sortable table: its header, a smaller line below it, and the direction of the first sort."""
 
     name: str
     detail: str = ""
@@ -25,9 +25,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a sortable table: a number as text, a smaller line below it, what to sort by, and a note's number.
+    """A cell of a sortable table: its text, a smaller line below it, the value to sort by, and a note's number.
 
-    Cells without a number to sort by stay last, in either direction.
+    Cells without a value to sort by stay last in both directions.
     """
 
     text: str
@@ -37,12 +37,12 @@ class Cell:
 
     @property
     def key(self) -> float | str:
-        """What the page's script sorts by."""
+        """The value that the page's script sorts by; empty if there is none."""
         return "" if self.order is None else self.order
 
 
 def render(template: Path, **content: Any) -> str:
-    """A page from a template that extends ``page.html.j2``, or a part of one; all that is not Markup is escaped."""
+    """Render a template: a page that extends ``page.html.j2``, or a part of one. All text but Markup is escaped."""
     return _environment(template.parent).get_template(template.name).render(**content) + "\n"
 
 
@@ -60,18 +60,18 @@ def _environment(folder: Path) -> Environment:
 
 
 def count(number: int) -> str:
-    """A whole number, its thousands apart."""
+    """Format a whole number with commas between thousands."""
     return f"{number:,}"
 
 
 def listed(words: list[Any]) -> str:
-    """Words as in a sentence: a, b and c."""
+    """Join words as in a sentence: a, b and c."""
     *first, last = map(str, words)
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def code(text: str) -> Markup:
-    """Text in which ``double backticks`` mean code, as in docstrings."""
+    """Turn text with code in ``double backticks``, as in docstrings, into HTML."""
     parts = (
         Markup("<code>{}</code>").format(part) if odd % 2 else escape(part) for odd, part in enumerate(text.split("``"))
     )

@@ -1,7 +1,7 @@
-"""Heads as a grid of small panels, each of which opens large: curves over offsets as paths that are drawn once.
+"""Draw heads as a grid of small panels that open large, each with a curve over offsets.
 
-A curve's path is in units of its own (halves of a token, thousandths of its range). Every place that shows it, small,
-large, near or whole, is a view onto that path, so that a page with hundreds of heads stays small.
+A curve's path has its own units (half a token across, a thousandth of its range up). It is stored once, and every
+picture of it (small, large, near or whole) is a view onto that path, so a page with hundreds of heads stays small.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from .numbers import plain, signed
 Floats = NDArray[np.float64]
 
 SMALL, NEAR = 32, 16
-"""Offsets to either side that a small panel shows, and a large picture's closer look."""
+"""Offsets on each side that a small panel shows, and that the close-up in a large picture shows."""
 BINS = 64
-"""Places to either side beyond ``SMALL``, each the mean of some offsets."""
+"""Points on each side beyond ``SMALL``; each is the mean of several offsets."""
 ACROSS, DOWN = 2, 1000
-"""Units of an offset, and of a curve's whole range."""
+"""Path units per offset, and per curve's whole range."""
 TOLERANCE = 2
-"""Units by which a path may miss a point."""
+"""Path units by which a simplified path may miss a point."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Values at the bottom and the top of a plot."""
+    """The values at the bottom and the top of a plot."""
 
     low: float
     high: float
 
     @classmethod
     def of(cls, *values: ArrayLike) -> Range:
-        """Of all these values and 0."""
+        """Return the range of all these values and 0."""
         every = [0.0, *(float(end) for part in values for end in (np.min(part), np.max(part)))]
         return cls(min(every), max(every))
 
     def at_least(self, span: float) -> Range:
-        """The same, or with a higher top."""
+        """Return the range, with its top raised if it spans less than ``span``."""
         return Range(self.low, max(self.high, self.low + span))
 
     @property
     def span(self) -> float:
-        """From bottom to top; 1 if all is 0."""
+        """The distance from bottom to top; 1 if both are equal."""
         return (self.high - self.low) or 1.0
 
     def ticks(self, count: int = 4) -> dict[float, str]:
-        """Round values to mark, and how they are written."""
+        """Return round values to mark, with their text."""
         found = MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
         return {float(tick): plain(tick) for tick in found if self.low <= tick <= self.high}
 
@@ -66,8 +66,8 @@ class Plot:
     Args:
         view: an SVG viewBox.
         grid, zero: path data of the lines at ticks, and of those at 0.
-        across, up: ticks: percent from the left or the top, and text.
-        label: what it shows, for those who can't see it.
+        across, up: horizontal and vertical ticks: percent from the left or the top, and text.
+        label: what it shows, for readers who can't see it.
     """
 
     view: str
@@ -80,15 +80,15 @@ class Plot:
 
 @dataclass(frozen=True)
 class Curve:
-    """Path data of one head's curve, and views onto it.
+    """The path data of one head's curve, and views onto it.
 
     Args:
         line: the curve.
-        area: its spread, or what is between it and 0.
-        dots: where offsets are, near 0.
+        area: its spread, or the area between it and 0.
+        dots: a dot at each offset near 0.
         others: path data of lines to compare it with.
-        small: the view of the panel.
-        large: views of the large picture.
+        small: the view in the panel.
+        large: the views in the large picture.
     """
 
     line: str
@@ -101,18 +101,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One head.
+    """The panel of one head.
 
     Args:
-        place: as in "layer 0".
-        head: as in "head 3".
-        look: its colour; a legend with it hides and shows the head.
-        name: what the head is, or "".
-        details: numbers about it.
-        curve: over offsets.
-        unit: of the curve.
-        maps: heatmaps with their captions; the first is also in the panel.
-        more: what else the large picture has.
+        place: the layer, such as "layer 0".
+        head: the head, such as "head 3".
+        look: the head's colour; a legend entry with this look hides and shows the head.
+        name: what kind of head it is, or "".
+        details: numbers about it, as text.
+        curve: its curve over offsets.
+        unit: the unit of the curve.
+        maps: heatmaps with their captions; the panel also shows the first.
+        more: further content of the large picture.
     """
 
     place: str
@@ -128,7 +128,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """The heads of a layer, and what their panels have in common."""
+    """The heads of a layer, with a label and a note."""
 
     label: str
     note: str
@@ -136,7 +136,7 @@ class Row:
 
 
 def grid(rows: Sequence[Row], name: str, label: str) -> Markup:
-    """The heads as an element of a page; ids begin with ``name``, which is unique on the page."""
+    """Render the heads as an element of a page. Ids begin with ``name``, which must be unique on the page."""
     return Markup(page.render(page.TEMPLATES / "heads.html.j2", rows=rows, name=name, label=label))
 
 
@@ -150,16 +150,16 @@ def draw(
     others: Sequence[ArrayLike] = (),
     ticks: dict[float, str] | None = None,
 ) -> Curve:
-    """A curve over offsets.
+    """Draw a curve over offsets.
 
     Args:
         offsets: (m,), ascending, without gaps.
         values: (m,), finite.
         shared: the range of the small panel.
-        label: what it shows.
-        spread: (m,), drawn to either side.
-        others: (m,) each, lines beside it.
-        ticks: heights to mark, and how they are written; by default round ones.
+        label: what the curve shows.
+        spread: (m,), drawn above and below the curve.
+        others: (m,) each, lines to compare it with.
+        ticks: heights to mark, with their text; by default round values.
     """
     where = np.asarray(offsets, dtype=np.float64)
     across, middle = _sampled(where, where), _sampled(where, np.asarray(values, dtype=np.float64))
@@ -169,7 +169,7 @@ def draw(
         half = _sampled(where, np.asarray(spread, dtype=np.float64))
         bottom, top = middle - half, middle + half
     own = Range.of(bottom, top, *lines)
-    # The units of a curve that is flat beside others need not be finer than a line is thick.
+    # For a curve that is flat next to others, units need not be finer than a line is thick.
     unit = max(own.span, shared.span / 50) / DOWN
     down = [-height / unit for height in (bottom, middle, top)]
     close = np.abs(across) <= NEAR
@@ -191,7 +191,7 @@ def draw(
 
 
 def _sampled(offsets: Floats, values: Floats) -> Floats:
-    """Every value near 0, and means of bins beyond."""
+    """Return every value near 0, and beyond that the means of bins."""
     farthest = np.abs(offsets).max() - SMALL
     size = max(1, int(-(-farthest // BINS)))
     beyond = np.ceil((np.abs(offsets) - SMALL).clip(min=0) / size) * size
@@ -220,7 +220,7 @@ def _area(across: Floats, bottom: Floats, top: Floats) -> str:
 
 
 def _needed(across: Floats, down: Floats) -> list[int]:
-    """Indices of the points without which the line would miss one by more than the tolerance (Douglas and Peucker)."""
+    """Return the indices of the points that a line within the tolerance of all points needs (Douglas and Peucker)."""
     kept = {0, len(across) - 1}
     parts = [(0, len(across) - 1)]
     while parts:
@@ -243,7 +243,7 @@ def _whole(value: float) -> int:
 
 
 def _view(reach: int, heights: Range, unit: float, ticks: dict[float, str], label: str) -> Plot:
-    """Offsets -reach .. reach and a range of heights, with a little room around them."""
+    """Make a view of offsets -reach to reach and a range of heights, with a little room around them."""
     room = 0.06 * heights.span / unit
     left, width = -ACROSS * max(reach, 1) * 1.02, 2 * ACROSS * max(reach, 1) * 1.02
     top, height = -heights.high / unit - room, heights.span / unit + 2 * room

@@ -1,1 +1,1 @@
-"""What every run shares: its folder, its progress, its results, and what it was measured on."""
+"""Code that all runs share: the output folder, progress, results files and facts about the machine."""

@@ -1,4 +1,4 @@
-"""A run's output folder, which one command at a time may write to."""
+"""A run's output folder, locked so that only one command at a time writes to it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..errors import InputError
 
 
 def open_folder(out: Path) -> TextIO:
-    """Make the output folder, make sure that it can be written, and keep other commands out of it.
+    """Create the output folder, check that it is writable, and lock it against other commands.
 
     Returns:
         The lock, held until it is closed.
 
     Raises:
-        InputError: if that can't be done.
+        InputError: if the folder can't be written, or another command holds its lock.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def open_folder(out: Path) -> TextIO:
 
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError:
-        pass  # no such locks on this system
+        pass  # this system has no such locks
     except OSError:
         lock.close()
         raise InputError("out", f"another command is writing to {out}; wait for it or choose another folder") from None

@@ -1,4 +1,4 @@
-"""What numbers were measured on."""
+"""A description of the machine that numbers were measured on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Describe the machine: processor, threads, Python, torch, system and, for a CUDA device, the GPU."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

@@ -1,4 +1,4 @@
-"""How much memory a piece of work needs at its peak, counted rather than guessed from the process's size."""
+"""Measure a function's peak memory by counting allocations, not by watching the size of the process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..kernels.torch_private import allocations
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> int:
-    """Bytes that ``work`` allocates at its peak, beyond what was there before.
+    """Return the bytes that ``work`` allocates at its peak, on top of what was allocated before.
 
-    On a CUDA device torch's allocator tells. Elsewhere torch's log of every allocation in this thread does, so that
-    what an operation uses within itself counts; what a library allocates without asking torch does not.
+    On a CUDA device, torch's allocator counts them. Elsewhere they come from torch's log of every allocation in this
+    thread. It includes temporary memory inside an operation, but not what libraries allocate without torch.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

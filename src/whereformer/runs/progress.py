@@ -1,19 +1,19 @@
-"""What a long run tells about its progress."""
+"""The interface through which a long run reports its progress."""
 
 from __future__ import annotations
 
 
 class Progress:
-    """What :func:`run` tells about its progress; every method does nothing here."""
+    """Receives the progress of a run. This base class ignores it; subclasses show it."""
 
     def start(self, steps: int) -> None:
-        """The whole job has this number of steps."""
+        """Called once the number of steps of the whole job is known."""
 
     def begin(self, label: str) -> None:
-        """A part of the job begins."""
+        """Called when a part of the job begins."""
 
     def step(self, steps: int = 1, detail: str = "") -> None:
-        """This number of steps is done."""
+        """Called when ``steps`` more steps are done."""
 
     def line(self, text: str) -> None:
-        """Something is worth a line."""
+        """Called with a line of text for the user."""

@@ -1,4 +1,4 @@
-"""Where numbers come from: the day, the machine, the versions and the commit of the source."""
+"""Where numbers come from: the date, the machine, library versions and the commit of the source."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .results import write_json
 
 @cache
 def commit() -> str | None:
-    """The commit of the source that runs, as 40 hexadecimal digits.
+    """Return the commit of the running source as 40 hexadecimal digits.
 
-    It ends in ``-dirty`` if a file of the checkout differs from that commit. None for an installed package: outside a
-    checkout, and in an environment that only lies inside somebody else's.
+    It ends in ``-dirty`` if a file in the checkout differs from that commit. It is None for an installed package, even
+    one whose environment lies inside the checkout of another project.
     """
     if _git("ls-files", "--error-unmatch", __file__) is None:
         return None
@@ -31,7 +31,7 @@ def commit() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints about the package's own folder; None if it refuses, or is not there."""
+    """Run git in the package's own folder and return its output; None if it fails or git is not installed."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -40,7 +40,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of what is measured or compared with; a library that is not installed is left out."""
+    """Return the versions of Python and of the libraries that are measured or compared with, if installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "whereformer": __version__}
     for name in ("triton", "transformers", "x-transformers"):
         try:
@@ -51,7 +51,7 @@ def versions() -> dict[str, str]:
 
 
 def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What every file of results begins with."""
+    """Return the fields that every results file begins with: date, commit, machine and versions."""
     return {
         "date": date.today().isoformat(),
         "commit": commit(),
@@ -61,6 +61,6 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def write_results(path: Path, results: Mapping[str, Any], device: torch.device | str = "cpu") -> None:
-    """Write results as JSON, after what they come from; the folder is made if it is missing."""
+    """Write results as JSON, with their provenance first. The folder is created if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**provenance(device), **results}, indent=1)

@@ -1,7 +1,7 @@
-"""Results as dataclasses that are saved to JSON files and loaded from them.
+"""Save results dataclasses to JSON files, and load them with their types checked.
 
-An experiment's ``results.py`` declares its dataclasses. So each field's name stands in one place, and a file is checked
-when it is read. Beside the fields a file has its ``format``, which changes when old files can't be read any more.
+An experiment's ``results.py`` declares its dataclasses, so each field's name appears in one place, and a file is
+checked when it is read. A file also has a ``format``, which changes when older files can no longer be read.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """A base for dataclasses that are the whole content of a file, which begins with where its numbers come from.
+    """Base class of dataclasses that hold the whole content of a results file, provenance included.
 
     Args:
-        date, commit, machine, versions: as :func:`whereformer.runs.provenance.provenance` gives them.
+        date, commit, machine, versions: as returned by :func:`whereformer.runs.provenance.provenance`.
     """
 
     FORMAT: ClassVar[int | str]
-    """What the file's ``format`` is."""
+    """The value of ``format`` in the file."""
 
     INDENT: ClassVar[int | None] = None
-    """How deep each level of the file is indented; None puts all on one line."""
+    """Spaces of indentation per level; None writes the file on one line."""
 
     date: str = ""
     commit: str | None = None
@@ -40,10 +40,10 @@ class Results:
     versions: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all. Fields that are None are left out; they have that default.
+        """Write the file, completely or not at all. Fields that are None are left out, since None is their default.
 
         Raises:
-            ValueError: for a number that is not finite.
+            ValueError: if a number is not finite.
         """
         content = {name: value for name, value in asdict(self).items() if value is not None}
         write_json(path, {"format": self.FORMAT, **content}, indent=self.INDENT)
@@ -53,7 +53,7 @@ class Results:
         """Read a file that :meth:`save` wrote.
 
         Raises:
-            InputError: if it is another file, of another format, or not complete.
+            InputError: if the file is not of this kind or format, or is incomplete.
         """
         try:
             content = read_json(path)
@@ -68,37 +68,37 @@ class Results:
 
     @classmethod
     def load_if_there(cls, path: Path) -> Self | None:
-        """What an earlier run left; None if there is no file.
+        """Read the file of an earlier run; return None if there is no file.
 
         Raises:
-            InputError: as :meth:`load`.
+            InputError: as for :meth:`load`.
         """
         return cls.load(path) if path.exists() else None
 
 
 def refuse_other_settings(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise unless a folder's settings are those of this run.
+    """Check that a folder's settings are the same as those of this run.
 
     Raises:
-        InputError: naming the first that differs.
+        InputError: if one differs; it names the first.
     """
     for name, value in new.items():
         if old.get(name) == value:
             continue
         if name == "text":
-            raise InputError("out", f"{out} holds results of other text; choose another folder")
+            raise InputError("out", f"{out} holds results for a different text; choose another folder")
         raise InputError(
             "out",
             f"{out} holds results with {name} {old.get(name)!r}, not {value!r}; "
-            "choose another folder, or the same settings to continue",
+            "choose another folder, or use the same settings to continue",
         )
 
 
 def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """Write a JSON file, whole or not at all.
+    """Write a JSON file, completely or not at all.
 
     Raises:
-        ValueError: for a number that is not finite, which JSON does not have.
+        ValueError: if a number is not finite, which JSON cannot express.
     """
     write_atomically(path, json.dumps(content, indent=indent, allow_nan=False) + "\n")
 
@@ -107,8 +107,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object.
 
     Raises:
-        OSError: if it can't be read.
-        ValueError: if it is something else.
+        OSError: if the file can't be read.
+        ValueError: if it is not JSON, or not an object.
     """
     found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict):
@@ -117,17 +117,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def from_json(kind: type[Record], value: Any, where: str = "") -> Record:
-    """A dataclass from what JSON made of it.
+    """Build a dataclass from a value in a JSON file.
 
-    Another version may have written it: fields that it lacks take their defaults, and entries that are no fields are
-    dropped.
+    Another version may have written the file: missing fields take their defaults, and unknown entries are dropped.
 
     Args:
         kind: the dataclass.
-        value: from a JSON file.
-        where: the value's place in the file, for the message.
+        value: the value from the JSON file.
+        where: its place in the file, for the error message.
     Raises:
-        ValueError: naming the place where something is missing or of another type.
+        ValueError: if a field without default is missing, or a value has the wrong type; the message names the place.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'the file'}: expected an object, got {value!r:.60}")
@@ -148,7 +147,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _parsed(hint: Any, value: Any, where: str) -> Any:
-    """A value of JSON as one of a type: a dataclass, a container, a union of types or a plain type."""
+    """Convert a JSON value to the type ``hint``: a dataclass, a container, a union or a plain type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
@@ -186,7 +185,7 @@ def _parsed(hint: Any, value: Any, where: str) -> Any:
 
 
 def _key(hint: Any, key: str, where: str) -> Any:
-    """A key of a JSON object, which is always text."""
+    """Convert the key of a JSON object, which is always text, to the type ``hint``."""
     if hint is not int:
         return key
     try:

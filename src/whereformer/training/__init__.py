@@ -1,1 +1,1 @@
-"""What every training shares: the optimizer, the Trainer, the run's folder and held-out scores."""
+"""Code that all training jobs share: the optimizer, the Trainer, the run's folder and held-out scores."""

@@ -1,4 +1,4 @@
-"""What is said when a training diverges."""
+"""The check that stops a diverged training, with advice about the learning rate."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ..errors import InputError
 
 
 def check_finite(what: str, value: float, steps: int, learning_rate: float, advice: str = "") -> None:
-    """Raise unless a number of a training is finite.
+    """Check that a loss or another number of a training is finite.
 
     Args:
         what: the number's name.
         value: the number.
-        steps: how many steps were taken before.
-        learning_rate: its peak; a quarter of it is what to try.
-        advice: what else to do, put behind that.
+        steps: steps taken so far.
+        learning_rate: the peak learning rate; the message suggests a quarter of it.
+        advice: more advice, appended to the message.
     Raises:
-        InputError: about the learning rate.
+        InputError: for ``learning_rate``, if the number is not finite.
     """
     if not math.isfinite(value):
         raise InputError(

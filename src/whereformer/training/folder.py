@@ -1,7 +1,7 @@
-"""The folder of a long training: what it was made with, its checkpoints, its results, and the model that is for use.
+"""The output folder of a long training: its settings, checkpoints, results and finished model.
 
-It holds ``settings.json`` (what decides the result), ``results.json`` (losses, held-out scores, time),
-``checkpoints/``, ``tensorboard/`` where that is installed and, once finished, ``model/`` with the tokenizer.
+It holds ``settings.json`` (everything that decides the result), ``results.json`` (losses, held-out scores, time),
+``checkpoints/``, ``tensorboard/`` if that is installed and, once training has finished, ``model/`` with the tokenizer.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FORMAT = 1
-"""Of ``settings.json``."""
+"""Format version of ``settings.json``."""
 KEPT_CHECKPOINTS = 2
-"""By default two, because the newest may be half written when the power fails."""
+"""How many checkpoints are kept by default: two, because a power failure may leave the newest half written."""
 
 
 Kind = TypeVar("Kind", bound=TrainingResults)
 
 
 class Folder(Generic[Kind]):
-    """An output folder: what it was made with, its newest whole checkpoint, and its results.
+    """The output folder of a training, with its settings, checkpoints and results.
 
     Args:
         out: the folder.
-        settings: all that decides the result.
-        kind: of its results.
+        settings: everything that decides the result.
+        kind: the dataclass of its results.
     Raises:
-        InputError: if it holds a run with other settings, or something else.
+        InputError: if the folder holds a run with other settings, or files of another command.
     """
 
     def __init__(self, out: Path, settings: dict[str, Any], kind: type[Kind]) -> None:
@@ -62,18 +62,18 @@ class Folder(Generic[Kind]):
             raise InputError("out", f"{self.path} is not of this command; choose another folder")
 
     def claim(self) -> None:
-        """Keep the settings, so that later runs with others are refused."""
+        """Save the settings, so that later runs with different settings are refused."""
         write_json(self.out / "settings.json", {"format": FORMAT, "settings": self.settings}, indent=1)
 
     def finished(self) -> Kind | None:
-        """The results, if training is over and its model is there."""
+        """Return the results if training has finished and the model is saved, else None."""
         if not (self.path.exists() and (self.model / "config.json").exists()):
             return None
         results = self.kind.load(self.path)
         return results if results.finished else None
 
     def newest_checkpoint(self) -> Path | None:
-        """The last checkpoint that was written to its end; half-written ones are removed."""
+        """Return the newest complete checkpoint, or None, and delete incomplete ones that are newer."""
         while self.checkpoints.exists():
             found = get_last_checkpoint(str(self.checkpoints))
             if found is None:
@@ -89,7 +89,7 @@ class Folder(Generic[Kind]):
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write what is for use, model and tokenizer, to ``folder``, whole or not at all."""
+    """Save the model and its tokenizer to ``folder``, completely or not at all."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)

@@ -1,4 +1,4 @@
-"""How well a model predicts held-out text."""
+"""Score a masked language model on held-out text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def unigram_entropy(training: Tensor, held_out: Tensor, vocab_size: int) -> float:
-    """Held-out loss in nats of guessing by frequency alone: where a model stands that uses no context."""
+    """Return the held-out loss, in nats, of guessing by token frequency: what a model without context can reach."""
     counts = torch.bincount(training, minlength=vocab_size).double() + 1.0
     return float(-(counts / counts.sum()).log()[held_out].mean())
 
 
 @dataclass(frozen=True)
 class Score:
-    """Held-out masked-LM quality: mean loss in nats, accuracy in 0..1, and the loss of every predicted token."""
+    """Held-out masked-LM quality: mean loss in nats, accuracy from 0 to 1, and the loss of every predicted token."""
 
     loss: float
     accuracy: float
@@ -37,7 +37,7 @@ def evaluate(model: EncoderForMaskedLM, held_out: HeldOut, length: int, tokens_p
     model.eval()
     losses, right = [], 0
     for inputs, labels, mask in held_out.windows(length, tokens_per_batch):
-        # Without padding there is nothing to mask, and unmasked attention is the faster one.
+        # Without padding there is nothing to mask, and attention is faster without a mask.
         attention_mask = None if bool(mask.all()) else mask.to(model.device)
         wanted = labels[labels != IGNORED].to(model.device)
         logits = model(inputs.to(model.device), attention_mask, labels=labels.to(model.device)).logits.float()

@@ -1,6 +1,6 @@
-"""A long training on transformers' Trainer: judged on the way, stopped when asked, continued where it was stopped.
+"""Long trainings on transformers' Trainer: with held-out scores along the way, and safe to interrupt and resume.
 
-The Trainer's own intervals are off: one callback says when to log, judge and save.
+The Trainer's own intervals are off. One callback decides when to log, judge and save.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .folder import Folder, Kind
 from .results import LossPoint
 
 Judge = Callable[[nn.Module, dict[str, Tensor]], dict[str, tuple[float, int]]]
-"""From a model and a batch to sums and what they are sums over, by name."""
+"""Scores a batch: takes a model and a batch, and returns a sum and the number of items summed for each score."""
 
 
 @dataclass(frozen=True)
 class Course:
-    """How long a training is, and what its steps mean.
+    """The length of a training, and what a number of steps means in epochs and tokens.
 
     Args:
-        steps: of the optimizer.
-        every: steps between checkpoints, each with a held-out score.
-        learning_rate: its peak, for advice.
-        epochs: from a number of steps to how often they read the data.
-        tokens_seen: from a number of steps to the tokens that they read.
+        steps: optimizer steps in all.
+        every: steps between checkpoints; each checkpoint comes with a held-out score.
+        learning_rate: the peak learning rate, for the advice in error messages.
+        epochs: maps a number of steps to passes over the data.
+        tokens_seen: maps a number of steps to tokens read.
     """
 
     steps: int
@@ -50,19 +50,19 @@ class Course:
     tokens_seen: Callable[[int], int]
 
     def is_judged(self, step: int) -> bool:
-        """Whether a checkpoint and a held-out score follow a step."""
+        """Return whether a checkpoint and a held-out score follow this step."""
         return step % self.every == 0 or step == self.steps
 
 
 class JudgedTrainer(Trainer):
-    """Hugging Face's Trainer with batches in our order, held-out scores of ours and the time of earlier runs.
+    """Hugging Face's Trainer with our batch order, our held-out scores, and the time of earlier runs added.
 
     Args:
-        course: of the training.
-        training: all its batches in their order. The Trainer's own would be another one after a resume.
+        course: the length of the training.
+        training: all batches, in order. The Trainer's own order would change after a resume.
         held_out: batches to judge by, on the CPU.
         judge: scores a batch.
-        seconds: that earlier runs took.
+        seconds: time that earlier runs took.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class JudgedTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Means over what the held-out data has in all, whatever the batches.
+        """Return mean scores over all held-out data, however it is batched.
 
-        The numbers that a run draws afterwards are the same as without.
+        Random numbers drawn afterwards are the same as if nothing had been evaluated.
         """
         means = self.means(judge_all(self.model, self.held_out, self.judge, self.args.device, bf16=self.args.bf16))
         scores = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
@@ -101,11 +101,11 @@ class JudgedTrainer(Trainer):
         return scores
 
     def means(self, found: dict[str, float]) -> dict[str, float]:
-        """The means to log, "loss" first."""
+        """Return the means to report, "loss" first."""
         return found
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        # To the Trainer all steps are one epoch; people mean passes over the data.
+        # The Trainer counts all steps as one epoch; people mean passes over the data.
         self.state.epoch = self.course.epochs(self.state.global_step)
         super().log({**logs, "seconds": time.perf_counter() - self.started}, start_time)
 
@@ -114,7 +114,7 @@ class JudgedTrainer(Trainer):
 def judge_all(
     model: nn.Module, batches: Iterable[dict[str, Tensor]], judge: Judge, device: torch.device, *, bf16: bool = False
 ) -> dict[str, float]:
-    """Means over all batches, by name; the random numbers drawn afterwards are the same as without."""
+    """Return mean scores over all batches, by name. Random numbers drawn afterwards are unaffected."""
     was_training = model.training
     model.eval()
     sums: dict[str, tuple[float, int]] = {}
@@ -131,13 +131,13 @@ def judge_all(
 
 
 class TrainingWatch(TrainerCallback, Generic[Kind]):
-    """Says when to log, judge and save, shows it, keeps the results and stops where that was asked for.
+    """The callback that decides when to log, judge and save, reports progress, saves results, and stops on request.
 
     Args:
-        course: of the training.
+        course: the length of the training.
         folder: where the results go.
         start: the results before the first step.
-        progress: shows it.
+        progress: shows the progress.
     """
 
     def __init__(self, course: Course, folder: Folder[Kind], start: Kind, progress: Progress) -> None:
@@ -147,13 +147,13 @@ class TrainingWatch(TrainerCallback, Generic[Kind]):
         self.progress = progress
         self.interrupted = False
         self.loss = ""
-        # A few hundred points make a curve, however long it takes.
+        # A few hundred points make a curve, however long the training.
         self.log_every = max(1, min(50, course.steps // 200))
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        # Only what is left, or the time that it takes would be guessed from steps that were not taken.
+        # Count only the remaining steps, or the time left would be estimated from steps that this run did not take.
         self.progress.start(state.max_steps - state.global_step)
         self.progress.begin("training")
 
@@ -162,7 +162,7 @@ class TrainingWatch(TrainerCallback, Generic[Kind]):
         judged = self.course.is_judged(step)
         control.should_evaluate = judged
         control.should_save = judged or self.interrupted
-        # Logging tells whether the loss is still a number, so it comes before every checkpoint.
+        # Logging checks that the loss is still a number, so it comes before every checkpoint.
         control.should_log = control.should_save or step % self.log_every == 0
         control.should_training_stop = step == state.max_steps or self.interrupted
         self.progress.step(1, f"step {step:,}/{state.max_steps:,}{self.loss}")
@@ -190,7 +190,7 @@ class TrainingWatch(TrainerCallback, Generic[Kind]):
         self.results(state).save(self.folder.path)
 
     def results(self, state: TrainerState, finished: bool = False) -> Kind:
-        """The results after ``state.global_step`` steps."""
+        """Return the results after ``state.global_step`` steps."""
         logs = state.log_history
         return replace(
             self.start,
@@ -211,7 +211,7 @@ class TrainingWatch(TrainerCallback, Generic[Kind]):
 
 
 def score_text(name: str, value: float) -> str:
-    """A held-out number for people: shares in percent."""
+    """Format a held-out score for people: accuracy and recall in percent."""
     shown = f"{value:.1%}" if name.endswith(("accuracy", "recall")) else f"{value:.3f}"
     return f"{name.replace('_', ' ')} {shown}"
 
@@ -226,17 +226,17 @@ def train(
     folder: Folder[Kind],
     progress: Progress,
 ) -> TrainerState:
-    """Train from the folder's newest checkpoint or the start, to the end.
+    """Train to the end, from the folder's newest checkpoint or from the start.
 
     Args:
-        make: the trainer, from the seconds that earlier runs took and its callbacks.
-        watch: one of them.
-        folder: of the run.
-        progress: shows it.
+        make: makes the trainer, given the seconds that earlier runs took and the callbacks.
+        watch: the callback that watches the training.
+        folder: the run's folder.
+        progress: shows the progress.
 
     Raises:
         InputError: if the loss stops being a number.
-        KeyboardInterrupt: if it was interrupted; a checkpoint is there then.
+        KeyboardInterrupt: if the training was interrupted; a checkpoint has been saved.
     """
     folder.claim()
     checkpoint = folder.newest_checkpoint()
@@ -250,14 +250,14 @@ def train(
     with _stopped_by_signals(watch):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.state.global_step < watch.course.steps:
-        progress.line(f"stopped after step {trainer.state.global_step:,}, which is kept in {folder.checkpoints}")
+        progress.line(f"stopped after step {trainer.state.global_step:,}; its checkpoint is in {folder.checkpoints}")
         raise KeyboardInterrupt
     return trainer.state
 
 
 @contextmanager
 def _stopped_by_signals(watch: TrainingWatch[Any]) -> Iterator[None]:
-    """Ctrl-C (or SIGTERM) finishes the step and saves; a second one stops at once."""
+    """Make Ctrl-C (or SIGTERM) finish the step, save and stop; a second one stops at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread gets signals
         return
@@ -276,7 +276,7 @@ def _stopped_by_signals(watch: TrainingWatch[Any]) -> Iterator[None]:
 
 
 def _tensorboard(folder: Path, step: int) -> list[TrainerCallback]:
-    """The callback that writes TensorBoard's files, if TensorBoard is installed; what came after ``step`` is hidden."""
+    """Return a callback that writes TensorBoard's files, if that is installed; it hides old entries after ``step``."""
     if find_spec("tensorboard") is None:
         return []
     from torch.utils.tensorboard import SummaryWriter

@@ -1,4 +1,4 @@
-"""Which setting an error of a model is about, and how large models are."""
+"""Check position options, turn model errors into errors about settings, and count parameters."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from ..positions import Position, describe
 
 
 def check_position_options(position: str, options: Mapping[str, Any]) -> None:
-    """Raise unless values are of the same kind as the defaults of a position method's options.
+    """Check that each option's value has the same type as the position method's default.
 
     Raises:
-        InputError: for one that is not, or an unknown method.
+        InputError: if a value has another type, or the method is unknown.
     """
     defaults = {name: value for part in position.split("+") for name, value in describe(part.strip())[1].items()}
     for name, value in options.items():
-        # Building the method refuses options that it does not have.
+        # Options that the method does not have are refused when it is built.
         default = defaults.get(name)
         kinds = (float, int) if type(default) is float else (type(default),)
         if default is not None and type(value) not in kinds:
-            reason = f"{name}: expected a value as {json.dumps(default)}, got {json.dumps(value)}"
+            reason = f"{name}: expected a value like {json.dumps(default)}, got {json.dumps(value)}"
             raise InputError("position_options", reason)
 
 
 def as_setting(error: Exception, settings: Container[str], options: Container[str] = ()) -> InputError:
-    """An error of a configuration, a position method or a model, as one about a setting of an experiment.
+    """Turn an error from a configuration, position method or model into one about an experiment's setting.
 
     Args:
-        error: what was raised.
-        settings: names of settings; an error about anything else is about the position method.
-        options: the position method's options, which are in the setting ``position_options``.
+        error: the error that was raised.
+        settings: names of the settings; any other error is reported as one about the position method.
+        options: names of the position method's options, which the setting ``position_options`` holds.
     """
     field = error.field if isinstance(error, InputError) else None
-    # Methods raise a TypeError for options that they do not have.
+    # A method raises a TypeError for an option that it does not have.
     if isinstance(error, TypeError) or field in options:
         return InputError("position_options", str(error))
     if isinstance(error, InputError) and field in settings:
@@ -46,14 +46,14 @@ def as_setting(error: Exception, settings: Container[str], options: Container[st
 
 
 def about_method(error: Exception, field: str) -> InputError:
-    """A position method's error, as one about the setting ``field`` that names the method."""
+    """Turn a position method's error into one about ``field``, the setting that names the method."""
     if isinstance(error, InputError) and error.field == "position":
         return InputError(field, error.reason)
     return InputError(field, str(error))
 
 
 def parameters(model: nn.Module) -> dict[str, int]:
-    """Parameters of a model, in all and of position."""
+    """Count a model's parameters: all of them, and those of its position methods."""
     positional = {
         id(parameter): parameter.numel()
         for module in model.modules()

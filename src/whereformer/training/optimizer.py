@@ -1,4 +1,4 @@
-"""What every training has in common: which weights decay, and how the learning rate goes up and down."""
+"""The optimizer and learning rate schedules of all trainings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ def build_optimizer(
     weight_decay: float = 0.01,
     eps: float = 1e-8,
 ) -> torch.optim.Optimizer:
-    """AdamW that decays the backbone's matrices, and of position what a method names in ``decayed_parameters``.
+    """Build AdamW with weight decay on the backbone's matrices and on each position method's ``decayed_parameters``.
 
     Args:
-        model: whose parameters to train.
-        learning_rate: of them.
-        kernel_learning_rate: of what a method names in ``kernel_parameters`` (TISA's kernels), if another.
-        weight_decay: of what decays.
-        eps: Adam's.
+        model: the model to train.
+        learning_rate: the learning rate.
+        kernel_learning_rate: a learning rate for ``kernel_parameters`` of position methods (such as TISA's kernels);
+            None uses ``learning_rate``.
+        weight_decay: the decay of the parameters that decay; all others have none.
+        eps: Adam's epsilon.
     """
     positions = [module for module in model.modules() if isinstance(module, Position)]
     positional = {id(parameter) for position in positions for parameter in position.parameters()}
@@ -43,14 +44,14 @@ def build_optimizer(
 
 
 def linear_schedule(optimizer: torch.optim.Optimizer, warmup: int, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
-    """Up to the optimizer's learning rate in ``warmup`` steps, at least 1, then down to zero after ``steps``."""
+    """Rise to the optimizer's learning rate in ``warmup`` steps (at least 1), then fall to zero at ``steps``."""
     return torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
     )
 
 
 def inverse_sqrt_schedule(optimizer: torch.optim.Optimizer, warmup: int) -> torch.optim.lr_scheduler.LambdaLR:
-    """Up to the optimizer's learning rate in ``warmup`` steps, then down with the square root of the steps.
+    """Rise to the optimizer's learning rate in ``warmup`` steps, then fall with the inverse square root of the step.
 
     Source: Vaswani et al. (2017), section 5.3.
     """

@@ -1,4 +1,4 @@
-"""What ``results.json`` of a long training holds, whatever is trained."""
+"""The part of ``results.json`` that all long trainings share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..runs.results import Results
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What is known before training.
+    """Facts that are known before training starts.
 
     Args:
-        parameters, embedding_parameters, positional_parameters: numbers of parameters, in all and of its parts.
-        tokens_per_step: about.
-        steps_per_epoch: how many steps read the whole text once.
-        epochs: how often it is read.
+        parameters, embedding_parameters, positional_parameters: number of parameters, in all and of these parts.
+        tokens_per_step: tokens that a step reads, approximately.
+        steps_per_epoch: number of steps that read the whole text once.
+        epochs: how many times training reads the text.
     """
 
     parameters: int
@@ -37,17 +37,17 @@ class LossPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResults(Results, TrainingPlan):
-    """A training as far as it has come.
+    """The results of a training, finished or so far.
 
     Args:
-        settings: all that decides the result.
-        text: what is known about it.
-        finished: whether it is over.
-        step: how many steps were taken.
-        tokens_seen: in these steps.
-        seconds: that they took, in all runs.
-        losses: of training, at some steps.
-        held_out: "step" and the held-out scores after it.
+        settings: everything that decides the result.
+        text: facts about the text.
+        finished: whether training has finished.
+        step: steps taken.
+        tokens_seen: tokens read in these steps.
+        seconds: time that they took, over all runs.
+        losses: the training loss at some of the steps.
+        held_out: a "step" each, with the held-out scores after it.
     """
 
     FORMAT = 1

@@ -1,4 +1,4 @@
-"""What is known about text that a masked language model is trained on."""
+"""Facts about the text that a masked language model is trained on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .held_out import unigram_entropy
 
 @dataclass(frozen=True)
 class TextFacts:
-    """The text's size, and how well it can be guessed.
+    """The size of the text, and how well it can be guessed without a model.
 
     Args:
-        source: where it came from, for people.
-        documents, characters: how much there is.
-        training_tokens, held_out_tokens: tokens of its two parts.
-        vocabulary: tokens that the tokenizer knows.
-        unigram_entropy: held-out loss in nats of guessing by frequency alone.
+        source: where it comes from, for people to read.
+        documents, characters: the number of each.
+        training_tokens, held_out_tokens: tokens in each part.
+        vocabulary: tokens in the tokenizer's vocabulary.
+        unigram_entropy: held-out loss, in nats, of guessing by token frequency.
     """
 
     source: str
@@ -38,14 +38,14 @@ def text_facts(
     streams: tuple[Tensor, Tensor],
     vocab_size: int,
 ) -> TextFacts:
-    """Facts about prepared text.
+    """Collect facts about prepared text.
 
     Args:
-        source: where it came from, for people.
+        source: where it comes from, for people to read.
         documents: the whole text.
-        parts: pieces to train on and pieces held out.
-        streams: the tokens of both, (tokens,) each.
-        vocab_size: tokens that the tokenizer knows.
+        parts: the training pieces and the held-out pieces.
+        streams: the tokens of both parts, (tokens,) each.
+        vocab_size: tokens in the tokenizer's vocabulary.
     """
     training, held_out = streams
     return TextFacts(

@@ -1,4 +1,4 @@
-"""What every training by transformers' Trainer has in common."""
+"""The arguments of transformers' Trainer, and how its own output is silenced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import logging as transformers_logging
 
 
 class Settings(Protocol):
-    """What a command's settings of training say."""
+    """The training settings that the Trainer's arguments need."""
 
     @property
     def batch_size(self) -> int: ...
@@ -25,15 +25,15 @@ class Settings(Protocol):
 def training_arguments(
     folder: Path, settings: Settings, steps: int, device: torch.device, seed: int, **others: Any
 ) -> TrainingArguments:
-    """The Trainer's arguments where a callback of ours decides when to log, judge and save.
+    """Build the Trainer's arguments for a training in which our callback decides when to log, judge and save.
 
     Args:
-        folder: for its checkpoints.
-        settings: of the command.
-        steps: of the training.
-        device: one; more GPUs would each get a batch of their own, and another result.
-        seed: of the Trainer.
-        others: further arguments.
+        folder: folder for checkpoints.
+        settings: the batch size and dtype.
+        steps: optimizer steps in all.
+        device: the only device that is used; with several GPUs each would get its own batch, which changes the result.
+        seed: the Trainer's seed.
+        others: further arguments of ``TrainingArguments``.
     """
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -46,7 +46,7 @@ def training_arguments(
         eval_strategy="no",
         save_strategy="no",
         logging_strategy="no",
-        # What isn't a number has to be seen.
+        # A loss that is not a number must be seen.
         logging_nan_inf_filter=False,
         remove_unused_columns=False,
         disable_tqdm=True,
@@ -60,7 +60,7 @@ def training_arguments(
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without transformers' own bars and notes, which would run through ours."""
+    """Silence transformers' progress bars and notes, which would garble ours."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

@@ -1,1 +1,1 @@
-"""What commands print: a module each, apart from the command so that --help need not import it."""
+"""The tables that commands print: one module per command, so that --help need not import them."""

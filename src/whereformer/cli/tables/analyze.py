@@ -1,4 +1,4 @@
-"""What ``whereformer analyze`` prints."""
+"""Print the tables of ``whereformer analyze``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 MOST_HEADS = 24
-"""Heads that have a line each; of more, their layers have."""
+"""Up to this number of heads, each has its own line; beyond it, each layer has one."""
 
 
 def print_analysis(console: Console, models: Sequence[ModelFindings]) -> None:
-    """What an analysis found: a line for each model, and for one alone also for its heads or their layers."""
+    """Print a line for each model, and for a single model also a line for each head or layer."""
     table = Table(title="Position", box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("model", "method"):
         table.add_column(title, overflow="fold")
@@ -62,7 +62,7 @@ def _measured(model: ModelFindings) -> bool:
 
 
 def _names(heads: Sequence[HeadFindings]) -> str:
-    """How many heads have which name, the most frequent first."""
+    """Count the heads by name, most frequent first."""
     return ", ".join(f"{count} {name}" for name, count in Counter(head.name for head in heads).most_common())
 
 
@@ -109,7 +109,7 @@ def _head_table(first: str, second: str, names: str, fits: Sequence[int], model:
 
 
 def _explained(model: ModelFindings, heads: Sequence[HeadFindings]) -> list[str]:
-    """What the offset explains of the attention of some heads, on average, if it was measured."""
+    """Return the mean share of these heads' attention that the offset explains, if it was measured."""
     if model.attention is None:
         return []
     shares = [float(model.attention.explained[head.layer, head.head]) for head in heads]

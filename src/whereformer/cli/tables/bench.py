@@ -1,4 +1,4 @@
-"""What ``whereformer bench`` prints."""
+"""Print the table of ``whereformer bench``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_bench(console: Console, rows: Sequence[BenchRow]) -> None:
-    """The table of a benchmark: a line for each case and way, with why something is missing below it."""
+    """Print a line for each case and way, with the reasons for missing numbers below the table."""
     dtypes = {row.dtype for row in rows}
     table = Table(title="Time relative to torch's attention without positions", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("terms", no_wrap=True)
@@ -44,8 +44,8 @@ def print_bench(console: Console, rows: Sequence[BenchRow]) -> None:
     for note, number in notes.items():
         console.print(f"[{number}] {note}", style="dim", highlight=False)
     console.print(
-        "Medians of the rounds' ratios (lowest-highest); sdpa is torch's attention without positions, MiB what a call "
-        "needs beyond its inputs.",
+        "Medians of the rounds' ratios (lowest-highest). sdpa is torch's attention without positions. MiB is what a "
+        "call needs beyond its inputs.",
         style="dim",
         highlight=False,
     )
@@ -56,7 +56,7 @@ def _mebibytes(size: int) -> str:
 
 
 def _time(row: BenchRow | None, notes: dict[str, int]) -> str:
-    """A cell: the time of plain attention, how much longer another way takes, or the number of a note."""
+    """Format a cell: the time of plain attention, the ratio of another way, or the number of a note."""
     if row is None:
         return "-"
     if row.milliseconds is None:

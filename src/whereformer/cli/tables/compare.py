@@ -1,4 +1,4 @@
-"""What ``whereformer compare`` prints."""
+"""Print the ranking of ``whereformer compare``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDE = 0.2
 
 
 def print_ranking(console: Console, rows: Sequence[RankedMethod], length: int, clock: str) -> None:
-    """Print the table of a comparison, at most 100 columns wide; ``clock`` says what time speeds are measured by."""
+    """Print the ranking, at most 100 columns wide. ``clock`` is the kind of time that speed is measured in."""
     table = Table(
         title=f"Held-out masked-LM loss, trained on {length} tokens at a time (lower is better)",
         box=box.SIMPLE_HEAD,
@@ -44,15 +44,15 @@ def print_ranking(console: Console, rows: Sequence[RankedMethod], length: int, c
         )
     console.print(table)
     console.print(
-        f"Methods with the same # can't be told apart. speed: of training, relative to none, by {clock}; below it the "
-        "range of the rounds, where it is wide. MiB: peak memory of a training step. params: parameters of position.",
+        f"Methods with the same # can't be told apart. speed: training speed relative to none, by {clock}, with the "
+        "range of the rounds below if it is wide. MiB: peak memory of a training step. params: parameters of position.",
         style="dim",
         highlight=False,
     )
 
 
 def _speed(cell: Spread) -> str:
-    """A relative speed, and the range of its rounds where that is too wide to go without a word."""
+    """Format a relative speed, with the range of its rounds if that is wide."""
     if cell.median is None or cell.low is None or cell.high is None:
         return "-"
     wide = cell.high - cell.low > WIDE * cell.median

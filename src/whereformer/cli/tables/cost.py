@@ -1,4 +1,4 @@
-"""What ``whereformer cost --paper`` prints."""
+"""Print the table of ``whereformer cost --paper``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:
-    """The relative FLOPs of the Funnel-Transformer paper's models."""
+    """Print the relative FLOPs of the Funnel-Transformer paper's models."""
     table = Table(title="FLOPs relative to BERT-base", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("model", no_wrap=True)
     for column in rows[0].relative:
@@ -24,9 +24,9 @@ def print_paper_flops(console: Console, rows: Sequence[PaperRow]) -> None:
         table.add_row(row.model, *(f"{value:.3f}" for value in row.relative.values()))
     console.print(table)
     console.print(
-        "linear: the paper's own figure, layers by length and squared width. Otherwise every product in the layers at "
-        "that length, with relative attention in the form named as the authors' code computes it, batch 8; ours costs "
-        "the same shifted and less factorized. +D2: with two decoder layers.",
+        "linear: the paper's own figure, layers by length and squared width. Other columns count every product in the "
+        "layers at that length, with relative attention in the named form as in the authors' code, at batch 8. Ours "
+        "costs the same as shifted and less than factorized. +D2: with two decoder layers.",
         style="dim",
         highlight=False,
     )

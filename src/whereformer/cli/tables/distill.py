@@ -1,4 +1,4 @@
-"""What ``whereformer distill-positions`` prints."""
+"""Print the scores of ``whereformer distill-positions``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def print_distilling(console: Console, results: DistillResults) -> None:
-    """What is left of a model whose position embeddings became kernels."""
+    """Print how a model scores after kernels have replaced its position embeddings."""
     names = {
-        "similarity": ("states alike\n(cosine)", "{:.3f}"),
+        "similarity": ("similarity\n(cosine)", "{:.3f}"),
         "masked_lm_loss": ("masked-LM\nloss", "{:.3f}"),
         "masked_lm_accuracy": ("masked-LM\naccuracy", "{:.1%}"),
         "spearman": ("pairs\n(Spearman)", "{:.3f}"),

@@ -1,4 +1,4 @@
-"""What ``whereformer finetune`` prints."""
+"""Print the plan and the gains of ``whereformer finetune``."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 def print_finetuning(console: Console, job: Job, checked: Checked) -> None:
-    """What a fine-tuning is about to do: its tasks and models."""
+    """Print the tasks and models of a fine-tuning before it starts."""
     for encoded in checked.tasks:
         found = encoded.facts()
         rows = ", ".join(f"{split} {count:,}" for split, count in found.rows.items())
         tokens = found.tokens_of_a_row
         lines = [
             f"{encoded.data.task.name}: {rows} rows from {found.source}; median {tokens['median']} tokens, "
-            f"longest {tokens['most']}; {job.steps(encoded):,} steps a run"
+            f"longest {tokens['most']}; {job.steps(encoded):,} steps per run"
         ]
         if found.subsets:
-            lines.append(f"  only a part of {', '.join(found.subsets)}: not to be compared with published scores")
+            lines.append(f"  only part of {', '.join(found.subsets)}: do not compare with published scores")
         if found.cut_rows:
-            lines.append(f"  {found.cut_rows:,} rows cut to {job.tuning.max_length} tokens")
+            lines.append(f"  {found.cut_rows:,} rows truncated to {job.tuning.max_length} tokens")
         say(console, *lines)
     models = []
     for name, count in checked.parameters.items():
-        # Trained positions that another method replaces are not to go without a word.
-        fresh = f", {count.fresh:,} of them fresh" if count.fresh else ""
+        # Say so if another method replaces trained positions.
+        fresh = f", {count.fresh:,} of them new" if count.fresh else ""
         models.append(f"{name} ({count.all:,} parameters, {count.position:,} of position{fresh})")
     total = len(checked.tasks) * len(models) * len(job.seeds)
     say(
@@ -46,7 +46,7 @@ def print_finetuning(console: Console, job: Job, checked: Checked) -> None:
 
 
 def print_gains(console: Console, tables: Sequence[GainsTable]) -> None:
-    """The tables of a fine-tuning, in the TISA paper's form."""
+    """Print the tables of a fine-tuning, laid out as in the TISA paper."""
     for each in tables:
         table = Table(title=f"{each.position}: scores in percent", box=box.SIMPLE_HEAD, pad_edge=False)
         for title in ("task", "metric"):
@@ -59,8 +59,8 @@ def print_gains(console: Console, tables: Sequence[GainsTable]) -> None:
             table.add_row(row.task, row.metric, *map(_score, row.cells), gain, reduction)
         console.print(table)
     console.print(
-        "Medians over seeds (their range below); gain: the largest over the baseline, error reduction: that by the "
-        "baseline's distance from 100. *: every seed is better than every seed of the baseline.",
+        "Medians over seeds, with their range below. gain: the largest gain over the baseline. error reduction: that "
+        "gain divided by the baseline's distance from 100. *: every seed is better than every seed of the baseline.",
         style="dim",
         highlight=False,
     )

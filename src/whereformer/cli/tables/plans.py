@@ -1,4 +1,4 @@
-"""What trainings are about to do, which ``whereformer pretrain`` and ``whereformer translate train`` print first."""
+"""Print the plans that ``whereformer pretrain`` and ``whereformer translate train`` show before they start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_plan(console: Console, text: TextFacts, blocks: str, steps: int, plan: PretrainPlan) -> None:
-    """What a pretraining run is about to do: the text, the model and how often it reads the text."""
+    """Print the plan of a pretraining: the text, the model and how many times it reads the text."""
     lengths = ", ".join(f"{length:,}" for length in plan.block_lengths)
     lines = (
         f"text: {text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from "
@@ -28,7 +28,7 @@ def print_plan(console: Console, text: TextFacts, blocks: str, steps: int, plan:
 
 
 def print_translation_plan(console: Console, text: TranslationFacts, plan: TranslationPlan, max_length: int) -> None:
-    """What a translation training is about to do: the text, the model and how often it reads the text."""
+    """Print the plan of a translation training: the text, the model and how many times it reads the text."""
     lines = []
     for name, part in (("training", text.training), ("held-out", text.held_out)):
         left_out = [
@@ -40,8 +40,8 @@ def print_translation_plan(console: Console, text: TranslationFacts, plan: Trans
             if count
         ]
         lines.append(
-            f"{name}: {part.pairs:,} pairs, {part.source_tokens:,} and {part.target_tokens:,} tokens, a line "
-            f"at most {part.longest}" + (f"; left out: {', '.join(left_out)}" if left_out else "")
+            f"{name}: {part.pairs:,} pairs, {part.source_tokens:,} and {part.target_tokens:,} tokens, at most "
+            f"{part.longest} per line" + (f"; left out: {', '.join(left_out)}" if left_out else "")
         )
     say(
         console,
@@ -53,10 +53,10 @@ def print_translation_plan(console: Console, text: TranslationFacts, plan: Trans
 
 def _model_size(plan: TrainingPlan, vocabulary: int) -> str:
     return (
-        f"model: {plan.parameters:,} parameters, of them {plan.embedding_parameters:,} embeddings of "
-        f"{vocabulary:,} tokens and {plan.positional_parameters:,} of position"
+        f"model: {plan.parameters:,} parameters, including {plan.embedding_parameters:,} for embeddings of "
+        f"{vocabulary:,} tokens and {plan.positional_parameters:,} for position"
     )
 
 
 def _passes(plan: TrainingPlan) -> str:
-    return f"the text is {plan.steps_per_epoch:,.1f} steps long and read {plan.epochs:,.1f} times"
+    return f"the text takes {plan.steps_per_epoch:,.1f} steps and is read {plan.epochs:,.1f} times"

@@ -1,4 +1,4 @@
-"""What ``whereformer properties`` prints."""
+"""Print the table of ``whereformer properties``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...experiments.properties import ticks
 
 
 def print_properties(console: Console, rows: Sequence[ticks.MethodTicks]) -> None:
-    """What each method can do, at most 100 columns wide, and where that is not what the paper says."""
+    """Print what each method can do, at most 100 columns wide, and where that differs from the paper."""
     table = Table(title="What each position method can do, measured", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("position", no_wrap=True)
     for heading in ("inductive", "data-\ndriven", "parameter\nefficient", "translation\ninvariant"):
@@ -26,7 +26,7 @@ def print_properties(console: Console, rows: Sequence[ticks.MethodTicks]) -> Non
     for name, meaning in ticks.MEANINGS.items():
         console.print(f"{ticks.title(name)}: {meaning}", style="dim", highlight=False)
     for heading, lines in (
-        ("Not decided, or not possible:", ticks.open_ticks(rows)),
+        ("Undecided or impossible:", ticks.open_ticks(rows)),
         ("* Where Table 1 of the TISA paper says otherwise:", ticks.disagreements(rows)),
     ):
         if lines:

@@ -1,4 +1,4 @@
-"""What ``whereformer translate`` prints."""
+"""Print the scores of ``whereformer translate score``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..terminal import say
 
 
 def print_scores(console: Console, found: dict[str, Any]) -> None:
-    """BLEU, chrF and BLEU by length."""
+    """Print BLEU, chrF and BLEU by length."""
     table = Table("words of the source", box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("lines", "BLEU"):
         table.add_column(title, justify="right")

@@ -1,4 +1,4 @@
-"""What ``whereformer bench --tune`` prints."""
+"""Print the thresholds that ``whereformer bench --tune`` measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..terminal import say
 
 
 def print_tuning(console: Console, rows: Sequence[TuneRow]) -> None:
-    """The table of measured thresholds, at most 80 columns wide, and what would change in ``tuning.py``."""
+    """Print the measured thresholds, at most 80 columns wide, and the lines that would change in ``tuning.py``."""
     processor = tuning.current().processor
     table = Table(title=f"Thresholds of attention for {processor}, measured here", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("setting", no_wrap=True)
@@ -28,12 +28,12 @@ def print_tuning(console: Console, rows: Sequence[TuneRow]) -> None:
         table.add_row(row.label, show(row.now), show(row.best), ratio, verdict)
     console.print(table)
     console.print(
-        "Medians of the rounds' ratios (lowest-highest). noise: less than 3% faster, or not in every round: keep.",
+        "Medians of the rounds' ratios (lowest-highest). noise: less than 3% faster, or not in every round; keep.",
         style="dim",
         highlight=False,
     )
     for failure in dict.fromkeys(failure for row in rows for failure in row.failed):
-        console.print(f"can't: {failure}", style="dim", highlight=False)
+        console.print(f"failed: {failure}", style="dim", highlight=False)
     changed = lines(rows)
     if changed:
         say(console, f"for {processor} in src/whereformer/kernels/tuning.py:", *(f"    {line}" for line in changed))

@@ -1,1 +1,1 @@
-"""Look at what models have learned about position."""
+"""The analyze experiment: read what models have learned about position."""

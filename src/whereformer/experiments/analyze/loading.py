@@ -1,4 +1,4 @@
-"""A checkpoint's encoder and tokenizer, with one clear line for what can't be read."""
+"""Load a checkpoint's encoder and tokenizer, with a clear one-line error if they can't be read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def load(path: str) -> tuple[Encoder, str]:
-    """The encoder of a checkpoint, and transformers' name for its kind.
+    """Load a checkpoint's encoder, and return it with transformers' name for its kind.
 
     Raises:
-        InputError: if it can't be read, or has weights that are no numbers.
+        InputError: if the checkpoint can't be read, or has weights that are not finite.
     """
     with named_errors(path), quiet_transformers():
         kind = read_config(path, Encoder)["model_type"]
@@ -37,7 +37,7 @@ def load(path: str) -> tuple[Encoder, str]:
 
 @contextmanager
 def named_errors(path: str) -> Iterator[None]:
-    """Say what is wrong with a checkpoint in one line that names it."""
+    """Turn errors about a checkpoint into an InputError of one line that names it."""
     try:
         yield
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
@@ -47,7 +47,11 @@ def named_errors(path: str) -> Iterator[None]:
 
 
 def tokenizer_of(path: str) -> tuple[PreTrainedTokenizerBase | None, str]:
-    """The model's tokenizer; for a checkpoint of ``whereformer pretrain`` that of its run. Or None and why."""
+    """Load the model's tokenizer or, for a checkpoint of ``whereformer pretrain``, its run's.
+
+    Returns:
+        the tokenizer and "", or None and the reason why there is none.
+    """
     folder = Path(path)
     places = [path]
     if folder.is_dir():
@@ -55,12 +59,12 @@ def tokenizer_of(path: str) -> tuple[PreTrainedTokenizerBase | None, str]:
     reason = ""
     for place in places:
         if Path(place).is_dir() and not any(Path(place).glob("*token*")) and not (Path(place) / "vocab.txt").exists():
-            reason = reason or "there is none beside it"
+            reason = reason or "there is none next to it"
             continue
         try:
             with quiet_transformers():
                 return AutoTokenizer.from_pretrained(place, trust_remote_code=False), ""
         except Exception as error:
-            # The libraries raise what they like for a missing or broken file.
+            # For a missing or broken file the libraries raise all kinds of errors.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
     return None, f"no tokenizer can be read for {path} ({reason})"

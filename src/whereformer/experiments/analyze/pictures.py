@@ -1,4 +1,4 @@
-"""The figures of an analysis as Matplotlib draws them: two of them also in the page, all of them as files."""
+"""Draw the Matplotlib figures of an analysis: all are saved as files, and two also appear in the page."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Point = tuple[str, float, float]
 
 SIZE = 420, 300
 PIXELS = 256
-"""Of a matrix in a file."""
+"""The most pixels of a matrix's side in a file."""
 LEAST = 1.0
-"""The least range of scores that a small panel has."""
+"""The smallest range of scores of a small panel."""
 PANEL, GAP, LEFT, HEAD = 92, 12, 24, 30
-"""Width of a head's panel, what is between two, room for the layers' names, and for what is above a panel."""
+"""Width of a head's panel, the gap between two, and the room for layer names and for the text above a panel."""
 
 
 def write(models: Sequence[ModelFindings], score: str, folder: Path) -> list[Path]:
-    """All figures as PNG and SVG; ``score`` is what the models' scores are called."""
+    """Write all figures as PNG and SVG, and return their paths; ``score`` is the name of the models' scores."""
     folder.mkdir(exist_ok=True)
     written = []
     for model, name in zip(models, _file_names(models), strict=True):
@@ -59,7 +59,7 @@ def _file_names(models: Sequence[ModelFindings]) -> list[str]:
 
 
 def embeddings(table: TableFindings) -> Paint:
-    """P, its best Toeplitz part and what is left."""
+    """Draw P, its best Toeplitz part and what is left."""
     gram, part = averaged(table.gram, PIXELS), averaged(table.part, PIXELS)
     rest, ends, length = gram - part, limits(gram), len(table.gram)
 
@@ -92,7 +92,7 @@ def _ends(length: int) -> list[int]:
 
 
 def curve_of(head: HeadFindings) -> Floats:
-    """A head's curve; where it is measured from scores, less their mean, which attention does not see."""
+    """Return a head's curve. If it was measured from scores, their mean is subtracted, since it has no effect."""
     curve = np.asarray(head.curve.detach().double().cpu().numpy())
     if head.scores is None:
         return curve
@@ -100,12 +100,16 @@ def curve_of(head: HeadFindings) -> Floats:
 
 
 def height_of(curve: Floats) -> Range:
-    """The range of a head's small panel: less than one unit of scores hardly moves attention, and shall look flat."""
+    """Return the range of a head's small panel, at least one unit: smaller differences hardly matter and look flat."""
     return Range.of(curve).at_least(LEAST)
 
 
 def head_panels(found: Sequence[HeadFindings]) -> tuple[int, int, Paint]:
-    """All heads, layers downwards: scores where there are any, and the curve near 0. Width, height and how to draw."""
+    """Lay out all heads, one row per layer, with their scores, if any, and their curves near 0.
+
+    Returns:
+        width and height in points, and the function that draws.
+    """
     layers = sorted({head.layer for head in found})
     mapped = any(head.scores is not None for head in found)
     tall = HEAD + (PANEL if mapped else 0) + PANEL // 2 + GAP
@@ -147,23 +151,24 @@ def head_panels(found: Sequence[HeadFindings]) -> tuple[int, int, Paint]:
             axes.text(10, row * tall + HEAD + (tall - HEAD) / 2, f"layer {layer}", rotation=90, va="center", size=8)
         width, height = figure.get_size_inches() * 72
         reach = min(SMALL, len(found[0].offsets) // 2)
-        note = f"curves: offsets {signed(-reach)} to {signed(reach)}, heights each head's own"
+        note = f"curves: offsets {signed(-reach)} to {signed(reach)}, each head with its own heights"
         axes.text(LEFT, height - 6, note, size=7, color=muted)
-        # Pictures move the limits.
+        # imshow changes the limits.
         axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")
 
     return LEFT + columns * (PANEL + GAP), len(layers) * tall + 2 * GAP, paint
 
 
 def mean_of_heads(model: ModelFindings) -> float | None:
-    """The mean Toeplitzness of a model's heads; None without."""
+    """Return the mean Toeplitzness of a model's heads; None if it has none."""
     return fmean(head.toeplitzness for head in model.heads) if model.heads else None
 
 
 def scatter_points(models: Sequence[ModelFindings]) -> tuple[list[Point], str]:
-    """Models that have a score, and what their Toeplitzness is of: of P if two have it, of heads otherwise.
+    """Return the models that have a score as points, and the name of the measure of Toeplitzness.
 
-    Not of heads where P will do: for relative methods they are Toeplitz by design, which says nothing about a score.
+    It is the Toeplitzness of P if at least two models have a P, else that of heads. P is preferred because the heads of
+    relative methods are Toeplitz by design, which says nothing about a score.
     """
     scored = [(model, model.score) for model in models if model.score is not None]
     tables = [(m.name, m.table.toeplitzness, score) for m, score in scored if m.table is not None]
@@ -174,13 +179,13 @@ def scatter_points(models: Sequence[ModelFindings]) -> tuple[list[Point], str]:
 
 
 def scatter_drawing(points: Sequence[Point], measure: str, score: str) -> Markup | None:
-    """The scatter in a page; None for fewer than two points."""
+    """Draw the scatter plot for the page; None for fewer than two points."""
     label = f"{measure} and {score} of each model; the numbers are in the table"
     return figures.draw("scatter", label, *SIZE, scatter(points, measure, score)) if len(points) > 1 else None
 
 
 def scatter(points: Sequence[Point], measure: str, score: str) -> Paint:
-    """Models as labelled points."""
+    """Plot models as labelled points."""
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot(xlabel=measure, ylabel=score)
@@ -193,7 +198,7 @@ def scatter(points: Sequence[Point], measure: str, score: str) -> Paint:
 
 
 def _label(figure: Figure, axes: Axes, points: Sequence[Point]) -> None:
-    """Names beside their points, where they hide neither another name nor a point, as far as that can be."""
+    """Put names next to their points so that they cover no other name or point, if possible."""
     figure.draw_without_rendering()
     inside = axes.get_window_extent()
     places = axes.transData.transform([point[1:] for point in points])
@@ -226,14 +231,14 @@ def _label(figure: Figure, axes: Axes, points: Sequence[Point]) -> None:
 
 
 def _overlap(first: Sequence[float], second: Sequence[float]) -> float:
-    """The area that two boxes (left, bottom, right, top) share."""
+    """Return the area that two boxes (left, bottom, right, top) share."""
     width = min(first[2], second[2]) - max(first[0], second[0])
     height = min(first[3], second[3]) - max(first[1], second[1])
     return max(0.0, width) * max(0.0, height)
 
 
 def step_lines(models: Sequence[ModelFindings]) -> dict[str, list[tuple[int, float]]]:
-    """Toeplitzness over training, of P and of heads, where at least two checkpoints have it."""
+    """Return the Toeplitzness of P and of heads over training steps, for each that at least two checkpoints have."""
     stepped = [(model.step, model) for model in models if model.step is not None]
     of_heads = [(step, mean_of_heads(model)) for step, model in stepped]
     lines = {
@@ -244,14 +249,14 @@ def step_lines(models: Sequence[ModelFindings]) -> dict[str, list[tuple[int, flo
 
 
 def steps_drawing(models: Sequence[ModelFindings]) -> Markup | None:
-    """The progression in a page; None for fewer than two checkpoints."""
+    """Draw Toeplitzness over training for the page; None for fewer than two checkpoints."""
     lines = step_lines(models)
     label = "Toeplitzness over training steps; the numbers are in the table"
     return figures.draw("steps", label, *SIZE, over_steps(lines)) if lines else None
 
 
 def over_steps(lines: dict[str, list[tuple[int, float]]]) -> Paint:
-    """Toeplitzness over training."""
+    """Plot Toeplitzness over training steps."""
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot(xlabel="training step", ylabel="Toeplitzness")

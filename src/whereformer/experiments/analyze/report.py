@@ -1,4 +1,4 @@
-"""The report of ``whereformer analyze``: what models learned about position, as a page and as pictures."""
+"""The report of ``whereformer analyze``: an HTML page and pictures of what models learned about position."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from . import pictures
 
 TEMPLATE = Path(__file__).with_suffix(".html.j2")
 NAMES = ("previous token", "next token", "local window", "global", "position-blind")
-"""In this order in legends; other names follow."""
+"""Kinds of heads in the order of legends; other names follow."""
 BLIND = "position-blind"
 
 LARGE_MAP, CORNER = 128, 32
-"""Pixels of a matrix; positions of the closer look at a head's scores."""
+"""Pixels of a matrix's side, and positions in the close-up of a head's scores."""
 PIXELS = {50: 128, 160: 96, 500: 64, 10**9: 32}
-"""Up to so many heads on a page, the pixels of each one's matrix: pages stay below 5 MB for twelve layers of twelve."""
+"""Pixels of each head's matrix by the most heads on a page: pages of 12 layers with 12 heads stay below 5 MB."""
 DETAILED = 300
-"""Heads on a page, up to which each has its closer look and all its fits drawn."""
+"""Up to this number of heads on a page, each is drawn with a close-up and all its fits."""
 
 Floats = NDArray[np.float64]
 
@@ -43,11 +43,11 @@ def write_report(models: Sequence[ModelFindings], facts: dict[str, Any], folder:
     """Write ``report.html`` and ``pictures/*.png`` and ``*.svg`` into a folder, and return their paths.
 
     Args:
-        models: at least one, in the order in which they are shown; their names are unique.
-        facts: what else the page says. ``command`` (a list of words, or text) is how to do it again, ``rules`` (kind of
-            head -> rule, in order) how heads are named, ``score`` the name of the models' scores, ``notes`` (a list)
-            are warnings at the top; all else is listed at the end, dictionaries under headings of their own.
-        folder: exists; an old page stays until the new one is whole.
+        models: at least one, in the order in which the page shows them; their names are unique.
+        facts: what else the page says. ``command`` (a list of words, or text) repeats the analysis, ``rules`` (kind of
+            head -> rule, in order) says how heads are named, ``score`` is the name of the models' scores, and ``notes``
+            (a list) are warnings at the top. All other facts are listed at the end; dictionaries get their own heading.
+        folder: an existing folder. An old page stays until the new one is complete.
     """
     text = build_report(models, facts)
     written = pictures.write(models, score_name(facts), folder / "pictures")
@@ -56,7 +56,7 @@ def write_report(models: Sequence[ModelFindings], facts: dict[str, Any], folder:
 
 
 def build_report(models: Sequence[ModelFindings], facts: dict[str, Any]) -> str:
-    """The page; equal findings give equal pages."""
+    """Build the page. Equal findings give identical pages."""
     facts = dict(facts)
     rules, notes, command = facts.pop("rules", {}), facts.pop("notes", []), facts.pop("command", "")
     score = score_name(facts)
@@ -86,12 +86,12 @@ def build_report(models: Sequence[ModelFindings], facts: dict[str, Any]) -> str:
 
 
 def score_name(facts: dict[str, Any]) -> str:
-    """What the models' scores are called."""
+    """Return the name of the models' scores."""
     return str(facts.get("score") or "score")
 
 
 def shown(value: Any) -> Any:
-    """A fact as a person would write it."""
+    """Format a fact for people."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {shown(part)}" for name, part in value.items())
     if value is None or value == []:
@@ -102,22 +102,22 @@ def shown(value: Any) -> Any:
 
 
 def looks_of(names: Sequence[str]) -> dict[str, figures.Series]:
-    """How the kinds of heads that there are look in every figure of the page."""
+    """Return the look of each kind of head in ``names``, the same in every figure of the page."""
     order = [name for name in NAMES if name in names] + sorted(set(names) - set(NAMES))
-    # Each known kind has its hue whatever others there are.
+    # Each known kind keeps its hue, whichever other kinds there are.
     every = [*NAMES, *order[sum(name in NAMES for name in order) :]]
     by_name = dict(zip(every, figures.series(len(every), every.index(BLIND)), strict=True))
     return {name: by_name[name] for name in order}
 
 
 def counted(found: Sequence[HeadFindings]) -> str:
-    """How many heads are what: 3 previous token, 1 global."""
+    """Count the kinds of heads, as in "3 previous token, 1 global"."""
     counts = Counter(head.name for head in found)
     return ", ".join(f"{counts[name]} {name}" for name in looks_of(list(counts)))
 
 
 def verdict(models: Sequence[ModelFindings]) -> str:
-    """The page in one sentence."""
+    """Summarise the page in one sentence, its headline."""
     tables = [(model, model.table) for model in models if model.table is not None]
     if len(models) == 1:
         sentence = "; ".join(_findings_of(models[0]))
@@ -143,7 +143,7 @@ def _findings_of(model: ModelFindings) -> list[str]:
     if model.heads:
         count = len(model.heads)
         parts.append(f"{count} heads: {counted(model.heads)}" if count > 1 else f"its head is {model.heads[0].name}")
-    return parts or ["nothing to see, position acts nowhere by itself"]
+    return parts or ["nothing to see: position has no effect of its own"]
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class TableSection:
 
 @dataclass(frozen=True)
 class HeadRow:
-    """A head in the table; ``link`` is its large picture."""
+    """A head in the table; ``link`` is the id of its large picture."""
 
     link: str
     head: HeadFindings
@@ -183,7 +183,7 @@ class Section:
 def section(
     model: ModelFindings, name: str, looks: dict[str, figures.Series], pixels: int, *, detailed: bool
 ) -> Section:
-    """Draw one model."""
+    """Draw everything about one model."""
     counts = Counter(head.name for head in model.heads)
     attention = model.attention
     sizes = sorted({len(head.fits) for head in model.heads} or {0})[-1]
@@ -207,7 +207,7 @@ def section(
 
 
 def table_section(table: TableFindings) -> TableSection:
-    """P and its Toeplitz part on one scale, what is left around 0."""
+    """Draw P and its Toeplitz part on one scale, and what is left on a scale around 0."""
     ends = limits(table.gram.detach().double().cpu().numpy())
     maps = [
         ("P = E E\N{MODIFIER LETTER CAPITAL T}", heatmap(table.gram, pixels=2 * LARGE_MAP, ends=ends)),
@@ -218,7 +218,7 @@ def table_section(table: TableFindings) -> TableSection:
 
 
 def by_layer(found: Sequence[HeadFindings]) -> dict[int, list[HeadFindings]]:
-    """Heads by layer, both ascending."""
+    """Group heads by layer, both in ascending order."""
     layers: dict[int, list[HeadFindings]] = {}
     for head in sorted(found, key=lambda head: (head.layer, head.head)):
         layers.setdefault(head.layer, []).append(head)
@@ -226,7 +226,7 @@ def by_layer(found: Sequence[HeadFindings]) -> dict[int, list[HeadFindings]]:
 
 
 def head_columns(model: ModelFindings, kernels: Sequence[int]) -> list[Column]:
-    """The columns of a model's table of heads."""
+    """Return the columns of a model's table of heads."""
     fits = [Column(f"S = {number + 1}", "explained", "descending") for number in kernels]
     measured = [Column("measured", "by offset", "descending")] if model.attention is not None else []
     return [
@@ -236,7 +236,7 @@ def head_columns(model: ModelFindings, kernels: Sequence[int]) -> list[Column]:
 
 
 def head_cells(head: HeadFindings, attention: AttentionFindings | None, kernels: Sequence[int]) -> list[Cell]:
-    """What the table says of a head after its layer, number and name."""
+    """Return a head's cells, after its layer, number and name."""
     span = float(head.curve.max() - head.curve.min())
     shares = [
         float(head.fits[number].explained) if number < len(head.fits) else None
@@ -252,14 +252,14 @@ def head_cells(head: HeadFindings, attention: AttentionFindings | None, kernels:
 
 
 def explained_by_offset(attention: AttentionFindings, head: HeadFindings) -> float:
-    """The share of a head's measured attention that the offset explains."""
+    """Return the share of a head's measured attention that the offset explains."""
     return float(attention.explained[head.layer, head.head])
 
 
 def head_grid(
     model: ModelFindings, name: str, looks: dict[str, figures.Series], pixels: int, *, detailed: bool
 ) -> Markup:
-    """All heads of a model."""
+    """Draw all heads of a model."""
     rows: list[Row] = []
     for layer, found in by_layer(model.heads).items():
         drawn = [_panel(head, looks[head.name], pixels, model.attention, detailed=detailed) for head in found]
@@ -268,7 +268,7 @@ def head_grid(
 
 
 def _small(head: HeadFindings) -> str:
-    """What the small panels show."""
+    """Describe what the small panels show."""
     offsets = heads.near(len(head.curve))
     return f"small: {offsets}; heights: each head's own range, but at least {pictures.LEAST:g}"
 
@@ -314,7 +314,7 @@ def _panel(
 
 
 def maps_of(head: HeadFindings, pixels: int, *, detailed: bool) -> tuple[tuple[str, Heatmap], ...]:
-    """A head's scores, around their median; of a long matrix a closer look at its middle as well."""
+    """Draw a head's scores around their median, and for a long matrix also a close-up of its middle."""
     if head.scores is None:
         return ()
     length = len(head.scores)
@@ -330,7 +330,7 @@ def maps_of(head: HeadFindings, pixels: int, *, detailed: bool) -> tuple[tuple[s
 
 
 def fitted_curve(fit: TisaFit, offsets: Floats) -> Floats:
-    """What a head's fitted kernels give at offsets, (m,)."""
+    """Evaluate a head's fitted kernels at offsets, (m,)."""
     amplitude, sharpness, center = (
         _numbers(part)[:, None] for part in (fit.amplitude, fit.sharpness, fit.center)
     )  # fmt: skip
@@ -339,7 +339,7 @@ def fitted_curve(fit: TisaFit, offsets: Floats) -> Floats:
 
 
 def kernels_of(fit: TisaFit) -> str:
-    """The kernels as a person reads them, the strongest first."""
+    """Format the kernels for people, strongest first."""
     parts = zip(*(_numbers(part) for part in (fit.amplitude, fit.sharpness, fit.center)), strict=True)
     ranked = sorted(parts, key=lambda kernel: -abs(kernel[0]))
     return "; ".join(f"{signed(_round(a))} at {signed(_round(c))}, b {plain(_round(abs(b)))}" for a, b, c in ranked)
@@ -354,7 +354,7 @@ def _numbers(tensor: Any) -> Floats:
 
 
 def attention_grid(attention: AttentionFindings, name: str) -> Markup:
-    """Where the heads of every layer look in text."""
+    """Draw where the heads of every layer look in text."""
     look = figures.series(1)[0]
     shares = np.nan_to_num(_numbers(attention.shares)).tolist()
     label = "Mean attention, per head and offset"
@@ -363,7 +363,7 @@ def attention_grid(attention: AttentionFindings, name: str) -> Markup:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What several models say together."""
+    """The comparison of several models."""
 
     columns: list[Column]
     rows: list[tuple[str, str, list[Cell]]]
@@ -373,7 +373,7 @@ class Comparison:
 
 
 def comparison(models: Sequence[ModelFindings], score: str) -> Comparison:
-    """The models side by side: as a table, over training, and against a score."""
+    """Compare the models in a table, over training, and with their scores."""
     with_step, with_score = (any(getattr(model, name) is not None for model in models) for name in ("step", "score"))
     columns = [
         Column("model"), Column("position"),
@@ -405,7 +405,7 @@ def comparison(models: Sequence[ModelFindings], score: str) -> Comparison:
 
 
 def correlation(points: Sequence[tuple[str, float, float]]) -> str:
-    """Pearson's correlation of at least three points and how many they are, or ""."""
+    """Return Pearson's correlation and the number of points as text; "" for fewer than three points."""
     _, first, second = zip(*points, strict=True) if points else ((), (), ())
     if len(points) < 3 or len(set(first)) == 1 or len(set(second)) == 1:
         return ""

@@ -1,4 +1,4 @@
-"""What ``results.json`` of an analysis holds, and the facts that its report lists."""
+"""Write an analysis's ``results.json``, and collect the facts that its report lists."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FORMAT = 1
 
 
 def write_results(models: Sequence[ModelFindings], facts: dict[str, Any], path: Path) -> None:
-    """Write ``results.json``: ``format``, ``facts`` and ``models``, each as :meth:`ModelFindings.to_dict` has it."""
+    """Write ``results.json`` with ``format``, ``facts`` and ``models``, each from :meth:`ModelFindings.to_dict`."""
     found = [model.to_dict() for model in models]
     write_json(path, {"format": FORMAT, **provenance(), "facts": facts, "models": found})
 
 
 def facts_of(options: AnalyzeOptions, command: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
-    """What the report says besides the findings."""
+    """Return what the report says besides the findings."""
     return {
         "command": list(command),
         "rules": dict(RULES),

@@ -1,4 +1,4 @@
-"""What models learned about position: read from their weights, fitted, named, and measured over text."""
+"""Run an analysis: read positions from models' weights, fit and name their heads, and measure attention over text."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from .sources import Source
 from .text import measure_attention
 
 EVEN = 1e-4
-"""A head whose scores differ from their curve by no more of its range is a curve; float32 rounds by so much."""
+"""A head counts as a pure curve if its scores differ from the curve by at most this share of its range, which is about
+what rounding in float32 causes."""
 OTHER_NAMES = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "hidden_size": "n_embd"}
-"""What GPT-2 calls these sizes."""
+"""GPT-2's names for these sizes."""
 MAY_DIFFER = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
 """Entries of a configuration that say nothing about the model itself."""
 
@@ -37,10 +38,13 @@ MAY_DIFFER = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
 def analyze(
     sources: Sequence[Source], options: AnalyzeOptions, progress: Progress
 ) -> tuple[list[ModelFindings], list[str]]:
-    """Read every model; and notes on what was left out.
+    """Analyse every model.
+
+    Returns:
+        the findings, and notes on what was left out.
 
     Raises:
-        InputError: for a model that can't be read, or checkpoints of one run that are of different models.
+        InputError: if a model can't be read, or checkpoints of one run belong to different models.
     """
     _check(sources)
     progress.start(100 * len(sources))
@@ -57,7 +61,7 @@ def analyze(
 
 
 def _check(sources: Sequence[Source]) -> None:
-    """Raise for what can be known to be wrong before the first model is read, which may take long."""
+    """Find the errors that can be found before the first model is read, which may take long."""
     configs = []
     for source in sources:
         with named_errors(source.path):
@@ -70,21 +74,25 @@ def _check(sources: Sequence[Source]) -> None:
             if first.get(name) != config.get(name):
                 raise InputError(
                     "model",
-                    f"checkpoints of a run are of one model, but {first_path} has {name} {first.get(name)!r} "
+                    f"checkpoints of a run must be of one model, but {first_path} has {name} {first.get(name)!r} "
                     f"and {path} {config.get(name)!r}",
                 )
 
 
 @torch.no_grad()
 def analyze_model(source: Source, options: AnalyzeOptions, progress: Progress) -> tuple[ModelFindings, list[str]]:
-    """Everything about one model, and notes on what could not be measured or says nothing; 100 steps of progress."""
+    """Analyse one model, in 100 steps of progress.
+
+    Returns:
+        the findings, and notes on what could not be measured or is meaningless.
+    """
     report = _Share(progress)
     with named_errors(source.path):
         config_found = find_config(source.path)
     if config_found.get("model_type") not in KINDS:
         findings = _tables_of(source, options, config_found)
         report.upto(100)
-        return findings, [f"{source.path}: of a {findings.kind} model only the tables of positions are looked at"]
+        return findings, [f"{source.path}: for a {findings.kind} model, only the position tables are analysed"]
     encoder, kind = load(source.path)
     report.upto(10)
     config = encoder.config
@@ -100,14 +108,12 @@ def analyze_model(source: Source, options: AnalyzeOptions, progress: Progress) -
             report.upto(10 + 60 * (index + 1) / layers)
     except PositionRangeError:
         raise InputError(
-            "length", f"expected at most {positions}, which are the positions of {source.path}, got {length}"
+            "length", f"expected at most {positions}, the number of positions of {source.path}, got {length}"
         ) from None
     report.upto(70)
     attention, notes = None, []
     if length == 1:
-        notes.append(
-            f"{source.path}: one position has no distance to another, so its Toeplitzness and fits say nothing"
-        )
+        notes.append(f"{source.path}: a single position has no distances, so its Toeplitzness and fits mean nothing")
     if options.pages is not None:
         tokenizer, why_not = tokenizer_of(source.path)
         if tokenizer is None and options.text_needed:
@@ -146,7 +152,7 @@ def analyze_model(source: Source, options: AnalyzeOptions, progress: Progress) -
 
 
 def _tables_of(source: Source, options: AnalyzeOptions, config: dict[str, Any]) -> ModelFindings:
-    """What can be said of a model that this library does not run: from its tables of positions alone."""
+    """Analyse a model that this library cannot run, from its position tables alone."""
     with named_errors(source.path):
         weights = read_weights(source.path)
     kind = str(config.get("model_type"))
@@ -159,11 +165,11 @@ def _tables_of(source: Source, options: AnalyzeOptions, config: dict[str, Any]) 
         raise InputError(
             "model",
             f"{source.path}: expected a checkpoint of model_type {', '.join(KINDS)}, or one with a table of "
-            f"position embeddings or T5's buckets; this one of {kind!r} has neither",
+            f"position embeddings or T5's buckets; this {kind!r} checkpoint has neither",
         )
     if length > positions:
         raise InputError(
-            "length", f"expected at most {positions}, which are the positions of {source.path}, got {length}"
+            "length", f"expected at most {positions}, the number of positions of {source.path}, got {length}"
         )
     read = [] if found is None else [found[1]]
     part, layers = curves or ("", {})
@@ -175,10 +181,10 @@ def _tables_of(source: Source, options: AnalyzeOptions, config: dict[str, Any]) 
         for head in _heads(LayerScores(layer, 1, from_diagonals(curve)), options.max_kernels)
     ]
     names = [found[0]] if found is not None else []
-    how = [f"P is E E^T of the rows of {name} that are positions." for name in names]
+    how = [f"P is E E^T, where E has the rows of {name} that are positions." for name in names]
     if heads:
-        how.append(f"Curves are those of the {part}'s buckets, which layers without a table of their own share.")
-        how.append("Fits have a constant, which no softmax sees; offsets count as often as they occur.")
+        how.append(f"Curves are those of the {part}'s buckets, which layers without their own table share.")
+        how.append("Fits include a constant, which softmax ignores. Each offset counts as often as it occurs.")
     sizes = {"layers": "num_hidden_layers", "heads": "num_attention_heads", "hidden_size": "hidden_size"}
     known = {name: config.get(field, config.get(OTHER_NAMES.get(field, ""))) for name, field in sizes.items()}
     return ModelFindings(
@@ -194,13 +200,13 @@ def _tables_of(source: Source, options: AnalyzeOptions, config: dict[str, Any]) 
         table=None if found is None else _table(found[1][:length]),
         no_table="" if found is not None else "its positions are numbers for offsets, not vectors",
         heads=tuple(heads),
-        no_heads="" if heads else f"what heads of a {kind} model make of positions is not read",
+        no_heads="" if heads else f"the effect of positions on the heads of a {kind} model is not analysed",
         attention=None,
     )
 
 
 class _Share:
-    """Whole steps of the progress, out of 100 that a model has."""
+    """Reports a model's progress in whole steps, 100 per model."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -245,7 +251,7 @@ def _heads(read: LayerScores, max_kernels: int) -> list[HeadFindings]:
 
 
 def _how(encoder: Encoder, has_table: bool, has_heads: bool, has_attention: bool) -> tuple[str, ...]:
-    """What was done, in sentences."""
+    """Describe in sentences what was measured and how."""
     parts = []
     embedded = acts_on_input(encoder.position)
     if has_table:
@@ -261,21 +267,21 @@ def _how(encoder: Encoder, has_table: bool, has_heads: bool, has_attention: bool
             "queries and keys with their biases, divided by the square root of the head's width",
         ]
         parts.append(
-            "A score by position is the mean over pairs of words from the vocabulary, drawn independently, through all "
-            f"that the model does: {', '.join(steps)}."
+            "A score by position is the mean over pairs of words drawn independently from the vocabulary. It includes "
+            f"everything that the model does: {', '.join(steps)}."
         )
         if embedded:
-            parts.append("In the first layer the mean over all pairs is taken off, which no softmax sees.")
+            parts.append("In the first layer, the mean over all pairs is subtracted, which softmax ignores.")
         if acts_in_layers(encoder.position):
             parts.append(
-                "In deeper layers every token is the mean state that the layer reads from words at random, and what "
-                "two of them score without position is taken off: what is left is what the method does in that layer."
+                "In deeper layers, every token is the mean state that the layer reads from random words. The score of "
+                "two such tokens without position is subtracted, so what is left is the method's effect in that layer."
             )
-        parts.append("Fits have a constant, which no softmax sees; offsets count as often as they occur.")
+        parts.append("Fits include a constant, which softmax ignores. Each offset counts as often as it occurs.")
     if has_attention:
         parts.append(
-            "Measured attention leaves out the first and the last token of a window where these are special; what they "
-            "draw is missing from the shares. Explained is the variance of log weights that is left within rows."
+            "Measured attention leaves out the first and the last token of a window if they are special; the attention "
+            "that they receive is missing from the shares. The variance explained is that of log weights within rows."
         )
     return tuple(parts)
 

@@ -1,4 +1,4 @@
-"""What is looked at in the models that are analysed."""
+"""The options of an analysis."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_POSITIONS = 512
-"""Positions that are looked at by default, at most."""
+"""The most positions that are analysed by default."""
 TOKENS = 8192
 """Tokens of text over which attention is measured by default."""
 
 
 @dataclass(frozen=True)
 class AnalyzeOptions:
-    """What is looked at.
+    """The options of an analysis.
 
     Args:
-        length: positions; None for what the model was made for, up to ``MOST_POSITIONS``.
-        max_kernels: S of the largest fit.
-        pages: of text, or None to measure no attention.
-        text_source: where they come from, for people.
+        length: number of positions; None for the model's own, up to ``MOST_POSITIONS``.
+        max_kernels: the number of kernels of the largest fit.
+        pages: pages of text, or None to measure no attention.
+        text_source: where they come from, for people to read.
         text_needed: whether a model without a tokenizer is an error, because the user gave the text.
-        tokens: that are read, about.
+        tokens: about how many tokens are read.
     """
 
     length: int | None

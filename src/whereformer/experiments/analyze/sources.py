@@ -1,4 +1,4 @@
-"""Which models are analysed, and what their reports call them."""
+"""Find the models to analyse, and give them names for the report."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...errors import InputError
 
 @dataclass(frozen=True)
 class Source:
-    """A model to be analysed.
+    """A model to analyse.
 
     Args:
         path: a folder, or an id on the Hugging Face Hub.
-        name: short and unique.
-        score: that the user gave.
-        step: of training, for checkpoints of one run.
+        name: a short and unique name.
+        score: the score that the user gave, if any.
+        step: the training step, for checkpoints of one run.
     """
 
     path: str
@@ -29,10 +29,10 @@ class Source:
 
 
 def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[Source]:
-    """The models that are meant: a folder with checkpoints stands for all of them, in the order of their steps.
+    """Return the models to analyse. A folder with checkpoints means all of them, in the order of their steps.
 
     Raises:
-        InputError: for a folder without a model, or another number of scores.
+        InputError: if a folder has no model, or the number of scores is not the number of models.
     """
     paths = [path for given in models for path in _expanded(given)]
     places = [Path(path).resolve() if Path(path).exists() else path for path in paths]
@@ -75,7 +75,7 @@ def _step(path: str) -> int | None:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """The ends of paths, as long as is needed to tell them apart; a run's "model" is called as the run."""
+    """Name paths by their last parts, as many as tell them apart. A run's "model" folder is named after the run."""
     parts = []
     for path in paths:
         own = Path(path).resolve().parts if Path(path).exists() else tuple(path.split("/"))
@@ -91,10 +91,10 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 
 def parsed_scores(text: str | None) -> list[float] | None:
-    """Numbers split by commas.
+    """Parse scores separated by commas.
 
     Raises:
-        InputError: if one is no finite number.
+        InputError: if one is not a finite number.
     """
     if text is None:
         return None
@@ -105,6 +105,6 @@ def parsed_scores(text: str | None) -> list[float] | None:
         except ValueError:
             score = math.nan
         if not math.isfinite(score):
-            raise InputError("scores", f"expected numbers split by commas, got {part.strip()!r}")
+            raise InputError("scores", f"expected numbers separated by commas, got {part.strip()!r}")
         scores.append(score)
     return scores

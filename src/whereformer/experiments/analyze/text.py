@@ -1,4 +1,4 @@
-"""Text as windows of tokens, and the attention that is measured over them."""
+"""Cut text into windows of tokens, and measure attention over them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TOKENS_OF_A_BATCH = 512
-"""Tokens that are read at a time, since the attention weights of all layers are in memory together."""
+"""Tokens that are read at a time; few, because the attention weights of all layers are in memory together."""
 
 
 def measure_attention(
@@ -33,7 +33,10 @@ def measure_attention(
     length: int,
     on_part: Callable[[float], None],
 ) -> AttentionFindings:
-    """Attention over windows ``[CLS] text [SEP]`` of ``length`` tokens, without their first and last."""
+    """Measure attention over windows ``[CLS] text [SEP]`` of ``length`` tokens, without the first and last token.
+
+    ``on_part`` is called with the share that is done.
+    """
     windows = text_windows(options.pages or (), tokenizer, encoder, length, options.tokens, source.path)
     body = windows.rows.shape[1] - 2 * windows.ends
     statistics = OffsetStatistics(encoder.config.num_hidden_layers, encoder.config.num_attention_heads, body)
@@ -56,11 +59,11 @@ def measure_attention(
 
 
 class TokenWindows(NamedTuple):
-    """Text as rows of tokens that are all real.
+    """Text as rows of tokens without padding.
 
     Args:
         rows: (count, n) token ids.
-        ends: 1 if [CLS] and [SEP] stand at the ends of a row, else 0.
+        ends: 1 if rows begin with [CLS] and end with [SEP], else 0.
     """
 
     rows: Tensor
@@ -70,10 +73,10 @@ class TokenWindows(NamedTuple):
 def text_windows(
     pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, encoder: Encoder, length: int, tokens: int, path: str
 ) -> TokenWindows:
-    """About ``tokens`` tokens of text in windows ``[CLS] text [SEP]`` of ``length``, or shorter if there is less text.
+    """Return about ``tokens`` tokens of text in windows ``[CLS] text [SEP]`` of ``length``, shorter for less text.
 
     Raises:
-        InputError: if there are no tokens, or some that the model of this path does not know.
+        InputError: if there are no tokens, or some that the model at ``path`` does not know.
     """
     special = tokenizer.cls_token_id, tokenizer.sep_token_id
     ends = 1 if None not in special else 0
@@ -87,7 +90,8 @@ def text_windows(
     if int(ids.max()) >= words:
         raise InputError(
             "model",
-            f"the tokenizer of {path} is another model's: it has a token {int(ids.max())}, the model {words} tokens",
+            f"the tokenizer of {path} belongs to another model: it has token id {int(ids.max())}, but the model has "
+            f"{words} tokens",
         )
     body = min(body, len(ids))
     rows = functional.pad(ids[: len(ids) // body * body].view(-1, body), (ends, ends))
@@ -97,8 +101,8 @@ def text_windows(
 
 
 def _text_ids(pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, count: int) -> Tensor:
-    """About ``count`` tokens of pages spread evenly over the text; fewer if there are no more."""
-    # A page has about a thousand tokens; where it has fewer, pages in between follow.
+    """Return up to ``count`` tokens, from pages spread evenly over the text."""
+    # A page has about a thousand tokens. If pages have fewer, those in between follow.
     every = max(1, len(pages) * 500 // max(count, 1))
     ids: list[int] = []
     for page in (page for start in range(every) for page in pages[start::every]):
@@ -109,5 +113,5 @@ def _text_ids(pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, count: i
 
 
 def pages_of(documents: Sequence[str]) -> list[str]:
-    """The text in pages."""
+    """Split the documents into pages."""
     return [piece for document in documents for piece in corpus.pieces_of(document)]

@@ -1,4 +1,4 @@
-"""What the attention benchmark computes: *cases*, each something that is added to the scores, at some size."""
+"""The cases of the attention benchmark: each is a kind of term at some size, with its random tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ...kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValu
 from ...positions.t5 import buckets
 
 T5_REACH = 91
-"""From here on every offset is in T5's last bucket, with 32 buckets up to a distance of 128."""
+"""From this distance on, every offset is in T5's last bucket, with 32 buckets up to a distance of 128."""
 
 TISA_REACH = 30
 TISA_KERNELS = 5
 SHAW_CLIP = 16
 FACTOR_RANK = 66
 SHORTEST = 0.4
-"""In a padded batch, the share of the shortest sequence that is real; the longest is full, the others between."""
+"""In a padded batch, the shortest sequence has this share of real tokens. The longest is full; others lie between."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,7 +31,7 @@ Parameters = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to compute: ``kind`` of :data:`KINDS`, keys, sizes, a name of :data:`DTYPES`, with gradients or not."""
+    """A case to compute: a kind in :data:`KINDS`, ``n`` keys, sizes, a name in :data:`DTYPES`, and the direction."""
 
     kind: str
     n: int
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def direction(self) -> str:
-        """ "training" is forward and backward with all gradients, "forward" one without any."""
+        """ "training" is forward and backward with all gradients, "forward" has no gradients."""
         return "training" if self.training else "forward"
 
 
@@ -52,12 +52,12 @@ class Kind:
     """What a case adds to attention.
 
     Args:
-        about: a few words for people.
-        draw: random parameters of a case, whose gradients training needs. Tables are float32 whatever the case's
-            dtype is, as their gradients are sums over very many pairs.
-        terms: what parameters of that kind and a number of keys mean to :func:`whereformer.attention`.
-        causal, padded: whether queries see only earlier keys; whether sequences differ in length.
-        stride: between the positions of queries; keys have stride 1.
+        about: a short description for people.
+        draw: draws a case's random parameters, whose gradients training needs. Tables are always float32, because
+            their gradients are sums over very many pairs.
+        terms: makes the terms for :func:`whereformer.attention` from such parameters and a number of keys.
+        causal, padded: whether queries see only earlier keys, and whether sequences differ in length.
+        stride: the stride of query positions; keys have stride 1.
     """
 
     about: str
@@ -99,7 +99,7 @@ def _draw_tisa(case: Case) -> Parameters:
 
 
 def tisa_curve(parameters: Parameters, reach: int) -> Tensor:
-    """TISA's kernels at offsets -reach .. reach, (heads, 2 reach + 1)."""
+    """Return the values of TISA's kernels at offsets -reach to reach, (heads, 2 * reach + 1)."""
     amplitude, sharpness, center = (parameters[name].unsqueeze(1) for name in ("amplitude", "sharpness", "center"))
     offsets = torch.arange(-reach, reach + 1, device=center.device, dtype=center.dtype).unsqueeze(-1)
     return (amplitude * torch.exp(-sharpness.abs() * (offsets - center) ** 2)).sum(-1)
@@ -144,17 +144,17 @@ KINDS = {
     "shaw": Kind("Shaw's vectors for keys and values, clipped at 16 tokens", _draw_shaw, _shaw),
     "factors": Kind("a product of rank 66, as in TUPE", _draw_factors, _factors),
     "dense": Kind("a number per head, query and key", _draw_dense, _dense),
-    "funnel": Kind("as bias, with every second query, as in Funnel-Transformer", _FREE, _free, stride=2),
-    "padded": Kind("as bias, in a batch of lengths from all down to 40%", _FREE, _free, padded=True),
+    "funnel": Kind("bias, with only every second query, as in Funnel-Transformer", _FREE, _free, stride=2),
+    "padded": Kind("bias, in a batch of lengths from 100% down to 40%", _FREE, _free, padded=True),
     "causal": Kind(
-        "as bias, each query with what is before it", partial(_draw_table, columns=lambda n: n), _free, causal=True
+        "bias, where each query sees only earlier keys", partial(_draw_table, columns=lambda n: n), _free, causal=True
     ),
 }
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A case's tensors; query, key and value are (batch, heads, n_q or n, head_dim)."""
+    """A case's tensors. The query is (batch, heads, n_q, head_dim), key and value are (batch, heads, n, head_dim)."""
 
     case: Case
     query: Tensor
@@ -168,7 +168,7 @@ class Problem:
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """The terms, made anew from the parameters, as a model does in each forward."""
+        """The terms, made anew from the parameters as a model does in each forward."""
         return KINDS[self.case.kind].terms(self.parameters, self.case.n)
 
     @property
@@ -183,13 +183,13 @@ class Problem:
         return {name: getattr(self, name) for name in names}
 
     def offsets(self) -> Tensor:
-        """All offsets, (n_q, n)."""
+        """Return all offsets, (n_q, n)."""
         keys = torch.arange(self.case.n, device=self.query.device)
         queries = keys if self.query_positions is None else self.query_positions.values(self.query.device)
         return keys - queries.unsqueeze(-1)
 
     def exact(self) -> Problem:
-        """The same numbers in float64."""
+        """Return the same problem in float64."""
 
         def exact(tensor: Tensor) -> Tensor:
             return tensor.detach().double().requires_grad_(tensor.requires_grad)
@@ -201,7 +201,7 @@ class Problem:
 
 
 def make_problem(case: Case, device: torch.device) -> Problem:
-    """Random tensors of a case, always the same."""
+    """Make the random tensors of a case, always the same ones."""
     kind = KINDS[case.kind]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Whether a way computes what it should, before it is timed."""
+"""Check a way's output and gradients against the reference before it is timed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .settings import BenchSettings
 from .ways import Way, backend, make_step
 
 CHECKED_LENGTH = 160
-"""Keys when a way is checked: beyond the reach of every table with one."""
+"""Number of keys in a check, beyond the reach of every table that has one."""
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
-"""How far the norm of an error may be from zero, relative to the norm of what is right."""
+"""The largest norm of an error, relative to the norm of the correct tensor."""
 
 
 class WrongError(Exception):
-    """A way doesn't compute what the reference does."""
+    """Raised if a way's result differs from the reference."""
 
 
 def check(way: Way, case: Case, device: torch.device) -> float:
-    """The largest relative error of a way's output and gradients, against the reference in float64 at a small length.
+    """Return the largest relative error of a way's output and gradients, against the float64 reference, for short rows.
 
     Raises:
-        WrongError: if it is too large.
-        Exception: what the way raises.
+        WrongError: if the error is too large.
+        Exception: whatever the way raises.
     """
     problem = make_problem(replace(case, n=CHECKED_LENGTH, batch=2, heads=2), device)
     wanted = make_step(backend("reference", way.ignores_terms), problem.exact())()
@@ -47,14 +47,14 @@ def check(way: Way, case: Case, device: torch.device) -> float:
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """The norm of the difference by that of what is wanted."""
+    """Return the norm of the difference divided by the norm of the wanted tensor."""
     size = float(want.norm())
     off = float((got.to(want) - want).norm())
     return off / size if size else off
 
 
 def in_a_line(error: BaseException) -> str:
-    """An exception as one line for a table's note."""
+    """Format an exception as one line, for a table's note."""
     message = " ".join(str(error).split())
     if isinstance(error, WrongError):
         return message
@@ -63,10 +63,10 @@ def in_a_line(error: BaseException) -> str:
 
 
 def check_backend(name: str, settings: BenchSettings) -> None:
-    """Raise unless a backend can compute a small case here, in each dtype.
+    """Check that a backend can compute a small case on this machine in each dtype.
 
     Raises:
-        InputError: with the backend's own reason.
+        InputError: if it can't, with the backend's own reason.
     """
     for dtype in settings.dtypes:
         case = Case("bias", 16, 1, 1, settings.head_dim, dtype, False)

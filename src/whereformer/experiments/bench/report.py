@@ -1,4 +1,4 @@
-"""The plot of a benchmark: time relative to attention without positions, over the length of a sequence."""
+"""Plot a benchmark: time relative to attention without positions, over sequence length."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ LOOKS = dict(
         strict=True,
     )
 )
-"""Colour, line and marker of each kind, always the same; no two differ by hue alone."""
+"""Colour, line and marker of each kind, always the same. Nothing depends on hue alone."""
 
 LABELS = {"factors": "factors (TUPE)", "funnel": "bias, funnel", "padded": "bias, padded", "causal": "bias, causal"}
-"""Of kinds whose name says too little in a legend."""
+"""Legend labels of kinds whose name alone says too little."""
 
 WIDTH = 800
-"""Pixels."""
+"""Width of the plot in pixels."""
 
 TICKS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _STYLE = {
@@ -65,20 +65,20 @@ _STYLE = {
 
 
 READABLE = 5
-"""Kinds of terms whose lines can be told apart in a plot."""
+"""The most kinds of terms whose lines can be told apart in a plot."""
 FOREMOST = ("bias", "t5", "shaw", "padded")
-"""What is drawn where there are more."""
+"""The kinds that are drawn if there are more."""
 
 
 def write_plot(rows: Sequence[BenchRow], backend: str, path: Path) -> bool:
-    """Draw one backend and, as what most code does today, a dense bias; False if nothing was timed.
+    """Draw one backend next to a dense bias, which is what most code does today; return False if nothing was timed.
 
-    Where more kinds of terms were measured than a picture can hold, the foremost are drawn.
+    If more kinds of terms were measured than a plot can show, only the most important are drawn.
 
     Args:
-        rows: what was measured.
-        backend: whose ratios to draw.
-        path: an SVG of about 800 pixels' width, on white; the same rows give the same file.
+        rows: the measurements.
+        backend: the backend whose ratios are drawn.
+        path: the SVG to write, about 800 pixels wide, on white. The same rows give the same file.
     """
     timed = [row for row in rows if row.ratio is not None]
     drawn = [row for row in timed if row.way == backend]
@@ -119,7 +119,7 @@ def write_plot(rows: Sequence[BenchRow], backend: str, path: Path) -> bool:
 
 
 def _panel(axes: Axes, drawn: Sequence[BenchRow], today: Sequence[BenchRow], lengths: Sequence[int]) -> None:
-    """One direction and dtype; ``lengths`` are those of all panels, which share their axis."""
+    """Draw one direction and dtype; ``lengths`` are those of all panels, which share their axis."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.axhline(1, color=INK, linewidth=1, label="no positions")
@@ -142,7 +142,7 @@ def _panel(axes: Axes, drawn: Sequence[BenchRow], today: Sequence[BenchRow], len
 
 
 def _line(axes: Axes, rows: Sequence[BenchRow], **look: Any) -> None:
-    """Medians over lengths, with the rounds' range."""
+    """Draw medians over lengths, with the range of the rounds."""
     points = sorted(
         (row.n, row.ratio, row.lowest, row.highest)
         for row in rows

@@ -1,4 +1,4 @@
-"""What ``results.json`` and ``results.csv`` of a benchmark hold."""
+"""The contents of a benchmark's ``results.json`` and ``results.csv``, and how they are updated."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ...runs.results import Results
 from .cases import KINDS
 
 METHOD = (
-    "Each way is checked against the float64 reference, output and gradients, at a small length first. Then every "
-    "round times each way once, in an order that changes, in one process; short calls are repeated until they last "
-    "20 ms. A ratio is a way's time by that of torch's attention without any position in the same round; median, "
-    "lowest and highest over the rounds. Time is the process's CPU time with one thread, wall time with more, and "
-    "by events on a GPU. Memory is what a call allocates at its peak beyond its inputs, counted in a call of its own."
+    "First, the output and gradients of each way are checked against the float64 reference at a small length. Then "
+    "every round times each way once, in random order, in one process; short calls are repeated until they take 20 ms. "
+    "A ratio is a way's time divided by the time of torch's attention without positions in the same round; the median, "
+    "lowest and highest over the rounds are given. Time is the process's CPU time with one thread, wall time with "
+    "more, and event time on a GPU. Memory is what a call allocates at its peak beyond its inputs, in a separate call."
 )
 
 RowKey = tuple[str, int, int, int, int, str, str, str, int, str]
@@ -34,20 +34,20 @@ RowKey = tuple[str, int, int, int, int, str, str, str, int, str]
 
 @dataclass(frozen=True)
 class BenchRow:
-    """What one way took for one case.
+    """The measurements of one way on one case.
 
     Args:
         terms, n, batch, heads, head_dim, dtype, direction: the case.
-        device, threads: "cpu" or "cuda", and torch's threads.
-        way: its name.
+        device, threads: "cpu" or "cuda", and torch's number of threads.
+        way: the way's name.
         ratio, lowest, highest: median and range of time relative to plain attention; None if it wasn't timed.
-        milliseconds: a call's median time.
-        memory: bytes at the peak, beyond the inputs.
+        milliseconds: median time of a call.
+        memory: peak memory in bytes, beyond the inputs.
         error: the largest relative error of output and gradients at the small length.
         note: why something is missing, or empty.
-        measured: the day.
-        commit: what was measured, see :func:`whereformer.runs.provenance.commit`.
-        seconds: a call's time in each round.
+        measured: the date.
+        commit: the commit that was measured, see :func:`whereformer.runs.provenance.commit`.
+        seconds: time of a call in each round.
     """
 
     terms: str
@@ -73,14 +73,14 @@ class BenchRow:
 
     @property
     def key(self) -> RowKey:
-        """What was measured: two rows with the same key are the same measurement at different times."""
+        """Identifies the measurement: rows with the same key are the same measurement at different times."""
         case = (self.terms, self.n, self.batch, self.heads, self.head_dim, self.dtype, self.direction)
         return (*case, self.device, self.threads, self.way)
 
 
 @dataclass(frozen=True)
 class MemoryGrowth:
-    """The exponent of the length by which a way's memory grows, from cases that differ in length alone."""
+    """The power of the length with which a way's memory grows, from cases that differ only in length."""
 
     terms: str
     dtype: str
@@ -96,10 +96,10 @@ class BenchResults(Results):
     """All measurements of a folder.
 
     Args:
-        method: how they are taken.
-        terms: what the kinds of terms are.
-        memory_growth: of all cases that have more than one length.
-        rows: one for each case and way.
+        method: how the measurements are taken.
+        terms: descriptions of the kinds of terms.
+        memory_growth: growth of memory for all cases with more than one length.
+        rows: one row for each case and way.
     """
 
     FORMAT = 1
@@ -112,16 +112,16 @@ class BenchResults(Results):
 
 
 class BenchFolder:
-    """``results.json`` and ``results.csv`` of a folder, written after every case.
+    """A folder's ``results.json`` and ``results.csv``, which are written after every case.
 
-    What is measured again replaces what the folder has of it; other rows stay, so that long lengths can be added later.
+    A repeated measurement replaces the old row. Other rows stay, so that lengths can be added later.
 
     Args:
         out: the folder.
-        device: what is measured on.
+        device: the device that is measured.
 
     Raises:
-        InputError: if the folder has results of another machine or other versions, or something else of that name.
+        InputError: if the folder has results from another machine or other versions, or its files are something else.
     """
 
     def __init__(self, out: Path, device: torch.device) -> None:
@@ -142,7 +142,7 @@ class BenchFolder:
         self.rows = {row.key: row for row in earlier.rows}
 
     def add(self, rows: Sequence[BenchRow]) -> None:
-        """Keep rows, and write both files."""
+        """Add rows, and write both files."""
         self.rows.update({row.key: row for row in rows})
         every = list(self.rows.values())
         results = BenchResults(
@@ -157,7 +157,7 @@ class BenchFolder:
 
 
 def as_csv(rows: Sequence[BenchRow]) -> str:
-    """One line for each row, without the times of each round."""
+    """Format rows as CSV, without the times of each round."""
     names = [column.name for column in fields(BenchRow) if column.name != "seconds"]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -167,7 +167,7 @@ def as_csv(rows: Sequence[BenchRow]) -> str:
 
 
 def memory_growth(rows: Sequence[BenchRow]) -> list[MemoryGrowth]:
-    """How each way's memory grows, where more than one length has the same batch."""
+    """Return how each way's memory grows, for batches that were measured at more than one length."""
     points: dict[tuple[str, str, str, str, int], dict[int, float]] = {}
     for row in rows:
         if row.memory:
@@ -181,7 +181,7 @@ def memory_growth(rows: Sequence[BenchRow]) -> list[MemoryGrowth]:
 
 
 def growth(points: Mapping[int, float]) -> float | None:
-    """The exponent by which values grow with length: the slope of log value over log length; None for one point."""
+    """Return the power with which values grow with length (the slope of log over log); None for a single point."""
     logs = [(math.log(n), math.log(value)) for n, value in points.items() if value > 0]
     if len(logs) < 2:
         return None
@@ -189,6 +189,6 @@ def growth(points: Mapping[int, float]) -> float | None:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """What the numbers are measured on."""
+    """Describe the machine: processor, GPU, system and number of cores."""
     facts = machine(device)
     return {name: facts[name] for name in ("cpu", "gpu", "system") if name in facts} | {"cores": os.cpu_count()}

@@ -1,4 +1,4 @@
-"""Timing attention: every way is checked before it is timed, and compared with plain attention in the same round."""
+"""Time attention: check every way, then time all ways in turns and compare them with plain attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .ways import FLOOR, Way, make_step
 
 
 def summarise(row: BenchRow, seconds: Sequence[float], floor: Sequence[float]) -> BenchRow:
-    """The row with the figures of its rounds; ``floor`` has plain attention's times in the same rounds."""
+    """Add the timings of all rounds to a row; ``floor`` has plain attention's times in the same rounds."""
     ratios = [own / plain for own, plain in zip(seconds, floor, strict=True)]
     return replace(
         row,
@@ -31,13 +31,13 @@ def summarise(row: BenchRow, seconds: Sequence[float], floor: Sequence[float]) -
 
 
 class Bench:
-    """Measures cases.
+    """Checks and times all cases.
 
     Args:
-        settings: what and how.
-        ways: what to compare with plain attention.
-        keep: gets the rows of each case as soon as there are any, also if the case is interrupted.
-        progress: shows every round.
+        settings: what to measure, and how.
+        ways: the ways to compare with plain attention.
+        keep: called with the rows of each case as soon as there are any, even if the case is interrupted.
+        progress: shows the progress.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Bench:
                 self.keep(list(rows.values()))
 
     def _work(self, case: Case) -> int:
-        """Roughly how long a case takes, relative to others."""
+        """Return roughly how long a case takes, relative to others."""
         return case.batch * case.n * (case.n + 100) * (3 if case.training else 1)
 
     def _row(self, case: Case, way: Way) -> BenchRow:
@@ -106,7 +106,7 @@ class Bench:
         )
 
     def _prepare(self, row: BenchRow, case: Case, way: Way) -> tuple[BenchRow, Callable[[], object] | None]:
-        """The row with error and memory, and what is to be timed; None and a note if it can't be."""
+        """Return the row with error and memory, and the step to time; if that fails, a row with a note, and None."""
         device = self.settings.device
         verdict = self._check(case, way)
         if isinstance(verdict, str):
@@ -114,26 +114,26 @@ class Bench:
         row = replace(row, error=verdict)
         try:
             scores = 4 * case.n**2 * (case.batch * case.heads + case.head_dim)
-            if 10 * scores > self.settings.memory_limit:  # or it can't need too much
+            if 10 * scores > self.settings.memory_limit:  # smaller cases can't need too much
                 needed = expected_memory(way, case, device)
                 if needed > self.settings.memory_limit:
                     note = f"would need {needed / 2**30:.1f} GiB, the limit is {self.settings.memory_limit / 2**30:.1f}"
                     return replace(row, note=note), None
             step = make_step(way, self._problem(case))
-            step()  # what is compiled or kept in caches comes with the first call
+            step()  # the first call compiles and fills caches
             return replace(row, memory=memory_of(step, device)), step
-        except Exception as error:  # a peer's failure is a result as well
+        except Exception as error:  # a peer's failure is also a result
             return replace(row, note=in_a_line(error)), None
 
     def _problem(self, case: Case) -> Problem:
-        """The case's tensors, the same for all ways."""
+        """Return the case's tensors, the same for all ways."""
         if self.problem is None or self.problem.case != case:
-            self.problem = None  # its memory goes before the next one's comes
+            self.problem = None  # frees its memory before the next one needs any
             self.problem = make_problem(case, self.settings.device)
         return self.problem
 
     def _check(self, case: Case, way: Way) -> float | str:
-        """The way's error, or why it isn't timed; found out once for all lengths."""
+        """Return the way's error, or the reason why it isn't timed; checked once for all lengths."""
         key = (case.kind, case.dtype, way.name, case.training)
         if key not in self.checked:
             try:

@@ -1,4 +1,4 @@
-"""What is measured, and how."""
+"""The settings of a benchmark."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ LONG = 2048
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What to measure and how.
+    """What to measure, and how.
 
     Args:
-        kinds, lengths, dtypes: the cases, each forward and in training.
-        batch: None for 4, and 1 beyond 2048 keys.
-        heads, head_dim: of all cases.
-        rounds: how often each way is timed.
-        threads: of torch on the CPU.
-        memory_limit: bytes; what would need more is not tried.
-        device: where.
+        kinds, lengths, dtypes: the cases; each is measured forward and in training.
+        batch: sequences per call; None for 4, or 1 beyond 2048 keys.
+        heads, head_dim: sizes of all cases.
+        rounds: how many times each way is timed.
+        threads: torch's threads on the CPU.
+        memory_limit: bytes; calls that would need more are not tried.
+        device: the device to measure.
     """
 
     kinds: Sequence[str]
@@ -40,7 +40,7 @@ class BenchSettings:
     threads: int = 1
 
     def cases(self) -> list[Case]:
-        """All cases, in the order of measuring."""
+        """Return all cases, in the order in which they are measured."""
         return [
             Case(kind, n, self.batch or (BATCH if n <= LONG else 1), self.heads, self.head_dim, dtype, training)
             for dtype in self.dtypes

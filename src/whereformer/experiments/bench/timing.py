@@ -1,4 +1,4 @@
-"""Measuring a call: its seconds, and the memory that it needs or would need."""
+"""Measure a call's time and memory, and estimate the memory of a call that is not made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .cases import Case, make_problem
 from .ways import Way, make_step
 
 SHORTEST_MEASUREMENT = 0.02
-"""Seconds; shorter calls are repeated within a measurement."""
+"""Seconds. Calls that take less time are repeated within a measurement."""
 
 Name = TypeVar("Name")
 Work = TypeVar("Work")
@@ -27,7 +27,7 @@ Work = TypeVar("Work")
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Set the number of torch's threads, and afterwards set it back."""
+    """Set torch's number of threads, and restore it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -37,14 +37,14 @@ def threads(count: int) -> Iterator[None]:
 
 
 class Clock:
-    """Seconds that a call takes: a GPU's own, the CPU time of one thread, or the wall time of several."""
+    """Measures the seconds of a call: event time on a GPU, CPU time with one thread, wall time with several."""
 
     def __init__(self, device: torch.device, threads: int) -> None:
         self.device = device
         self.now = time.process_time if threads == 1 else time.perf_counter
 
     def seconds(self, step: Callable[[], object]) -> float:
-        """The mean over as many calls in a row as it takes to measure well."""
+        """Return the mean over enough calls in a row for a good measurement."""
         calls = 1
         while True:
             elapsed = self._elapsed(step, calls)
@@ -69,20 +69,20 @@ class Clock:
 
 
 def rounds_of(steps: Mapping[Name, Work], seconds: Callable[[Work], float], count: int) -> Iterator[dict[Name, float]]:
-    """The seconds of all steps, round by round, in an order that changes."""
+    """Yield the seconds of all steps, round by round, each round in a new random order."""
     order = random.Random(0)
     for _ in range(count):
         yield {name: seconds(steps[name]) for name in order.sample(list(steps), len(steps))}
 
 
 def memory_of(step: Callable[[], object], device: torch.device) -> int:
-    """Peak memory of a call; what a thread keeps for its next call counts, so the call has a thread of its own."""
+    """Return a call's peak memory in bytes. It runs in a new thread, so that memory kept for later calls counts too."""
     with ThreadPoolExecutor(1) as fresh:
         return fresh.submit(peak_memory, step, device).result()
 
 
 def expected_memory(way: Way, case: Case, device: torch.device) -> int:
-    """What inputs and a call would need, from what they need at two smaller lengths that surely fit."""
+    """Estimate the bytes that the inputs and a call would need, from two smaller lengths that fit for certain."""
 
     def needed(n: int) -> int:
         problem = make_problem(replace(case, n=n), device)
@@ -94,7 +94,7 @@ def expected_memory(way: Way, case: Case, device: torch.device) -> int:
 
 
 def extrapolate(short: tuple[int, float], long: tuple[int, float], n: int) -> int:
-    """``a n + b n**2`` at ``n``, through two points; a line through the longer where b would be below 0."""
+    """Evaluate ``a n + b n**2`` through two points at ``n``. If b would be negative, use a line through the longer."""
     (n_1, y_1), (n_2, y_2) = short, long
     b = max(0.0, (y_2 / n_2 - y_1 / n_1) / (n_2 - n_1))
     a = max(0.0, y_2 / n_2 - b * n_2)
@@ -106,7 +106,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had."""
+    """Return the free memory of a device in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     import psutil

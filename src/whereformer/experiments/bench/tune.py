@@ -1,6 +1,6 @@
-"""Which thresholds of :mod:`whereformer.kernels.tuning` would be better on this machine.
+"""Measure which thresholds of :mod:`whereformer.kernels.tuning` would be faster on this machine.
 
-All ways of a call are timed in turns, by the process's CPU time with one thread.
+All ways to compute a call are timed in turns, by the process's CPU time with one thread.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from .timing import Clock, rounds_of, threads
 from .workloads import Step, TunedSetting, TunedWay, TuneSizes, Value, Workload, name_of, settings
 
 FEWEST_GAINED = 0.03
-"""Share of the time that another value has to save, in every round some, before it counts as better."""
+"""A value counts as better if it saves at least this share of the time, and saves some in every round."""
 
 METHOD = (
-    "A setting's values are compared on calls for which they take different ways. Every round times each way of a call "
-    "once, in an order that changes, in one process; short calls are repeated until they last 20 ms. A ratio is the "
-    "geometric mean over the calls of a value's time by that of the value now in the same round; median, lowest and "
-    "highest over the rounds. Time is the process's CPU time with one thread."
+    "A setting's values are compared on calls that they compute in different ways. Every round times each way of a "
+    "call once, in random order, in one process; short calls are repeated until they take 20 ms. A ratio is a value's "
+    "time divided by the current value's time in the same round, as a geometric mean over the calls; the median, "
+    "lowest and highest over the rounds are given. Time is the process's CPU time with one thread."
 )
 
 
 @dataclass(frozen=True)
 class TuneRow:
-    """What was measured of a setting.
+    """The measurements of one setting.
 
     Args:
-        field, dtype: what it is.
-        now, best: the value that holds, and the one that was fastest.
-        ratio, lowest, highest: median and range over the rounds of the best value's time relative to the one's now.
-        better: whether that is more than noise.
-        ratios: the median of every value.
-        calls: what they were measured on.
-        failed: the ways that this machine can't go, and why; values that take them are out.
+        field, dtype: the setting.
+        now, best: the current value, and the fastest one.
+        ratio, lowest, highest: median and range over the rounds of the best value's time relative to the current one's.
+        better: whether the difference is more than noise.
+        ratios: the median ratio of every value.
+        calls: the calls that were measured.
+        failed: ways that this machine can't compute, with the reason; values that need them are excluded.
     """
 
     field: str
@@ -65,20 +65,20 @@ class TuneRow:
 
     @property
     def label(self) -> str:
-        """ "fused_dtypes bfloat16"."""
+        """The setting's name, such as "fused_dtypes bfloat16"."""
         return f"{self.field} {self.dtype}".strip()
 
 
 @dataclass(frozen=True)
 class TuneResults(Results):
-    """What ``tune.json`` holds.
+    """The contents of ``tune.json``.
 
     Args:
         method: how it was measured.
-        processor: the family whose thresholds hold now.
-        sizes: of the calls.
-        lines: what one would write in ``tuning.py``.
-        rows: one for each setting.
+        processor: the family of processors whose thresholds are in use.
+        sizes: the sizes of the calls.
+        lines: lines to write into ``tuning.py``.
+        rows: one row for each setting.
     """
 
     FORMAT = 1
@@ -92,7 +92,7 @@ class TuneResults(Results):
 
 
 def run(sizes: TuneSizes, keep: Callable[[TuneRow], None], progress: Progress) -> None:
-    """Measure all settings, and ``keep`` each row as soon as it is there."""
+    """Measure all settings, and call ``keep`` with each row as soon as it is measured."""
     found = settings(sizes)
     clock = Clock(torch.device("cpu"), 1)
     progress.start(sum(_work(workload) * (sizes.rounds + 1) for setting in found for workload in setting.workloads))
@@ -114,7 +114,7 @@ def _work(workload: Workload) -> int:
 def _measure(
     workload: Workload, clock: Clock, rounds: int, progress: Progress
 ) -> tuple[list[dict[TunedWay, float]], list[str]]:
-    """Seconds of each way, round by round, and why some have none."""
+    """Return the seconds of each way, round by round, and the reasons why ways could not be timed."""
     make = workload.prepare()
     timed, errors = {}, []
     for way in dict.fromkeys(workload.ways.values()):
@@ -122,7 +122,7 @@ def _measure(
         try:
             measured(warm=True)
             timed[way] = measured
-        except Exception as error:  # that a way is closed here is a result as well
+        except Exception as error:  # that a way fails on this machine is also a result
             errors.append(in_a_line(error))
     progress.step(_work(workload))
     times = []
@@ -141,7 +141,7 @@ def _with_changes(way: TunedWay, step: Step) -> Step:
 
 
 def _timed(clock: Clock, step: Step, memory: dict[str, Any], warm: bool = False) -> float:
-    """Seconds of a step that finds in the thread's memory what it left there itself, not what other ways did."""
+    """Time a step that finds only its own leftovers in the thread's memory, not those of other ways."""
     with _own(memory):
         if warm:
             step()
@@ -165,9 +165,9 @@ def _own(memory: dict[str, Any]) -> Iterator[None]:
 
 
 def judge(setting: TunedSetting, times: Sequence[Sequence[Mapping[TunedWay, float]]]) -> TuneRow:
-    """The row of a setting, from the seconds of each workload's ways in each round.
+    """Make the row of a setting from the seconds of each workload's ways in each round.
 
-    Ways may be missing: then the values that take them are out, or, where the value now does, that call.
+    If a way is missing, the values that need it are excluded. If the current value needs it, the call is excluded.
     """
     calls = [
         (workload.ways, found)
@@ -182,7 +182,7 @@ def judge(setting: TunedSetting, times: Sequence[Sequence[Mapping[TunedWay, floa
     open_values = [value for value in setting.values if all(ways[value] in found[0] for ways, found in calls)]
     ratios = {value: [ratio(value, index) for index in range(len(times[0]))] for value in open_values}
     medians = {value: statistics.median(found) for value, found in ratios.items()}
-    # Of values that are equally fast the one that holds stays.
+    # If values are equally fast, the current one stays.
     best = min(open_values, key=lambda value: (medians[value], value != setting.now))
     return TuneRow(
         field=setting.field,
@@ -199,7 +199,7 @@ def judge(setting: TunedSetting, times: Sequence[Sequence[Mapping[TunedWay, floa
 
 
 def lines(rows: Sequence[TuneRow]) -> list[str]:
-    """What one would write in ``tuning.py``, a line for each field that would change."""
+    """Return the lines to write into ``tuning.py``, one for each field that would change."""
     now = tuning.current()
     changed: dict[str, Any] = {}
     for row in rows:
@@ -215,7 +215,7 @@ def lines(rows: Sequence[TuneRow]) -> list[str]:
 
 
 def show(value: Any) -> str:
-    """ "yes", "2**16" or "300"."""
+    """Format a value, as in "yes", "2**16" or "300"."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"2**{value.bit_length() - 1}" if value >= 2**10 and value & (value - 1) == 0 else str(value)
@@ -228,7 +228,7 @@ def _code(value: Any) -> str:
 
 
 def write(path: Path, rows: Sequence[TuneRow], sizes: TuneSizes) -> None:
-    """Save all rows, with what they were measured on."""
+    """Save all rows, with the machine that they were measured on."""
     origin = {**provenance(), "machine": describe_machine(torch.device("cpu"))}
     processor = tuning.current().processor
     TuneResults(METHOD, processor, sizes, lines(rows), list(rows), **origin).save(path)

@@ -1,4 +1,4 @@
-"""The *ways* to compute a case of the attention benchmark: backends, and what other code does."""
+"""The ways to compute a case of the attention benchmark: our backends, and what other code does."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Way:
     """A way to compute a case.
 
     Args:
-        name: short.
-        prepare: makes what doesn't depend on parameters, and gives a function that returns the output; both may raise.
-        kinds: what it can do; None for all.
-        ignores_terms: computes the case without its terms, and is right if it does that.
+        name: a short name.
+        prepare: precomputes what doesn't depend on parameters, and returns a function that returns the output. Both may
+            raise.
+        kinds: the kinds of cases that it can compute; None for all.
+        ignores_terms: whether it computes the case without its terms, and is checked accordingly.
     """
 
     name: str
@@ -31,12 +32,12 @@ class Way:
     ignores_terms: bool = False
 
     def does(self, kind: str) -> bool:
-        """Whether it can compute such a case."""
+        """Return whether it can compute such a case."""
         return self.kinds is None or kind in self.kinds
 
 
 def backend(name: str, ignores_terms: bool = False) -> Way:
-    """:func:`whereformer.attention` with one of its backends."""
+    """Return the way that calls :func:`whereformer.attention` with one of its backends."""
 
     def prepare(problem: Problem) -> Callable[[], Tensor]:
         def compute() -> Tensor:
@@ -56,21 +57,21 @@ def _prepare_floor(problem: Problem) -> Callable[[], Tensor]:
 
 
 FLOOR = Way("sdpa", _prepare_floor, ignores_terms=True)
-"""Plain attention by torch without any position: what all others are compared with."""
+"""Torch's plain attention without positions, which all other ways are compared with."""
 
 
 def gather(table: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
-    """``table[:, columns]`` in a dtype, (heads, n_q, n_k)."""
+    """Return ``table[:, columns]`` in a dtype, (heads, n_q, n_k)."""
     if table.requires_grad and torch.is_grad_enabled():
-        # The gradient sums over the pairs of an offset: in bfloat16 it would be wrong.
+        # The gradient sums over all pairs with the same offset, which would be wrong in bfloat16.
         return table[:, columns].to(dtype)
     return table.to(dtype)[:, columns]
 
 
 def bias_maker(problem: Problem) -> Callable[[], Tensor]:
-    """A function that gives what the terms add as one tensor in the case's dtype, -inf where a mask forbids.
+    """Return a function that returns the terms as one bias in the case's dtype, with -inf for masked pairs.
 
-    The index of every pair is made here, once: a model could keep it.
+    The index of every pair is computed only once, here, because a model could keep it.
     """
     dtype = problem.query.dtype
     offsets = problem.offsets()
@@ -110,18 +111,19 @@ def _prepare_dense(problem: Problem) -> Callable[[], Tensor]:
 
 
 def all_but(*kinds: str) -> tuple[str, ...]:
-    """All kinds but these."""
+    """Return all kinds but these."""
     return tuple(kind for kind in KINDS if kind not in kinds)
 
 
 DENSE = Way("sdpa+bias", _prepare_dense, all_but("shaw"))
-"""What is added as a dense bias, which torch's attention takes: what most people do today."""
+"""Torch's attention with the terms as a dense bias, which is what most people do today."""
 
 
 def make_step(way: Way, problem: Problem) -> Callable[[], list[Tensor]]:
-    """A function that does the case once: its output and, in training, all gradients for one of the output.
+    """Return a function that computes the case once and returns its output and, in training, all gradients.
 
-    A way that ignores the terms has gradients of query, key and value alone.
+    The gradients are for one fixed random gradient of the output. A way that ignores the terms has only the gradients
+    of query, key and value.
     """
     compute = way.prepare(problem)
     if not problem.case.training:

@@ -1,6 +1,6 @@
-"""Which settings of :mod:`whereformer.kernels.tuning` can be measured, on which calls, and the values to try.
+"""The settings of :mod:`whereformer.kernels.tuning` to measure, with values to try and calls to measure them on.
 
-A setting's values are compared on calls for which they take different ways.
+A setting's values are compared on calls that they compute in different ways.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .cases import Case, make_problem
 from .ways import backend, make_step
 
 LONG = 8192
-"""Tokens of which tiles of ``tile_scores`` have fewer than ``tile_rows`` rows."""
+"""At this number of tokens, tiles of ``tile_scores`` have fewer than ``tile_rows`` rows."""
 
 ALWAYS = 2**62
-"""Of scores: a threshold that no call reaches."""
+"""A threshold of scores that no call reaches."""
 
 Value = Hashable
 Step = Callable[[], object]
 
 
 class TunedWay(NamedTuple):
-    """A way to compute a call: a backend, and what is changed in the tuning."""
+    """A way to compute a call: a backend, and changes to the tuning."""
 
     backend: str
     changes: tuple[tuple[str, Any], ...] = ()
@@ -42,10 +42,10 @@ class Workload:
     """A call that the values of a setting compute in different ways.
 
     Args:
-        label: for people.
+        label: a name for people.
         work: roughly how long it takes, relative to others.
-        prepare: makes its tensors, and gives a function that makes a backend's step.
-        ways: the way that each value takes.
+        prepare: makes its tensors, and returns a function that makes a backend's step.
+        ways: the way that each value uses.
     """
 
     label: str
@@ -56,7 +56,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TunedSetting:
-    """A field of ``Tuning``, or a dtype of one, with the values to try: ``now``, which holds, among them."""
+    """A field of ``Tuning``, or one of its dtypes, with the values to try; ``now`` is the current value."""
 
     field: str
     now: Value
@@ -65,18 +65,18 @@ class TunedSetting:
 
     @property
     def label(self) -> str:
-        """ "fused_dtypes bfloat16"."""
+        """The setting's name, such as "fused_dtypes bfloat16"."""
         return self.field if self.dtype is None else f"{self.field} {name_of(self.dtype)}"
 
     @property
     def values(self) -> list[Value]:
-        """In ascending order."""
+        """The values to try, in ascending order."""
         return list(self.workloads[0].ways)
 
 
 @dataclass(frozen=True)
 class TuneSizes:
-    """What is measured: how often, on which heads, and whether at few lengths only; ``batch`` at up to 256 tokens."""
+    """The sizes of the measurement: rounds, batch (for up to 256 tokens), heads; ``quick`` uses fewer lengths."""
 
     rounds: int
     quick: bool
@@ -84,11 +84,11 @@ class TuneSizes:
     heads: int = 12
     head_dim: int = 64
     longest: int = LONG
-    """No calls of more tokens."""
+    """The longest call, in tokens."""
 
 
 def settings(sizes: TuneSizes) -> list[TunedSetting]:
-    """All that can be measured on this machine."""
+    """Return all settings that can be measured on this machine."""
     now = tuning.current()
     found = []
     parts = (_shortest, _tiles, _by_dtype, _bands, _by_onednn)
@@ -108,12 +108,12 @@ def _powers(first: int, last: int, step: int, now: int) -> list[int]:
 
 
 def _up_to(values: Sequence[int], n: int, below: TunedWay, above: TunedWay) -> dict[Value, TunedWay]:
-    """The way of each value of a threshold of scores a head, for a call of n tokens."""
+    """Return the way of each value of a threshold (in scores per head) for a call of n tokens."""
     return {value: below if n * n <= value else above for value in values}
 
 
 def _shortest(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
-    """How few scores a head are written out, and of how few the backward finds the weights of the forward."""
+    """Up to how many scores per head are written out, and up to how many the backward reuses the forward's weights."""
     values = _powers(11, 15, 2 if sizes.quick else 1, now.written_out_scores)
     ways = partial(_up_to, values, below=TunedWay("reference"), above=TunedWay("blockwise"))
     kinds = [(kind, torch.float32, training) for kind in ("bias", "shaw") for training in (False, True)]
@@ -136,7 +136,7 @@ def _shortest(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
 
 
 def _tiles(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
-    """How many scores are worked on at a time."""
+    """How many scores a tile has."""
 
     def ways(field: str, values: Sequence[int]) -> dict[Value, TunedWay]:
         kept = ALWAYS if field == "kept_tile_scores" else 0
@@ -151,7 +151,7 @@ def _tiles(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
         calls = [_call(sizes, kind, n, True, tried) for n in lengths for kind in ("bias", "shaw", "factors")]
         yield TunedSetting(field, getattr(now, field), calls)
     if not sizes.quick:
-        # With LONG keys, tiles of tile_scores have fewer rows. One head, because these calls take long.
+        # With so many keys, tiles of tile_scores have fewer rows. One head only, because these calls take long.
         tried = ways("tile_rows", _values(32, 64, 128, now=now.tile_rows))
         calls = [
             _call(sizes, kind, LONG, False, tried, heads=1) for kind in ("factors", "shaw") if sizes.longest >= LONG
@@ -160,7 +160,7 @@ def _tiles(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
 
 
 def _by_dtype(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
-    """What torch's own kernels compute of calls with nothing but an ``OffsetBias``."""
+    """What torch's own kernels compute for calls with only an ``OffsetBias``."""
     dtypes = [torch.float32, torch.bfloat16, *([] if sizes.quick else [torch.float16])]
     lengths = [n for n in ((512,) if sizes.quick else (128, 256, 512, 1024)) if n <= sizes.longest]
     for dtype in dtypes:
@@ -169,7 +169,7 @@ def _by_dtype(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
         }
         calls = [_call(sizes, "bias", n, False, ways, dtype=dtype) for n in lengths]
         yield TunedSetting("fused_dtypes", dtype in now.fused_dtypes, calls, dtype)
-    # Up to kept_scores the backward of float32 has another way.
+    # Up to kept_scores, the backward of float32 works differently.
     lengths = [n for n in ((512,) if sizes.quick else (300, 512, 1024)) if n <= sizes.longest]
     for dtype in dtypes:
         fused = frozenset({dtype} & now.fused_dtypes)
@@ -191,7 +191,7 @@ def _by_dtype(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
 
 
 def _bands(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
-    """How short a table is whose gradient is made from its band, and how many queries of that at a time."""
+    """How short a table must be for its gradient to come from its band, and how many queries a band has at a time."""
     length = 129
     lengths = [n for n in ((1024,) if sizes.quick else (512, 1024, LONG)) if n <= sizes.longest]
     for field, dtype in (("band_share", torch.float32), ("half_band_share", torch.bfloat16)):
@@ -217,7 +217,7 @@ def _bands(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
 
 
 def _by_onednn(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
-    """Whether oneDNN multiplies float32, and from which sizes on that is reason enough to leave torch's attention."""
+    """Whether oneDNN multiplies float32, and from which sizes on that makes us faster than torch's attention."""
     if not (has_onednn_linear() and torch.backends.mkldnn.is_available()):
         return
     ways: dict[Value, TunedWay] = {
@@ -237,7 +237,7 @@ def _by_onednn(sizes: TuneSizes, now: tuning.Tuning) -> Iterator[TunedSetting]:
     torchs, ours = TunedWay("auto", (("onednn_scores", ALWAYS),)), TunedWay("blockwise")
 
     def from_on(field: str, values: Sequence[int], sizes_of: Callable[[int], tuple[int, int, int]]) -> TunedSetting:
-        """A setting from whose value on a call without terms is ours."""
+        """Return a setting that makes calls without terms ours from its value on."""
         calls = []
         for size in values:
             n_q, n_k, head_dim = sizes_of(size)
@@ -272,7 +272,7 @@ def _call(
     dtype: torch.dtype = torch.float32,
     fixed: bool = False,
 ) -> Workload:
-    """A case of the benchmark; with ``fixed`` what positions add has no gradient, as in ALiBi."""
+    """Make a workload from a case of the benchmark. With ``fixed``, the terms need no gradient, as in ALiBi."""
     batch = sizes.batch if n <= 256 else 1
     case = Case(kind, n, batch, heads or sizes.heads, sizes.head_dim, name_of(dtype), training)
     label = f"{kind}{', fixed' if fixed else ''} {case.dtype} n={n} {case.direction}"
@@ -295,7 +295,7 @@ def _plain(heads: int, n_q: int, n_k: int, head_dim: int) -> Callable[[str], Ste
 
 
 def _short(heads: int, n: int, head_dim: int, length: int, dtype: torch.dtype) -> Callable[[str], Step]:
-    """Training with a table of few offsets."""
+    """Prepare training steps with a table of few offsets."""
     query, key, value = (torch.randn(1, heads, n, head_dim, dtype=dtype, requires_grad=True) for _ in range(3))
     table, seed = torch.randn(heads, length, requires_grad=True), torch.randn(query.shape, dtype=dtype)
     terms = (OffsetBias(table, -(length // 2)),)
@@ -315,5 +315,5 @@ def _differentiate(output: Tensor, inputs: Sequence[Tensor], seed: Tensor) -> ob
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """The name of a dtype in torch: "float32"."""
+    """Return torch's name of a dtype, such as "float32"."""
     return str(dtype).removeprefix("torch.")

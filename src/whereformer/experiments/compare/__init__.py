@@ -1,1 +1,1 @@
-"""Train every position method alike on one text, and rank them."""
+"""The compare experiment: train every position method the same way on one text, and rank them."""

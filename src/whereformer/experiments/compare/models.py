@@ -1,4 +1,4 @@
-"""The encoders that are compared: built alike but for position, and kept when they are trained."""
+"""Build the encoders to compare, which differ only in position, and save them after training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .results import BASELINE
 from .settings import Sizes
 
 INITIALIZER_RANGE = 0.06
-"""Wider than BERT's 0.02, which is made for a width of 768: narrow layers start learning sooner."""
+"""Larger than BERT's 0.02, which suits a width of 768, because narrow layers then start to learn sooner."""
 
 
 def encoder_config(sizes: Sizes, position: str, vocab_size: int) -> EncoderConfig:
-    """The encoder of one method; without dropout, since no token is seen often enough to be learned by heart."""
+    """Return one method's encoder configuration. It has no dropout: training is too short to memorise the text."""
     return EncoderConfig(
         vocab_size=vocab_size,
         hidden_size=sizes.hidden_size,
@@ -36,7 +36,7 @@ def encoder_config(sizes: Sizes, position: str, vocab_size: int) -> EncoderConfi
 
 
 def build_model(sizes: Sizes, position: str, vocab_size: int, seed: int) -> EncoderForMaskedLM:
-    """A fresh model of one method; all methods of a seed start from the same backbone, weight for weight."""
+    """Build an untrained model of one method. With the same seed, all methods start from identical backbone weights."""
     torch.manual_seed(seed)
     backbone = EncoderForMaskedLM(encoder_config(sizes, BASELINE, vocab_size)).state_dict()
     torch.manual_seed(seed)
@@ -47,13 +47,13 @@ def build_model(sizes: Sizes, position: str, vocab_size: int, seed: int) -> Enco
 
 
 def model_folder(out: Path, position: str, seed: int) -> Path:
-    """Where a comparison in ``out`` keeps the trained model of a method and seed."""
+    """Return the folder in ``out`` for the trained model of a method and seed."""
     return out / "models" / f"{position}-{seed}"
 
 
 def keep_model(model: EncoderForMaskedLM, folder: Path) -> None:
-    """Write a trained model for ``from_pretrained``; whoever loads it wants logits at every token."""
-    # Here, because it brings transformers' Trainer, which takes a second to import.
+    """Save a trained model for ``from_pretrained``, set to give logits at every token."""
+    # Imported here because it imports transformers' Trainer, which takes a second.
     from ...training.trainer import quiet_transformers
 
     model.config.sparse_prediction = False

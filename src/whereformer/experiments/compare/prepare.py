@@ -1,4 +1,4 @@
-"""What a comparison trains on: the text with its tokenizer, and the methods that fit the model."""
+"""Prepare a comparison: read and encode the text, train its tokenizer, and check the methods."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .results import CompareSettings, CompareText, earlier_results
 from .settings import Sizes
 
 LENGTH_FACTORS = (1, 2, 4)
-"""Held-out text is read in windows of these multiples of the trained length."""
+"""Held-out text is read in windows of these multiples of the training length."""
 
 
 @dataclass(frozen=True)
 class PreparedText:
-    """The prepared text: its two streams of tokens."""
+    """The encoded text: its training and held-out streams, (tokens,) ids each, with facts about it."""
 
     training: Tensor
     held_out: Tensor
@@ -36,12 +36,12 @@ class PreparedText:
 
 @dataclass(frozen=True)
 class Job:
-    """All that a comparison needs, checked.
+    """Everything that a comparison needs, already checked.
 
     Args:
-        settings: what all runs have in common.
+        settings: the settings that all runs share.
         positions: the methods.
-        seeds: each method is trained once with each.
+        seeds: each method is trained once with each seed.
         text: the prepared text.
         device: where to train.
     """
@@ -53,14 +53,14 @@ class Job:
     device: torch.device
 
     def batches(self, seed: int) -> Batches:
-        """The batches of a seed, the same for every method."""
+        """Return the training batches of a seed, which are the same for every method."""
         sizes, text = self.settings, self.text
         return Batches(text.training, sizes.batch_size, sizes.length, sizes.mask_rate, text.vocab_size, seed)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the text is: paths, none for Python's documentation, and the column of tables that holds it."""
+    """Where the text is: paths (none means Python's documentation), and the text column of tables."""
 
     data: Sequence[str] = ()
     column: str | None = None
@@ -69,23 +69,23 @@ class Source:
 def prepare_job(
     source: Source, sizes: Sizes, positions: Sequence[str], seeds: Sequence[int], device: torch.device, out: Path
 ) -> Job:
-    """Read the text, train its tokenizer, which is kept in ``out``, and encode.
+    """Read the text, train a tokenizer and save it in ``out``, and encode the text.
 
     Raises:
-        InputError: if the text can't be read or is too short, or ``out`` holds results of other settings.
+        InputError: if the text can't be read or is too short, or ``out`` holds results for other settings.
     """
     documents = corpus.documents_of(source.data, source.column)
     settings = CompareSettings(**asdict(sizes), text=corpus.fingerprint(documents), device=device.type)
-    # Before anything in the folder changes.
+    # Checked before anything in the folder changes.
     earlier_results(out, settings)
     return Job(settings, positions, seeds, prepare_text(documents, source, sizes, out), device)
 
 
 def prepare_text(documents: Sequence[str], source: Source, sizes: Sizes, out: Path) -> PreparedText:
-    """Split the text, train the tokenizer on the training part and encode; the tokenizer is kept in ``out``.
+    """Split the text, train the tokenizer on the training part, save it in ``out``, and encode both parts.
 
     Raises:
-        InputError: if there is too little text for the lengths to be tried.
+        InputError: if there is too little text for the longest length to judge.
     """
     training, held_out = corpus.split_documents(documents)
     tokenizer = train_tokenizer(training, sizes.vocab_size)
@@ -105,10 +105,10 @@ def prepare_text(documents: Sequence[str], source: Source, sizes: Sizes, out: Pa
 
 
 def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
-    """The methods to compare, each built once so that a wrong name is found before any training.
+    """Return the methods to compare, each built once so that errors appear before any training.
 
     Raises:
-        InputError: for an unknown method, or one that these sizes don't fit.
+        InputError: if a method is unknown, or does not fit these sizes.
     """
     chosen = list(dict.fromkeys("".join(name.split()) for name in names if name.strip()))
     if not chosen:

@@ -1,4 +1,4 @@
-"""From results to a ranking that claims no more than the numbers carry."""
+"""Rank the methods of a comparison, and claim no difference that chance could explain."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..seeds import Spread
 from .results import Cannot, CompareResults, Run, Score
 
 SEED_NOISE = 0.11
-"""Nats by which another seed may change the gap between two methods: twice the standard deviation of a gap over seeds
-at the default sizes, as ``benchmarks/seed_noise.py`` found. With one seed a smaller gap is not a result."""
+"""How much another seed may change the gap between two methods, in nats: twice the standard deviation of a gap over
+seeds at the default sizes, measured by ``benchmarks/seed_noise.py``. With one seed, a smaller gap is not a result."""
 
 
 @dataclass(frozen=True)
 class RankedMethod:
-    """One method of the comparison.
+    """A method's row in the ranking.
 
-    ``rank`` is one more than the number of methods that are clearly better; it never falls as the loss rises.
+    ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises.
     """
 
     rank: int
@@ -34,20 +34,20 @@ class RankedMethod:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The comparison's table, best method first, and its result in a sentence."""
+    """The table of a comparison, best method first, and its result in one sentence."""
 
     rows: list[RankedMethod]
     verdict: str
 
 
 def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run]) -> bool:
-    """Whether one method's runs beat the other's by more than chance explains.
+    """Return whether one method's runs beat the other's by more than chance explains.
 
-    The gap has to be there with every common seed, and its mean has to exceed twice its standard error over the
-    held-out text, and what another seed may change: :data:`SEED_NOISE` divided by the root of their number.
+    The first method must be ahead with every common seed. The mean gap must exceed twice its standard error over the
+    held-out text, and also :data:`SEED_NOISE` divided by the square root of the number of seeds.
 
     Args:
-        better, worse: the runs of a method by seed.
+        better, worse: the runs of each method, by seed.
     """
     gaps = [
         [loss - best for best, loss in zip(better[seed].window_losses, worse[seed].window_losses, strict=True)]
@@ -97,7 +97,7 @@ def _row(results: CompareResults, position: str, rank: int) -> RankedMethod:
 
 
 def _loss(scores: Sequence[Score | Cannot]) -> Spread:
-    """The losses of all seeds at one length."""
+    """Return the spread of the losses of all seeds at one length."""
     for score in scores:
         if isinstance(score, Cannot):
             return Spread(None, why_not=score.cannot)
@@ -105,7 +105,7 @@ def _loss(scores: Sequence[Score | Cannot]) -> Spread:
 
 
 def _verdict(rows: Sequence[RankedMethod], length: int, guessing: float) -> str:
-    """The result in a sentence; ``guessing`` is the loss of guessing by frequency."""
+    """Return the result in one sentence; ``guessing`` is the loss of guessing by token frequency."""
     best = [row.position for row in rows if row.rank == 1]
     loss = rows[0].loss[length].median
     if loss is None or loss >= guessing:

@@ -1,4 +1,4 @@
-"""The report of ``whereformer compare``: which method suits the text, and what its heads learned."""
+"""The HTML report of ``whereformer compare``: which method suits the text, and what its heads learned."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def write_report(results: CompareResults, ranking: Ranking, path: Path) -> None:
-    """Write a comparison as a page to ``path``; an old page stays until the new one is whole."""
+    """Write the report to ``path``. An old page stays until the new one is complete."""
     write_atomically(path, build_report(results, ranking))
 
 
 def build_report(results: CompareResults, ranking: Ranking) -> str:
-    """The page; equal results give equal pages."""
+    """Build the page. Equal results give identical pages."""
     settings, text, rows = results.settings, results.text, ranking.rows
     runs = {row.position: results.runs[row.position] for row in rows}
-    # By the order in which the methods were given, so that a method looks the same whatever its rank.
+    # Looks follow the order in which the methods were given, so a method looks the same whatever its rank.
     order = [name for name in results.runs if name in runs]
     all_looks = figures.series(len(order), order.index(BASELINE) if BASELINE in order else None)
     looks = {row.position: all_looks[order.index(row.position)] for row in rows}
@@ -75,7 +75,7 @@ def build_report(results: CompareResults, ranking: Ranking) -> str:
 
 
 def columns(lengths: Sequence[int]) -> list[Column]:
-    """The table's columns, when losses were taken at these lengths, the trained one first."""
+    """Return the table's columns. ``lengths`` are those with losses, with the training length first."""
     trained, *longer = lengths
     return [
         Column("rank"),
@@ -90,7 +90,7 @@ def columns(lengths: Sequence[int]) -> list[Column]:
 
 
 def cannot_notes(rows: Sequence[RankedMethod]) -> dict[str, str]:
-    """Why a method has no loss at the first length where it has none: method -> reason."""
+    """For each method that lacks a loss at some length, return the reason at the first such length."""
     notes: dict[str, str] = {}
     for row in rows:
         for _, cell in sorted(row.loss.items()):
@@ -100,7 +100,7 @@ def cannot_notes(rows: Sequence[RankedMethod]) -> dict[str, str]:
 
 
 def table_cells(row: RankedMethod, notes: dict[str, str]) -> Sequence[Cell]:
-    """What the table says of a method after its rank and name."""
+    """Return a method's cells, after its rank and name."""
 
     def number(of: Spread, form: str, unit: str = "") -> Cell:
         if of.median is None or of.low is None or of.high is None:
@@ -127,12 +127,12 @@ def table_cells(row: RankedMethod, notes: dict[str, str]) -> Sequence[Cell]:
 
 
 def mean_curve(by_seed: Mapping[int, Run]) -> list[float]:
-    """The training loss at each step, the mean over seeds."""
+    """Return the training loss at each step, averaged over seeds."""
     return [statistics.fmean(step) for step in zip(*(run.train_loss for run in by_seed.values()), strict=True)]
 
 
 def measured(row: RankedMethod) -> dict[int, tuple[float, float, float]]:
-    """The lengths at which a method has a loss: lowest, median, highest."""
+    """Return the (lowest, median, highest) loss at each length where the method has one."""
     return {
         length: (cell.low, cell.median, cell.high)
         for length, cell in sorted(row.loss.items())
@@ -167,7 +167,7 @@ def method(row: RankedMethod, by_seed: Mapping[int, Run], look: figures.Series, 
 
 
 def summaries(position: str) -> list[str]:
-    """A sentence about each part of a method; nothing about parts that this Python doesn't know."""
+    """Return a sentence about each part of a method. Parts that are not registered here are skipped."""
     sentences = []
     for part in position.split("+"):
         try:
@@ -178,7 +178,7 @@ def summaries(position: str) -> list[str]:
 
 
 def command(order: Sequence[str], results: CompareResults, seeds: Sequence[int]) -> str:
-    """The command that gives these results again."""
+    """Return the command that reproduces these results."""
     options = {
         "positions": ",".join(order),
         **{name: value for name, value in asdict(results.settings).items() if name != "text"},

@@ -1,4 +1,4 @@
-"""What ``results.json`` of a comparison holds."""
+"""The contents of a comparison's ``results.json``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ...training.text import TextFacts
 from .settings import Sizes
 
 BASELINE = "none"
-"""The method whose training speed is 1."""
+"""The method that training speed is measured against; its own speed is 1."""
 
 
 @dataclass(frozen=True)
 class CompareSettings(Sizes):
-    """All that the runs of one folder have in common.
+    """The settings that all runs in a folder share.
 
     Args:
         text: the text's fingerprint.
-        device: the kind of device.
+        device: the kind of device, such as "cpu".
     """
 
     text: str
@@ -28,11 +28,11 @@ class CompareSettings(Sizes):
 
 @dataclass(frozen=True)
 class CompareText(TextFacts):
-    """What is known about the text.
+    """Facts about the text.
 
     Args:
-        data: where it is, as the user gave it; empty for Python's documentation.
-        column: the tables' column that holds it, if the user named one.
+        data: its paths, as the user gave them; empty for Python's documentation.
+        column: the text column of tables, if the user named one.
     """
 
     data: list[str]
@@ -41,7 +41,7 @@ class CompareText(TextFacts):
 
 @dataclass(frozen=True)
 class Score:
-    """Held-out loss in nats and accuracy in 0..1 at one length."""
+    """Held-out loss in nats and accuracy from 0 to 1, at one length."""
 
     loss: float
     accuracy: float
@@ -49,7 +49,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Cannot:
-    """Why a method has no score at one length."""
+    """The reason why a method has no score at one length."""
 
     cannot: str
 
@@ -59,12 +59,12 @@ class Run:
     """One trained model.
 
     Args:
-        seconds: of training.
-        train_loss: at each step.
-        scores: by the number of tokens that are read at a time.
+        seconds: training time.
+        train_loss: the training loss at each step.
+        scores: the score at each length, in tokens read at a time.
         window_losses: the mean held-out loss of each window.
-        positional_parameters, parameters: numbers of parameters, of position and in all.
-        curves: what each head adds to scores, [layer][head][offset]; None if that is no curve.
+        positional_parameters, parameters: number of parameters, of position and in all.
+        curves: what each head adds to scores, [layer][head][offset]; None if that is not a curve over offsets.
         attention: the mean attention weight, [layer][head][offset]; None for layers between pooled sequences.
     """
 
@@ -80,7 +80,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Speed:
-    """Training speed of a method, relative to :data:`BASELINE`, and bytes that a step allocates at its peak."""
+    """A method's training speed relative to :data:`BASELINE`, and the bytes that a step allocates at its peak."""
 
     relative_speed: float
     lowest: float
@@ -90,14 +90,14 @@ class Speed:
 
 @dataclass(frozen=True)
 class CompareResults(Results):
-    """A comparison as far as it has come.
+    """The results of a comparison, finished or so far.
 
     Args:
-        settings: what its runs have in common.
-        runs: by method and seed.
-        text: what it was trained on.
-        predicted_tokens: masked tokens of the held-out text.
-        speed: by method, as soon as it is measured.
+        settings: the settings that all runs share.
+        runs: the finished runs, by method and seed.
+        text: facts about the text.
+        predicted_tokens: number of masked tokens in the held-out text.
+        speed: the speed of each method that has been measured.
     """
 
     FORMAT = 1
@@ -109,19 +109,19 @@ class CompareResults(Results):
     speed: dict[str, Speed] = field(default_factory=dict)
 
     def run(self, position: str, seed: int) -> Run | None:
-        """The finished run of a method and seed, if there is one."""
+        """Return the finished run of a method and seed, or None."""
         return self.runs.get(position, {}).get(seed)
 
     def with_run(self, position: str, seed: int, run: Run) -> CompareResults:
-        """These results and a finished run."""
+        """Return these results with a finished run added."""
         return replace(self, runs={**self.runs, position: {**self.runs.get(position, {}), seed: run}})
 
 
 def earlier_results(out: Path, settings: CompareSettings) -> CompareResults | None:
-    """What an earlier run with these settings left in a folder.
+    """Return the results that an earlier run with these settings left in a folder, or None.
 
     Raises:
-        InputError: if the folder holds results of other settings, or something else under that name.
+        InputError: if the folder holds results for other settings, or its ``results.json`` is something else.
     """
     found = CompareResults.load_if_there(out / "results.json")
     if found is not None:

@@ -1,4 +1,4 @@
-"""The comparison: the same small encoder is trained once per position method on the same text, and judged."""
+"""Run a comparison: train the same small encoder with each position method, score it, and measure speed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ QUICK_STEPS = 400
 def compare(job: Job, out: Path, progress: Progress, *, speed: bool = True) -> CompareResults:
     """Train and judge every method with every seed, then measure speed.
 
-    ``out/results.json`` is written after every run; what is there already, of the same settings, is not done again.
+    ``out/results.json`` is written after every run. Runs that it already holds are not repeated.
 
     Raises:
-        InputError: if a loss stops being a number, or ``out`` holds results of other settings.
+        InputError: if a loss stops being a number, or ``out`` holds results for other settings.
     """
     held_out = HeldOut(job.text.held_out, HELD_OUT_RATE, job.text.vocab_size)
     earlier = earlier_results(out, job.settings)
@@ -40,13 +40,13 @@ def compare(job: Job, out: Path, progress: Progress, *, speed: bool = True) -> C
     )
     every = [(name, seed) for seed in job.seeds for name in job.positions]
     missing = [(name, seed) for name, seed in every if results.run(name, seed) is None]
-    # A run's judging takes about as long as a tenth of its training, the speed rounds a step each.
+    # Judging a run takes about a tenth as long as training it; a speed round counts as one step per method.
     judging = max(1, job.settings.steps // 10)
     timed = not speed or results.speed.keys() >= set(job.positions)
     rounds = 0 if timed else ROUNDS + len({BASELINE, *job.positions})
     progress.start(len(missing) * (job.settings.steps + judging) + rounds * len(job.positions))
     if len(missing) < len(every):
-        progress.line(f"{len(every) - len(missing)} of {len(every)} runs are there already, continuing with the others")
+        progress.line(f"{len(every) - len(missing)} of {len(every)} runs are already done; continuing with the others")
     for number, (name, seed) in enumerate(missing, 1):
         progress.begin(f"{name} ({number}/{len(missing)})")
         run = train_and_judge(
@@ -56,7 +56,7 @@ def compare(job: Job, out: Path, progress: Progress, *, speed: bool = True) -> C
         results.save(out / "results.json")
         progress.step(judging)
         score = run.scores[job.settings.length]
-        assert isinstance(score, Score)  # a method that can't read what it was trained on fails in training
+        assert isinstance(score, Score)  # a method that can't read the training length fails in training
         progress.line(
             f"{name}, seed {seed}: held-out loss {score.loss:.3f}, accuracy {score.accuracy:.1%}, {run.seconds:.0f} s"
         )

@@ -1,4 +1,4 @@
-"""Settings of a comparison. Importing them is fast, for the sake of --help."""
+"""The settings of a comparison. Importing them is fast, so that --help is."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ MOST = float("inf")
 
 @dataclass(frozen=True)
 class Sizes:
-    """All that decides a result besides text, method and seed; results of different sizes are never mixed.
+    """Everything that decides a result besides text, method and seed. Results of different sizes are never mixed.
 
     Args:
-        blocks: layers, as ``EncoderConfig.blocks``.
-        decoder_layers: full-length layers after pooled blocks, as ``EncoderConfig.decoder_layers``.
-        length: tokens of a training window.
+        blocks: layers, as in ``EncoderConfig.blocks``.
+        decoder_layers: full-length layers after pooled blocks, as in ``EncoderConfig.decoder_layers``.
+        length: tokens per training window.
         steps: training steps.
-        batch_size: windows of a step.
-        hidden_size, num_heads: width and heads of the encoder.
-        vocab_size: WordPiece vocabulary.
-        mask_rate: share of tokens to predict in training (held-out text always has 15%).
-        learning_rate: its peak; a linear warm-up over a tenth of the steps, then a linear decay to zero.
+        batch_size: windows per step.
+        hidden_size, num_heads: width of the encoder and number of its heads.
+        vocab_size: size of the WordPiece vocabulary.
+        mask_rate: share of tokens that are masked in training; in held-out text it is always 15%.
+        learning_rate: the peak, after a linear warm-up over a tenth of the steps; a linear decay to zero follows.
     """
 
     blocks: str
@@ -41,7 +41,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The encoder that is trained with every method, and its training."""
+    """The encoder that is trained with every method, and how it is trained."""
 
     blocks: str = "4"
     """Layers: "4" is four layers, "1x4" one layer used four times, and "2-2" a funnel that halves the sequence between
@@ -51,7 +51,7 @@ class TrainingSettings:
     """Layers at full length after the blocks of a funnel. Default: 1 for a funnel, otherwise 0."""
 
     length: int = 64
-    """Tokens in a training window. Held-out text is judged at this length, twice and four times it."""
+    """Tokens in a training window. Held-out text is judged at this length and at two and four times it."""
 
     steps: int | None = None
     """Training steps of each method. Default: 2400, or 400 for a quick comparison."""
@@ -86,10 +86,10 @@ class TrainingSettings:
         return range(self.seed, self.seed + self.seeds)
 
     def checked(self) -> TrainingSettings:
-        """The same settings, with the default of ``decoder_layers`` in place of None.
+        """Check the settings and return them, with the default of ``decoder_layers`` in place of None.
 
         Raises:
-            InputError: naming the field that is out of range.
+            InputError: if a field is out of range; it names the field.
         """
         from ...models import EncoderConfig
 
@@ -108,7 +108,7 @@ class TrainingSettings:
         return dataclasses.replace(self, decoder_layers=decoder_layers)
 
     def sizes(self, default_steps: int) -> Sizes:
-        """All that decides a result besides text, method and seed; ``default_steps`` if ``steps`` is None."""
+        """Check the settings and return the sizes, with ``default_steps`` if ``steps`` is None."""
         checked = self.checked()
         assert checked.decoder_layers is not None
         return Sizes(

@@ -1,4 +1,4 @@
-"""How fast each method trains, and the memory of a training step."""
+"""Measure how fast each method trains, and how much memory a training step needs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ ROUNDS = 9
 """How often each method's step is timed."""
 
 Step = Callable[[int], None]
-"""Trains on the batch of a number."""
+"""Takes a number and trains on the batch with that number."""
 
 
 def measure_speed(job: Job, on_step: Callable[[], None]) -> dict[str, Speed]:
-    """Training speed relative to no positions at all, and the memory of a step, by method.
+    """Measure each method's training speed relative to a model without positions, and the memory of a step.
 
-    In every round each method runs one step, in an order that changes, and its time is compared with the baseline's
-    of the same round, so that a machine that gets slower affects all methods alike. The result is the median of the
-    rounds' ratios, with the lowest and the highest. On the CPU, time is this process's CPU time: what other programs
-    take does not count.
+    In every round each method runs one step, in random order, and its time is compared with the baseline's time in the
+    same round. So if the machine slows down, all methods are affected alike. The result is the median ratio over the
+    rounds, with the lowest and the highest. On a CPU, time is this process's CPU time, so other programs do not count.
     """
     names = list(dict.fromkeys((BASELINE, *job.positions)))
     steps: dict[str, Step] = {}
     memory: dict[str, int] = {}
     for name in names:
         steps[name] = step = _step(job, name)
-        step(0)  # the optimizer's state and torch's own buffers come with the first step
+        step(0)  # the first step allocates the optimizer's state and torch's own buffers
         memory[name] = peak_memory(lambda step=step: step(1), job.device)  # type: ignore[misc]
         on_step()
     ratios: dict[str, list[float]] = {name: [] for name in names}

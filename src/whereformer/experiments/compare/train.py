@@ -1,4 +1,4 @@
-"""One run of a comparison: train a model, score it on held-out text, and read off what its heads learned."""
+"""One run of a comparison: train a model, score it on held-out text, and record what its heads learned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .results import Cannot, Run, Score
 
 
 def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
-    """One step with the gradient's norm clipped to 1; the loss, still on the device."""
+    """Take one training step, with the gradient norm clipped to 1, and return the loss as a tensor on the device."""
     loss: Tensor = model(inputs.to(model.device), labels=labels.to(model.device)).loss
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -35,7 +35,7 @@ def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inpu
 def train_and_judge(
     job: Job, position: str, seed: int, held_out: HeldOut, on_step: Callable[[float], None], folder: Path
 ) -> Run:
-    """Train a method with a seed, keep the model in ``folder``, and judge it.
+    """Train a method with a seed, save the model in ``folder``, and judge it.
 
     Raises:
         InputError: if the loss stops being a number.
@@ -61,7 +61,7 @@ def train_and_judge(
         seconds=seconds,
         train_loss=_rounded(losses),
         scores=scores,
-        # Windows' mean losses: what tells a real difference between two methods from the luck of the text.
+        # Losses by window, to tell a real difference between two methods from chance in the held-out text.
         window_losses=_rounded(float(part.mean()) for part in token_losses.split(64)),
         positional_parameters=sum(parameter.numel() for parameter in model.encoder.position.parameters()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -73,7 +73,7 @@ def train_and_judge(
 def _scores(
     job: Job, model: EncoderForMaskedLM, position: str, held_out: HeldOut
 ) -> tuple[dict[int, Score | Cannot], Tensor]:
-    """The scores at every length, and the loss of every token at the trained one."""
+    """Return the score at every length, and the loss of every token at the training length."""
     sizes = job.settings
     scores: dict[int, Score | Cannot] = {}
     for factor in LENGTH_FACTORS:
@@ -96,9 +96,9 @@ def _rounded(numbers: Iterable[float]) -> list[float]:
 
 @torch.no_grad()
 def attention_by_offset(model: EncoderForMaskedLM, held_out: HeldOut, length: int) -> list[list[list[float]] | None]:
-    """The mean attention weight of each head at offsets -16 .. 16, [layer][head][offset], on some held-out text.
+    """Return each head's mean attention weight at offsets -16 to 16 on some held-out text, [layer][head][offset].
 
-    None for layers between pooled sequences, whose offsets are not those of tokens.
+    It is None for layers between pooled sequences, whose offsets are not offsets between tokens.
     """
     inputs, _, real = next(held_out.windows(length, 2048))
     whole = real.all(-1)

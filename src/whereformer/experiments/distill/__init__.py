@@ -1,1 +1,1 @@
-"""Replace position embeddings by TISA's kernels, and measure what is left of the model."""
+"""The distill-positions experiment: replace position embeddings by TISA kernels, and measure what that costs."""

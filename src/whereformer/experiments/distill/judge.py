@@ -1,4 +1,4 @@
-"""What is left of a model: how near its states are to the trained model's, and how well it does its task."""
+"""Judge a model after its positions are replaced: how close its states stay, and how well it does its tasks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BATCH_TOKENS = 2048
-"""Tokens that are read at a time."""
+"""About this number of tokens is read at a time."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """What all models are judged by.
+    """The data that all models are judged by.
 
     Args:
-        windows: (rows, n) tokens that were not fitted to.
-        states: (rows, n, hidden_size), the trained model's last ones.
-        masked, labels: (rows, n) for masked LM; None if the checkpoint has no head for it.
-        pairs: rows of tokens for each side, and how alike they are.
+        windows: (rows, n) tokens that the kernels were not fitted to.
+        states: (rows, n, hidden_size), the last hidden states of the trained model.
+        masked: inputs and labels, (rows, n) each, for masked LM; None if the checkpoint has no head for it.
+        pairs: the token rows of each side, and how similar each pair is; None without pairs.
     """
 
     windows: Tensor
@@ -46,7 +46,7 @@ class Judge:
 
     @torch.no_grad()
     def __call__(self, model: PreTrainedModel, encoder: Encoder) -> dict[str, float]:
-        """Scores by name."""
+        """Return a model's scores by name."""
         scores = {
             "similarity": float(functional.cosine_similarity(_states(encoder, self.windows), self.states, -1).mean())
         }
@@ -67,7 +67,7 @@ class Judge:
 
 
 def load_with_head(path: str, position: str | None, options: dict[str, Any]) -> tuple[PreTrainedModel, Encoder]:
-    """A model, with its masked-LM head where it has one, and the encoder in it."""
+    """Load a model, with its masked-LM head if it has one, and return it with its encoder."""
     with quiet_transformers():
         model = load_pretrained(path, position, **options)
     encoder = model.base_model
@@ -82,10 +82,10 @@ def make_judge(
     windows: Tensor,
     likeness: LikenessPairs | None,
 ) -> Judge:
-    """What models are judged by that come from the trained model of a path.
+    """Make the judge of models that come from the trained model at ``path``.
 
     Raises:
-        InputError: for windows that the trained model can't read.
+        InputError: if the windows are too long for the trained model.
     """
     try:
         states = _states(teacher, windows)
@@ -111,7 +111,7 @@ def _states(encoder: Encoder, windows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _means(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:
-    """The mean state of each row's tokens, (rows, hidden_size); rows of one length go together, so none is padded."""
+    """Return the mean state of each row's tokens, (rows, hidden_size). Rows are batched by length, without padding."""
     lengths = torch.tensor([len(row) for row in rows])
     means = torch.empty(len(rows), encoder.config.hidden_size)
     for length in lengths.unique().tolist():
@@ -122,5 +122,5 @@ def _means(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def rows_of_a_batch(windows: Tensor) -> int:
-    """How many windows (rows, n) are read at a time."""
+    """Return how many of the windows, (rows, n), are read at a time."""
     return max(1, BATCH_TOKENS // windows.shape[1])

@@ -1,4 +1,4 @@
-"""Pairs of texts with a number for how alike they are."""
+"""Read pairs of texts with a number for how similar they are."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...errors import InputError
 
 @dataclass(frozen=True)
 class LikenessPairs:
-    """LikenessPairs of texts with a number for how alike they are; a good model's cosines are in the same order.
+    """Pairs of texts with a number for how similar they are. A good model's cosines rank them in the same order.
 
     Args:
-        source: where they are from.
-        texts: the two columns.
-        likeness: of each pair.
+        source: where they come from.
+        texts: the two columns of texts.
+        likeness: how similar each pair is.
     """
 
     source: str
@@ -25,20 +25,20 @@ class LikenessPairs:
 
 
 def read_pairs(file: Path, text: str | None, label: str | None) -> LikenessPairs:
-    """LikenessPairs from a table.
+    """Read pairs from a table.
 
     Raises:
-        InputError: for a file that can't be read, a column that isn't there, or labels that are no numbers.
+        InputError: if the file can't be read, a column is missing, or a label is not a number.
     """
     names = [part.strip() for part in (text or "").split(",") if part.strip()]
     if len(names) != 2:
-        raise InputError("text", f"expected two columns as a,b, got {text!r}")
+        raise InputError("text", f"expected two columns, such as a,b, got {text!r}")
     if label is None:
-        raise InputError("label", "expected the column with how alike the texts are, got none")
+        raise InputError("label", "expected the column that says how similar the texts are, got none")
     columns = read_table("pairs", file, names)
     for field, name in (("text", names[0]), ("text", names[1]), ("label", label)):
         if name not in columns:
-            raise InputError(field, f"{file} has no column {name!r}, but {', '.join(columns)}")
+            raise InputError(field, f"{file} has no column {name!r}; it has {', '.join(columns)}")
     likeness = columns[label]
     if len(likeness) < 2:
         raise InputError("pairs", f"expected at least 2 rows, {file} has {len(likeness)}")

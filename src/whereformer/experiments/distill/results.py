@@ -1,4 +1,4 @@
-"""What ``results.json`` of a distillation holds."""
+"""The contents of a distillation's ``results.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...runs.results import Results
 
 @dataclass(frozen=True)
 class DistillText:
-    """The text that kernels were fitted over: windows of some length, of which ``held_out`` were judged on."""
+    """The text that was read: windows of ``length`` tokens, ``held_out`` of which judge the models."""
 
     source: str
     windows: int
@@ -19,7 +19,7 @@ class DistillText:
 
 @dataclass(frozen=True)
 class PairsFacts:
-    """Where the pairs of texts came from, and how many there are."""
+    """Where the pairs of texts come from, and how many there are."""
 
     source: str
     rows: int
@@ -27,16 +27,16 @@ class PairsFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillResults(Results):
-    """What is left of a model when kernels take the place of its positions.
+    """How a model scores when kernels replace its positions.
 
     Args:
         model: a folder or an id on the Hub.
-        kind: transformers' name for it.
-        position: its own method.
-        text: that kernels were fitted over.
-        scores: by model ("as trained", "S=3"...) and name.
-        explained: the share of each curve that its kernels explain, [layer][head], by model.
-        pairs: that it was judged by as well, if there were any.
+        kind: transformers' name for this kind of model.
+        position: the model's own position method.
+        text: facts about the text that kernels were fitted to.
+        scores: the scores by model ("as trained", "S=3"...) and name.
+        explained: for each model, the share of each curve that its kernels explain, [layer][head].
+        pairs: facts about the pairs that also judged the models, if there were any.
     """
 
     FORMAT = "distill-positions 1"

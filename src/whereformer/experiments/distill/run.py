@@ -1,4 +1,4 @@
-"""Position embeddings into TISA's kernels, and what is left of the model before any training."""
+"""Fit TISA kernels to a model's position embeddings, and score the result before any training."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .results import DistillResults, DistillText, PairsFacts
 
 TRAINED, DROPPED = "as trained", "without positions"
 HELD_OUT_EVERY = 4
-"""One window in this number is kept for judging, the others are fitted to."""
+"""One window in this number is held out for judging; kernels are fitted to the others."""
 
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """What is done.
+    """The options of a distillation.
 
     Args:
-        path: of the model.
-        kernels: numbers of kernels a head.
-        length: tokens of a window; None for 128, or what the model covers if that is less.
-        tokens: of text to fit to and to judge on.
+        path: the model's folder or id on the Hub.
+        kernels: numbers of kernels per head to try.
+        length: tokens per window; None for 128, or the model's maximum if that is less.
+        tokens: tokens of text to fit to and to judge on.
         pages: the text.
-        text_source: where it is from.
-        pairs: to judge by as well.
+        text_source: where it comes from.
+        pairs: pairs of texts that also judge the models, or None.
     """
 
     path: str
@@ -49,10 +49,10 @@ class DistillOptions:
 
 
 def distill(options: DistillOptions, out: Path, progress: Progress) -> DistillResults:
-    """Fit, judge, and save the model with the most kernels with its tokenizer in ``out/model``; returns the results.
+    """Fit and judge every number of kernels, and save the model with the most, and its tokenizer, in ``out/model``.
 
     Raises:
-        InputError: for a model or text that does not fit.
+        InputError: if the model or the text is not suitable.
     """
     teacher, kind = load(options.path)
     config = teacher.config
@@ -62,7 +62,7 @@ def distill(options: DistillOptions, out: Path, progress: Progress) -> DistillRe
         raise InputError("model", "it knows no positions, so there is nothing to turn into kernels")
     tokenizer, why_not = tokenizer_of(options.path)
     if tokenizer is None:
-        raise InputError("model", f"{why_not}, and kernels are fitted over text")
+        raise InputError("model", f"{why_not}, and fitting kernels needs text")
     length = min(config.max_position_embeddings, options.length or 128)
     windows = text_windows(options.pages, tokenizer, teacher, length, options.tokens, options.path).rows
     held_out = torch.arange(len(windows)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
@@ -107,10 +107,10 @@ def distill(options: DistillOptions, out: Path, progress: Progress) -> DistillRe
 
 
 def score_text(scores: dict[str, float]) -> str:
-    """Scores in a line."""
+    """Format scores on one line."""
     return ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in scores.items())
 
 
 def _explained(fit: TisaFit) -> list[list[float]]:
-    """The share of each layer's and head's curve that its kernels explain."""
+    """Return the share of each curve that its kernels explain, [layer][head]."""
     return [[round(value, 4) for value in layer] for layer in fit.explained.tolist()]

@@ -1,1 +1,1 @@
-"""Fine-tune a pretrained model with and without a position method."""
+"""The finetune experiment: fine-tune a pretrained model with and without a position method."""

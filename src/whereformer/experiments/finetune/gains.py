@@ -1,4 +1,4 @@
-"""From results to the table of the TISA paper: medians over seeds, the largest gain and what share of errors it is."""
+"""Turn fine-tuning results into the TISA paper's table: medians over seeds, gains and error reductions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class GainRow:
     """One task and metric.
 
     Args:
-        task, metric: their names; a task with several test sets names one.
-        cells: the scores in percent, one a column; None where nothing has been run.
+        task, metric: their names; for a task with several test sets, the name includes the test set.
+        cells: the scores in percent, one per column; None where nothing has been run.
         gain: the largest gain over the baseline, in points.
-        error_reduction: that gain by the baseline's distance from 100, in percent.
-        clear: whether every seed of what gains is better than every seed of the baseline; never with one seed.
+        error_reduction: that gain divided by the baseline's distance from 100, in percent.
+        clear: whether every seed with the gain is better than every seed of the baseline; never True with one seed.
     """
 
     task: str
@@ -33,7 +33,7 @@ class GainRow:
 
 @dataclass(frozen=True)
 class GainsTable:
-    """A setting: its position method, what its columns are, and the rows."""
+    """The table of one setting: its position method, the names of its columns, and its rows."""
 
     position: str
     columns: list[str]
@@ -41,21 +41,21 @@ class GainsTable:
 
 
 def gain_over(baseline: float, others: list[float]) -> tuple[float, float | None]:
-    """The largest gain, and the relative error reduction: ``100 * gain / (100 - baseline)``.
+    """Return the largest gain in points and the relative error reduction, ``100 * gain / (100 - baseline)``.
 
-    As in Table 3 of Wennberg & Henter (2021), all in percent: from 57.2 to 58.5 are 1.3 points, 3.0% of the error. Both
-    are negative where everything is worse than the baseline; there is no reduction of no error.
+    This follows Table 3 of Wennberg & Henter (2021): from 57.2 to 58.5 is a gain of 1.3 points, 3.0% of the error.
+    Both are negative if everything is worse than the baseline. The reduction is None if the baseline has no errors.
 
     Args:
-        baseline: its score.
-        others: the other scores, at least one.
+        baseline: the baseline's score in percent.
+        others: the other scores in percent, at least one.
     """
     gain = max(others) - baseline
     return gain, None if baseline == 100 else 100 * gain / (100 - baseline)
 
 
 def tables(results: FinetuneResults) -> list[GainsTable]:
-    """The table of every setting that was asked for."""
+    """Return the table of every setting that was requested."""
     shown = results.shown
     found = []
     for setting in settings_of(shown.positions, shown.kernels):
@@ -75,12 +75,12 @@ def tables(results: FinetuneResults) -> list[GainsTable]:
 
 
 def _scores(by_seed: Mapping[int, TunedModel], judged: str, metric: str, seeds: list[int]) -> list[float]:
-    """In percent, of the seeds that have been run."""
+    """Return the scores, in percent, of the seeds that have been run."""
     return [100 * by_seed[seed].scores[judged][metric] for seed in seeds if seed in by_seed]
 
 
 def _row(task: str, metric: str, scores: list[list[float]], *, has_baseline: bool) -> GainRow:
-    """From the scores of every column, the baseline's first if there is one."""
+    """Make a row from the scores of every column; the baseline's column is first if there is one."""
     cells = [Spread.of(column) if column else None for column in scores]
     baseline, others = scores[0], [column for column in scores[1:] if column]
     if not (has_baseline and baseline and others):

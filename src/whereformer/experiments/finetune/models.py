@@ -1,4 +1,4 @@
-"""Pretrained models with a position method and a fresh head."""
+"""Load pretrained models with a position method and a new head, and their tokenizers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, or that of another path.
+    """Load the model's tokenizer, or the one at ``path`` if that is given.
 
     Raises:
-        InputError: if there is none.
+        InputError: if no tokenizer can be read.
     """
     field, where = ("model", model) if path is None else ("tokenizer", path)
     try:
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except Exception as error:
-        # The libraries raise what they like for a missing or broken file.
+        # For a missing or broken file the libraries raise all kinds of errors.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})") from None
 
@@ -37,16 +37,16 @@ def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
 def load(
     model: str, variant: Variant, classes: int | None, device: torch.device | None = None
 ) -> EncoderForSequenceClassification:
-    """A pretrained model of a variant, with a head.
+    """Load a pretrained model with a variant's position method and a new head.
 
     Args:
         model: a folder or an id on the Hub.
         variant: the position method.
-        classes: how many; None for a number.
-        device: where to put it.
+        classes: number of classes; None for regression.
+        device: where to put the model; None leaves it where it was loaded.
 
     Raises:
-        InputError: if it can't be read, or the method is none.
+        InputError: if the model can't be read, or the method is unknown or does not fit it.
     """
     problem = "regression" if classes is None else "single_label_classification"
     try:
@@ -63,13 +63,13 @@ def load(
     except (ValueError, TypeError) as error:
         if variant.position is None:
             raise InputError("model", str(error)) from None
-        # What is wrong with the model is wrong without the method as well.
+        # If the model itself is at fault, loading it without the method fails too.
         own = load(model, Variant(OWN, None), classes)
         if variant.kernels is not None and "tisa" in own.config.position.split("+"):
             raise InputError(
                 "kernels",
-                "the model was pretrained with TISA, whose kernels stay as many as they are; `position` own "
-                "takes it as it is",
+                "the model was pretrained with TISA, and its number of kernels can't change; use `position` own "
+                "to fine-tune it as it is",
             ) from None
         raise about_method(error, "position") from None
     assert isinstance(found, EncoderForSequenceClassification)
@@ -77,7 +77,7 @@ def load(
 
 
 def fresh(model: str, variant: Variant, classes: int | None, seed: int) -> EncoderForSequenceClassification:
-    """A model to be trained; all variants of a seed start from the same weights, those of the new head included."""
+    """Load a model to train. With the same seed, all variants start from the same weights, new head included."""
     torch.manual_seed(seed)
     common = load(model, Variant("", "none"), classes).state_dict()
     torch.manual_seed(seed)
@@ -87,10 +87,10 @@ def fresh(model: str, variant: Variant, classes: int | None, seed: int) -> Encod
 
 
 def fingerprint_of(model: EncoderForSequenceClassification) -> str:
-    """A hash of the pretrained weights, which tells results of another model apart."""
+    """Return a hash of the pretrained weights, which tells results from different models apart."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.encoder.state_dict().items()):
-        # Position may be fresh.
+        # Position weights may be new.
         if not name.startswith("position."):
             digest.update(name.encode())
             digest.update(tensor.contiguous().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""What is fine-tuned: tasks as tokens, and models that fit them."""
+"""Prepare fine-tuning: load the tasks, tokenize them, and check that every model can read them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def load_tasks(settings: DataSettings) -> list[Data]:
-    """The rows of every task that the settings name.
+    """Load the rows of every task that the settings name.
 
     Raises:
-        InputError: for what is unknown, missing, empty or has a label outside the classes.
+        InputError: if a task is unknown, or its data is missing, empty or has a label outside the classes.
     """
     if settings.train is None:
         return glue.load_glue(listed("task", settings.task or ""), settings.data, settings.train_rows)
@@ -47,16 +47,16 @@ def load_tasks(settings: DataSettings) -> list[Data]:
 
 @dataclass(frozen=True)
 class Job:
-    """What is fine-tuned, and how.
+    """Everything that fine-tuning needs.
 
     Args:
         model: a folder or an id on the Hub.
-        tokenizer: of the model.
-        tasks: what to learn.
-        settings: the position methods.
-        seeds: of the head, the new kernels, the order of rows and dropout.
+        tokenizer: the model's tokenizer.
+        tasks: the tasks to fine-tune on.
+        settings: the position methods, each with its variants.
+        seeds: seeds of the head, the new kernels, the order of rows and dropout.
         tuning: how to train.
-        device: where.
+        device: where to train.
     """
 
     model: str
@@ -68,20 +68,20 @@ class Job:
     device: torch.device
 
     def runs(self) -> Iterator[tuple[Data, int, Variant]]:
-        """All runs; every model has one seed of a task before any has the next."""
+        """Yield all runs. Every variant runs with one seed before any runs with the next."""
         for data in self.tasks:
             for seed in self.seeds:
                 for variant in distinct(self.settings):
                     yield data, seed, variant
 
     def steps(self, encoded: Encoded) -> int:
-        """Training steps of a run."""
+        """Return the number of training steps of a run."""
         return max(1, round(self.tuning.epochs * math.ceil(len(encoded.train) / self.tuning.batch_size)))
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A task's rows as tokens."""
+    """A task's tokenized rows: the training split, and each split to judge by."""
 
     data: Data
     train: Rows
@@ -93,7 +93,7 @@ class Encoded:
         return [self.train, *self.judged.values()]
 
     def facts(self) -> TaskFacts:
-        """What there is to tell about them."""
+        """Return facts about the rows, for the results file and the report."""
         task, lengths = self.data.task, sorted(self.train.lengths)
         return TaskFacts(
             **vars(self.data.facts),
@@ -109,7 +109,7 @@ class Encoded:
 
 
 def encode(job: Job, data: Data, config: EncoderConfig) -> Encoded:
-    """A task's tokens, for a model with this configuration."""
+    """Tokenize a task for a model with this configuration."""
     train, *judged = (
         rows.encode(split, job.tokenizer, job.tuning.max_length, config, regression=data.task.classes is None)
         for split in (data.train, *data.judged.values())
@@ -119,12 +119,12 @@ def encode(job: Job, data: Data, config: EncoderConfig) -> Encoded:
 
 @dataclass(frozen=True)
 class Checked:
-    """A job whose text is encoded, and whose models have all read its longest row.
+    """A checked job: its text is tokenized, and every model has read the longest row.
 
     Args:
-        tasks: the tokens.
+        tasks: the tokenized tasks.
         weights: the fingerprint of the pretrained weights.
-        parameters: of each variant, by its name.
+        parameters: the parameter counts of each variant, by name.
     """
 
     tasks: list[Encoded]
@@ -134,10 +134,10 @@ class Checked:
 
 @torch.no_grad()
 def prepare(job: Job) -> Checked:
-    """Encode all text, and let every model read the longest row.
+    """Tokenize all text, and check that every model can read the longest row.
 
     Raises:
-        InputError: for a model, a method or a tokenizer that doesn't fit, and rows that are too long.
+        InputError: if a model, method or tokenizer does not fit, or rows are too long.
     """
     with quiet_transformers():
         tasks: list[Encoded] = []
@@ -147,7 +147,7 @@ def prepare(job: Job) -> Checked:
             if not tasks:
                 rows.check_tokenizer(job.tokenizer, model.config.vocab_size)
                 if job.tuning.packed and "-" in model.config.blocks:
-                    raise InputError("packed", "a funnel would pool over the ends of rows; leave it out")
+                    raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
                 weights = fingerprint_of(model)
                 tasks = [encode(job, data, model.config) for data in job.tasks]
             _read_the_longest_row(model, tasks)
@@ -168,7 +168,7 @@ def _read_the_longest_row(model: EncoderForSequenceClassification, tasks: Sequen
         raise InputError(
             "max_length",
             f"{sum(length > limit for length in lengths):,} rows are longer than the {limit} "
-            f"tokens that the model covers, the longest has {max(lengths)}; say `max_length` {limit} to cut "
+            f"tokens that the model covers, the longest has {max(lengths)}; set `max_length` {limit} to truncate "
             f"them ({error})",
         ) from None
 

@@ -1,4 +1,4 @@
-"""The report of ``whereformer finetune``: what position adds to a pretrained model, and what its heads learned."""
+"""The Markdown and HTML reports of ``whereformer finetune``: gains from position, and what the heads learned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPLATE = Path(__file__).with_suffix(".html.j2")
 
 
 def build_markdown(results: FinetuneResults, tables: Sequence[GainsTable]) -> str:
-    """The tables as Markdown."""
+    """Build the report as Markdown."""
     lines = [f"# {results.model}, fine-tuned", ""]
     for table in tables:
         header = ["task", "metric", *table.columns, "gain", "error reduction"]
@@ -38,24 +38,25 @@ def build_markdown(results: FinetuneResults, tables: Sequence[GainsTable]) -> st
 
 
 def explanation(results: FinetuneResults) -> str:
-    """What the numbers of a table are."""
+    """Explain the numbers in a table."""
     seeds = results.shown.seeds
     what = "Scores in percent" + (f", medians over {len(seeds)} seeds with their range" if len(seeds) > 1 else "")
     return (
-        f"{what}. Gain is the largest over the baseline, in points; error reduction is that gain by the baseline's "
-        "distance from 100. *: every seed of it is better than every seed of the baseline; other gains may be luck."
+        f"{what}. Gain is the largest gain over the baseline, in points. Error reduction is that gain divided by the "
+        "baseline's distance from 100. * means that every seed is better than every seed of the baseline; other gains "
+        "may be chance."
     )
 
 
 def _notes(results: FinetuneResults) -> list[str]:
-    """What must be known to read the scores."""
+    """Return caveats about the scores: partial data and truncated rows."""
     notes = []
     for name, facts in results.tasks.items():
         if facts.subsets:
             rows = ", ".join(f"{split} {facts.rows[split]:,} rows" for split in facts.subsets)
-            notes.append(f"{name}: only a part of the official data ({rows}); not to be compared with published scores")
+            notes.append(f"{name}: only part of the official data ({rows}); do not compare with published scores")
         if facts.cut_rows:
-            notes.append(f"{name}: {facts.cut_rows:,} rows were cut to {results.settings.max_length} tokens")
+            notes.append(f"{name}: {facts.cut_rows:,} rows were truncated to {results.settings.max_length} tokens")
     return notes
 
 
@@ -83,7 +84,7 @@ def _gain(row: GainRow) -> str:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row of the page: its task and metric, its cells, and which of them are the best."""
+    """A table row on the page: its task and metric, its cells, and which of them are best."""
 
     task: str
     metric: str
@@ -92,7 +93,7 @@ class ShownRow:
 
 
 def shown(row: GainRow) -> ShownRow:
-    """What the page says of a row."""
+    """Format a row for the page."""
     medians = [None if cell is None else cell.median for cell in row.cells]
     numbers = [median for median in medians if median is not None]
     best = max(numbers) if len(numbers) > 1 else None
@@ -106,13 +107,13 @@ def shown(row: GainRow) -> ShownRow:
 
 
 def columns(table: GainsTable) -> list[Column]:
-    """What a table's columns are called, and how they are sorted."""
+    """Return a table's column headers and sort directions."""
     scores = [*table.columns, "gain", "error reduction"]
     return [Column("task"), Column("metric"), *(Column(name, first="descending") for name in scores)]
 
 
 def verdict(found: Sequence[GainsTable]) -> str:
-    """The page in one sentence."""
+    """Summarise the page in one sentence, its headline."""
     gains = [
         (row.gain, table.position, f"{row.task} ({row.metric})", row.clear)
         for table in found
@@ -120,7 +121,7 @@ def verdict(found: Sequence[GainsTable]) -> str:
         if row.gain is not None
     ]
     if not gains:
-        return "Fine-tuned, and nothing to compare it with"
+        return "Fine-tuned, with nothing to compare it with"
     gain, position, task, _ = max(gains)
     if gain <= 0:
         return "No position method gained over its baseline"
@@ -133,7 +134,7 @@ def verdict(found: Sequence[GainsTable]) -> str:
 
 @dataclass(frozen=True)
 class HeadsDrawing:
-    """A drawing of what the heads of one run add."""
+    """A drawing of what the heads of one run add to scores."""
 
     title: str
     drawing: Markup
@@ -141,7 +142,7 @@ class HeadsDrawing:
 
 
 def drawings(results: FinetuneResults) -> list[HeadsDrawing]:
-    """The curves of the last run of every task and position method."""
+    """Draw the curves of the last run of every task and position method."""
     positions = results.shown.positions
     looks = dict(zip(positions, figures.series(len(positions)), strict=True))
     found: list[HeadsDrawing] = []
@@ -158,7 +159,7 @@ def drawings(results: FinetuneResults) -> list[HeadsDrawing]:
 
 
 def _facts(facts: TaskFacts) -> dict[str, Any]:
-    """What is known about a task's rows, as a person would write it."""
+    """Format the facts about a task's rows for people."""
     found: dict[str, Any] = {}
     for name, value in asdict(facts).items():
         if isinstance(value, dict):
@@ -170,7 +171,7 @@ def _facts(facts: TaskFacts) -> dict[str, Any]:
 
 
 def build_report(results: FinetuneResults, tables: Sequence[GainsTable]) -> str:
-    """The page; equal results give equal pages."""
+    """Build the page. Equal results give identical pages."""
     return page.render(
         TEMPLATE,
         title="What does position add to a pretrained model?",

@@ -1,4 +1,4 @@
-"""What ``results.json`` of a fine-tuning holds."""
+"""The contents of a fine-tuning's ``results.json``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .variants import OWN, Variant
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSettings(TuningSettings):
-    """All that the runs of one folder have in common.
+    """The settings that all runs in a folder share.
 
     Args:
         weights: the fingerprint of the pretrained weights.
-        device: the kind of device.
-        tokenizer: the fingerprint of its vocabulary.
+        device: the kind of device, such as "cpu".
+        tokenizer: the fingerprint of the tokenizer's vocabulary.
     """
 
     weights: str
@@ -30,14 +30,14 @@ class FinetuneSettings(TuningSettings):
 
 @dataclass(frozen=True)
 class TaskFacts(RowFacts):
-    """What is known about a task.
+    """Facts about a task and its rows.
 
     Args:
-        judged: what a table calls the splits that it is judged by.
-        metrics: by which.
-        classes: their names; None where a number is predicted.
-        tokens_of_a_row: "median" and "most".
-        cut_rows: how many lost their end.
+        judged: the splits that judge it, by the names that tables use.
+        metrics: names of its metrics.
+        classes: names of its classes; None for a regression task.
+        tokens_of_a_row: the "median" and the "most".
+        cut_rows: number of rows that were truncated.
     """
 
     judged: list[str]
@@ -52,9 +52,9 @@ class TunedModel:
     """One run: a model fine-tuned on a task with a seed.
 
     Args:
-        scores: by split and metric, at most 1.
-        seconds, cpu_seconds: of training.
-        train_loss: at some steps.
+        scores: the scores by split and metric, at most 1.
+        seconds, cpu_seconds: training time.
+        train_loss: the training loss at some of the steps.
     """
 
     scores: dict[str, dict[str, float]]
@@ -74,7 +74,7 @@ class KeptCurves:
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Parameters of a model: in all, of position, and those of position that the checkpoint does not have."""
+    """A model's number of parameters: all, those of position, and those of position that the checkpoint lacks."""
 
     all: int
     position: int
@@ -83,7 +83,7 @@ class ParameterCounts:
 
 @dataclass(frozen=True)
 class Shown:
-    """What tables are made of: the runs that were asked for last."""
+    """What tables show: the runs that were requested last."""
 
     positions: list[str]
     kernels: list[int]
@@ -92,16 +92,16 @@ class Shown:
 
 @dataclass(frozen=True)
 class FinetuneResults(Results):
-    """A fine-tuning as far as it has come.
+    """The results of fine-tuning, finished or so far.
 
     Args:
-        settings: what its runs have in common.
-        tasks: by name.
-        runs: by task, variant and seed.
-        curves: of the last run of each task and position method.
+        settings: the settings that all runs share.
+        tasks: facts about each task, by name.
+        runs: the finished runs, by task, variant and seed.
+        curves: the curves of the last run of each task and position method.
         model: a folder or an id on the Hub.
-        parameters: of each variant.
-        shown: what its tables are made of.
+        parameters: the parameter counts of each variant.
+        shown: what the tables show.
     """
 
     FORMAT = "finetune 1"
@@ -115,13 +115,13 @@ class FinetuneResults(Results):
     shown: Shown
 
     def run(self, task: str, variant: Variant, seed: int) -> TunedModel | None:
-        """The finished run, if there is one."""
+        """Return the finished run of a task, variant and seed, or None."""
         return self.runs.get(task, {}).get(variant.name, {}).get(seed)
 
     def with_run(
         self, task: str, variant: Variant, seed: int, run: TunedModel, curves: list[list[list[float]]] | None
     ) -> FinetuneResults:
-        """These results and a finished run; its curves take the place of those of the last run with its method."""
+        """Return these results with a finished run added. Its curves replace those of the method's previous run."""
         by_variant = self.runs.get(task, {})
         runs = {**self.runs, task: {**by_variant, variant.name: {**by_variant.get(variant.name, {}), seed: run}}}
         if curves is None:
@@ -131,11 +131,11 @@ class FinetuneResults(Results):
 
 
 def earlier_results(out: Path, settings: FinetuneSettings, tasks: dict[str, TaskFacts]) -> FinetuneResults | None:
-    """What an earlier run left in a folder.
+    """Return the results that an earlier run left in a folder, or None.
 
     Raises:
-        InputError: if the folder holds results of other settings, of other rows or classes of a task, or something
-            else.
+        InputError: if the folder holds results for other settings, or for other rows or classes of a task, or its
+            ``results.json`` is something else.
     """
     found = FinetuneResults.load_if_there(out / "results.json")
     if found is None:
@@ -144,11 +144,11 @@ def earlier_results(out: Path, settings: FinetuneSettings, tasks: dict[str, Task
     for name, new in tasks.items():
         old = found.tasks.get(name, new)
         if old.fingerprint != new.fingerprint:
-            raise InputError("out", f"{out} holds results of other rows of {name}; choose another folder")
+            raise InputError("out", f"{out} holds results for other rows of {name}; choose another folder")
         for fact in ("classes", "metrics"):
             before, now = getattr(old, fact), getattr(new, fact)
             if before != now:
                 raise InputError(
-                    "out", f"{out} holds results of {name} with {fact} {before}, not {now}; choose another folder"
+                    "out", f"{out} holds results for {name} with {fact} {before}, not {now}; choose another folder"
                 )
     return found

@@ -1,4 +1,4 @@
-"""Fine-tuning: one pretrained model with several position methods on labelled text, seed by seed, and what it gains."""
+"""Run fine-tuning: one pretrained model with several position methods and seeds on each task."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from .variants import BASELINE
 
 
 def begin(job: Job, checked: Checked, out: Path) -> FinetuneResults:
-    """The results before any run that is missing: those of earlier runs in ``out``, with what is known now.
+    """Return the results before any missing run: those of earlier runs in ``out``, updated for this job.
 
     Raises:
-        InputError: if ``out`` holds results of other settings, of other rows or classes of a task, or something else.
+        InputError: if ``out`` holds results for other settings or for other rows or classes of a task, or its
+            ``results.json`` is something else.
     """
     vocabulary = sorted(job.tokenizer.get_vocab().items())
     settings = FinetuneSettings(
@@ -52,7 +53,7 @@ def begin(job: Job, checked: Checked, out: Path) -> FinetuneResults:
 
 
 def finetune(job: Job, checked: Checked, results: FinetuneResults, out: Path, progress: Progress) -> FinetuneResults:
-    """Every run that ``results`` lacks; ``out/results.json`` is written after each.
+    """Do every run that ``results`` lacks, and write ``out/results.json`` after each.
 
     Raises:
         InputError: if a loss stops being a number.
@@ -67,7 +68,7 @@ def finetune(job: Job, checked: Checked, results: FinetuneResults, out: Path, pr
     ]
     progress.start(sum(job.steps(encoded) for encoded, _, _ in missing))
     if len(missing) < len(every):
-        progress.line(f"{len(every) - len(missing)} of {len(every)} runs are there already")
+        progress.line(f"{len(every) - len(missing)} of {len(every)} runs are already done")
     results.save(path)
     for number, (encoded, seed, variant) in enumerate(missing, 1):
         name = encoded.data.task.name

@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning: its tasks and its training. Importing them is fast, for the sake of --help."""
+"""The settings of a fine-tuning: tasks and training. Importing them is fast, so that --help is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..settings import check_range, listed
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What to fine-tune on: GLUE's tasks by name, or a table of your own."""
+    """What to fine-tune on: GLUE tasks by name, or a table of your own."""
 
     task: str | None = None
     """GLUE tasks, separated by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or "all"."""
@@ -40,10 +40,10 @@ class DataSettings:
     """Number of rows of each task to train on, drawn once for all runs. Default: all of them."""
 
     def checked(self) -> DataSettings:
-        """As it is, if it makes sense.
+        """Check the settings and return them.
 
         Raises:
-            InputError: naming the field.
+            InputError: if a field is out of range or does not fit the others; it names the field.
         """
         check_range(self, train_rows=(1, float("inf")))
         own = {"validation": self.validation, "text": self.text, "label": self.label}
@@ -56,7 +56,7 @@ class DataSettings:
             return self
         for name in ("task", "data"):
             if getattr(self, name) is not None:
-                raise InputError(name, "GLUE's tasks and a task of your own (`train`) go into runs of their own")
+                raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
         for name, value in own.items():
             if value is None:
                 raise InputError(name, "a task of your own (`train`) needs it")
@@ -70,7 +70,7 @@ class TuningSettings:
     """How every run is trained."""
 
     epochs: float = 3.0
-    """How often each row is read."""
+    """How many times each row is read."""
 
     batch_size: int = 32
     """Rows in a training step."""
@@ -79,11 +79,11 @@ class TuningSettings:
     """Peak of the learning rate. It rises in the first tenth of the steps and falls to zero in the rest."""
 
     kernel_learning_rate: float | None = None
-    """Peak of the learning rate of TISA's kernels, which are new while the rest is pretrained. Default: the same."""
+    """Peak of the learning rate of TISA's kernels, which are new, while the rest is pretrained. Default: the same."""
 
     max_length: int | None = None
-    """Number of tokens to cut longer rows to. Default: rows are not cut, and one that is too long for the model is an
-    error."""
+    """Number of tokens to truncate longer rows to. Default: no row is truncated, and a row that is too long for the
+    model is an error."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
@@ -93,10 +93,10 @@ class TuningSettings:
     """Join the rows of a batch into one without padding. The scores are the same up to rounding and dropout."""
 
     def checked(self) -> TuningSettings:
-        """As it is, if it makes sense.
+        """Check the settings and return them.
 
         Raises:
-            InputError: naming the field.
+            InputError: if a field is out of range; it names the field.
         """
         most = float("inf")
         check_range(self, batch_size=(1, most), max_length=(4, most))

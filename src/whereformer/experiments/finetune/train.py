@@ -1,4 +1,4 @@
-"""One run: a model fine-tuned on a task, scored, and its curves read off."""
+"""One run of fine-tuning: train a model on a task, score it, and record what its heads learned."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from .settings import TuningSettings
 from .variants import Variant
 
 REACH = 32
-"""Offsets to each side at which the learned curves are kept."""
+"""Learned curves are kept at this number of offsets on each side."""
 POINTS = 50
-"""Of the training loss that are kept, about."""
+"""About this number of points of the training loss is kept."""
 
 
 class Finetuner(Trainer):
     """Hugging Face's Trainer with our batches and optimizer.
 
     Args:
-        batches: which rows each step reads.
-        collate: makes a batch of them.
+        batches: the indices of the rows that each step reads.
+        collate: makes a batch of these rows.
     """
 
     def __init__(self, *, batches: list[list[int]], collate: Any, **options: Any) -> None:
@@ -56,12 +56,12 @@ class Finetuner(Trainer):
 
 
 class LossWatch(TrainerCallback):
-    """Shows progress, keeps the loss and stops where it is no number.
+    """The callback that shows progress, records the loss, and raises an error if it is not a number.
 
     Args:
-        steps: of the run.
-        progress: shows it.
-        rate: the learning rate, for advice.
+        steps: training steps of the run.
+        progress: shows the progress.
+        rate: the learning rate, for the advice in the error message.
     """
 
     def __init__(self, steps: int, progress: Progress, rate: float) -> None:
@@ -120,7 +120,7 @@ def train(
 def predict(
     model: EncoderForSequenceClassification, split: Rows, tuning: TuningSettings
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Logits (rows, classes) in the order of the rows, whatever the batches."""
+    """Return the logits, (rows, classes), in the order of the rows."""
     model.eval()
     collate = split.packed if tuning.packed else split.padded
     order = batches.by_length(split.lengths, tuning.batch_size)
@@ -138,10 +138,13 @@ def predict(
 def finetune_one(
     job: Job, encoded: Encoded, variant: Variant, seed: int, out: Path, progress: Progress
 ) -> tuple[TunedModel, list[list[list[float]]] | None]:
-    """One run: fine-tune, score, and read off what the heads add.
+    """Do one run: fine-tune, score, and read the curves that the heads add to scores.
 
     Returns:
-        The scores, and the curves.
+        The run's results, and the curves, [layer][head][offset], or None.
+
+    Raises:
+        InputError: if a loss or prediction is not a number.
     """
     task = encoded.data.task
     classes = None if task.classes is None else len(task.classes)
@@ -153,6 +156,6 @@ def finetune_one(
     for name, split in encoded.judged.items():
         logits = predict(model, split, job.tuning)
         if not np.isfinite(logits).all():
-            raise InputError("learning_rate", f"{variant.name} predicts what is not a number; try a lower one")
+            raise InputError("learning_rate", f"{variant.name} predicts values that are not numbers; try a lower one")
         scores[name] = metrics.score(task.metrics, split.labels, logits)
     return TunedModel(scores, round(seconds, 2), round(cpu_seconds, 2), losses), head_curves(model.encoder, REACH)

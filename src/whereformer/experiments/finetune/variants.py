@@ -1,4 +1,4 @@
-"""Which models an experiment compares: a setting is a position method, its variants are how many kernels TISA has."""
+"""The models that fine-tuning compares: a setting is a position method; its variants differ in TISA's kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import InputError
 
 OWN = "own"
-"""The setting of a model as it was pretrained."""
+"""The setting that keeps the model's own positions, as it was pretrained."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Variant:
     """One model of a setting.
 
     Args:
-        label: what a table calls it.
-        position: as ``load_pretrained`` takes it; None keeps the checkpoint's own.
-        kernels: TISA's, where it has any.
+        label: its name in tables.
+        position: the method, as ``load_pretrained`` takes it; None keeps the checkpoint's own.
+        kernels: TISA's number of kernels, if it has any.
     """
 
     label: str
@@ -28,19 +28,19 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Unique: variants of two settings that are the same model have the same name."""
+        """The model's unique name. Variants of two settings share it if they are the same model."""
         name = OWN if self.position is None else self.position
         return name if self.kernels is None else f"{name}, S={self.kernels}"
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the method, for ``load_pretrained``."""
+        """Options for ``load_pretrained`` besides the method."""
         return {} if self.kernels is None else {"num_kernels": self.kernels}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A position method, the baseline first where there is one."""
+    """A position method with its variants, the baseline first if there is one."""
 
     position: str
     variants: tuple[Variant, ...]
@@ -50,16 +50,16 @@ BASELINE = "baseline"
 
 
 def settings_of(positions: Sequence[str], kernels: Sequence[int]) -> list[Setting]:
-    """What to compare.
+    """Return the settings to compare.
 
     Args:
-        positions: methods. With TISA there is a variant for each number of kernels, 0 of which is the baseline: the
-            same without TISA. Any other method is compared with learned positions where it is added to them
-            ("learned+t5"), else with none, if 0 is among ``kernels``. "own" is the checkpoint as it is.
-        kernels: numbers of kernels.
+        positions: the methods. With TISA there is a variant for each number of kernels; 0 kernels is the baseline,
+            the same method without TISA. Other methods have a baseline only if 0 is among ``kernels``: learned
+            positions for a method that is added to them ("learned+t5"), else none. "own" is the checkpoint as it is.
+        kernels: the numbers of kernels.
 
     Raises:
-        InputError: for TISA where it is 0 kernels only.
+        InputError: if a method has TISA and ``kernels`` has no number above 0.
     """
     found = []
     for position in positions:
@@ -79,5 +79,5 @@ def settings_of(positions: Sequence[str], kernels: Sequence[int]) -> list[Settin
 
 
 def distinct(settings: Sequence[Setting]) -> list[Variant]:
-    """Every model once."""
+    """Return every different model once."""
     return list({variant.name: variant for setting in settings for variant in setting.variants}.values())

@@ -1,1 +1,1 @@
-"""Pretrain an encoder by masked language modelling or ELECTRA."""
+"""The pretrain experiment: pretrain an encoder by masked language modelling or ELECTRA."""

@@ -1,4 +1,4 @@
-"""A pretraining before it begins: what it needs, how long it takes and what it costs."""
+"""Plan a pretraining: its windows, its length and what a batch costs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from .settings import ModelSettings, TrainingSettings
 from .text import PretrainingText
 
 HELD_OUT_WINDOWS = 1024
-"""Held-out windows that are scored, at most; more would only take time."""
+"""The most held-out windows that are scored; more would only take time."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that a run needs, checked.
+    """Everything that a pretraining needs, checked when it is created.
 
     Args:
-        model, training: the settings, resolved.
-        text: what to train on.
+        model, training: the settings, with defaults filled in.
+        text: the prepared text.
         config: the model's configuration.
-        device: where.
-        every: steps between checkpoints, each with a held-out score.
-        keep: the newest of them that are kept.
+        device: where to train.
+        every: steps between checkpoints; each checkpoint comes with a held-out score.
+        keep: number of newest checkpoints that are kept.
+
     Raises:
         InputError: if the text or a window is too short.
     """
@@ -65,21 +66,21 @@ class Job:
 
     @property
     def body(self) -> int:
-        """Tokens of text in a window."""
+        """Number of text tokens in a window."""
         return body_length(self.training.length, end_padding(self.config))
 
     @property
     def rows_per_step(self) -> int:
-        """Windows of a step."""
+        """Number of windows in a step."""
         return self.training.batch_size * self.training.accumulate
 
     @property
     def rows_per_pass(self) -> int:
-        """Windows in the training text."""
+        """Number of windows in the training text."""
         return len(self.text.training) // self.body
 
     def plan(self) -> PretrainPlan:
-        """What is known before training."""
+        """Return the facts that are known before training."""
         return PretrainPlan(
             **count_parameters(self.config, self.model.objective),
             block_lengths=list(self.config.block_lengths(self.training.length)),
@@ -89,7 +90,7 @@ class Job:
         )
 
     def training_windows(self) -> Windows:
-        """The rows of all steps."""
+        """Return the windows of all steps."""
         return self._windows(
             self.text.training,
             rate=self.training.mask_rate,
@@ -118,7 +119,7 @@ class Job:
 
 
 def batch_costs(job: Job) -> dict[str, Cost]:
-    """What a batch costs each model that is trained, by its name; memory as in float32, autocast needs less."""
+    """Return the cost of a batch for each trained model, by name. Memory is for float32; autocast needs less."""
     training = job.training
     targets = max(1, round(training.mask_rate * training.length))
 
@@ -137,6 +138,9 @@ def batch_costs(job: Job) -> dict[str, Cost]:
 def settings_of(
     model: ModelSettings, training: TrainingSettings, documents: Sequence[str], tokenizer: str, device: torch.device
 ) -> dict[str, Any]:
-    """All that decides a result; a folder holds one of these only. ``tokenizer``: its hash, or how it is trained."""
+    """Return everything that decides a result. All runs in a folder share it.
+
+    ``tokenizer`` is the tokenizer's hash, or describes how it is trained.
+    """
     text = corpus.fingerprint(documents)
     return {**asdict(model), **asdict(training), "tokenizer": tokenizer, "text": text, "device": device.type}

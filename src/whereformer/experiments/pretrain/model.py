@@ -1,4 +1,4 @@
-"""The model that is pretrained."""
+"""Build the configuration and the model for pretraining, and count its parameters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .settings import ModelSettings, parsed_options
 
 
 def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | None = None) -> EncoderConfig:
-    """The encoder's configuration; without a vocabulary, to check all else.
+    """Return the encoder's configuration. Without a vocabulary it only serves to check everything else.
 
     Raises:
-        InputError: for a combination that fits no model.
+        InputError: if the settings do not fit together.
     """
     vocabulary = vocabulary or trained_vocabulary(64)
     options = parsed_options(model.position_options)
@@ -39,10 +39,10 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
             norm=model.norm,
             hidden_dropout_prob=model.dropout,
             attention_probs_dropout_prob=model.dropout,
-            # A window is one stretch of text; only [SEP] says where a sentence ends.
+            # A window is one stretch of text. Only [SEP] marks where a document ends.
             type_vocab_size=0,
             layer_norm_eps=1e-6,
-            # BERT's 0.02 is made for a width of 768; narrow layers that start as wide start learning sooner.
+            # BERT's 0.02 suits a width of 768. Narrow layers learn sooner with a larger range.
             initializer_range=0.02 * math.sqrt(768 / model.hidden_size),
             pad_token_id=vocabulary.pad,
             sparse_prediction=True,
@@ -51,13 +51,13 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
         check_position_options(model.position, options)
     except ValueError as error:
         raise as_setting(error, kind.__dataclass_fields__) from None
-    # Built here, so that it fails before the text is read and encoded, which may take long.
+    # The model is built here, so that errors appear before the text is read and encoded, which may take long.
     count_parameters(config, model.objective)
     return config
 
 
 def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
-    """A fresh model of an objective.
+    """Build an untrained model for an objective.
 
     Raises:
         InputError: if the model can't be built from these options; the message names one.
@@ -69,7 +69,7 @@ def build_model(config: EncoderConfig, objective: str) -> PreTrainedModel:
 
 
 def count_parameters(config: EncoderConfig, objective: str) -> dict[str, int]:
-    """Parameters of the model that is trained, in all and of its parts, without memory for them."""
+    """Count the trained model's parameters, in all and of its parts, without allocating them."""
     with torch.device("meta"):
         model = build_model(config, objective)
     counts = parameters(model)

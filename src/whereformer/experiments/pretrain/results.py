@@ -1,4 +1,4 @@
-"""What ``results.json`` of a pretraining holds."""
+"""The contents of a pretraining's ``results.json``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ...training.text import TextFacts
 
 @dataclass(frozen=True)
 class PretrainPlan(TrainingPlan):
-    """What is known before training.
+    """Facts that are known before training.
 
     Args:
-        block_lengths: tokens of a window in each block.
+        block_lengths: length of the sequence in each block, in pooled tokens.
     """
 
     block_lengths: list[int]
@@ -21,6 +21,6 @@ class PretrainPlan(TrainingPlan):
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainResults(TrainingResults, PretrainPlan):
-    """A pretraining as far as it has come."""
+    """The results of a pretraining, finished or so far."""
 
     text: TextFacts

@@ -1,4 +1,4 @@
-"""Pretraining: windows of the user's text, masked LM or ELECTRA, on transformers' Trainer."""
+"""Pretrain a masked LM or ELECTRA on windows of text, with transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .results import PretrainResults
 
 
 def judge_masked_lm(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, int]]:
-    """Loss in nats and accuracy of the masked tokens; the model predicts sparsely."""
+    """Score a batch: loss in nats and accuracy over the masked tokens, the only ones that the model predicts."""
     wanted = batch["labels"][batch["labels"] != IGNORED]
     logits = model(**batch).logits.float()
     loss = functional.cross_entropy(logits, wanted, reduction="sum")
@@ -33,7 +33,7 @@ def judge_masked_lm(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tup
 
 
 def judge_electra(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, int]]:
-    """The means that :class:`ElectraOutput` holds, but for the joint loss, by what each of them is a mean over."""
+    """Score a batch: every mean in :class:`ElectraOutput` but the joint loss, with the number of tokens it covers."""
     out, labels = model(**batch), batch["labels"]
     targets = labels != IGNORED
     real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else labels.numel()
@@ -47,7 +47,7 @@ def judge_electra(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple
 
 
 class Pretrainer(JudgedTrainer):
-    """Masked LM's or ELECTRA's; ``weight`` is that of the discriminator's loss, None for masked LM."""
+    """The trainer of masked LM and ELECTRA. ``weight`` weights the discriminator's loss; None for masked LM."""
 
     def __init__(self, *, weight: float | None, **options: Any) -> None:
         self.weight = weight
@@ -56,7 +56,7 @@ class Pretrainer(JudgedTrainer):
     def means(self, found: dict[str, float]) -> dict[str, float]:
         if self.weight is None:
             return found
-        # The joint loss is no mean of its own: its two parts are means over different tokens.
+        # The joint loss is not itself a mean: its two parts are means over different tokens.
         return {"loss": found["generator_loss"] + self.weight * found["discriminator_loss"], **found}
 
 
@@ -66,7 +66,7 @@ def pretrain(job: Job, folder: Folder[PretrainResults], progress: Progress) -> P
 
     Raises:
         InputError: if the loss stops being a number.
-        KeyboardInterrupt: if it was interrupted; a checkpoint is there then.
+        KeyboardInterrupt: if the training was interrupted; a checkpoint has been saved.
     """
     training, objective = job.training, job.model.objective
     torch.manual_seed(training.seed)
@@ -109,9 +109,9 @@ def pretrain(job: Job, folder: Folder[PretrainResults], progress: Progress) -> P
 
     state = train(make, watch, folder, progress)
     trained = model if objective == "mlm" else model.discriminator
-    # For use, logits are wanted at every token.
+    # The saved model gives logits at every token.
     trained.config.sparse_prediction = False
-    vars(trained.config).pop("use_cache", None)  # the Trainer's, for decoders
+    vars(trained.config).pop("use_cache", None)  # the Trainer sets it, for decoders
     save_model(trained, job.text.tokenizer, folder.model)
     results = watch.results(state, finished=True)
     results.save(folder.path)

@@ -1,4 +1,4 @@
-"""Settings of a pretraining: the model and its training. Importing them is fast, for the sake of --help."""
+"""The settings of a pretraining: model and training. Importing them is fast, so that --help is."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ..settings import check_range
 
 
 def parsed_options(text: str | None, field: str = "position_options") -> dict[str, Any]:
-    """A position method's options, a JSON object.
+    """Parse a position method's options, a JSON object.
 
     Raises:
-        InputError: naming the field, if it is none.
+        InputError: if the text is not a JSON object; it names the field.
     """
     try:
         options = json.loads(text or "{}")
     except ValueError:
         options = None
     if not isinstance(options, dict):
-        raise InputError(field, f"expected a JSON object as '{{\"num_kernels\": 3}}', got {text!r}")
+        raise InputError(field, f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {text!r}")
     return options
 
 
 def canonical_options(text: str | None) -> str | None:
-    """Options written in one way, because later runs in a folder must have the same."""
+    """Return the options in one canonical form, so that they can be compared with a folder's settings."""
     return None if text is None else json.dumps(parsed_options(text), sort_keys=True)
 
 
@@ -36,27 +36,27 @@ class ModelSettings:
     """The encoder and its objective."""
 
     objective: Literal["mlm", "electra"] = "mlm"
-    """mlm: predict the masked tokens. electra: a small generator predicts them, and the encoder learns to tell for
-    every token whether it was replaced."""
+    """mlm: predict the masked tokens. electra: a small generator predicts them, and the encoder learns to tell which
+    tokens were replaced."""
 
     blocks: str = "4"
-    """Layers: "4" are four (BERT), "1x4" is one layer used four times (ALBERT), "4-4-4" three blocks with a sequence
-    half as long in each (Funnel-Transformer)."""
+    """Layers: "4" is four layers (BERT), "1x4" is one layer used four times (ALBERT), and "4-4-4" is three blocks, each
+    of which halves the sequence of the one before (Funnel-Transformer)."""
 
     decoder_layers: str | None = None
-    """Full-length layers after several blocks, as "2" or "1x2". Default: 2, and 0 for one block."""
+    """Full-length layers after several blocks, such as "2" or "1x2". Default: 2, or 0 for a single block."""
 
     position: str = "tisa"
     """Position method, or several joined by "+"; `whereformer positions` lists them."""
 
     position_options: str | None = None
-    """The method's options as a JSON object, as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
+    """The method's options as a JSON object, such as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
 
     hidden_size: int = 128
     """Width of the encoder."""
 
     embedding_size: int | None = None
-    """Width of the token embeddings; narrower ones are projected up (ALBERT). Default: the encoder's."""
+    """Width of the token embeddings. Narrower embeddings are projected up (ALBERT). Default: the encoder's width."""
 
     num_heads: int = 4
     """Number of attention heads. It must divide the width."""
@@ -65,20 +65,20 @@ class ModelSettings:
     """Where a layer normalises: at its input (pre, which is easier to train) or after the sum (post, as in BERT)."""
 
     dropout: float = 0.0
-    """Dropout on hidden states and attention weights. Small models that read a text a few times do best without
-    it; large ones take 0.1."""
+    """Dropout on hidden states and attention weights. Small models that read a text a few times do best without it; for
+    large models, use 0.1."""
 
     generator_size: float | None = None
     """electra: width of the generator, as a share of the encoder's. Default: 0.25."""
 
     discriminator_weight: float | None = None
-    """electra: weight of the encoder's loss, where that of the generator is 1. Default: 50."""
+    """electra: weight of the encoder's loss; the generator's loss has weight 1. Default: 50."""
 
     def resolved(self) -> ModelSettings:
-        """Checked as far as that needs no model, with defaults in place of None.
+        """Check what can be checked without a model, and return the settings with defaults in place of None.
 
         Raises:
-            InputError: naming the field.
+            InputError: if a field is invalid; it names the field.
         """
         most = float("inf")
         check_range(self, hidden_size=(1, most), embedding_size=(1, most), num_heads=(1, most), dropout=(0, 0.9))
@@ -94,7 +94,7 @@ class ModelSettings:
                 "and pretraining predicts at every token",
             )
         if self.objective == "electra":
-            # Wider than the discriminator would be a generator that leaves nothing to learn.
+            # A generator wider than the discriminator would leave it nothing to learn.
             check_range(self, generator_size=(0.01, 1), discriminator_weight=(0, 1e6))
             size = 0.25 if self.generator_size is None else self.generator_size
             weight = 50.0 if self.discriminator_weight is None else self.discriminator_weight
@@ -113,7 +113,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How it is trained."""
+    """How the model is trained."""
 
     length: int = 128
     """Tokens in a window, including [CLS] and [SEP]."""
@@ -122,7 +122,7 @@ class TrainingSettings:
     """Number of training steps."""
 
     batch_size: int = 16
-    """Windows that go through the model at a time."""
+    """Number of windows that go through the model at a time."""
 
     accumulate: int = 1
     """Number of batches in a step. With more than one, a step can have more windows than fit into memory at a time."""
@@ -131,14 +131,14 @@ class TrainingSettings:
     """Peak of the learning rate. Large models need a lower one (BERT: 1e-4)."""
 
     warmup: int | None = None
-    """Number of steps in which the learning rate rises; in the rest it falls to zero. Default: a tenth of the steps."""
+    """Number of steps in which the learning rate rises; after that it falls to zero. Default: a tenth of the steps."""
 
     mask_rate: float = 0.15
     """Share of tokens that are masked in training. In held-out text it is always 15%."""
 
     hide_masked: bool = False
-    """Let no token attend to a [MASK], as Funnel-Transformer's authors do. Off by default, as in BERT: then windows
-    need no attention mask, which is faster, and the model may use where words are missing. Only for mlm."""
+    """Let no token attend to a [MASK], as Funnel-Transformer's authors do. Off by default, as in BERT: windows then
+    need no attention mask, which is faster, and the model can use where words are missing. Only for mlm."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the arithmetic. bfloat16 is mixed precision, for GPUs and CPUs that are fast at it; the weights stay
@@ -148,10 +148,10 @@ class TrainingSettings:
     """Seed of the weights, the windows and the masks."""
 
     def resolved(self, objective: str) -> TrainingSettings:
-        """Checked, with defaults in place of None.
+        """Check the settings and return them, with defaults in place of None.
 
         Raises:
-            InputError: naming the field.
+            InputError: if a field is invalid; it names the field.
         """
         most = float("inf")
         check_range(self, length=(8, most), steps=(1, most), batch_size=(1, most), accumulate=(1, most))

@@ -1,4 +1,4 @@
-"""The text of a pretraining: its tokenizer and its tokens."""
+"""Prepare the text of a pretraining: split it, train or load a tokenizer, and encode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PretrainingText:
-    """The prepared text: a tokenizer and the two streams of its ids."""
+    """The encoded text: its training and held-out streams, (tokens,) ids each, with tokenizer and facts."""
 
     training: Tensor
     held_out: Tensor
@@ -29,16 +29,16 @@ class PretrainingText:
 
 
 def prepare_text(documents: Sequence[str], source: str, tokenizer: Path | None, vocab_size: int) -> PretrainingText:
-    """Split and encode, with a tokenizer trained on the training part if none is given.
+    """Split and encode the text. If no tokenizer is given, train one on the training part.
 
     Args:
         documents: the text.
-        source: where it came from, for people.
-        tokenizer: the path of one, as :func:`~.windows.load_tokenizer` takes it.
-        vocab_size: of the one that is trained.
+        source: where it comes from, for people to read.
+        tokenizer: the path of a tokenizer, as :func:`whereformer.data.tokenizers.load_tokenizer` takes it, or None.
+        vocab_size: vocabulary size of the tokenizer that is trained.
 
     Raises:
-        InputError: for too little text, or a tokenizer that does not fit.
+        InputError: if there is too little text, or the tokenizer is not suitable.
     """
     training, held_out = corpus.split_documents(documents)
     chosen = fit_tokenizer(training, vocab_size) if tokenizer is None else load_tokenizer(tokenizer)
@@ -49,10 +49,10 @@ def prepare_text(documents: Sequence[str], source: str, tokenizer: Path | None, 
 
 
 def tokenizer_setting(path: Path | None, vocab_size: int) -> str:
-    """What a run's settings say about the tokenizer.
+    """Return the entry for the tokenizer in a run's settings.
 
     Raises:
-        InputError: if there is none at ``path``.
+        InputError: if there is no tokenizer at ``path``.
     """
     if path is None:
         return f"trained, {vocab_size} tokens"

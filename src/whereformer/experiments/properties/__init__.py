@@ -1,1 +1,1 @@
-"""Measure what each position method can do."""
+"""The properties experiment: measure what each position method can do."""

@@ -1,4 +1,4 @@
-"""A finished comparison, whose trained models are looked at."""
+"""Load a finished comparison with its trained models and its held-out text."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..compare.settings import Sizes
 
 @dataclass(frozen=True)
 class Comparison:
-    """A finished comparison: where it is, its results, and the text that its models were judged on.
+    """A finished comparison: its folder, its results, and the text that its models were judged on.
 
     Args:
-        folder: holds ``models/``.
-        results: of ``whereformer compare``.
-        held_out: masked tokens of text that the models were not trained on.
+        folder: the folder that holds ``models/``.
+        results: the results of ``whereformer compare``.
+        held_out: masked text that the models were not trained on.
     """
 
     folder: Path
@@ -35,25 +35,25 @@ class Comparison:
 
     @property
     def positions(self) -> list[str]:
-        """The methods that can be judged: all but the baseline."""
+        """The methods that can be judged, which are all but the baseline."""
         return [name for name in self.results.runs if name != BASELINE]
 
     def seed(self, position: str) -> int:
-        """The seed whose model is looked at: the first."""
+        """Return the seed whose model is measured, which is the first."""
         return min(self.results.runs[position])
 
     def model(self, position: str) -> EncoderForMaskedLM:
-        """The trained model of a method.
+        """Load the trained model of a method.
 
         Raises:
-            InputError: if the comparison did not keep it.
+            InputError: if the comparison did not save it.
         """
         folder = model_folder(self.folder, position, self.seed(position))
         if not (folder / "config.json").is_file():
             raise InputError(
                 "results",
                 f"{self.folder} has no trained model of {position!r} ({folder} is missing); "
-                "run whereformer compare again, which keeps them",
+                "run whereformer compare again to save it",
             )
         with quiet_transformers():
             model: EncoderForMaskedLM = EncoderForMaskedLM.from_pretrained(folder)
@@ -61,19 +61,20 @@ class Comparison:
 
 
 def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comparison, list[str]]:
-    """A folder that ``whereformer compare`` wrote, and which of its methods are to be judged.
+    """Load a folder that ``whereformer compare`` wrote, and choose the methods to judge.
 
     Args:
-        folder: what the command's ``--out`` was.
-        positions: the methods; all but the baseline if None.
+        folder: the command's ``--out`` folder.
+        positions: the methods; None for all but the baseline.
+
     Raises:
-        InputError: if it is something else, of a funnel, lacks a method, or its text is not what it was.
+        InputError: if the folder is something else, holds a funnel or lacks a method, or its text has changed.
     """
     path = folder / "results.json"
     try:
         results = CompareResults.load(path)
     except InputError:
-        raise InputError("results", f"{path} is not there, or no result of whereformer compare") from None
+        raise InputError("results", f"{path} is missing, or not a result of whereformer compare") from None
     check_one_block(results.settings, "results")
     comparison = Comparison(folder, results, _held_out(folder, results))
     names = comparison.positions if positions is None else list(positions)
@@ -88,23 +89,23 @@ def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comp
 
 
 def check_one_block(sizes: Sizes, field: str) -> None:
-    """Raise if the encoder pools.
+    """Check that the encoder does not pool.
 
     Raises:
-        InputError: naming the field.
+        InputError: if it does; it names ``field``.
     """
     if "-" in sizes.blocks:
         raise InputError(field, f"expected encoders of one block, got blocks {sizes.blocks!r}")
 
 
 def _held_out(folder: Path, results: CompareResults) -> HeldOut:
-    """The held-out text of a comparison, read again."""
+    """Read the held-out text of a comparison again."""
     try:
         documents = corpus.documents_of(results.text.data, results.text.column)
     except InputError as error:
         raise InputError("results", f"the text of {folder} can't be read again ({error.reason})") from None
     if corpus.fingerprint(documents) != results.settings.text:
-        raise InputError("results", f"the text of {folder} is not what it was; run whereformer compare again")
+        raise InputError("results", f"the text of {folder} has changed; run whereformer compare again")
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the tokenizers library raises nothing narrower

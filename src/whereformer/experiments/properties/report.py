@@ -1,4 +1,4 @@
-"""The report of ``whereformer properties``: what each position method can do, with the number under each tick."""
+"""The reports of ``whereformer properties``: a table of what each method can do, with a number for each tick."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TEMPLATE = Path(__file__).with_suffix(".html.j2")
 MARKS = {"yes": "\N{CHECK MARK}", "no": "\N{BALLOT X}", "open": "?"}
 
 STAR = "\\*"
-"""As Markdown shows it."""
+"""A star, escaped for Markdown."""
 
-TIME = "Time of one attention layer, relative to the same without positions"
+TIME = "Time of one attention layer, relative to the same layer without positions"
 
 
 def build_markdown(results: PropertiesResults, rows: Sequence[MethodTicks]) -> str:
-    """The table as Markdown, with what its numbers mean and where it is not the paper's."""
+    """Build the table as Markdown, with the meaning of its numbers and where it differs from the paper."""
     lines = [f"# {verdict(rows)}", "", *markdown_table(rows), ""]
     lines += [f"- {title(name)}: {meaning}" for name, meaning in MEANINGS.items()]
     for heading, sentences in _notes(rows):
@@ -35,7 +35,7 @@ def build_markdown(results: PropertiesResults, rows: Sequence[MethodTicks]) -> s
 
 
 def markdown_table(rows: Sequence[MethodTicks]) -> list[str]:
-    """The table's lines: a tick and its number in every cell, a star where the paper says otherwise."""
+    """Return the table's lines. Each cell has a tick and its number, with a star where the paper says otherwise."""
     names = [title(name) for name in MEANINGS]
     lines = [f"| | {' | '.join(names)} |", f"|---{'|---' * len(names)}|"]
     for row in rows:
@@ -45,7 +45,7 @@ def markdown_table(rows: Sequence[MethodTicks]) -> list[str]:
 
 
 def verdict(rows: Sequence[MethodTicks]) -> str:
-    """The page in one sentence."""
+    """Summarise the page in one sentence, its headline."""
     most = max(row.count for row in rows)
     best = page.listed([row.position for row in rows if row.count == most])
     total = len(MEANINGS)
@@ -55,16 +55,16 @@ def verdict(rows: Sequence[MethodTicks]) -> str:
 
 
 def _notes(rows: Sequence[MethodTicks]) -> list[tuple[str, list[str]]]:
-    """What has to be said besides the table, under headings."""
+    """Return the notes on the table, under headings."""
     parts = [
         ("Where Table 1 of the TISA paper says otherwise", disagreements(rows)),
-        ("Not decided, or not possible", open_ticks(rows)),
+        ("Undecided or impossible", open_ticks(rows)),
     ]
     return [(heading, sentences) for heading, sentences in parts if sentences]
 
 
 def build_report(results: PropertiesResults, rows: Sequence[MethodTicks]) -> str:
-    """The page; equal results give equal pages."""
+    """Build the page. Equal results give identical pages."""
     return page.render(
         TEMPLATE,
         title="What can each position method do?",
@@ -85,7 +85,7 @@ def build_report(results: PropertiesResults, rows: Sequence[MethodTicks]) -> str
 
 
 def times(results: PropertiesResults, rows: Sequence[MethodTicks]) -> list[tuple[str, list[str]]]:
-    """Each method's time, relative to attention without positions, at the two lengths."""
+    """Return each method's time relative to attention without positions, at both lengths."""
     found = []
     for row in rows:
         steps = results.runs[row.position].steps

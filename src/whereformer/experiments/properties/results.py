@@ -1,4 +1,4 @@
-"""What ``results.json`` of measured properties holds."""
+"""The contents of ``results.json`` for measured properties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ..compare.results import Cannot, CompareSettings, Score
 
 @dataclass(frozen=True)
 class Shift:
-    """What moving a whole sequence changes, as :class:`whereformer.analysis.Shifted`; None for what is not finite."""
+    """How scores and output change when all positions shift, as in :class:`whereformer.analysis.Shifted`.
+
+    Values that are not finite are None.
+    """
 
     scores: float | None
     output: float | None
@@ -22,12 +25,12 @@ class Shift:
 
 @dataclass(frozen=True)
 class Measured:
-    """All that is measured of one method.
+    """All measurements of one method.
 
     Args:
-        seed: of the trained model.
-        reached, growth, curve, steps: as :mod:`whereformer.analysis.properties` has them.
-        shifted_fresh, shifted_trained: of an untrained and of the trained model.
+        seed: the trained model's seed.
+        reached, growth, curve, steps: as in :mod:`whereformer.analysis.properties`.
+        shifted_fresh, shifted_trained: the shift of an untrained and of the trained model.
     """
 
     seed: int
@@ -44,10 +47,10 @@ class Tick:
     """One property of one method.
 
     Args:
-        holds: whether it has it; None if the measurement could not tell.
-        number: what was measured, as it is shown under the tick.
-        note: why it could not be measured, or what the number alone does not say.
-        paper: the paper's tick; None for a method that it does not have.
+        holds: whether the method has the property; None if the measurement could not tell.
+        number: the measured number, as shown below the tick.
+        note: why it could not be measured, or what the number does not show.
+        paper: the paper's tick; None for a method that is not in the paper.
         reason: why the two differ; empty if they don't.
     """
 
@@ -59,30 +62,30 @@ class Tick:
 
     @property
     def word(self) -> str:
-        """Yes, no or open."""
+        """The tick in a word: yes, no or open."""
         return "open" if self.holds is None else "yes" if self.holds else "no"
 
     @property
     def differs(self) -> bool:
-        """Whether the paper says something else."""
+        """Whether the paper says otherwise."""
         return None not in (self.holds, self.paper) and self.holds != self.paper
 
 
 Losses = dict[str, dict[int, dict[int, Score | Cannot]]]
-"""Held-out scores by method, seed and number of tokens that are read at a time."""
+"""Held-out scores by method, seed and length, in tokens read at a time."""
 
 
 @dataclass(frozen=True)
 class PropertiesResults(Results):
-    """The measurements of one comparison's models as far as they have come, and the table.
+    """The measurements of a comparison's models, finished or so far, and the table.
 
     Args:
-        settings: of the comparison.
-        runs: what is measured of each method.
-        text: facts to show.
-        thresholds: by which ticks are given.
-        losses: of the comparison, once all is measured.
-        table: the ticks of each method that was asked for, by property.
+        settings: the comparison's settings.
+        runs: the measurements of each method.
+        text: facts about the text.
+        thresholds: the thresholds that decide the ticks.
+        losses: the comparison's losses, once everything is measured.
+        table: the ticks of each requested method, by property.
     """
 
     FORMAT = "properties 1"
@@ -95,15 +98,15 @@ class PropertiesResults(Results):
     table: dict[str, dict[str, Tick]] = field(default_factory=dict)
 
     def with_run(self, position: str, run: Measured) -> PropertiesResults:
-        """These results and a method's measurements."""
+        """Return these results with a method's measurements added."""
         return replace(self, runs={**self.runs, position: run})
 
 
 def earlier_results(out: Path, settings: CompareSettings) -> PropertiesResults | None:
-    """What an earlier run left in a folder.
+    """Return the results that an earlier run left in a folder, or None.
 
     Raises:
-        InputError: if the folder holds something else, or what was measured of another comparison.
+        InputError: if the folder holds something else, or measurements of another comparison.
     """
     found = PropertiesResults.load_if_there(out / "results.json")
     if found is not None:

@@ -1,4 +1,4 @@
-"""Table 1 of the TISA paper, measured: what each position method of a comparison can do."""
+"""Measure Table 1 of the TISA paper: what each position method of a comparison can do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .ticks import THRESHOLDS, MethodTicks, judge
 DEFAULT_STEPS = 800
 QUICK_STEPS = 200
 WINDOWS = 16
-"""Windows of held-out text that a trained model is looked at with."""
+"""Windows of held-out text that measurements of a trained model use."""
 
 
 def measure_properties(
@@ -31,12 +31,13 @@ def measure_properties(
 ) -> tuple[PropertiesResults, list[MethodTicks]]:
     """Measure methods and judge them.
 
-    ``out/results.json`` is written after every method; what is there already, of the same models, is not done again.
+    ``out/results.json`` is written after every method. Measurements of the same models that it holds are not repeated.
 
     Returns:
         The results, and the table's rows.
+
     Raises:
-        InputError: if ``out`` holds something else, or what was measured of another comparison.
+        InputError: if ``out`` holds something else, or measurements of another comparison.
     """
     path = out / "results.json"
     compared = comparison.results
@@ -70,7 +71,7 @@ def measure_properties(
 
 
 def measure_method(comparison: Comparison, position: str) -> Measured:
-    """All that is measured of one method."""
+    """Take all measurements of one method."""
     sizes, seed = comparison.results.settings, comparison.seed(position)
     trained = comparison.model(position)
     fresh = build_model(sizes, position, trained.config.vocab_size, seed).eval()
@@ -85,7 +86,7 @@ def measure_method(comparison: Comparison, position: str) -> Measured:
             max_length=length,
         )
 
-    # Half the length, so that there is room to shift also where there is a last position.
+    # Half the length, so that there is room to shift even if the method has a last position.
     short = inputs[:, : sizes.length // 2]
     return Measured(
         seed=seed,
@@ -99,7 +100,7 @@ def measure_method(comparison: Comparison, position: str) -> Measured:
 
 
 def _windows(held_out: HeldOut, length: int) -> tuple[Tensor, Tensor]:
-    """Some whole windows of held-out text: input ids and labels, (batch, length) each."""
+    """Return some full windows of held-out text: input ids and labels, (batch, length) each."""
     inputs, labels, real = next(held_out.windows(length, WINDOWS * length))
     whole = real.all(-1)
     return inputs[whole], labels[whole]

@@ -1,4 +1,4 @@
-"""From what was measured of position methods to the ticks of Table 1: thresholds, and what the paper says."""
+"""Turn measurements of position methods into the ticks of the TISA paper's Table 1, and compare with the paper."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from ..compare.results import BASELINE, Cannot, Score
 from .results import PropertiesResults, Shift, Tick
 
 INDUCTIVE_RISE = SEED_NOISE
-"""Inductive: at 4 times the trained length the loss, in nats, is at most so much above that at the trained length.
-Longer text says more about a masked token, so it has no reason to rise; this is what another seed changes. A method
-that beats no positions by less than that has nothing to lose on longer text: that it does not get worse then says
-nothing, and the tick stays open."""
+"""Inductive: at 4 times the training length, the loss is at most this number of nats above that at the training length.
+Longer text says more about a masked token, so the loss has no reason to rise; the threshold is what another seed may
+change. If a method beats having no positions by less than that, it has nothing to lose on longer text. Not getting
+worse then proves nothing, and the tick stays open."""
 
 REACHED_SHARE = 0.1
-"""Data-driven: the gradient of one batch reaches at least this share of the positional parameters, and there are some.
-Not all, since text need not have every offset, nor every hidden unit be on."""
+"""Data-driven: there are positional parameters, and the gradient of one batch reaches at least this share of them. It
+need not reach all, because a text may lack some offsets and some hidden units may be off."""
 
 ATTENTION_SHARE = 0.01
-"""Parameter efficient: positional parameters, at BERT-base's sizes, are less than this share of those of its attention
-layers (28 million) ..."""
+"""Parameter efficient: at BERT-base's sizes, there are fewer positional parameters than this share of the parameters of
+its attention layers (28 million) ..."""
 
 LENGTH_POWER = 0.1
-"""... and grow with no power of the length beyond this."""
+"""... and their number grows with the length by at most this power."""
 
 INVARIANT_CHANGE = 1e-6
 """Translation invariant: in float64, no shift changes a score or an output by more than this multiple of their root
-mean square, untrained or trained. Rounding is 1e-13 here, a method that knows where it is changes them by percents."""
+mean square, untrained or trained. Rounding changes them by 1e-13, absolute positions by several percent."""
 
 CHAIN_GROWTH = 0.1
-"""Parallelizable: the longest chain of operations that wait for one another grows with no power of the length beyond
-this."""
+"""Parallelizable: the longest chain of operations that wait for one another grows with the length by at most this
+power."""
 
 CURVE_SHARE = 0.9
-"""Interpretable: a curve over offsets, one a layer and head, explains at least this share of what the method does to
-the scores of real text."""
+"""Interpretable: a curve over offsets, one for each layer and head, explains at least this share of the method's effect
+on the scores of real text."""
 
 THRESHOLDS = {
     "inductive": INDUCTIVE_RISE,
@@ -50,19 +50,19 @@ THRESHOLDS = {
 }
 
 MEANINGS = {
-    "inductive": f"loss at 4 times the trained length minus that at the trained length, in nats; yes up to "
-    f"{INDUCTIVE_RISE}, open where the method gains less than that over no positions",
+    "inductive": f"loss at 4 times the training length minus loss at the training length, in nats; yes up to "
+    f"{INDUCTIVE_RISE}, open if the method gains less than that over no positions",
     "data_driven": f"positional parameters that the gradient of one batch reaches; yes from {REACHED_SHARE:.0%}",
     "parameter_efficient": f"positional parameters at BERT-base's sizes, and the power of the length n with which they "
     f"grow; yes below {ATTENTION_SHARE:.0%} of the attention layers' own and without growth",
-    "translation_invariant": f"largest change of a score or output when all positions are shifted, relative to their "
+    "translation_invariant": f"largest change of a score or output when all positions shift, relative to their "
     f"root mean square; yes up to {INVARIANT_CHANGE:.0e}",
     "parallelizable": f"longest chain of operations that wait for one another, at {LENGTHS[0]} and at {LENGTHS[1]} "
     "tokens; yes if it does not grow",
     "interpretable": f"share of the method's effect on scores that a curve over offsets explains; yes from "
     f"{CURVE_SHARE:.0%}",
 }
-"""What the number of each column is."""
+"""The meaning of each column's number."""
 
 PAPER = {
     "sinusoidal": "ynynyn",
@@ -78,50 +78,48 @@ PAPER = {
 """Table 1 of Wennberg & Henter (2021), in the order of :data:`MEANINGS`."""
 
 REASONS = {
-    ("sinusoidal", "inductive"): "there are vectors for any position, but the layers above have not learned to read "
-    "those beyond the trained length",
-    ("learned", "interpretable"): "text is cut anywhere, so that training makes the products of its vectors a curve, "
-    "as the paper's Section 3 saw in pretrained models; the curve has to be measured, the method does not promise it",
-    ("rope", "inductive"): "any angle can be computed, but beyond the trained length layers meet angles that they were "
-    "not trained on",
-    ("floater", "inductive"): "the equation can be integrated further, but the layers have not learned to read where "
-    "it goes",
-    ("shaw", "inductive"): "every distance beyond the clip has the same vector, trained on all of them",
-    ("t5", "inductive"): "buckets saturate, so that longer text meets none that was not trained",
-    (
-        "tisa",
-        "inductive",
-    ): "kernels were trained on the trained offsets only; one that is wide keeps its say beyond them",
-    ("floater", "parameter_efficient"): "its network maps the whole width to itself; only with the length it does not "
-    "grow, nor with the depth",
+    ("sinusoidal", "inductive"): "it has a vector for any position, but the layers above have not learned to read "
+    "those beyond the training length",
+    ("learned", "interpretable"): "text is cut anywhere, so training makes the products of its vectors a curve, as "
+    "Section 3 of the paper found in pretrained models; the method does not guarantee it, so it has to be measured",
+    ("rope", "inductive"): "any angle can be computed, but beyond the training length layers meet angles that they "
+    "were not trained on",
+    ("floater", "inductive"): "the equation can be integrated further, but the layers have not learned to read the "
+    "vectors that it reaches",
+    ("shaw", "inductive"): "every distance beyond the clip shares one vector, which was trained on all of them",
+    ("t5", "inductive"): "buckets saturate, so longer text uses no bucket that was not trained",
+    ("tisa", "inductive"): "kernels were trained only on offsets within the training length; a wide kernel still acts "
+    "beyond them",
+    ("floater", "parameter_efficient"): "its network maps the whole width to itself; it grows with neither length nor "
+    "depth",
     ("synthesizer", "parameter_efficient"): 'the default variant "random" has a number for every pair of positions, '
     'layer and head; "factorized_random" has fewer, which grow with the length too',
     (
         "floater",
         "interpretable",
     ): "its vectors move along a smooth path, and training on text that is cut anywhere makes "
-    "their products a curve; it has to be measured, the method does not promise it",
-    ("shaw", "parallelizable"): "as a table over offsets it is one product per layer; slow where vectors are gathered "
-    "for every pair, which is cost and no chain",
+    "their products a curve; the method does not guarantee it, so it has to be measured",
+    ("shaw", "parallelizable"): "as a table over offsets it is one product per layer; gathering vectors for every pair "
+    "is slow, but that is cost, not a chain",
 }
-"""Why a measured tick differs from the paper's, where that is known."""
+"""Why a measured tick differs from the paper's, if that is known."""
 
 
 @dataclass(frozen=True)
 class MethodTicks:
-    """A method of the table."""
+    """A row of the table: a method and its ticks by property."""
 
     position: str
     ticks: dict[str, Tick]
 
     @property
     def count(self) -> int:
-        """How many properties it has."""
+        """Number of properties that the method has."""
         return sum(tick.holds is True for tick in self.ticks.values())
 
 
 def judge(results: PropertiesResults, positions: Sequence[str]) -> list[MethodTicks]:
-    """The rows of the table, from losses and measurements of these methods."""
+    """Return the rows of the table, from the losses and measurements of these methods."""
     return [MethodTicks(name, _ticks(name, results)) for name in positions]
 
 
@@ -142,7 +140,7 @@ def _ticks(position: str, results: PropertiesResults) -> dict[str, Tick]:
 
 
 def inductive(position: str, results: PropertiesResults) -> Tick:
-    """Whether text longer than the trained is read as well; medians over seeds."""
+    """Judge whether a method reads text beyond the training length equally well, by medians over seeds."""
     by_seed, baseline = results.losses[position], results.losses.get(BASELINE, {})
     length = results.settings.length
     rises, gains = [], []
@@ -199,7 +197,7 @@ def _interpretable(curve: CurveShare) -> Tick:
 
 
 def _beside_paper(position: str, name: str, tick: Tick, letter: str) -> Tick:
-    """The tick with what the paper says, and why it differs."""
+    """Return the tick with the paper's tick, and the reason if they differ."""
     paper = {"y": True, "n": False}.get(letter)
     beside = Tick(tick.holds, tick.number, tick.note, paper)
     if not beside.differs:
@@ -209,12 +207,12 @@ def _beside_paper(position: str, name: str, tick: Tick, letter: str) -> Tick:
 
 
 def short_number(number: float) -> str:
-    """A number of any size: 0, 1e-13, 0.052, 6.3."""
+    """Format a number of any size: 0, 1e-13, 0.052, 6.3."""
     return f"{number:.2g}" if number == 0 or number >= 1e-3 else f"{number:.0e}"
 
 
 def short_count(number: int) -> str:
-    """A count in four characters or so: 512, 5.5k, 394k, 37.7M."""
+    """Format a count in about four characters: 512, 5.5k, 394k, 37.7M."""
     for unit, size in (("M", 10**6), ("k", 10**3)):
         if number >= size:
             digits = 1 if number < 100 * size else 0
@@ -223,9 +221,9 @@ def short_count(number: int) -> str:
 
 
 def disagreements(found: Sequence[MethodTicks]) -> list[str]:
-    """A sentence for every tick that is not the paper's."""
+    """Return a sentence for every tick that differs from the paper's."""
     return [
-        f"{row.position}, {title(name)}: {tick.word} ({tick.number}), the paper says "
+        f"{row.position}, {title(name)}: {tick.word} ({tick.number}), but the paper says "
         f"{'yes' if tick.paper else 'no'}; {tick.reason}"
         for row in found
         for name, tick in row.ticks.items()
@@ -234,7 +232,7 @@ def disagreements(found: Sequence[MethodTicks]) -> list[str]:
 
 
 def open_ticks(found: Sequence[MethodTicks]) -> list[str]:
-    """A sentence for every tick that could not be decided, and for what can't be done at all."""
+    """Return a sentence for every tick that is undecided or that the method can't be measured for."""
     return [
         f"{row.position}, {title(name)}: {tick.note}"
         for row in found
@@ -244,5 +242,5 @@ def open_ticks(found: Sequence[MethodTicks]) -> list[str]:
 
 
 def title(name: str) -> str:
-    """A property's name as people write it."""
+    """Return a property's name as people write it."""
     return {"data_driven": "data-driven"}.get(name, name.replace("_", " "))

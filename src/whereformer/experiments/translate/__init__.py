@@ -1,1 +1,1 @@
-"""Train a translation model, translate with it, and score translations."""
+"""The translate experiment: train a translation model, translate with it, and score translations."""

@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints, whose weights are put aside in ``averaging/`` of the run's folder."""
+"""Average the weights of the last checkpoints, which are copied to ``averaging/`` in the run's folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...training.folder import Folder
 
 
 class Averaging(TrainerCallback):
-    """Puts aside the weights that the model will be the mean of.
+    """The callback that copies the weights to be averaged.
 
     Args:
-        folder: of the run.
-        steps: after which they are.
+        folder: the run's folder.
+        steps: the steps whose weights are averaged.
     """
 
     def __init__(self, folder: Folder[Any], steps: Sequence[int]) -> None:
@@ -32,7 +32,7 @@ class Averaging(TrainerCallback):
         self.keep(state.global_step)
 
     def keep(self, step: int) -> None:
-        """Copy a checkpoint's weights, if they are wanted."""
+        """Copy a checkpoint's weights if they are among those to average."""
         if step in self.steps:
             file = self.file(step)
             file.parent.mkdir(exist_ok=True)
@@ -41,23 +41,23 @@ class Averaging(TrainerCallback):
             os.replace(partial, file)
 
     def complete(self, newest: int) -> None:
-        """Make sure that nothing up to the newest checkpoint is missing.
+        """Check that no weights up to the newest checkpoint are missing.
 
         Raises:
-            InputError: if something is.
+            InputError: if some are.
         """
-        # It may have been stopped between the checkpoint and its copy.
+        # The run may have stopped after saving the checkpoint and before copying it.
         self.keep(newest)
         for step in sorted(self.steps):
             if step <= newest and not self.file(step).exists():
-                raise InputError("out", f"{self.file(step)} is missing, which the model is to be a mean of")
+                raise InputError("out", f"{self.file(step)} is missing, and its weights are needed for the average")
 
     def file(self, step: int) -> Path:
-        """Where the weights after a step are."""
+        """Return the file for the weights after a step."""
         return self.folder.out / "averaging" / f"step-{step}.safetensors"
 
     def load_mean(self, model: nn.Module) -> None:
-        """Give a model the mean of the weights."""
+        """Load the mean of the weights into a model."""
         sums: dict[str, Tensor] = {}
         for step in sorted(self.steps):
             for name, weight in load_file(self.file(step)).items():

@@ -1,4 +1,4 @@
-"""Pairs of lines as tokens, with the vocabulary that is learned from them, and as batches."""
+"""Learn a joint vocabulary, tokenize pairs of lines, and put them into batches."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examples(Dataset[tuple[Tensor, Tensor]]):
-    """Encoded pairs, each line with its end.
+    """Encoded pairs. Each line includes its end token.
 
     Args:
-        source: lines.
-        target: as many.
+        source: the source lines.
+        target: their translations, one per source line.
     """
 
     source: Lines
@@ -43,12 +43,12 @@ class Examples(Dataset[tuple[Tensor, Tensor]]):
 
     @cached_property
     def lengths(self) -> Tensor:
-        """(pairs, 2), tokens of source and target."""
+        """(pairs, 2), the number of tokens of source and target."""
         return torch.stack((self.source.lengths, self.target.lengths), 1)
 
 
 def collate(pairs: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """A batch: ``input_ids``, ``labels`` (-100 behind a target's end) and, where a source is shorter, their mask."""
+    """Make a batch: ``input_ids``, ``labels`` (-100 after a target's end) and, if any source is padded, their mask."""
     sources, targets = zip(*pairs, strict=True)
     lengths = torch.tensor([len(source) for source in sources])
     batch = {
@@ -57,14 +57,14 @@ def collate(pairs: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     }
     width = batch["input_ids"].shape[1]
     if int(lengths.min()) < width:
-        # Without a mask, attention is faster.
+        # Attention is faster without a mask.
         batch["attention_mask"] = (torch.arange(width) < lengths.unsqueeze(1)).long()
     return batch
 
 
 @dataclass(frozen=True)
 class TranslationText:
-    """The prepared text: a vocabulary, the pairs to train on and to judge by, and what is known about them."""
+    """The prepared text: the pairs to train on and to judge by, the vocabulary, and facts about them."""
 
     training: Examples
     held_out: Examples
@@ -73,10 +73,10 @@ class TranslationText:
 
 
 def prepare(training: Pairs, held_out: Pairs, vocab_size: int, max_length: int) -> TranslationText:
-    """Learn a vocabulary from the training pairs and encode all; empty and too long lines are left out with their pair.
+    """Learn a vocabulary from the training pairs and encode all pairs, without those with an empty or too long line.
 
     Raises:
-        InputError: if nothing is left.
+        InputError: if no pair is left.
     """
     parts = {"training": training.without_empty(), "held_out": held_out.without_empty()}
     both = (line for side in (parts["training"].source, parts["training"].target) for line in side)

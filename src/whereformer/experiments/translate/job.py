@@ -1,4 +1,4 @@
-"""A translation training before it begins: its text, its batches and how long it takes."""
+"""Plan a translation training: its batches, its number of steps and what is known before it starts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .settings import TranslationTraining, TranslatorSettings
 
 @dataclass(frozen=True)
 class Job:
-    """All that a run needs, checked.
+    """Everything that a translation training needs, already checked.
 
     Args:
-        model, training: the settings, checked.
-        text: what to train on.
+        model, training: the checked settings.
+        text: the prepared text.
         config: the model's configuration.
-        device: where.
+        device: where to train.
     """
 
     model: TranslatorSettings
@@ -42,7 +42,7 @@ class Job:
 
     @cached_property
     def batches_per_epoch(self) -> int:
-        """Of the first epoch; others have about as many."""
+        """Number of batches in the first epoch; other epochs have about the same number."""
         count, left = 0, len(self.text.training)
         for batch in self._shuffled():
             count, left = count + 1, left - len(batch)
@@ -52,7 +52,7 @@ class Job:
 
     @cached_property
     def course(self) -> Course:
-        """How long it trains."""
+        """The length of the training, and what its steps mean."""
         training = self.training
         per_step = training.accumulate / self.batches_per_epoch
         steps = training.steps or max(1, math.ceil((training.epochs or 0) / per_step))
@@ -67,12 +67,12 @@ class Job:
 
     @property
     def averaged_steps(self) -> list[int]:
-        """After which the weights are those that the model is the mean of."""
+        """The steps after which the weights are averaged into the final model."""
         judged = (step for step in range(self.course.steps, 0, -1) if self.course.is_judged(step))
         return sorted(islice(judged, self.training.average))
 
     def plan(self) -> TranslationPlan:
-        """What is known before training."""
+        """Return the facts that are known before training."""
         with torch.device("meta"):
             counts = parameters(Seq2SeqForConditionalGeneration(self.config))
         return TranslationPlan(
@@ -85,13 +85,13 @@ class Job:
         )
 
     def training_batches(self) -> DataLoader[dict[str, Tensor]]:
-        """Those of all steps."""
+        """Return the batches of all steps."""
         sampler = _Drawn(self, self.course.steps * self.training.accumulate)
         pinned = self.device.type == "cuda"
         return DataLoader(self.text.training, batch_sampler=sampler, collate_fn=collate, pin_memory=pinned)  # type: ignore[arg-type]  # a list of them would take long for large texts
 
     def held_out_batches(self) -> DataLoader[dict[str, Tensor]]:
-        """Every held-out pair once."""
+        """Return batches of every held-out pair once."""
         drawn = batches.by_length_and_tokens(self.text.held_out.lengths, self.training.batch_tokens)
         return DataLoader(self.text.held_out, batch_sampler=drawn, collate_fn=collate)  # type: ignore[arg-type]
 
@@ -100,7 +100,7 @@ class Job:
 
 
 class _Drawn:
-    """The pairs of the first ``count`` batches."""
+    """A batch sampler that yields the first ``count`` batches."""
 
     def __init__(self, job: Job, count: int) -> None:
         self.job, self.count = job, count
@@ -119,7 +119,7 @@ def settings_of(
     held_out: Pairs,
     device: torch.device,
 ) -> dict[str, Any]:
-    """All that decides a result; a folder holds one of these only."""
+    """Return everything that decides a result. All runs in a folder share it."""
     text = corpus.fingerprint(
         line for each in (pairs, held_out) for side in (each.source, each.target) for line in side
     )

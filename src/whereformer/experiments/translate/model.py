@@ -1,4 +1,4 @@
-"""The model that translates, and how it searches."""
+"""Build the translation model's configuration and its search settings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .settings import Decoding, TranslationTraining, TranslatorSettings
 
 
 def build_config(model: TranslatorSettings, training: TranslationTraining, vocab_size: int) -> Seq2SeqConfig:
-    """The model's configuration. The model is built once without memory, which finds at once what does not fit.
+    """Return the model's configuration. The model is built once on the meta device, so that errors appear at once.
 
     Raises:
-        InputError: for a combination that fits no model.
+        InputError: if the settings do not fit together.
     """
     options = parsed_options(model.position_options)
     for part in model.cross_position.split("+"):
@@ -58,7 +58,7 @@ def build_config(model: TranslatorSettings, training: TranslationTraining, vocab
 
 
 def generation_config(config: Seq2SeqConfig, decoding: Decoding, **limit: int) -> GenerationConfig:
-    """How transformers' ``generate`` searches, with a ``max_length`` or ``max_new_tokens``."""
+    """Return settings for transformers' ``generate``, with ``max_length`` or ``max_new_tokens`` as the limit."""
     return GenerationConfig(
         num_beams=decoding.beams,
         length_penalty=decoding.length_penalty if decoding.beams > 1 else None,

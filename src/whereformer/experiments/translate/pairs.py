@@ -1,4 +1,4 @@
-"""The pairs of lines that a translation is trained and judged on."""
+"""Load the pairs of lines that a translation model is trained and judged on."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .settings import ParallelData, columns_of
 
 
 def load_pairs(data: ParallelData) -> Pairs:
-    """Read what the options name.
+    """Read the files that the options name.
 
     Raises:
-        InputError: for what is missing, not UTF-8, or does not belong together; the message says where.
+        InputError: if a file is missing, is not UTF-8, or does not match the other; the message says where.
     """
     option = data.names
     if data.data:

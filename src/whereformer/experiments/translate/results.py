@@ -1,4 +1,4 @@
-"""What ``results.json`` of a translation training holds."""
+"""The contents of a translation training's ``results.json``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ...training.results import TrainingPlan, TrainingResults
 
 @dataclass(frozen=True)
 class PairFacts:
-    """What is known about pairs of lines.
+    """Facts about pairs of lines.
 
     Args:
-        pairs: how many are used.
-        empty, too_long: how many were left out.
-        source_tokens, target_tokens: in all, the ends of lines included.
-        longest: tokens of the longest line.
+        pairs: number of pairs that are used.
+        empty, too_long: number of pairs left out for these reasons.
+        source_tokens, target_tokens: tokens in all, including the ends of lines.
+        longest: tokens in the longest line.
     """
 
     pairs: int
@@ -29,7 +29,7 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class TranslationFacts:
-    """What is known about the text."""
+    """Facts about the text: where it comes from, its two parts, and the size of the vocabulary."""
 
     source: str
     training: PairFacts
@@ -39,18 +39,18 @@ class TranslationFacts:
 
 @dataclass(frozen=True)
 class TranslationPlan(TrainingPlan):
-    """What is known before training, the number of steps included."""
+    """Facts that are known before training, including the number of steps."""
 
     steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationResults(TrainingResults, TranslationPlan):
-    """A translation training as far as it has come.
+    """The results of a translation training, finished or so far.
 
     Args:
-        averaged: "steps", after which the weights are those that the model is the mean of, and the mean's held-out
-            scores; None where the model is no mean.
+        averaged: the averaged model's held-out scores, and "steps", the steps whose weights are averaged; None if the
+            model is not an average.
     """
 
     text: TranslationFacts
@@ -58,7 +58,7 @@ class TranslationResults(TrainingResults, TranslationPlan):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The last held-out scores, or the mean model's."""
+        """The averaged model's held-out scores, or the last ones if there is no averaging."""
         if self.averaged is None:
             return super().scores
         return {name: value for name, value in self.averaged.items() if name != "steps"}

@@ -1,4 +1,4 @@
-"""Training a translation model on transformers' Trainer; in the end it is the mean of the last checkpoints."""
+"""Train a translation model on transformers' Trainer, and average its last checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .settings import Decoding
 
 
 def judge(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, int]]:
-    """Cross-entropy in nats and accuracy of each next token, given those before it."""
+    """Score a batch: cross-entropy in nats and accuracy of each next token, given those before it."""
     out, labels = model(**batch, use_cache=False), batch["labels"]
     wanted = labels != IGNORED
     count = int(wanted.sum())
@@ -38,7 +38,7 @@ def train_translator(job: Job, folder: Folder[TranslationResults], progress: Pro
 
     Raises:
         InputError: if the loss stops being a number.
-        KeyboardInterrupt: if it was interrupted; a checkpoint is there then.
+        KeyboardInterrupt: if the training was interrupted; a checkpoint has been saved.
     """
     training, course = job.training, job.course
     torch.manual_seed(training.seed)
@@ -91,7 +91,7 @@ def train_translator(job: Job, folder: Folder[TranslationResults], progress: Pro
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What the Trainer has to know of the settings; its batch is one of ours."""
+    """The settings that the Trainer needs. Its batch size is 1 because each of our batches is one item to it."""
 
     dtype: str
     batch_size: int = 1

@@ -1,4 +1,4 @@
-"""How good translations are: BLEU and chrF as sacrebleu computes them, and BLEU by the length of the source."""
+"""Score translations: BLEU and chrF by sacrebleu, and BLEU by length."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ def score(
     edges: Sequence[int],
     tokenize: str = "13a",
 ) -> dict[str, Any]:
-    """BLEU and chrF of a corpus, and BLEU of its parts.
+    """Compute BLEU and chrF of a corpus, and BLEU of groups of lines by length.
 
     Args:
-        hypotheses: translations, with their spaces and case as people write.
-        references: as many.
-        lengths_of: as many lines whose words are counted to tell the parts: the sources, or the references.
-        edges: most words of each part but the last, ascending.
+        hypotheses: translations, detokenized and in their true case.
+        references: reference translations, one per hypothesis.
+        lengths_of: lines whose words are counted to form the groups, one per hypothesis: the sources or references.
+        edges: the most words in each group but the last, ascending.
         tokenize: sacrebleu's tokenization for BLEU.
 
     Raises:
-        InputError: for other numbers of lines, or none.
+        InputError: if the numbers of lines differ, or there are none.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
     if not len(hypotheses) == len(references) == len(lengths_of):
         raise InputError(
-            "hypotheses", f"expected as many lines as references, got {len(hypotheses):,} and {len(references):,}"
+            "hypotheses",
+            f"expected the same number of lines as the references, got {len(hypotheses):,} and {len(references):,}",
         )
     if not references:
         raise InputError("references", "expected lines, got none")

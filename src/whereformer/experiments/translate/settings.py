@@ -1,4 +1,4 @@
-"""Settings of a translation: text, model, training and search. Importing them is fast, for the sake of --help."""
+"""The settings of translation: text, model, training and search. Importing them is fast, so that --help is."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MOST = float("inf")
 
 
 def columns_of(field: str, text: str | None) -> tuple[str, str] | None:
-    """Two columns' names, source first.
+    """Parse the names of two columns, source first; None stays None.
 
     Raises:
-        InputError: if it isn't two.
+        InputError: if there are not two different names.
     """
     if text is None:
         return None
     found = tuple(part.strip() for part in text.split(","))
     if len(found) != 2 or found[0] == found[1] or not all(found):
-        raise InputError(field, f"expected two columns, as en,de, got {text!r}")
+        raise InputError(field, f"expected two columns, such as en,de, got {text!r}")
     return found
 
 
@@ -34,7 +34,7 @@ class ParallelData:
     """Parallel text: two aligned files, or tables with a column for each language."""
 
     source: Path | None = None
-    """Lines to translate from, UTF-8."""
+    """Lines to translate from, in UTF-8."""
 
     target: Path | None = None
     """Their translations, line by line."""
@@ -43,23 +43,23 @@ class ParallelData:
     """Tables with both languages, instead of two files: .parquet, .jsonl, .csv or .tsv."""
 
     columns: str | None = None
-    """Columns of the tables, such as en,de. Default: both, if there are two. The first line of a .tsv is a header if it
-    holds these names; without names, or with 1,2, it is text."""
+    """Columns of the tables, such as en,de. Default: both, if there are only two. The first line of a .tsv file is a
+    header if it has these names; without names, or with 1,2, it is text."""
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What errors call the options."""
+        """The names that errors use for the options."""
         return {name: name for name in ("source", "target", "data", "columns")}
 
     def given(self) -> bool:
-        """Whether there is any."""
+        """Return whether any text is given."""
         return bool(self.data) or self.source is not None or self.target is not None
 
     def checked(self) -> ParallelData:
-        """As it is, if it makes sense.
+        """Check that either tables or two files are given, and return the settings.
 
         Raises:
-            InputError: naming the field.
+            InputError: if not; it names the field.
         """
         name = self.names
         columns_of(name["columns"], self.columns)
@@ -71,13 +71,13 @@ class ParallelData:
             raise InputError(name["data"], f"expected tables, or `{name['source']}` and `{name['target']}`, got none")
         for one, other in (("source", "target"), ("target", "source")):
             if getattr(self, one) is None:
-                raise InputError(name[one], f"expected a file beside `{name[other]}`, got none")
+                raise InputError(name[one], f"expected a file to go with `{name[other]}`, got none")
         return self
 
 
 @dataclass(frozen=True)
 class ValidationData:
-    """Text to judge the model by during the training."""
+    """Text to judge the model by during training."""
 
     validation: tuple[Path, ...] = ()
     """Tables with the same columns. Default: one pair in twenty is held out, at most 2000."""
@@ -89,10 +89,10 @@ class ValidationData:
     """Their translations, line by line."""
 
     def parallel(self, columns: str | None) -> ParallelData | None:
-        """As :class:`ParallelData`, checked, or None.
+        """Return the text as checked :class:`ParallelData`, or None if there is none.
 
         Raises:
-            InputError: naming the field.
+            InputError: if the fields do not fit together; it names one.
         """
         found = _Validation(self.validation_source, self.validation_target, self.validation, columns)
         return found.checked() if found.given() else None
@@ -110,21 +110,21 @@ class TranslatorSettings:
     """The model."""
 
     preset: Literal["small", "base", "big"] = "small"
-    """Sizes: small (3+3 layers of width 256) learns on two cores; base (6+6 of 512) and big (6+6 of 1024) are those
-    of Vaswani et al. and Shaw et al."""
+    """Model size: small (3+3 layers of width 256) can be trained on two CPU cores; base (6+6 of 512) and big (6+6 of
+    1024) are those of Vaswani et al. and Shaw et al."""
 
     position: str = "shaw"
     """Position method of the self-attention in encoder and decoder, or several joined by "+"; `whereformer positions`
     lists them."""
 
     position_options: str | None = None
-    """The method's options as a JSON object, as '{"clip": 8}'; `whereformer positions` lists these too."""
+    """The method's options as a JSON object, such as '{"clip": 8}'; `whereformer positions` lists these too."""
 
     cross_position: str = "none"
     """Position method of the attention from target to source. The papers have none."""
 
     hidden_size: int | None = None
-    """Width. The default of this and the next four is the preset's."""
+    """Width. The default of this option and the next four is the preset's."""
 
     num_heads: int | None = None
     """Number of attention heads. It must divide the width."""
@@ -143,16 +143,16 @@ class TranslatorSettings:
     papers)."""
 
     dropout: float | None = None
-    """Dropout on embeddings and on what layers add. Default: 0.2 for small, 0.1 for base, 0.3 for big."""
+    """Dropout on embeddings and on the output of each sublayer. Default: 0.2 for small, 0.1 for base, 0.3 for big."""
 
     label_smoothing: float = 0.1
     """Share of a target that is spread over all tokens."""
 
     def checked(self) -> TranslatorSettings:
-        """As it is, with the options of the method written in one way, if it makes sense as far as that needs no model.
+        """Check what can be checked without a model, and return the settings with defaults and canonical options.
 
         Raises:
-            InputError: naming the field.
+            InputError: if a field is invalid; it names the field.
         """
         check_range(self, dropout=(0, 0.9), label_smoothing=(0, 0.9))
         sizes = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
@@ -166,17 +166,17 @@ class TranslatorSettings:
 
 @dataclass(frozen=True)
 class TranslationTraining:
-    """How it is trained."""
+    """How the model is trained."""
 
     vocab_size: int = 8000
-    """Subwords that both languages share, learned from the text (byte-pair encoding over bytes, for any script).
-    Large texts take 32000."""
+    """Number of subwords. Both languages share them, and they are learned from the text (byte-pair encoding over bytes,
+    for any script). For large texts, use 32000."""
 
     max_length: int = 128
     """Tokens in a line, including its end. Pairs with a longer line are left out and counted."""
 
     batch_tokens: int = 2048
-    """Tokens in a batch on either side, including padding; a batch has lines of similar length. Large texts take
+    """Tokens in a batch on either side, including padding. A batch has lines of similar length. For large texts, use
     25000."""
 
     accumulate: int = 1
@@ -186,17 +186,17 @@ class TranslationTraining:
     """Number of training steps. Default: follows from ``epochs``."""
 
     epochs: float | None = None
-    """How often the text is read. Default: 20."""
+    """How many times the text is read. Default: 20."""
 
     learning_rate: float = 2e-3
     """Peak of the learning rate. Large models need a lower one (base: 7e-4)."""
 
     warmup: int = 1000
-    """Number of steps in which the learning rate rises; then it falls with the square root of the steps. Large models
-    take 4000."""
+    """Number of steps in which the learning rate rises; after that it falls with the inverse square root of the step.
+    For large models, use 4000."""
 
     average: int = 5
-    """Number of checkpoints, the last ones, whose mean is the model. With 1 it is the last checkpoint itself."""
+    """The final model is the mean of this number of last checkpoints. With 1 it is the last checkpoint itself."""
 
     every: int | None = None
     """Number of steps between checkpoints, each with a held-out score. Default: a twentieth of the steps."""
@@ -209,12 +209,12 @@ class TranslationTraining:
     """Seed of the weights, dropout and the order of the text."""
 
     def checked(self) -> TranslationTraining:
-        """As it is, with the default of ``epochs``, if it makes sense.
+        """Check the settings and return them, with the default of ``epochs``.
 
         Raises:
-            InputError: naming the field.
+            InputError: if a field is invalid; it names the field.
         """
-        # 4 tokens are two of text at least, its end, and one to spare.
+        # 4 tokens are at least two of text, the end token, and one to spare.
         check_range(self, vocab_size=(300, MOST), max_length=(4, MOST), accumulate=(1, MOST), steps=(1, MOST))
         check_range(self, warmup=(0, MOST), average=(1, MOST), every=(1, MOST), seed=(0, 2**32 - 1))
         check_range(self, batch_tokens=(self.max_length, MOST))
@@ -232,29 +232,29 @@ class TranslationTraining:
 
 @dataclass(frozen=True)
 class Decoding:
-    """The search for translations."""
+    """How translations are searched for."""
 
     beams: int = 4
     """Number of beams. 1 is greedy search."""
 
     length_penalty: float = 0.6
-    """A translation's log-probability is divided by its length to this power. A larger one favours longer
+    """A translation's log-probability is divided by its length to this power. A larger power favours longer
     translations."""
 
     batch_tokens: int | None = None
-    """Tokens of source lines to translate at a time, including padding. Default: 512, on a GPU 8192."""
+    """Tokens of source lines to translate at a time, including padding. Default: 512, or 8192 on a GPU."""
 
     max_length: int | None = None
-    """Most tokens in a line. Default: as in the training. With relative position methods it can be more."""
+    """Most tokens in a line. Default: as in training. Relative position methods allow more."""
 
     truncate: bool = False
-    """Cut longer lines. Otherwise they are an error."""
+    """Truncate longer lines. Otherwise they are an error."""
 
     def checked(self) -> Decoding:
-        """As it is, if it makes sense.
+        """Check the settings and return them.
 
         Raises:
-            InputError: naming the field.
+            InputError: if a field is out of range; it names the field.
         """
         check_range(self, beams=(1, 1000), batch_tokens=(1, MOST), max_length=(2, MOST), length_penalty=(-10, 10))
         return self

@@ -1,4 +1,4 @@
-"""Translating with a trained model: lines in, as many lines out, in their order, whatever meets in a batch."""
+"""Translate lines with a trained model, in order. A line's translation does not depend on the rest of its batch."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
-"""Tokens of source lines that are translated at a time, by device: as many as are fast."""
+"""Tokens of source lines that are translated at a time, for each device: the fastest number."""
 WINDOW = 1024
-"""Lines that are read before any is translated, so that those of like length meet in batches."""
+"""Lines that are read before any is translated, so that a batch has lines of similar length."""
 LONGER = 50
-"""Tokens that a translation may have more than its source, as in Vaswani et al."""
+"""A translation may have this number of tokens more than its source, as in Vaswani et al."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Translator:
     """A model that translates lines.
 
     Args:
-        model: on its device.
-        tokenizer: of both languages.
-        decoding: how, checked.
+        model: the model, on its device.
+        tokenizer: the tokenizer of both languages.
+        decoding: the checked search settings.
     """
 
     model: Seq2SeqForConditionalGeneration
@@ -49,22 +49,22 @@ class Translator:
 
     @property
     def limit(self) -> int:
-        """Most tokens of a line, its end included."""
+        """The most tokens in a source line, including its end."""
         return self.decoding.max_length or self.model.config.max_position_embeddings
 
     def stream(
         self, lines: Iterable[str], window: int = WINDOW, advance: Callable[[int], None] = lambda count: None
     ) -> Iterator[str]:
-        """The translation of each line, in their order, as soon as those of a window are there.
+        """Yield the translation of each line, in order, as soon as its window is translated.
 
         Args:
-            lines: to translate; empty ones stay empty.
+            lines: the lines to translate; empty lines stay empty.
             window: lines that are read at a time.
-            advance: gets the number of lines that were just finished.
+            advance: called with the number of lines that have just been translated.
 
         Raises:
-            InputError: if a line has too many tokens and is not to be cut; those before it are translated first, and
-                so they are if ``lines`` raise it.
+            InputError: if a line has too many tokens and should not be truncated, or ``lines`` raises one. The lines
+                before it are translated first.
         """
         lines, before = iter(lines), 0
         while True:
@@ -82,10 +82,10 @@ class Translator:
             before += len(texts)
 
     def translate(self, lines: Sequence[str], advance: Callable[[int], None] = lambda count: None) -> list[str]:
-        """The translation of each line; see :meth:`stream`.
+        """Translate all lines; see :meth:`stream`.
 
         Raises:
-            InputError: before any is translated.
+            InputError: as for :meth:`stream`, but before any line is translated.
         """
         long = self._too_long(subwords.encode(self.tokenizer, lines).lengths)
         if long is not None:
@@ -93,16 +93,16 @@ class Translator:
         return list(self.stream(lines, advance=advance))
 
     def _too_long(self, lengths: Tensor, before: int = 0) -> tuple[int, InputError] | None:
-        """The first of some lines that is too long, and what to say; ``before`` are lines that came before them."""
+        """Return the index of the first line that is too long and its error; ``before`` lines came before these."""
         long = (lengths > self.limit).nonzero().flatten().tolist()
         if self.decoding.truncate or not long:
             return None
         first, more = long[0], f" (and {len(long) - 1} of the {len(lengths) - long[0] - 1} after it)"
         return first, InputError(
             None,
-            f"line {before + first + 1} has {int(lengths[first])} tokens, the model takes {self.limit}"
-            f"{more if len(long) > 1 else ''}; `truncate` cuts such lines, `max_length` takes longer ones where the "
-            "position method does",
+            f"line {before + first + 1} has {int(lengths[first])} tokens, but the model takes {self.limit}"
+            f"{more if len(long) > 1 else ''}; use `truncate` to truncate such lines, or a larger `max_length` if the "
+            "position method allows it",
         )
 
     def _translate(self, lines: Sequence[Tensor], advance: Callable[[int], None]) -> list[str]:
@@ -128,7 +128,7 @@ class Translator:
         sources = pad_sequence(cut, batch_first=True, padding_value=subwords.PAD).to(self.model.device)
         lengths = torch.tensor([len(ids) for ids in cut], device=self.model.device)
         mask = torch.arange(sources.shape[1], device=self.model.device) < lengths.unsqueeze(1)
-        # Of its own source, so that what else is in the batch changes nothing.
+        # Each line's limit depends only on its own source, so the rest of the batch changes nothing.
         most = (lengths + LONGER).clamp(max=max(self.limit, self.model.config.max_position_embeddings))
         try:
             with quiet_transformers():
@@ -144,21 +144,22 @@ class Translator:
         except PositionRangeError as error:
             trained = self.model.config.max_position_embeddings
             raise InputError(
-                "max_length", f"expected at most {trained}, what the model was trained with, got {self.limit}: {error}"
+                "max_length",
+                f"expected at most {trained}, the length that the model was trained with, got {self.limit}: {error}",
             ) from None
         texts: list[str] = self.tokenizer.batch_decode(written, skip_special_tokens=True)
-        # A line stays a line, whatever bytes the model has written.
+        # A translation stays on one line, whatever bytes the model writes.
         return [" ".join(text.split()) for text in texts]
 
 
 class _End(LogitsProcessor):
-    """Ends each translation where it has ``most`` (batch * beams,) tokens."""
+    """Ends each translation after its limit of tokens, ``most`` (batch * beams,)."""
 
     def __init__(self, most: Tensor) -> None:
         self.most = most
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        # The start token is no part of it, and this one will be.
+        # The start token does not count, and the next token does.
         over = input_ids.shape[1] >= self.most
         ended = torch.full_like(scores[:1], -torch.inf)
         ended[:, subwords.END] = 0
@@ -166,9 +167,10 @@ class _End(LogitsProcessor):
 
 
 class _OneSource(EncoderDecoderCache):
-    """A cache that leaves keys and values of the source where they are when beams change places.
+    """A cache that does not move the keys and values of the source when beams change places.
 
-    Beams only change with those of the same source; moving what is the same takes an eighth of the time of a search.
+    Beams only change places with beams of the same source, whose entries are equal. Moving them would take an eighth of
+    the search time.
     """
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -176,29 +178,27 @@ class _OneSource(EncoderDecoderCache):
 
 
 def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
-    """The model of a folder, or of an id on the Hub.
+    """Load a translation model from a folder or an id on the Hub.
 
     Raises:
-        InputError: if there is none, or another kind of model.
+        InputError: if there is none, it is another kind of model, or its files don't fit together.
     """
     from transformers import AutoConfig, AutoTokenizer
 
     folder = Path(model)
     if folder.is_dir() and not (folder / "config.json").exists():
-        # The folder of a training is as good a name for what it made.
+        # The folder of a training also names the model that it made.
         if (folder / "model").is_dir():
             model = str(folder / "model")
         elif (folder / "settings.json").exists():
-            raise InputError(
-                "model", f"the training in {model} is not finished; the command that began it continues it"
-            )
+            raise InputError("model", f"the training in {model} is not finished; run its command again to continue it")
     try:
-        # Without the last, a folder that brings code of its own would have it run by who answers a question with yes,
-        # and the answer is read from the standard input, as the lines are.
+        # Without trust_remote_code=False, transformers would ask whether to run code from the folder, and would read
+        # the answer from standard input, where the lines to translate come from.
         config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         if not isinstance(config, Seq2SeqConfig):
             raise InputError(
-                "model", f"expected one that `whereformer translate train` made, got a {config.model_type}"
+                "model", f"expected a model made by `whereformer translate train`, got a {config.model_type}"
             )
         if Path(model).is_dir() and not (Path(model) / "tokenizer.json").exists():
             raise InputError("model", f"{model} has no tokenizer.json")
@@ -210,36 +210,36 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
     except InputError:
         raise
     except Exception as error:
-        # The libraries raise what they like for a broken file, Exception itself included.
+        # For a broken file the libraries raise all kinds of errors, even a plain Exception.
         raise InputError("model", f"cannot read {model}: {error}") from None
     if report["missing_keys"]:
         raise InputError("model", f"{model} lacks {min(report['missing_keys'])}")
     if report["mismatched_keys"]:
         name, there, expected = min(report["mismatched_keys"])
-        raise InputError("model", f"{name} of {model} is {tuple(there)}, its config.json makes it {tuple(expected)}")
+        raise InputError("model", f"{name} of {model} is {tuple(there)}, but its config.json says {tuple(expected)}")
     special = tokenizer.convert_tokens_to_ids(list(subwords.SPECIAL_TOKENS))
     if special != [subwords.PAD, subwords.START, subwords.END] or len(tokenizer) > config.vocab_size:
-        raise InputError("model", f"the tokenizer of {model} is another model's")
+        raise InputError("model", f"the tokenizer of {model} belongs to another model")
     return Translator(found.to(device).eval(), tokenizer, decoding)
 
 
 def lines_of(field: str, name: str, stream: BinaryIO) -> Iterator[str]:
-    """The lines of a stream of UTF-8, without what ends them.
+    """Yield the lines of a UTF-8 stream, without line ends.
 
     Raises:
-        InputError: naming the line that is not UTF-8.
+        InputError: if a line is not UTF-8; it names the line.
     """
     for number, line in enumerate(stream):
-        # An empty last line is one where a line feed ends it.
+        # A line feed at the end does not start another line.
         yield from split_lines(field, name, line, number)
 
 
 def _read(lines: Iterator[str], count: int) -> tuple[list[str], InputError | None]:
-    """Some lines, and what kept them from being more."""
+    """Read up to ``count`` lines; also return the error, if any, that ended them early."""
     texts: list[str] = []
     try:
         for line in islice(lines, count):
-            texts.append(line)  # noqa: PERF402  # what was read before an error is wanted
+            texts.append(line)  # noqa: PERF402  # lines before an error are kept
     except InputError as error:
         return texts, error
     return texts, None

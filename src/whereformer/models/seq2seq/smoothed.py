@@ -62,8 +62,8 @@ class _Smoothed(torch.autograd.Function):
 
 
 def _known(labels: Tensor) -> Tensor:
-    """Return labels (tokens, 1) with a valid one in place of ignored ones. Other invalid labels stay, and raise an
-    error."""
+    """Return labels (tokens, 1) with a valid one in place of ignored ones. Other invalid labels stay and are
+    refused."""
     return labels.masked_fill(labels == IGNORED, 0).unsqueeze(1)
 
 

@@ -1,6 +1,6 @@
 "use strict";
 
-// Tables: a click on a header sorts by its column, another one the other way round; what has no number stays last.
+// Tables: a click on a header sorts by its column, a second click reverses the order. Cells without a value stay last.
 for (const button of document.querySelectorAll("thead button")) {
   button.addEventListener("click", () => {
     const header = button.closest("th");
@@ -20,7 +20,7 @@ for (const button of document.querySelectorAll("thead button")) {
   });
 }
 
-// Legends: a click hides a series in the figures of the same section, another one brings it back.
+// Legends: a click hides a series in the figures of the same section, a second click shows it again.
 for (const button of document.querySelectorAll("[data-group]")) {
   button.addEventListener("click", () => {
     const on = button.getAttribute("aria-pressed") !== "true";
@@ -31,7 +31,7 @@ for (const button of document.querySelectorAll("[data-group]")) {
   });
 }
 
-// "Open all" of a section opens its parts, or closes them if all are open.
+// "Open all" opens all parts of a section, or closes them if all are open.
 for (const button of document.querySelectorAll("[data-open-all]")) {
   button.addEventListener("click", () => {
     const parts = [...button.closest("section").querySelectorAll("details")];
@@ -41,7 +41,7 @@ for (const button of document.querySelectorAll("[data-open-all]")) {
   });
 }
 
-// Heads: a link to a large picture opens it, and the arrow keys go on to the next. Closing gives the focus back.
+// Heads: a link to a large picture opens it, and the arrow keys move to the next. Closing returns the focus.
 const open = (dialog) => {
   for (let part = dialog; (part = part.parentElement?.closest("details")); ) part.open = true;
   dialog.showModal();
