@@ -1,4 +1,4 @@
-"""ELECTRA: what is sampled, judged and counted; what its two models share, also on disk and in training."""
+"""ELECTRA: sampling, judging and counting; and what its two models share, in memory, on disk and in training."""
 
 import json
 import math

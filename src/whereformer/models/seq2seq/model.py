@@ -51,8 +51,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw projections Glorot uniform, as in tensor2tensor and fairseq, and embeddings from N(0, 1 /
-        hidden_size)."""
+        """Draw projections Glorot uniform (as tensor2tensor and fairseq), embeddings from N(0, 1 / hidden_size)."""
         if isinstance(module, Position):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):
