@@ -1,6 +1,6 @@
-"""Laws that every position method keeps, for people who write a method of their own.
+"""``check_position`` tests the laws that every position method must keep, for authors of new methods.
 
-``check_position(MyMethod)`` in a test is all that it takes; it needs torch alone.
+Call ``check_position(MyMethod)`` in a test; it needs only torch.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def check_position(
     compiles: bool = False,
     **options: Any,
 ) -> None:
-    """Raise unless a position method keeps the laws that attention, models and commands rely on.
+    """Check that a position method keeps the laws that attention, models and commands rely on.
 
     The method is built for a model of 4 layers of width 16 with 2 heads and ``max_length`` 24, and run by itself and in
-    a layer of attention: with affine, strided, explicit and packed positions, at lengths that differ, in bfloat16 and
-    beyond its range. The random numbers of the caller are left as they were.
+    a layer of attention: with affine, strided, explicit and packed positions, at different lengths, in bfloat16 and
+    beyond its range. The caller's random state is restored.
 
     Args:
         method: the class, registered or not, or a registered name such as "tisa" or "learned+tisa".

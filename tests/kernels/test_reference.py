@@ -1,4 +1,4 @@
-"""The reference backend against attention written out as loops over single numbers."""
+"""The reference backend against attention written as loops over single numbers."""
 
 import math
 from itertools import product

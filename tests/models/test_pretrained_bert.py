@@ -100,7 +100,7 @@ def weighted(outputs):
 
 
 def save_gradients(model, folder):
-    """A checkpoint that has gradients for weights, so that it is read with the same names."""
+    """A checkpoint that holds gradients in place of weights, so that it is read with the same names."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
