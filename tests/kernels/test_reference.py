@@ -354,7 +354,7 @@ def test_memory_layout_does_not_matter():
     assert_same(reference(*spread, spread_terms), reference(*inputs, terms))
 
 
-# --- rows that may attend nothing
+# --- rows that may not attend to anything
 
 NOTHING_TO_SEE = {
     "key_mask": {"key_mask": torch.tensor([[False] * 4, [True] * 4])},
