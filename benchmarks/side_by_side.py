@@ -1,4 +1,4 @@
-"""Times of several models by turns, so that what else the machine does strikes all of them alike."""
+"""Time several models in turns, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Times:
     """CPU seconds of one step, and their ratio to the baseline's in the same round.
 
     Args:
-        seconds: the median.
-        ratio: the median.
-        lowest: ratio.
-        highest: ratio.
+        seconds: the median time.
+        ratio: the median ratio.
+        lowest: the lowest ratio.
+        highest: the highest ratio.
     """
 
     seconds: float
@@ -31,12 +31,12 @@ class Times:
 def time_by_turns(
     steps: Mapping[str, Callable[[], object]], models: Mapping[str, nn.Module], rounds: int, baseline: str
 ) -> dict[str, Times]:
-    """Run every step once a round, in an order that changes, after a round that isn't counted.
+    """Run every step once per round, in random order, after one round that isn't counted.
 
     Args:
-        steps: what is timed, by name.
-        models: of the same names; their gradients are dropped after each step.
-        rounds: that are counted.
+        steps: the steps to time, by name.
+        models: the models with the same names; their gradients are dropped after each step.
+        rounds: number of rounds that count.
         baseline: the name that ratios are relative to.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
