@@ -6,16 +6,8 @@ from itertools import product
 import pytest
 import torch
 
-from whereformer import (
-    DenseBias,
-    FactorPair,
-    OffsetBias,
-    OffsetKeys,
-    OffsetValues,
-    Positions,
-    attention,
-    attention_weights,
-)
+from whereformer import attention, attention_weights
+from whereformer.kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 
 BATCH, HEADS, DIM = 2, 3, 4
 
