@@ -16,16 +16,8 @@ from beartype import beartype
 from jaxtyping import Bool, Float, Int, Integer, Shaped, jaxtyped
 from torch import Tensor
 
-from whereformer import (
-    DenseBias,
-    FactorPair,
-    OffsetBias,
-    OffsetKeys,
-    OffsetValues,
-    Positions,
-    build_position,
-    position_names,
-)
+from whereformer import build_position, position_names
+from whereformer.kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 from whereformer.positions.base import Position
 
 Check = Callable[..., None]

@@ -1,6 +1,7 @@
 """No function is too long to be read at once, and none takes more than a person keeps in mind."""
 
 import ast
+from collections.abc import Callable
 
 from .source import NAME, functions, modules
 
@@ -27,28 +28,26 @@ def is_configuration(name: str) -> bool:
     return name.endswith("Config.__init__")
 
 
+def above(limit: int, measure: Callable[[ast.FunctionDef | ast.AsyncFunctionDef], int], outside: str) -> dict[str, int]:
+    """The functions whose measure is above the limit, by their names, but for those of one subpackage."""
+    sizes = {
+        f"{module}.{name}": measure(function)
+        for module in modules()
+        if not module.startswith(f"{NAME}.{outside}")
+        for name, function in functions(module)
+    }
+    return {name: size for name, size in sizes.items() if size > limit}
+
+
 def test_no_function_is_too_long():
     """Triton's kernels may be: a kernel is one function, and what it inlines pays for each argument."""
-    found = {
-        f"{module}.{name}".removeprefix(f"{NAME}."): length(function)
-        for module in modules()
-        if not module.startswith(f"{NAME}.kernels.triton")
-        for name, function in functions(module)
-        if length(function) > LINES
-    }
-    assert found == {}
+    assert above(LINES, length, outside="kernels.triton") == {}
 
 
 def test_no_function_takes_too_many_parameters():
     """Kernels may: attention has as many arguments as it has, and a kernel can be given no objects."""
-    found = {
-        f"{module}.{name}".removeprefix(f"{NAME}."): parameters(function)
-        for module in modules()
-        if not module.startswith(f"{NAME}.kernels")
-        for name, function in functions(module)
-        if parameters(function) > PARAMETERS and not is_configuration(name)
-    }
-    assert found == {}
+    found = above(PARAMETERS, parameters, outside="kernels")
+    assert {name: number for name, number in found.items() if not is_configuration(name)} == {}
 
 
 def test_sizes_are_counted_as_documented():

@@ -8,40 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from .kernels import (
-    DenseBias,
-    FactorPair,
-    OffsetBias,
-    OffsetKeys,
-    OffsetValues,
-    Positions,
-    attention,
-    attention_weights,
-    explain,
-)
+from .kernels import attention, attention_weights, explain
+from .kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 from .positions import Place, PositionRangeError, build_position, position_names
 
 __version__ = "0.1.0"
-
-_LAZY = {
-    "Electra": "models",
-    "ElectraPretrainingConfig": "models",
-    "Encoder": "models",
-    "EncoderConfig": "models",
-    "EncoderForMaskedLM": "models",
-    "EncoderForPreTraining": "models",
-    "EncoderForQuestionAnswering": "models",
-    "EncoderForSequenceClassification": "models",
-    "EncoderForTokenClassification": "models",
-    "Seq2SeqConfig": "models",
-    "Seq2SeqForConditionalGeneration": "models",
-    "attach": "models",
-    "detach": "models",
-    "from_authors_weights": "models",
-    "load_attached": "models",
-    "load_pretrained": "models",
-    "to_transformers": "models",
-}
 
 __all__ = [
     "DenseBias",
@@ -78,9 +49,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return getattr(import_module(f"{__name__}.models"), name)
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from tests.experiments.trainings import TINY_ENCODER as TINY
 from tests.failing import fails, refusals
 from whereformer.cli.main import main
 from whereformer.experiments.compare import run as compare
@@ -12,16 +13,6 @@ from whereformer.experiments.compare import train
 from whereformer.experiments.compare.models import build_model
 from whereformer.experiments.compare.settings import Sizes
 from whereformer.runs.folder import open_folder
-
-TINY = [
-    "--length=16",
-    "--hidden-size=16",
-    "--num-heads=2",
-    "--blocks=1",
-    "--vocab-size=64",
-    "--batch-size=4",
-    "--steps=6",
-]
 
 
 def run(text, out, *more, positions="none,learned,tisa"):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
-from tests.experiments.trainings import interrupt_at, same, weights, without_time
+from tests.experiments.trainings import TINY_ENCODER, interrupt_at, same, weights, without_time
 from tests.failing import fails
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
@@ -24,17 +24,7 @@ from whereformer.experiments.pretrain.run import Pretrainer
 from whereformer.experiments.pretrain.text import prepare_text
 from whereformer.runs.folder import open_folder
 
-TINY = [
-    "--length=16",
-    "--hidden-size=16",
-    "--num-heads=2",
-    "--blocks=1",
-    "--vocab-size=64",
-    "--batch-size=4",
-    "--steps=6",
-    "--every=2",
-    "--learning-rate=0.01",
-]
+TINY = [*TINY_ENCODER, "--every=2", "--learning-rate=0.01"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -207,16 +197,12 @@ def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, ca
     assert model(torch.full((1, 16), 9)).logits.shape[1] == 16
 
 
-def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path, capsys, monkeypatch):
+def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path, capsys):
     before = signal.getsignal(signal.SIGINT)
     whole = run(text, tmp_path / "whole", "--dropout=0.1")
     out = tmp_path / "stopped"
-    with monkeypatch.context() as patched:
-        interrupt_at(patched, 3)
-        with pytest.raises(SystemExit) as stop:
-            run(text, out, "--dropout=0.1")
+    interrupt_at(3, lambda: run(text, out, "--dropout=0.1"))
     captured = capsys.readouterr()
-    assert stop.value.code == 130
     assert "the same command continues" in captured.err
     assert "stopped after step 3" in captured.out
     kept = json.loads((out / "results.json").read_text())
@@ -229,12 +215,8 @@ def test_ctrl_c_finishes_the_step_and_the_same_command_continues(text, tmp_path,
     assert again["seconds"] > kept["seconds"]
 
 
-def test_a_second_ctrl_c_stops_at_once_and_keeps_the_last_checkpoint(text, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        interrupt_at(patched, 4, times=2)
-        with pytest.raises(SystemExit) as stop:
-            run(text, tmp_path)
-    assert stop.value.code == 130
+def test_a_second_ctrl_c_stops_at_once_and_keeps_the_last_checkpoint(text, tmp_path):
+    interrupt_at(4, lambda: run(text, tmp_path), times=2)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-2"]
     assert run(text, tmp_path)["step"] == 6
 

@@ -3,10 +3,22 @@
 import os
 import signal
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from whereformer.training.judged import JudgedTrainer
+
+TINY_ENCODER = [
+    "--length=16",
+    "--hidden-size=16",
+    "--num-heads=2",
+    "--blocks=1",
+    "--vocab-size=64",
+    "--batch-size=4",
+    "--steps=6",
+]
+"""Options of an encoder that trains in a second."""
 
 
 def weights(out):
@@ -21,8 +33,8 @@ def without_time(results):
     return {name: value for name, value in results.items() if name != "seconds"}
 
 
-def interrupt_at(monkeypatch, step, times=1):
-    """Ctrl-C in the middle of a step."""
+def interrupt_at(step, run, times=1):
+    """Run a training, with Ctrl-C in the middle of a step; the command has to end as one that was interrupted."""
     real = JudgedTrainer.training_step
 
     def training_step(self, *arguments):
@@ -31,4 +43,8 @@ def interrupt_at(monkeypatch, step, times=1):
                 os.kill(os.getpid(), signal.SIGINT)
         return real(self, *arguments)
 
-    monkeypatch.setattr(JudgedTrainer, "training_step", training_step)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(JudgedTrainer, "training_step", training_step)
+        with pytest.raises(SystemExit) as stop:
+            run()
+    assert stop.value.code == 130

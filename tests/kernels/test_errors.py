@@ -5,16 +5,8 @@ import math
 import pytest
 import torch
 
-from whereformer import (
-    DenseBias,
-    FactorPair,
-    OffsetBias,
-    OffsetKeys,
-    OffsetValues,
-    Positions,
-    attention,
-    attention_weights,
-)
+from whereformer import attention, attention_weights
+from whereformer.kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 
 B, H, N_Q, N_K, D = 2, 3, 4, 6, 8
 

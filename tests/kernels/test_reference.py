@@ -6,16 +6,8 @@ from itertools import product
 import pytest
 import torch
 
-from whereformer import (
-    DenseBias,
-    FactorPair,
-    OffsetBias,
-    OffsetKeys,
-    OffsetValues,
-    Positions,
-    attention,
-    attention_weights,
-)
+from whereformer import attention, attention_weights
+from whereformer.kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 
 BATCH, HEADS, DIM = 2, 3, 4
 
@@ -354,7 +346,7 @@ def test_memory_layout_does_not_matter():
     assert_same(reference(*spread, spread_terms), reference(*inputs, terms))
 
 
-# --- rows that may attend nothing
+# --- rows that may not attend to anything
 
 NOTHING_TO_SEE = {
     "key_mask": {"key_mask": torch.tensor([[False] * 4, [True] * 4])},

@@ -14,15 +14,8 @@ from transformers.masking_utils import eager_mask
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached
 
 from .checkpointing import checkpoint_activations, training_option
+from .peers import LAYERS, SIZES, of_both_stacks
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 40,
-}
 MODERN = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
 
@@ -47,16 +40,7 @@ MODELS = {
         )
     ),
     "modernbert": make_modernbert,
-    "vit": lambda: transformers.ViTModel(
-        transformers.ViTConfig(
-            hidden_size=16,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            intermediate_size=32,
-            image_size=16,
-            patch_size=4,
-        )
-    ),
+    "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**LAYERS, image_size=16, patch_size=4)),
     "t5": make_t5,
     "gpt2": lambda: transformers.GPT2Model(
         transformers.GPT2Config(
@@ -68,14 +52,9 @@ MODELS = {
     ),
     "bart": lambda: transformers.BartModel(
         transformers.BartConfig(
+            **{**of_both_stacks(layers=2, attention_heads=2, ffn_dim=32), "decoder_layers": 3},
             vocab_size=50,
             d_model=16,
-            encoder_layers=2,
-            decoder_layers=3,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=32,
-            decoder_ffn_dim=32,
             max_position_embeddings=40,
         )
     ),
@@ -210,18 +189,8 @@ def test_each_layer_and_pass_adds_its_own_curve(name, position):
 
 def as_encoder(bert, position):
     """Our encoder with the weights of a BERT."""
-    encoder = Encoder(
-        EncoderConfig(
-            vocab_size=50,
-            hidden_size=16,
-            num_attention_heads=2,
-            blocks="3",
-            intermediate_size=32,
-            position=position,
-            max_position_embeddings=40,
-            separate_cls=False,
-        )
-    ).eval()
+    sizes = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
+    encoder = Encoder(EncoderConfig(**sizes, blocks="3", position=position, separate_cls=False)).eval()
     words = {"word": "word_embeddings", "token_type": "token_type_embeddings", "norm": "LayerNorm"}
     for ours, theirs in words.items():
         getattr(encoder.embeddings, ours).load_state_dict(getattr(bert.embeddings, theirs).state_dict())

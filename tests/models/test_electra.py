@@ -198,6 +198,13 @@ def test_it_runs_at_every_size(size):
     assert torch.isfinite(build(generator_size=size)(**batch()[0]).loss)
 
 
+def loaded_whole(kind, folder):
+    """A saved model, in which nothing is missing and nothing left over."""
+    model, found = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(found.values())
+    return model.eval()
+
+
 def test_saving_and_loading_changes_nothing(tmp_path):
     model = build(position="learned")
     with torch.no_grad():
@@ -208,26 +215,22 @@ def test_saving_and_loading_changes_nothing(tmp_path):
     stored = load_file(tmp_path / "model.safetensors")
     assert stored.keys() == dict(model.named_parameters()).keys()
 
-    loaded, found = Electra.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(found.values())
+    loaded = loaded_whole(Electra, tmp_path)
     for (name, ours), theirs in zip(loaded.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
     discriminator, generator = embeddings(loaded)
     assert all(generator[name] is discriminator[name] for name in SHARED)
     assert loaded.generator.head.decoder.weight is discriminator["word.weight"]
     inputs, original = batch()
-    torch.testing.assert_close(
-        loaded.eval()(**inputs, sampled_ids=original).loss, model(**inputs, sampled_ids=original).loss
-    )
+    torch.testing.assert_close(loaded(**inputs, sampled_ids=original).loss, model(**inputs, sampled_ids=original).loss)
 
 
 def test_the_discriminator_is_what_to_keep(tmp_path):
     model = build()
     model.discriminator.save_pretrained(tmp_path)
-    loaded, found = EncoderForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(found.values())
+    loaded = loaded_whole(EncoderForPreTraining, tmp_path)
     _, original = batch()
-    torch.testing.assert_close(loaded.eval()(original).logits, model.discriminator(original).logits)
+    torch.testing.assert_close(loaded(original).logits, model.discriminator(original).logits)
     found = EncoderForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)[1]
     assert all(name.startswith("classifier.") for name in found["missing_keys"])
     found = Encoder.from_pretrained(tmp_path, output_loading_info=True)[1]
@@ -281,12 +284,11 @@ def test_checkpoints_of_earlier_versions_load(tmp_path, caplog):
         (folder / "config.json").write_text(json.dumps(config))
     inputs, original = batch()
 
-    loaded, found = Electra.from_pretrained(tmp_path / "both", output_loading_info=True)
-    assert not any(found.values())
+    loaded = loaded_whole(Electra, tmp_path / "both")
     assert type(loaded.config) is ElectraPretrainingConfig
     assert loaded.config.discriminator_weight == 7.0
     arguments = {**inputs, "sampled_ids": original}
-    assert torch.equal(loaded.eval()(**arguments).loss, model(**arguments).loss)
+    assert torch.equal(loaded(**arguments).loss, model(**arguments).loss)
 
     for name in ("both", "discriminator"):
         kept = load_pretrained(tmp_path / name)
@@ -420,7 +422,6 @@ def test_errors_name_the_argument():
 def test_the_generator_alone_is_a_masked_language_model(tmp_path):
     model = build()
     model.generator.save_pretrained(tmp_path)
-    loaded, found = EncoderForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(found.values())
+    loaded = loaded_whole(EncoderForMaskedLM, tmp_path)
     inputs, _ = batch()
-    torch.testing.assert_close(loaded.eval()(**inputs).loss, model(**inputs).generator_loss)
+    torch.testing.assert_close(loaded(**inputs).loss, model(**inputs).generator_loss)

@@ -9,21 +9,18 @@ from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, PositionRang
 from whereformer.models import Block, parse_blocks
 
 from .checkpointing import checkpoint_activations
+from .peers import trainer_arguments
 
 POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
 
 
+SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 12}
+THEIR_SIZES = {**SIZES, "intermediate_size": 64}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
 def small_config(kind=EncoderConfig, **changes):
-    sizes = {
-        "vocab_size": 50,
-        "hidden_size": 16,
-        "num_attention_heads": 2,
-        "blocks": "2",
-        "max_position_embeddings": 12,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    }
-    return kind(**{**sizes, **changes})
+    return kind(**{**SIZES, **NO_DROPOUT, "blocks": "2", **changes})
 
 
 def copy_linear(ours, theirs):
@@ -66,17 +63,8 @@ def compare_models(ours, theirs):
 
 
 def test_with_learned_positions_it_is_transformers_bert():
-    theirs = transformers.BertModel(
-        transformers.BertConfig(
-            vocab_size=50,
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=12,
-        ),
-        add_pooling_layer=False,
-    )
+    config = transformers.BertConfig(**THEIR_SIZES, num_hidden_layers=2)
+    theirs = transformers.BertModel(config, add_pooling_layer=False)
     ours = Encoder(small_config())
     embeddings = theirs.embeddings
     copy_linear(ours.embeddings.word, embeddings.word_embeddings)
@@ -97,18 +85,8 @@ def test_with_learned_positions_it_is_transformers_bert():
 
 
 def test_with_one_shared_layer_and_small_embeddings_it_is_transformers_albert():
-    theirs = transformers.AlbertModel(
-        transformers.AlbertConfig(
-            vocab_size=50,
-            embedding_size=8,
-            hidden_size=16,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=12,
-        ),
-        add_pooling_layer=False,
-    )
+    config = transformers.AlbertConfig(**THEIR_SIZES, num_hidden_layers=3, embedding_size=8)
+    theirs = transformers.AlbertModel(config, add_pooling_layer=False)
     ours = Encoder(small_config(blocks="1x3", embedding_size=8, hidden_act="gelu_new"))
     assert len(ours.layers) == 1
     embeddings = theirs.embeddings
@@ -262,18 +240,7 @@ def test_trainer_trains_it(tmp_path):
     rows = [{"input_ids": row, "labels": row} for row in ids]
     model = EncoderForMaskedLM(small_config(position="tisa"))
     before = model(ids, labels=ids).loss.item()
-    arguments = transformers.TrainingArguments(
-        str(tmp_path),
-        max_steps=20,
-        per_device_train_batch_size=8,
-        learning_rate=1e-2,
-        report_to="none",
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    transformers.Trainer(model, arguments, train_dataset=rows).train()
+    transformers.Trainer(model, trainer_arguments(tmp_path, 20), train_dataset=rows).train()
     assert model.eval()(ids, labels=ids).loss.item() < before - 1
 
 

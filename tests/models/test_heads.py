@@ -16,6 +16,8 @@ from whereformer import (
     EncoderForTokenClassification,
 )
 
+from .peers import trainer_arguments
+
 # The batch has 3 rows of 9 tokens, of which the first row's last 3 are padding.
 MODELS = {
     EncoderForSequenceClassification: (
@@ -362,18 +364,7 @@ def test_trainer_trains_and_evaluates_a_classifier(tmp_path):
     ids = torch.randint(5, 50, (16, 8))
     rows = [{"input_ids": row, "labels": int(row[3] > 25)} for row in ids]
     model = build(EncoderForSequenceClassification, num_labels=2)
-    arguments = transformers.TrainingArguments(
-        str(tmp_path),
-        max_steps=30,
-        per_device_train_batch_size=8,
-        learning_rate=1e-2,
-        report_to="none",
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+    trainer = transformers.Trainer(model, trainer_arguments(tmp_path, 30), train_dataset=rows, eval_dataset=rows)
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before - 0.1

@@ -9,27 +9,18 @@ from torch.export import Dim, export
 
 from tests.models.test_encoder import small_config
 from tests.models.test_seq2seq import config_of
-from whereformer import (
-    Electra,
-    ElectraPretrainingConfig,
-    Encoder,
-    EncoderForMaskedLM,
-    EncoderForPreTraining,
-    EncoderForQuestionAnswering,
-    EncoderForSequenceClassification,
-    EncoderForTokenClassification,
-    Seq2SeqForConditionalGeneration,
-)
+from whereformer import Electra, ElectraPretrainingConfig, Encoder, Seq2SeqForConditionalGeneration
+from whereformer.models import heads
 
 TOKENS = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "document_ids", "return_dict"}
 ENCODER = TOKENS | {"inputs_embeds", "output_hidden_states", "output_attentions"}
 NAMES = {
     Encoder: ENCODER,
-    EncoderForMaskedLM: ENCODER | {"labels"},
-    EncoderForPreTraining: ENCODER | {"labels"},
-    EncoderForQuestionAnswering: ENCODER | {"start_positions", "end_positions"},
-    EncoderForSequenceClassification: ENCODER | {"labels"},
-    EncoderForTokenClassification: ENCODER | {"labels"},
+    heads.EncoderForMaskedLM: ENCODER | {"labels"},
+    heads.EncoderForPreTraining: ENCODER | {"labels"},
+    heads.EncoderForQuestionAnswering: ENCODER | {"start_positions", "end_positions"},
+    heads.EncoderForSequenceClassification: ENCODER | {"labels"},
+    heads.EncoderForTokenClassification: ENCODER | {"labels"},
     Electra: TOKENS | {"labels", "sampled_ids"},
 }
 
@@ -56,16 +47,16 @@ def test_the_trainer_keeps_the_columns_that_a_model_takes(tmp_path):
     datasets = pytest.importorskip("datasets")
     columns = {"input_ids": [[1, 2, 3]], "token_type_ids": [[0, 0, 1]], "position_ids": [[0, 1, 2]], "labels": [0]}
     arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-    trainer = transformers.Trainer(build(EncoderForSequenceClassification), arguments)
+    trainer = transformers.Trainer(build(heads.EncoderForSequenceClassification), arguments)
     found = trainer._remove_unused_columns(datasets.Dataset.from_dict({**columns, "sentence": ["a b c"]}))
     assert set(found.column_names) == columns.keys()
     assert trainer.label_names == ["labels"]
-    questions = transformers.Trainer(build(EncoderForQuestionAnswering), arguments)
+    questions = transformers.Trainer(build(heads.EncoderForQuestionAnswering), arguments)
     assert questions.label_names == ["start_positions", "end_positions"]
 
 
 def test_arguments_by_name_export_for_any_length():
-    model = build(EncoderForMaskedLM).eval()
+    model = build(heads.EncoderForMaskedLM).eval()
     ids, types = torch.randint(1, 20, (2, 12)), torch.ones(2, 12, dtype=torch.long)
     n = Dim("n", min=2, max=12)
     names = ("input_ids", "token_type_ids", "labels")
@@ -81,7 +72,7 @@ def test_arguments_by_name_export_for_any_length():
 
 
 def test_a_tuple_where_the_configuration_says_so():
-    model = build(EncoderForQuestionAnswering).eval()
+    model = build(heads.EncoderForQuestionAnswering).eval()
     ids, place = torch.ones(1, 3, dtype=torch.long), torch.tensor([1])
     model.config.return_dict = False
     found = model(ids, start_positions=place, end_positions=place)
@@ -92,7 +83,7 @@ def test_a_tuple_where_the_configuration_says_so():
 
 
 def test_token_types_and_positions_may_follow_the_mask_as_in_bert():
-    model = build(EncoderForMaskedLM).eval()
+    model = build(heads.EncoderForMaskedLM).eval()
     ids, mask = torch.arange(12).reshape(2, 6), torch.ones(2, 6)
     types, places = torch.tensor([0, 0, 0, 1, 1, 1]).expand(2, -1), torch.arange(1, 7).expand(2, -1)
     by_name = model(ids, mask, token_type_ids=types, position_ids=places).logits

@@ -29,42 +29,21 @@ def count(monkeypatch, owner, name):
     return calls
 
 
-FUNNEL = {"blocks": "2-2-2", "decoder_layers": "2"}
-
-
-def test_a_funnel_with_a_decoder_waits_for_tisas_kernels_once(monkeypatch):
-    model = Encoder(funnel_config(position="tisa", **FUNNEL))
-    calls = count(monkeypatch, torch.Tensor, "tolist")
+@pytest.mark.parametrize(
+    ("position", "owner", "name", "times"),
+    [
+        ("tisa", torch.Tensor, "tolist", 1),  # waits for its kernels
+        ("rope", Rope, "_turns", 3),  # the whole sequence, and each pooled one
+        ("floater", Floater, "trajectory", 1),  # follows its equation
+        ("tupe", tupe, "project", 2),  # its table, as queries and as keys
+        ("t5", T5, "_columns", 5),  # among three sequences, and from each pooled one to the one before
+    ],
+)
+def test_a_funnel_with_a_decoder_makes_what_is_shared_once(position, owner, name, times, monkeypatch):
+    model = Encoder(funnel_config(position=position, blocks="2-2-2", decoder_layers="2"))
+    calls = count(monkeypatch, owner, name)
     model(torch.ones(2, 17, dtype=torch.long))
-    assert len(calls) == 1
-
-
-def test_a_funnel_turns_every_position_once(monkeypatch):
-    model = Encoder(funnel_config(position="rope", **FUNNEL))
-    calls = count(monkeypatch, Rope, "_turns")
-    model(torch.ones(2, 17, dtype=torch.long))
-    assert len(calls) == 3  # the whole sequence, and each pooled one
-
-
-def test_a_funnel_follows_floaters_equation_once(monkeypatch):
-    model = Encoder(funnel_config(position="floater", **FUNNEL))
-    calls = count(monkeypatch, Floater, "trajectory")
-    model(torch.ones(2, 17, dtype=torch.long))
-    assert len(calls) == 1
-
-
-def test_a_funnel_projects_tupes_table_once(monkeypatch):
-    model = Encoder(funnel_config(position="tupe", **FUNNEL))
-    calls = count(monkeypatch, tupe, "project")
-    model(torch.ones(2, 17, dtype=torch.long))
-    assert len(calls) == 2  # as queries and as keys
-
-
-def test_a_funnel_looks_up_t5s_buckets_once_for_every_pair_of_sequences(monkeypatch):
-    model = Encoder(funnel_config(position="t5", **FUNNEL))
-    calls = count(monkeypatch, T5, "_columns")
-    model(torch.ones(2, 17, dtype=torch.long))
-    assert len(calls) == 5  # among three sequences, and from each pooled one to the one before
+    assert len(calls) == times
 
 
 @pytest.mark.parametrize("position", ["tisa", "tisa+rope"])

@@ -325,7 +325,7 @@ def test_names_of_the_first_releases(tmp_path):
 
 @pytest.fixture
 def warnings_of_transformers():
-    """What transformers' logger is told."""
+    """The messages that reach transformers' logger."""
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())

@@ -19,6 +19,7 @@ from whereformer.models.layers import Attention, AttentionContext, Earlier
 from whereformer.models.pooling import Tokens
 
 from .checkpointing import checkpoint_activations
+from .peers import of_both_stacks
 
 METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater"]
 _, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
@@ -60,14 +61,9 @@ def read(model, source, mask):
 def marian():
     """Transformers' model of the same shape, its sinusoids replaced by tables of any numbers, as learned ones are."""
     config = MarianConfig(
+        **of_both_stacks(layers=2, attention_heads=4, ffn_dim=48),
         vocab_size=VOCABULARY,
         d_model=32,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
         activation_function="relu",
         max_position_embeddings=24,
         scale_embedding=True,

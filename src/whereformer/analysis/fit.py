@@ -85,6 +85,10 @@ def fit_tisa(
 ) -> TisaFit:
     """Fit TISA's kernels to curves over offsets, each with its own, by weighted least squares.
 
+    The search goes downhill from a few starts, so the best kernels are likely but not certain to be found. With one
+    kernel more than a random curve was made of, the fit explained what those kernels do, to a share of 0.005 of the
+    variance, for all but about one curve in a thousand.
+
     More kernels never explain less. Sharpnesses are positive; amplitudes of kernels that nearly cancel are kept from
     growing without bounds by a slight penalty (:data:`RIDGE`).
 

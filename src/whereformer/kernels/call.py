@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, TypedDict, Unpack, cast
 
@@ -189,12 +189,14 @@ def make_call(
         n_q, head_dim = _query_length(terms, options.get("query_positions"), n_k), value_dim
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
-        for name, tensor in vars(term).items():
+        # Not vars(term): the compiler of torch 2.11 cannot read it.
+        for field in fields(term):
+            tensor = getattr(term, field.name)
             if isinstance(tensor, Tensor):
-                _check_device(f"{type(term).__name__}.{name}", tensor, value)
-    fields = cast(dict[str, Any], options)
-    _check_options(value, batch, n_q, n_k, terms, fields)
-    call = Call(query, key, value, terms, n_q, n_k, _check_scale(fields.pop("scale", None), head_dim), **fields)
+                _check_device(f"{type(term).__name__}.{field.name}", tensor, value)
+    given = cast(dict[str, Any], options)
+    _check_options(value, batch, n_q, n_k, terms, given)
+    call = Call(query, key, value, terms, n_q, n_k, _check_scale(given.pop("scale", None), head_dim), **given)
     return call if len(terms) == 0 else _without_steps(call)
 
 

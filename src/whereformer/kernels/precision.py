@@ -7,18 +7,27 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from .torch_private import constant_when_compiled
+
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Return a context without autocast; on devices that have no autocast, such as meta, it does nothing."""
     # If autocast is off there is nothing to do, except in an exported program, which may later run under it.
-    if _autocasts(device.type) or (torch.compiler.is_exporting() and torch.amp.is_autocast_available(device.type)):
+    if _autocasts(device.type) or (torch.compiler.is_exporting() and _has_autocast(device.type)):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
 def _autocasts(kind: str) -> bool:
     """Whether autocast is on for a kind of device."""
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return _has_autocast(kind) and torch.is_autocast_enabled(kind)
+
+
+# A constant, because the compiler of torch 2.11 cannot trace the question.
+@constant_when_compiled
+def _has_autocast(kind: str) -> bool:
+    """Whether there is autocast for a kind of device."""
+    return torch.amp.is_autocast_available(kind)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
