@@ -76,10 +76,10 @@ class Speed:
 
     model: str
     """The checkpoint: a BERT of transformers."""
+    task: str = "cola"
+    """A task of GLUE."""
     data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """GLUE as Parquet. Default: from the Hub."""
-    task: str = "cola"
-    """One of GLUE's."""
     position: str = "learned"
     """Ours: the method; "learned" is the same model."""
     kernels: int = 5

@@ -59,30 +59,30 @@ class Pays:
     """Sentences to judge by."""
     test_rows: int = 2000
     """How many of them, drawn at random."""
-    judgements: int = 8
-    """How often, in fine-tuning."""
     column: str = "sentence"
     """The sentences' column."""
-    models: str = "plain,plain + tisa,funnel,funnel + tisa"
-    """Which of the models."""
-    pretrain_seconds: float = 300.0
-    """CPU time of pretraining each."""
-    finetune_seconds: float = 120.0
-    """CPU time of fine-tuning each."""
     length: int = 128
     """Tokens of a window in pretraining."""
     sentence_length: int = 64
     """Tokens of a sentence at most."""
-    batch_size: int = 32
-    """Windows, or sentences, of a step."""
-    hidden_size: int = 192
-    """Width."""
     vocab_size: int = 8192
     """Of the tokenizer, which is trained on the text."""
-    seed: int = 0
-    """Of weights and batches."""
+    models: Annotated[str, tyro.conf.arg(metavar="A,B")] = "plain,plain + tisa,funnel,funnel + tisa"
+    """Which of the models."""
+    hidden_size: int = 192
+    """Width."""
+    batch_size: int = 32
+    """Windows, or sentences, of a step."""
+    pretrain_seconds: float = 300.0
+    """CPU time of pretraining each."""
+    finetune_seconds: float = 120.0
+    """CPU time of fine-tuning each."""
+    judgements: int = 8
+    """How often, in fine-tuning."""
     out: Path = Path("benchmarks/results/funnel_pays")
     """Folder for the results; models that it has are not trained again."""
+    seed: int = 0
+    """Of weights and batches."""
 
     def run(self, console: Console) -> None:
         torch.set_num_threads(1)

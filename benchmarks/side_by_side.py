@@ -1,14 +1,21 @@
-"""Times of several models by turns, so that what else the machine does strikes all of them alike."""
+"""Models side by side: timed by turns, so that what else the machine does strikes all of them alike."""
 
 from __future__ import annotations
 
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
+from rich.console import Console
 from torch import nn
+
+from whereformer.experiments.bench.timing import memory_of
+from whereformer.runs.provenance import write_results
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,42 @@ class Times:
     ratio: float
     lowest: float
     highest: float
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Options of benchmarks that time models by turns and write a row for each."""
+
+    rounds: int = 5
+    """How often each model is timed."""
+
+    def measure(
+        self, steps: Mapping[str, Callable[[], object]], models: Mapping[str, nn.Module], baseline: str
+    ) -> dict[str, dict[str, Any]]:
+        """Each step's :class:`Times`, and in "mib" what it allocates at its peak beside its model's gradients."""
+        return {
+            name: {**asdict(times), "mib": _peak(steps[name], models[name]) // 2**20}
+            for name, times in time_by_turns(steps, models, self.rounds, baseline).items()
+        }
+
+
+def _peak(step: Callable[[], object], model: nn.Module) -> int:
+    step()  # leaves gradients, which the one that is measured then adds to
+    peak = memory_of(step, torch.device("cpu"))
+    model.zero_grad()
+    return peak
+
+
+def show(console: Console, label: str, row: Mapping[str, Any], more: str = "") -> None:
+    """Print a row: its ratio and range, its time, ``more`` and its memory."""
+    ratio = f"{row['ratio']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})"
+    console.print(f"{label}{ratio}  {row['seconds']:.2f} s  {more}{row['mib']} MiB", highlight=False)
+
+
+def write_rows(console: Console, out: Path, method: str | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows, and how they were measured: a benchmark's own docstring."""
+    write_results(out, {"method": " ".join(str(method).split()), "rows": rows})
+    console.print(f"wrote {out}", highlight=False)
 
 
 def time_by_turns(

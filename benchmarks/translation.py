@@ -19,7 +19,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from matplotlib.figure import Figure
@@ -44,28 +44,28 @@ class Translation:
     """Has train.parquet, validation.parquet and the test's file."""
     test: str = "test.parquet"
     """File of the folder to score."""
-    languages: str = "de,fr"
+    languages: Annotated[str, tyro.conf.arg(metavar="A,B")] = "de,fr"
     """Columns to translate into, from English."""
-    methods: str = ",".join(METHODS)
+    methods: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(METHODS)
     """Position methods."""
     seeds: int = 3
     """Runs of each, with the seeds 0, 1, 2 and so on; all methods have one seed before any has the next."""
-    steps: int = 1000
-    """Of each run."""
-    batch_tokens: int = 2048
-    """Of each step, on either side."""
     hidden_size: int = 128
     """Width, of three layers that read and three that write, with four heads."""
     intermediate_size: int = 512
     """Width within the feed-forward layers."""
+    dropout: float = 0.0
+    """On embeddings and on what layers add; in so few steps nothing is learned by heart."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """bfloat16: mixed precision."""
+    steps: int = 1000
+    """Of each run."""
+    batch_tokens: int = 2048
+    """Of each step, on either side."""
     learning_rate: float = 5e-3
     """The peak."""
     warmup: int = 400
     """Steps to it."""
-    dropout: float = 0.0
-    """On embeddings and on what layers add; in so few steps nothing is learned by heart."""
-    dtype: str = "bfloat16"
-    """Or float32."""
     workers: int = 1
     """Runs at a time, each on one thread."""
     out: Path = Path("runs/translation")

@@ -120,17 +120,16 @@ class Pretrain:
 
     def _tell(self, console: Console, results: PretrainResults) -> None:
         """Print the scores, the files that were written, and how to use the model."""
-        from ..training.judged import score_text
-        from .terminal import say
+        from .terminal import tell_training
 
-        scores = ", ".join(score_text(name, value) for name, value in results.scores.items())
-        say(
+        model = str(self.out / "model")
+        tell_training(
             console,
-            f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s; held-out {scores}",
-            f"wrote {self.out / 'model'} (model and tokenizer), {self.out / 'results.json'} and "
-            f"{self.out / 'checkpoints'}",
-            "\nfrom transformers import AutoTokenizer; from whereformer import Encoder\n"
-            f"tokenizer = AutoTokenizer.from_pretrained({str(self.out / 'model')!r})\n"
-            f"hidden = Encoder.from_pretrained({str(self.out / 'model')!r})"
+            self.out,
+            results,
+            "",
+            "from transformers import AutoTokenizer; from whereformer import Encoder",
+            f"tokenizer = AutoTokenizer.from_pretrained({model!r})",
+            f"hidden = Encoder.from_pretrained({model!r})"
             '(**tokenizer("some text", return_tensors="pt")).last_hidden_state',
         )

@@ -116,19 +116,11 @@ class Train:
 
     def _tell(self, console: Console, results: TranslationResults) -> None:
         """Print the scores, the files that were written, and how to use the model."""
-        from ..training.judged import score_text
-        from .terminal import say
+        from .terminal import tell_training
 
-        scores = ", ".join(score_text(name, value) for name, value in results.scores.items())
         mean = f" (mean of {len(results.averaged['steps'])} checkpoints)" if results.averaged else ""
-        say(
-            console,
-            f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s; "
-            f"held-out {scores}{mean}",
-            f"wrote {self.out / 'model'} (model and tokenizer), {self.out / 'results.json'} and "
-            f"{self.out / 'checkpoints'}",
-            f"\nwhereformer translate run {self.out / 'model'} < lines.txt",
-        )
+        usage = f"whereformer translate run {self.out / 'model'} < lines.txt"
+        tell_training(console, self.out, results, mean, usage)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from ... import __version__
 from ...analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from ...analysis.fit import TisaFit
 from ...files import write_atomically
@@ -68,7 +67,6 @@ def build_report(models: Sequence[ModelFindings], facts: dict[str, Any]) -> str:
     return page.render(
         TEMPLATE,
         title=f"What did {models[0].name if len(models) == 1 else 'they'} learn about position?",
-        version=__version__,
         verdict=verdict(models),
         gradients=gradients(),
         notes=notes,

@@ -161,10 +161,10 @@ class Problem:
     key: Tensor
     value: Tensor
     parameters: Parameters
+    causal: bool = False
     key_mask: Tensor | None = None
     query_positions: Positions | None = None
     key_positions: Positions | None = None
-    causal: bool = False
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -179,7 +179,7 @@ class Problem:
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of :func:`whereformer.attention`."""
-        names = ("key_mask", "query_positions", "key_positions", "causal")
+        names = ("causal", "key_mask", "query_positions", "key_positions")
         return {name: getattr(self, name) for name in names}
 
     def offsets(self) -> Tensor:
