@@ -1,17 +1,17 @@
-"""Attention with positions against what people use today: where the README's figures on speed come from.
+"""Time attention with positions against what people use today. The README's speed figures come from this benchmark.
 
 Run: make bench, or: .venv/bin/python benchmarks/attention.py --help
 
-It measures as ``whereformer bench`` does, with more terms and lengths, and these ways besides:
+It measures like ``whereformer bench``, with more terms and lengths, and with these other ways:
 
-- ``t5:transformers``: T5's bias by transformers' own buckets, added to scores that are written out.
+- ``t5:transformers``: T5's bias from transformers' own buckets, added to a full matrix of scores.
 - ``t5:x-transformers``: its RelativePositionBias and Attend; needs ``pip install x-transformers==2.31.10``.
-- ``tisa:eager``: TISA's kernels as a bias for every pair, added to scores that are written out; from the paper.
+- ``tisa:eager``: TISA's kernels as a bias for every pair, added to a full matrix of scores, as in the paper.
 - ``shaw:tensor2tensor``: (n, n, head_dim) tensors of vectors, as in tensor2tensor.
 - ``flex``: FlexAttention, compiled, with the table captured by its score_mod.
 
-All are given what doesn't depend on parameters (buckets, indices) for free, as a model could keep it, except where the
-library itself computes it in each forward. The parameters are those of our own ways, and so is what has to come out.
+What doesn't depend on parameters (buckets, indices) is computed before timing, because a model could keep it, unless
+the library itself computes it in each forward. All ways get the same parameters as ours and must give the same result.
 """
 
 import re
@@ -35,7 +35,7 @@ Compute = Callable[[], Tensor]
 
 
 def eager(problem: Problem, bias: Tensor) -> Tensor:
-    """Attention written out, as in Hugging Face's models."""
+    """Attention with a full matrix of scores, as in Hugging Face's models."""
     scores = problem.query @ problem.key.transpose(-1, -2) * problem.case.head_dim**-0.5 + bias
     return scores.softmax(-1) @ problem.value
 
@@ -51,7 +51,7 @@ def t5_x_transformers(problem: Problem) -> Compute:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it scripts functions, which torch calls deprecated
+        warnings.simplefilter("ignore")  # it scripts functions, which is deprecated in torch
         from x_transformers.attend import Attend
         from x_transformers.x_transformers import RelativePositionBias
 
@@ -83,7 +83,7 @@ def shaw_tensor2tensor(problem: Problem) -> Compute:
     query, key, value, case = problem.query, problem.key, problem.value, problem.case
 
     def by_row(rows: Tensor, vectors: Tensor) -> Tensor:
-        """``_relative_attention_inner``: one product a query, over batch and heads at once."""
+        """``_relative_attention_inner``: one product per query, over batch and heads at once."""
         flat = rows.permute(2, 0, 1, 3).reshape(case.n, case.batch * case.heads, -1)
         return (flat @ vectors).view(case.n, case.batch, case.heads, -1).permute(1, 2, 0, 3)
 
@@ -99,7 +99,7 @@ def shaw_tensor2tensor(problem: Problem) -> Compute:
 def flex(problem: Problem) -> Compute:
     from torch.nn.attention.flex_attention import flex_attention
 
-    torch._dynamo.reset()  # or the next length counts as a recompilation, and after eight it is not compiled
+    torch._dynamo.reset()  # else each length counts as a recompilation, and after eight nothing is compiled
     compiled = torch.compile(flex_attention, dynamic=False)
 
     def compute() -> Tensor:
@@ -131,23 +131,23 @@ PEERS = (
 
 @dataclass(frozen=True)
 class Full(Bench):
-    """Attention with positions, by whereformer and by what people use today, relative to attention without.
+    """Time attention with positions in whereformer and in what people use today, relative to attention without them.
 
-    Everything, up to 8192 tokens, takes hours on one core. Parts can be measured one after the other, because each run
-    adds to the folder: --lengths 128,512 first, then --lengths 2048, then --lengths 8192.
+    Everything, up to 8192 tokens, takes hours on one core. You can measure in parts, because each run adds to the
+    folder: --lengths 128,512 first, then --lengths 2048, then --lengths 8192.
     """
 
     terms: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = "all"
     """What positions add; see whereformer bench --help."""
 
     lengths: Annotated[str | None, tyro.conf.arg(metavar="N,N")] = "128,512,2048,8192"
-    """Tokens of a sequence."""
+    """Tokens in a sequence."""
 
     dtypes: Annotated[str | None, tyro.conf.arg(metavar="A,B")] = "float32,bfloat16"
     """float32, bfloat16 or float16."""
 
     out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
-    """Folder for the results. Default: benchmarks/results/ and the machine's name."""
+    """Folder for the results. Default: a folder in benchmarks/results/ named after the machine."""
 
     def run(self, console) -> None:
         machine = describe_machine(self._settings().device)

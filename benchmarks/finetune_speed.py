@@ -1,11 +1,11 @@
-"""How fast is fine-tuning, compared with transformers' own Trainer on the same checkpoint and task?
+"""Compare the speed of our fine-tuning with transformers' own Trainer, on the same checkpoint and task.
 
 Run: .venv/bin/python benchmarks/finetune_speed.py --model FOLDER --data GLUE_FOLDER [--task cola] [--position learned]
 
-Peers are AutoModelForSequenceClassification with attn_implementation="sdpa" and DataCollatorWithPadding, as in
-transformers' run_glue, with rows in any order (its default) and with rows of like length together. All are trained in
-turns, a few steps at a time, on one thread. What counts is process CPU time by tokens of text, without padding; ratios
-are within rounds, because the machine may be shared. Writes results.json.
+The peers are AutoModelForSequenceClassification with attn_implementation="sdpa" and DataCollatorWithPadding, as in
+transformers' run_glue: once with rows in random order (its default), and once with rows grouped by length. All are
+trained in turns, a few steps at a time, on one thread. The measure is process CPU time per token of text, without
+padding. Ratios are taken within rounds, because the machine may be shared. Writes results.json.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PEER = "transformers"
 
 
 class Clock(TrainerCallback):
-    """CPU seconds from the first step's begin to the last one's end; what a Trainer sets up is not counted."""
+    """Measures CPU seconds from the start of the first step to the end of the last, without the Trainer's setup."""
 
     seconds = 0.0
     started: float | None = None
@@ -59,7 +59,7 @@ class Clock(TrainerCallback):
 
 
 class Counting:
-    """A collator that counts each batch's tokens of text; a loader may ask for one more than is used."""
+    """A collator that counts each batch's tokens of text. A loader may ask for one more batch than is used."""
 
     def __init__(self, collate: Callable[[list[Any]], Any], key: str) -> None:
         self.collate, self.key = collate, key
@@ -72,24 +72,24 @@ class Counting:
 
 @dataclass(frozen=True)
 class Speed:
-    """Fine-tuning's time by token, ours and transformers'."""
+    """Measure the time per token of our fine-tuning and of transformers'."""
 
     model: str
-    """The checkpoint: a BERT of transformers."""
+    """A BERT checkpoint of transformers."""
     task: str = "cola"
-    """A task of GLUE."""
+    """A GLUE task."""
     data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """GLUE as Parquet. Default: from the Hub."""
+    """Folder with GLUE as Parquet. Default: download from the Hub."""
     position: str = "learned"
-    """Ours: the method; "learned" is the same model."""
+    """The position method of our model. With "learned" it is the same model as theirs."""
     kernels: int = 5
-    """Of TISA, where that is in it."""
+    """Number of TISA kernels, if the method has TISA."""
     batch_size: int = 32
-    """Rows of a step."""
+    """Rows in a step."""
     steps: int = 8
-    """Of each in a round."""
+    """Steps of each way in a round."""
     rounds: int = 7
-    """How often; the first one does not count."""
+    """Number of rounds. The first one does not count."""
     out: Path = Path("runs/finetune_speed")
     """Folder for results.json."""
 
@@ -124,7 +124,7 @@ class Speed:
         ratios = {
             name: [mine / theirs for mine, theirs in zip(costs[name], costs[PEER], strict=True)][1:] for name in costs
         }
-        table = Table("", "ms by 1000 tokens", f"by {PEER}", "rounds", title=f"{self.task}, {self.position}")
+        table = Table("", "ms per 1000 tokens", f"/ {PEER}'s", "rounds", title=f"{self.task}, {self.position}")
         for name, found in ratios.items():
             middle = statistics.median(costs[name][1:])
             table.add_row(
@@ -148,7 +148,7 @@ class Speed:
         tokenizer: Any,
         turn: int,
     ) -> float:
-        """CPU seconds by token of text, over some steps."""
+        """Return CPU seconds per token of text, over some steps."""
         arguments = TrainingArguments(
             output_dir=str(self.out),
             max_steps=self.steps,

@@ -1,11 +1,11 @@
-"""How fast is a funnel? Against transformers' Funnel of the same weights, and against our plain encoder.
+"""Time our funnel against transformers' Funnel with the same weights, and against our plain encoder.
 
 Run: .venv/bin/python benchmarks/funnel.py [--lengths 128,512] [--out FILE]
 
-Outputs are compared first. Then every round runs each model once, in an order that changes; a ratio is a model's time
-by that of transformers' in the same round. CPU time of one thread; medians, lowest and highest. Memory is what a
-forward, or a training step, allocates at its peak beside parameters and their gradients, which are alike in both. FLOPs
-are those of ``whereformer cost``.
+Outputs are compared first. Then every round runs each model once, in random order. A ratio is a model's time divided by
+the time of transformers' in the same round. Time is the CPU time of one thread; the median, lowest and highest are
+given. Memory is what a forward or a training step allocates at its peak, besides parameters and their gradients, which
+are the same in both. FLOPs are those of ``whereformer cost``.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from whereformer.cli.main import execute
 
 
 def _call(model: nn.Module, name: str, ids: Tensor) -> Callable[[], Tensor]:
-    # Transformers takes no token types for zeros; so that its weights do the same here, they are given.
+    # Without token types, transformers assumes zeros. They are passed so that the same weights do the same here.
     own = {"token_type_ids": torch.zeros_like(ids)} if name in ("transformers", "whereformer") else {}
     return lambda: model(ids, **own).last_hidden_state
 
 
 @dataclass(frozen=True)
 class Funnel(SideBySide):
-    """Time and memory of funnels relative to transformers' FunnelModel, which has the same weights."""
+    """Measure time and memory of funnels relative to transformers' FunnelModel with the same weights."""
 
     lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "128,512"
-    """Tokens of a sequence."""
+    """Tokens in a sequence."""
     tokens: int = 1024
-    """Of a batch."""
+    """Tokens in a batch."""
     blocks: str = "2-2-2"
     """Layers."""
     hidden_size: int = 768

@@ -1,13 +1,13 @@
-"""Does a funnel pay? The same time of pretraining and fine-tuning for plain encoders and for funnels.
+"""Does a funnel pay? Give plain encoders and funnels the same time to pretrain and fine-tune, and compare accuracy.
 
-The funnels' blocks cost what the plain encoder costs; in pretraining they have a decoder's layer more.
+The funnels' blocks cost the same as the plain encoder. In pretraining, funnels have an additional decoder layer.
 
 Run: .venv/bin/python benchmarks/funnel_pays.py --text wikitext.parquet --train sst2/train.parquet
          --test sst2/validation.parquet [--column sentence]
 
-Pretraining is masked language modelling, every model on the same stream of batches for the same CPU time of one
-thread; then each is fine-tuned on sentences with a label, again for the same time, and judged on the test sentences at
-intervals. What is compared is accuracy against time. Writes results.json and plot.svg.
+Pretraining is masked language modelling. Every model gets the same stream of batches for the same CPU time of one
+thread. Then each is fine-tuned on labelled sentences, again for the same time, and judged on the test sentences at
+intervals. The result is accuracy over time. Writes results.json and plot.svg.
 """
 
 from __future__ import annotations
@@ -49,40 +49,40 @@ MASK_RATE = 0.15
 
 @dataclass(frozen=True)
 class Pays:
-    """Accuracy against time for plain encoders and funnels, pretrained and fine-tuned alike."""
+    """Measure accuracy over time for plain encoders and funnels that are pretrained and fine-tuned the same way."""
 
     text: Annotated[str, tyro.conf.arg(metavar="PATH")]
     """Text to pretrain on."""
     train: Annotated[Path, tyro.conf.arg(metavar="PARQUET")]
-    """Sentences to fine-tune on, with a whole number "label"."""
+    """Sentences to fine-tune on, with a column "label" of whole numbers."""
     test: Annotated[Path, tyro.conf.arg(metavar="PARQUET")]
     """Sentences to judge by."""
     test_rows: int = 2000
-    """How many of them, drawn at random."""
+    """Number of sentences to judge by, drawn at random."""
     column: str = "sentence"
-    """The sentences' column."""
+    """The column with the sentences."""
     length: int = 128
-    """Tokens of a window in pretraining."""
+    """Tokens in a pretraining window."""
     sentence_length: int = 64
-    """Tokens of a sentence at most."""
+    """Most tokens in a sentence."""
     vocab_size: int = 8192
-    """Of the tokenizer, which is trained on the text."""
+    """Vocabulary size of the tokenizer, which is trained on the text."""
     models: Annotated[str, tyro.conf.arg(metavar="A,B")] = "plain,plain + tisa,funnel,funnel + tisa"
-    """Which of the models."""
+    """The models to train."""
     hidden_size: int = 192
     """Width."""
     batch_size: int = 32
-    """Windows, or sentences, of a step."""
+    """Windows or sentences in a step."""
     pretrain_seconds: float = 300.0
-    """CPU time of pretraining each."""
+    """CPU seconds to pretrain each model."""
     finetune_seconds: float = 120.0
-    """CPU time of fine-tuning each."""
+    """CPU seconds to fine-tune each model."""
     judgements: int = 8
-    """How often, in fine-tuning."""
+    """How many times the model is judged during fine-tuning."""
     out: Path = Path("benchmarks/results/funnel_pays")
-    """Folder for the results; models that it has are not trained again."""
+    """Folder for the results. Models that it already has are not trained again."""
     seed: int = 0
-    """Of weights and batches."""
+    """Seed of weights and batches."""
 
     def run(self, console: Console) -> None:
         torch.set_num_threads(1)
@@ -138,7 +138,7 @@ class Pays:
         console.print(f"wrote {file} and {self.out / 'plot.svg'}", highlight=False)
 
     def _costs(self, config: EncoderConfig) -> dict[str, float]:
-        """Of a window in pretraining, whose encoder has a decoder, and of the longest sentence, whose has none."""
+        """Return the cost of a pretraining window, with the decoder, and of the longest sentence, without it."""
         predictions = round(MASK_RATE * self.length)
         blocks = EncoderConfig.from_dict({**config.to_dict(), "decoder_layers": "0"})
         return {
@@ -172,7 +172,7 @@ class Pays:
         return ids, ids != PAD, torch.tensor([label for _, label in rows])
 
     def _train(self, model: Any, batch: Any, seconds: float, learning_rate: float) -> int:
-        """Steps until the CPU time is over; the learning rate follows the time."""
+        """Train until the CPU time is used up, and return the number of steps. The learning rate follows the time."""
         optimizer = build_optimizer(model, learning_rate)
         model.train()
         started, step = time.process_time(), 0

@@ -1,9 +1,9 @@
-"""Everything that wants a GPU, in one run: tests, correctness at real sizes, timings, memory.
+"""Run everything that needs a GPU: tests, correctness at real sizes, timings and memory.
 
     python benchmarks/gpu_check.py --out gpu.json
 
-Each part that fails leaves its error in the JSON and lets the others run. Ratios are the median over rounds of
-``plain / this``, where plain is flash attention without any bias in the same round: 0.9 is 90% of its speed.
+If a part fails, its error goes into the JSON and the other parts still run. Ratios are medians over rounds of
+``plain / this``, where plain is flash attention without any bias in the same round, so 0.9 is 90% of its speed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEVICE = "cuda"
 HEADS = 12
 SHAPES = [(16, 1024, 64), (4, 4096, 64), (8, 1024, 128), (2, 4096, 128)]  # batch, length, head_dim
 QUICK_SHAPES = [(1, 128, 64)]
-DEADLINE = 460.0  # seconds for all
+DEADLINE = 460.0  # seconds for everything
 
 Step = Callable[[], Any]
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="where to write the JSON")
     parser.add_argument("--skip-tests", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="whether it runs at all: one small shape, no tests")
+    parser.add_argument("--quick", action="store_true", help="only check that it runs: one small shape, no tests")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("gpu_check: needs an NVIDIA GPU, found none")
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def tests(seconds: float) -> dict[str, Any]:
-    """The test file, dealt out to several processes, because compiling its many kernels is what takes time."""
+    """Run the test file in several processes, because compiling its many kernels takes long."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     where: dict[str, Any] = {"cwd": Path(__file__).parents[1], "env": environment, "text": True}
@@ -99,7 +99,7 @@ def tests(seconds: float) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
     running = []
     for worker in range(workers):
-        log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it outlives the loop
+        log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it must stay open after the loop
         command = [*pytest, "--tb=short", "-v", "-o", "addopts=", *names[worker::workers]]
         running.append((subprocess.Popen(command, **where, stdout=log, stderr=subprocess.STDOUT), log))
     passed, unfinished, failures = 0, 0, []
@@ -140,7 +140,7 @@ def tables_of(name: str, length: int, head_dim: int) -> list[Tensor]:
 
 
 def content(batch: int, length: int, head_dim: int, dtype: torch.dtype) -> list[Tensor]:
-    # (batch, length, heads, head_dim) in memory, as projections leave it.
+    # (batch, length, heads, head_dim) in memory, the layout that projections produce.
     shape = (batch, length, HEADS, head_dim)
     return [torch.randn(shape, device=DEVICE, dtype=dtype).transpose(1, 2).detach().requires_grad_() for _ in range(3)]
 
@@ -151,7 +151,7 @@ def content(batch: int, length: int, head_dim: int, dtype: torch.dtype) -> list[
 def correct(
     dtype: torch.dtype, length: int, head_dim: int, names: tuple[str, ...] = ("none", "full", "t5", "shaw")
 ) -> dict[str, Any]:
-    """Errors relative to float64, beside those of plain fused attention in the same dtype."""
+    """Measure errors against float64, next to those of plain fused attention in the same dtype."""
     found: dict[str, Any] = {}
     torch.manual_seed(0)
     global HEADS
@@ -212,7 +212,7 @@ def correct(
 
 
 def speed(batch: int, length: int, head_dim: int) -> dict[str, Any]:
-    """Ratios to flash attention without bias, forward and training, bfloat16."""
+    """Measure speed ratios to flash attention without bias, forward and training, in bfloat16."""
     dtype = torch.bfloat16
     torch.manual_seed(0)
     query, key, value = content(batch, length, head_dim, dtype)
@@ -292,7 +292,7 @@ def speed(batch: int, length: int, head_dim: int) -> dict[str, Any]:
 
 
 def timed(step: Step, repeats: int = 5) -> float:
-    """Milliseconds a step, by CUDA events, after one to warm up."""
+    """Return milliseconds per step, by CUDA events, after one warm-up step."""
     step()
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
@@ -304,7 +304,7 @@ def timed(step: Step, repeats: int = 5) -> float:
 
 
 def memory() -> dict[str, Any]:
-    """Peak memory of a training step beyond its inputs, MiB, at growing lengths."""
+    """Measure a training step's peak memory beyond its inputs, in MiB, at growing lengths."""
     found: dict[str, Any] = {}
     for length in (2048, 4096, 8192, 16384):
         inputs = content(1, length, 64, torch.bfloat16)

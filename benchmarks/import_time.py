@@ -1,4 +1,4 @@
-"""What ``import whereformer`` adds to ``import torch``: medians of fresh processes, taken in turns.
+"""Measure how much ``import whereformer`` adds to ``import torch``: medians over fresh processes, in turns.
 
 Run: python benchmarks/import_time.py [--rounds 7] [--out FILE]
 """
@@ -26,7 +26,7 @@ def main() -> None:
     given = parser.parse_args()
     times: dict[str, list[float]] = {"torch": [], "whereformer": []}
     for module in times:
-        seconds(module)  # bring the files into memory
+        seconds(module)  # load the files into the disk cache
     for _ in range(given.rounds):
         for module, found in times.items():
             found.append(seconds(module))

@@ -1,7 +1,8 @@
-"""What a call of attention costs before there is anything to compute: 4 tokens, 1 sequence, 12 heads of 64, float32.
+"""Measure the overhead of an attention call with almost nothing to compute: 1 sequence, 4 tokens, 12 heads of 64.
 
-Microseconds of one thread's CPU time, torch's attention and ours in turns, without gradients and as a training step
-(forward and all gradients); medians, and in brackets how many times torch's in the same round.
+Torch's attention and ours are timed in turns in float32, without gradients and as a training step (forward and all
+gradients). Numbers are medians in microseconds of one thread's CPU time, with the ratio to torch's time in the same
+round in brackets.
 
 Run: python benchmarks/per_call.py [--rounds 200] [--tokens 4] [--out FILE]
 """
@@ -24,13 +25,13 @@ from whereformer.runs.provenance import write_results
 
 HEADS, HEAD_DIM = 12, 64
 CALLS = 20
-"""In a row, in each round."""
+"""Calls in a row in each round."""
 
 Step = Callable[[], object]
 
 
 def steps(tokens: int, training: bool) -> dict[str, Step]:
-    """What is timed, torch's attention first."""
+    """Return the calls to time, torch's attention first."""
     query, key, value = (torch.randn(1, HEADS, tokens, HEAD_DIM, requires_grad=training) for _ in range(3))
     table = torch.randn(HEADS, 2 * tokens - 1, requires_grad=training)
     seed = torch.randn(1, HEADS, tokens, HEAD_DIM)
@@ -69,13 +70,13 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    print(f"{'microseconds a call':20} {'forward':>15} {'training':>15}")
+    print(f"{'microseconds / call':20} {'forward':>15} {'training':>15}")
     cells: dict[str, list[str]] = {}
     results: dict[str, dict[str, Any]] = {}
     for training in (False, True):
         timed = steps(given.tokens, training)
         for step in timed.values():
-            microseconds(step)  # what is compiled or kept in caches comes with the first calls
+            microseconds(step)  # the first calls compile and fill caches
         gc.disable()
         rounds = [{name: microseconds(step) for name, step in timed.items()} for _ in range(given.rounds)]
         gc.enable()

@@ -1,9 +1,9 @@
-"""How much another seed changes the gap between two methods: where ``SEED_NOISE`` of the ranking comes from.
+"""Measure how much another seed changes the gap between two methods. The ranking's ``SEED_NOISE`` comes from this.
 
 Run ``whereformer compare --seeds 2`` (or more) first, then: python benchmarks/seed_noise.py runs/compare/results.json
 
-For every pair of methods it takes the difference of their held-out losses with each seed, and prints the standard
-deviation of these differences over seeds, pooled over all pairs, and twice that: a gap that one seed has to exceed.
+For every pair of methods it takes the difference of their held-out losses with each seed. It prints the standard
+deviation of these differences over seeds, pooled over all pairs, and twice that, which a gap with one seed must exceed.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Models side by side: timed by turns, so that what else the machine does strikes all of them alike."""
+"""Time several models in turns, so that other load on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Times:
     """CPU seconds of one step, and their ratio to the baseline's in the same round.
 
     Args:
-        seconds: the median.
-        ratio: the median.
-        lowest: ratio.
-        highest: ratio.
+        seconds: the median time.
+        ratio: the median ratio.
+        lowest: the lowest ratio.
+        highest: the highest ratio.
     """
 
     seconds: float
@@ -37,15 +37,15 @@ class Times:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Options of benchmarks that time models by turns and write a row for each."""
+    """Options of benchmarks that time models in turns and write a row for each."""
 
     rounds: int = 5
-    """How often each model is timed."""
+    """How many times each model is timed."""
 
     def measure(
         self, steps: Mapping[str, Callable[[], object]], models: Mapping[str, nn.Module], baseline: str
     ) -> dict[str, dict[str, Any]]:
-        """Each step's :class:`Times`, and in "mib" what it allocates at its peak beside its model's gradients."""
+        """Return the :class:`Times` of each step, with its peak memory beside its model's gradients as "mib"."""
         return {
             name: {**asdict(times), "mib": _peak(steps[name], models[name]) // 2**20}
             for name, times in time_by_turns(steps, models, self.rounds, baseline).items()
@@ -53,20 +53,20 @@ class SideBySide:
 
 
 def _peak(step: Callable[[], object], model: nn.Module) -> int:
-    step()  # leaves gradients, which the one that is measured then adds to
+    step()  # leaves gradients, so that the measured step only adds to them
     peak = memory_of(step, torch.device("cpu"))
     model.zero_grad()
     return peak
 
 
 def show(console: Console, label: str, row: Mapping[str, Any], more: str = "") -> None:
-    """Print a row: its ratio and range, its time, ``more`` and its memory."""
+    """Print a row: the ratio with its range, the time, ``more`` and the memory."""
     ratio = f"{row['ratio']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})"
     console.print(f"{label}{ratio}  {row['seconds']:.2f} s  {more}{row['mib']} MiB", highlight=False)
 
 
 def write_rows(console: Console, out: Path, method: str | None, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows, and how they were measured: a benchmark's own docstring."""
+    """Write the rows of a benchmark, and its docstring, which says how they were measured."""
     write_results(out, {"method": " ".join(str(method).split()), "rows": rows})
     console.print(f"wrote {out}", highlight=False)
 
@@ -74,12 +74,12 @@ def write_rows(console: Console, out: Path, method: str | None, rows: Sequence[M
 def time_by_turns(
     steps: Mapping[str, Callable[[], object]], models: Mapping[str, nn.Module], rounds: int, baseline: str
 ) -> dict[str, Times]:
-    """Run every step once a round, in an order that changes, after a round that isn't counted.
+    """Run every step once per round, in random order, after one round that isn't counted.
 
     Args:
-        steps: what is timed, by name.
-        models: of the same names; their gradients are dropped after each step.
-        rounds: that are counted.
+        steps: the steps to time, by name.
+        models: the models with the same names; their gradients are dropped after each step.
+        rounds: number of rounds that count.
         baseline: the name that ratios are relative to.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}

@@ -1,12 +1,13 @@
-"""What does a T5 gain when its biases are a table over offsets? A training step, against transformers' own attention.
+"""Measure what a T5 gains in training when its biases are a table over offsets, against transformers' own attention.
 
 Run: .venv/bin/python benchmarks/t5.py [--lengths 128,512,1024] [--out FILE]
 
-The same weights run as transformers' "eager" and "sdpa" attention, which add a matrix of biases to the scores, and as
-``whereformer.attach(model, "none")``. Outputs are compared first. Then every round runs each once, in an order that
-changes; a ratio is a model's time by that of "sdpa" in the same round. CPU time of one thread; medians, lowest and
-highest. Memory is what a step allocates at its peak beside parameters and their gradients. In padded batches the rows'
-lengths fall evenly from n to half of it; the decoder reads as many tokens as the encoder.
+The same weights run with transformers' "eager" and "sdpa" attention, which add a matrix of biases to the scores, and
+with ``whereformer.attach(model, "none")``. Outputs are compared first. Then every round runs each once, in random
+order. A ratio is a model's time divided by the time of "sdpa" in the same round. Time is the CPU time of one thread;
+the median, lowest and highest are given. Memory is what a step allocates at its peak, besides parameters and their
+gradients. In padded batches, the lengths of rows fall evenly from n to half of n. The decoder reads the same number of
+tokens as the encoder.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from whereformer.cli.main import execute
 
 
 def _models(encoder_only: bool, layers: int) -> dict[str, nn.Module]:
-    """T5-small's sizes."""
+    """Build the models to compare, with the sizes of T5-small."""
     torch.manual_seed(0)
     config = T5Config(
         vocab_size=1000, d_model=512, d_kv=64, d_ff=2048, num_heads=8, num_layers=layers, dropout_rate=0.0
@@ -56,14 +57,14 @@ def _inputs(length: int, batch: int, encoder_only: bool, padded: bool) -> dict[s
 
 @dataclass(frozen=True)
 class Biases(SideBySide):
-    """Time and memory of a T5's training step with its biases as a table, relative to transformers'."""
+    """Measure time and memory of a T5 training step with its biases as a table, relative to transformers'."""
 
     lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "128,512,1024"
-    """Tokens of a sequence."""
+    """Tokens in a sequence."""
     tokens: int = 2048
-    """Of a batch."""
+    """Tokens in a batch."""
     layers: int = 6
-    """Of the encoder, and of the decoder."""
+    """Layers of the encoder, and of the decoder."""
     out: Path = Path("benchmarks/results/t5.json")
     """File for the results."""
 
@@ -74,7 +75,7 @@ class Biases(SideBySide):
             models = _models(encoder_only, self.layers)
             for length in map(int, self.lengths.split(",")):
                 batch = max(1, self.tokens // length)
-                for padded in (False, True)[: 1 + (batch > 1)]:  # one row alone has no padding
+                for padded in (False, True)[: 1 + (batch > 1)]:  # a single row has no padding
                     inputs = _inputs(length, batch, encoder_only, padded)
                     _check(models, inputs)
                     steps = {name: partial(_step, model, inputs) for name, model in models.items()}

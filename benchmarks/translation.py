@@ -1,12 +1,12 @@
-"""Which position method translates best for its cost? Every method, language and seed with the same budget.
+"""Compare how well position methods translate: train every method, language and seed with the same budget.
 
 Run: .venv/bin/python benchmarks/translation.py --data multi30k [--languages de,fr] [--seeds 3] [--workers 2]
 
 The folder has train.parquet, validation.parquet and test.parquet (here test_2016_flickr) with a column for each
-language. Every run is `whereformer translate train` and `whereformer translate score`, as anyone could give them; runs
-that are there already are not made again, and an interrupted one continues. Writes results.json: for each method the
-scores of every seed, and of sentences by length; and plot.svg. Prints the means. How much a step costs is for
-translation_speed.py to say, since runs side by side disturb each other.
+language. Every run calls the commands `whereformer translate train` and `whereformer translate score`. Finished runs
+are not repeated, and an interrupted run continues. Writes plot.svg and results.json (for each method the scores of
+every seed, and of sentences by length), and prints the means. For the cost of a step see translation_speed.py; here,
+runs in parallel disturb each other.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw
 
 @dataclass(frozen=True)
 class Translation:
-    """BLEU of small translation models with each position method, all trained alike."""
+    """Measure the BLEU of small translation models with each position method, all trained the same way."""
 
     data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
-    """Has train.parquet, validation.parquet and the test's file."""
+    """Folder with train.parquet, validation.parquet and the test file."""
     test: str = "test.parquet"
-    """File of the folder to score."""
+    """The test file in that folder."""
     languages: Annotated[str, tyro.conf.arg(metavar="A,B")] = "de,fr"
     """Columns to translate into, from English."""
     methods: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(METHODS)
     """Position methods."""
     seeds: int = 3
-    """Runs of each, with the seeds 0, 1, 2 and so on; all methods have one seed before any has the next."""
+    """Number of runs of each method, with seeds 0, 1, 2 and so on. All methods run with one seed before the next."""
     hidden_size: int = 128
-    """Width, of three layers that read and three that write, with four heads."""
+    """Width of the model, which has three encoder layers, three decoder layers and four heads."""
     intermediate_size: int = 512
     """Width within the feed-forward layers."""
     dropout: float = 0.0
-    """On embeddings and on what layers add; in so few steps nothing is learned by heart."""
+    """Dropout on embeddings and on the output of sublayers. Training is too short to memorise the text."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """bfloat16: mixed precision."""
+    """Precision; bfloat16 is mixed precision."""
     steps: int = 1000
-    """Of each run."""
+    """Training steps of each run."""
     batch_tokens: int = 2048
-    """Of each step, on either side."""
+    """Tokens in each step, on either side."""
     learning_rate: float = 5e-3
-    """The peak."""
+    """Peak of the learning rate."""
     warmup: int = 400
-    """Steps to it."""
+    """Number of steps in which the learning rate rises."""
     workers: int = 1
-    """Runs at a time, each on one thread."""
+    """Number of runs at a time, each on one thread."""
     out: Path = Path("runs/translation")
     """Folder for the runs, results.json and plot.svg."""
 
@@ -87,13 +87,13 @@ class Translation:
                 for each, scores in zip(runs, workers.map(lambda each: self._scores(*each), runs), strict=True):
                     console.print(f"{' '.join(map(str, each))}: BLEU {scores['bleu']}", highlight=False)
             except BaseException:
-                # Those that have not begun.
+                # Cancels the runs that have not begun.
                 workers.shutdown(wait=False, cancel_futures=True)
                 raise
         self._gather(console, names)
 
     def _scores(self, name: str, language: str, seed: int) -> dict[str, Any]:
-        """What `translate score` says of a run, which is made if it is not there."""
+        """Return what `translate score` says of a run. If there is no such run, make it first."""
         folder = self.out / language / name / str(seed)
         file = folder / "scores.json"
         if not file.exists():
@@ -127,7 +127,7 @@ class Translation:
             raise InputError(f"a run failed, see {log}")
 
     def _gather(self, console: Console, names: list[str]) -> None:
-        """Of all runs that are there."""
+        """Summarise all finished runs."""
         left_out = ("data", "out", "methods", "languages", "seeds", "workers")
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         results: dict[str, Any] = {"settings": settings, "languages": {}}
@@ -178,7 +178,7 @@ class Translation:
         console.print(table)
 
     def _plot(self, languages: dict[str, Any]) -> None:
-        """A dot for every seed, and a line at their mean."""
+        """Plot a dot for every seed, and a line at their mean."""
         figure = Figure(figsize=(3.4 * len(languages) + 1, 3.2), layout="constrained")
         panels = figure.subplots(1, len(languages), sharey=True, squeeze=False)[0]
         for axes, (language, methods) in zip(panels, languages.items(), strict=True):

@@ -1,11 +1,11 @@
-"""How fast is a translation model's training step with each position method, relative to sinusoidal positions?
+"""Time a translation model's training and decoding with each position method, relative to sinusoidal positions.
 
 Run: .venv/bin/python benchmarks/translation_speed.py [--methods shaw,rope] [--lengths 16,32] [--dtype bfloat16]
 
-Shaw et al. (2018) trained at 7% fewer steps per second than sinusoidal positions. All methods take the same steps
-(forward, loss, backward, update) on the same batches of the small preset by turns, on one thread; ratios are within
-rounds, because the machine may be shared. ``shaw`` has vectors for keys and values, clipped at 16. Then the same for a
-step of decoding, when so many tokens are written and kept in the cache. Writes results.json.
+Shaw et al. (2018) report 7% fewer training steps per second than with sinusoidal positions. Here, all methods take the
+same steps (forward, loss, backward, update) on the same batches, with the small preset, in turns, on one thread. Ratios
+are taken within rounds, because the machine may be shared. ``shaw`` has vectors for keys and values, clipped at 16.
+Then decoding steps are timed, with a given number of tokens already written and cached. Writes results.json.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "shaw-clip-4": ("shaw", {"clip": 4}),
     "shaw-clip-2": ("shaw", {"clip": 2}),
 }
-"""What some names mean: a method and its options."""
+"""Names that stand for a method with options."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Training steps by second with each position method, relative to sinusoidal positions."""
+    """Measure training steps per second with each position method, relative to sinusoidal positions."""
 
     methods: Annotated[str, tyro.conf.arg(metavar="A,B")] = "all"
-    """Position methods; "all" takes every one, and shaw with keys only and with clips of 4 and 2."""
+    """Position methods. "all" means every method, and also shaw with keys only and with clips of 4 and 2."""
     lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "16,32"
-    """Median tokens of a line; a batch has lines of nearly that length, as buckets have."""
+    """Median tokens in a line. A batch has lines of about that length, as a bucket does."""
     written: str = "16,128,1024"
-    """Tokens of a line that are written already, in decoding."""
+    """Tokens of a line that are already written, in decoding."""
     batch_tokens: int = 2048
-    """Tokens of a batch on either side, padding included."""
+    """Tokens in a batch on either side, including padding."""
     preset: Literal["small", "base", "big"] = "small"
-    """Sizes of the model."""
+    """Size of the model."""
     vocab_size: int = 8000
-    """Of the model."""
+    """Size of the vocabulary."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: mixed precision."""
+    """float32, or bfloat16 for mixed precision."""
     rounds: int = 9
-    """How often; one more comes first and does not count."""
+    """Number of rounds that count. One more comes first."""
     out: Path = Path("runs/translation_speed")
     """Folder for results.json."""
 
@@ -118,7 +118,7 @@ class Speed:
         return Seq2SeqForConditionalGeneration(config)
 
     def _batch(self, length: int) -> dict[str, Tensor]:
-        """Pairs of lines whose lengths differ by a little, as in a bucket."""
+        """Return pairs of lines whose lengths differ a little, as in a bucket."""
         generator = torch.Generator().manual_seed(length)
         widest = length + max(1, length // 16)
         rows = []
@@ -128,7 +128,7 @@ class Speed:
         return collate(rows)
 
     def _step(self, model: Seq2SeqForConditionalGeneration, batch: dict[str, Tensor]) -> Callable[[], object]:
-        # So small a rate that nothing is learned, and no batch becomes another one's lesson.
+        # The rate is so small that nothing is learned, so batches do not affect each other.
         optimizer = build_optimizer(model, 1e-9)
 
         def step() -> None:
@@ -140,7 +140,7 @@ class Speed:
         return step
 
     def _decoding_step(self, model: Seq2SeqForConditionalGeneration, written: int) -> Callable[[], object]:
-        """The next token of four lines, always the same one."""
+        """Return a step that decodes the next token of four lines, always the same token."""
         generator = torch.Generator().manual_seed(written)
         source, target = (torch.randint(3, self.vocab_size, (4, n), generator=generator) for n in (16, written))
         cache = EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache(config=model.config))
@@ -160,7 +160,7 @@ class Speed:
         return step
 
     def _print(self, console: Console, title: str, found: dict[str, Times]) -> None:
-        table = Table("", "ms a step", "steps/s by sinusoidal's", "rounds", title=title)
+        table = Table("", "ms per step", "steps/s / sinusoidal's", "rounds", title=title)
         for name, times in found.items():
             spread = f"{1 / times.highest:.2f}-{1 / times.lowest:.2f}"
             table.add_row(name, f"{1000 * times.seconds:.1f}", f"{1 / times.ratio:.3f}", spread)

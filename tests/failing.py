@@ -1,4 +1,4 @@
-"""Commands that refuse what they are given."""
+"""Helpers for tests of commands that refuse their arguments."""
 
 import shlex
 

@@ -164,7 +164,7 @@ def _terms_of_hook(position: Position, place: Any, found: tuple[Any, ...]) -> No
 @shapes_of("curve")
 def curve(
     self: Position,
-    offsets: Shaped[Tensor, "*offsets"] | Sequence[float],
+    offsets: Shaped[Tensor, "*offsets"] | Sequence[float | int],
     result: Float[Tensor, "{self.model.num_heads} *offsets"] | None,
 ) -> None:
     pass

@@ -27,7 +27,7 @@ def is_package(module: str) -> bool:
 
 
 def imports(module: str) -> Iterator[tuple[str, str | None]]:
-    """All that a module imports, inside functions too: a dotted name, and what is taken from it (None: itself)."""
+    """All imports of a module, also inside functions: a dotted name, and the name taken from it (None: itself)."""
     for node in ast.walk(modules()[module]):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)

@@ -1,4 +1,4 @@
-"""The public surface: what is importable, and what importing it costs."""
+"""The public surface: what can be imported, and what an import costs."""
 
 import inspect
 import subprocess

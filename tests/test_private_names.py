@@ -51,7 +51,7 @@ def is_private(name: str) -> bool:
 
 
 def names_of_torch(tree: ast.AST, imported: Iterable[tuple[str, str | None]]) -> Iterable[str]:
-    """The dotted names below torch that a module uses, each as far as it is written out in one place."""
+    """The dotted names below torch that a module uses, each as long as it is written in one place."""
     known = {"torch": "torch"}
     for base, name in imported:
         if base.split(".")[0] == "torch":

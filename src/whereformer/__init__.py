@@ -1,6 +1,6 @@
-"""whereformer: token positions as a swappable, inspectable and fast part of self-attention.
+"""whereformer: swappable, inspectable and fast position methods for self-attention.
 
-Importing this package needs only torch. Whatever needs transformers is imported on first use.
+Importing this package needs only torch. Names that need transformers are imported on first use.
 """
 
 from __future__ import annotations

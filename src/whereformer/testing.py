@@ -1,6 +1,6 @@
-"""Laws that every position method keeps, for people who write a method of their own.
+"""``check_position`` tests the laws that every position method must keep, for authors of new methods.
 
-``check_position(MyMethod)`` in a test is all that it takes; it needs torch alone.
+Call ``check_position(MyMethod)`` in a test; it needs only torch.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ def check_position(
     compiles: bool = False,
     **options: Any,
 ) -> None:
-    """Raise unless a position method keeps the laws that attention, models and commands rely on.
+    """Check that a position method keeps the laws that attention, models and commands rely on.
 
     The method is built for a model of 4 layers of width 16 with 2 heads and ``max_length`` 24, and run by itself and in
-    a layer of attention: with affine, strided, explicit and packed positions, at lengths that differ, in bfloat16 and
-    beyond its range. The random numbers of the caller are left as they were.
+    a layer of attention: with affine, strided, explicit and packed positions, at different lengths, in bfloat16 and
+    beyond its range. The caller's random state is restored.
 
     Args:
         method: the class, registered or not, or a registered name such as "tisa" or "learned+tisa".
         shift_invariant: check that the same number added to all positions changes nothing. An
             :class:`~whereformer.positions.base.OffsetFunction` is checked for that in any case.
-        draw: gives the parameters the values to check with; by default numbers between 0.3 and 1 with random signs, so
-            that none is special.
-        compiles: check that ``torch.compile`` takes the method as one graph, too, which takes some seconds.
-        options: the method's own, and sizes of :func:`whereformer.build_position`.
+        draw: sets the parameters to the values to check with; by default numbers between 0.3 and 1 with random signs,
+            so that none is special.
+        compiles: also check that ``torch.compile`` takes the method as one graph, which takes some seconds.
+        options: the method's own options, and sizes of :func:`whereformer.build_position`.
 
     Raises:
-        AssertionError: for the first law that is broken, in one line: the method, the law, and what is wrong.
+        AssertionError: for the first broken law, in one line: the method, the law and what is wrong.
     """
     name = method if isinstance(method, str) else method.__name__
     laws = [*LAWS, *([_compiles] if compiles else [])]
@@ -86,14 +86,14 @@ def attend(
     layer: int = 0,
     **options: Any,
 ) -> Tensor:
-    """One attention layer around a method, with fixed projections.
+    """Run one attention layer around a method, with fixed projections.
 
     Args:
         position: the method, built for ``WIDTH`` and ``HEADS``.
         words: embeddings (batch, n, WIDTH).
-        query_positions: where the queries are; where the keys are by default.
-        key_positions: where the keys are; 0 to n - 1 by default.
-        rows: which of the words are queries.
+        query_positions: the queries' positions; by default the keys'.
+        key_positions: the keys' positions; 0 to n - 1 by default.
+        rows: the words that are queries.
         layer: the number of the layer.
         options: of :func:`whereformer.attention`.
 
@@ -136,17 +136,17 @@ class _Case:
         self.method, self.options, self.draw, self.shift_invariant = method, options, draw, shift_invariant
 
     def build(self, dtype: torch.dtype = torch.float64) -> Position:
-        """The method with parameters that all matter."""
+        """Build the method with parameters that all matter."""
         position = self.fresh().to(dtype)
         self.draw(position)
         return position
 
     def fresh(self) -> Position:
-        """The method with its own initial values."""
+        """Build the method with its own initial values."""
         return build_position(self.method, **self.options)
 
     def run(self, position: Position, words: Tensor, *args: Any, **options: Any) -> Tensor:
-        """:func:`attend`, causal where the method was built for it."""
+        """Run :func:`attend`, causal if the method was built for it."""
         return attend(position, words, *args, causal=position.model.causal, **options)
 
 
@@ -164,7 +164,7 @@ def _tensors(terms: tuple[Term, ...]) -> list[Tensor]:
 
 
 def _hooks(position: Position, words: Tensor, heads: Tensor, place: Place) -> list[Tensor]:
-    """Everything that a method returns for a layer."""
+    """Return everything that a method's hooks return for a layer."""
     query, key, value = heads
     found = [position.embed(words, place.keys)]
     found += _tensors(position.terms(words, place))

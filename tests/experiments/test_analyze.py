@@ -382,7 +382,7 @@ def test_bad_options(save, refused, tmp_path):
     assert "--scores: expected one for each of 1 models, got 2" in refused(path, "--scores", "1,2")
     assert "--scores: expected numbers separated by commas, got 'good'" in refused(path, "--scores", "good")
     assert "--scores: expected numbers separated by commas, got 'nan'" in refused(path, "--scores", "nan")
-    assert "--no-text: reads no text" in refused(path, "--no-text", "--data", path)
+    assert "--no-text: does not read text" in refused(path, "--no-text", "--data", path)
     assert "MODEL: expected different ones" in refused(path, path)
     assert "MODEL: expected different ones" in refused(path, path + "/")
     assert "got the file" in refused(path + "/config.json")

@@ -109,7 +109,7 @@ def test_other_results_are_not_mixed(comparison, text, tmp_path, capsys):
         --steps 0 => --steps: expected at least 1, got 0
         --seeds 0 => --seeds: expected at least 1, got 0
         --data no/such/file => --data: no such file or folder: 'no/such/file'
-        --results no/such/folder => --results: no/such/folder/results.json is not there
+        --results no/such/folder => --results: no/such/folder/results.json is missing
         --results runs --steps 5 => --steps: only without --results
         --results runs --quick => --quick: only without --results
     """),

@@ -1,4 +1,4 @@
-"""What backends have in common, for tests: terms by name, a call with all its gradients, and how exact they are."""
+"""Shared by the tests of backends: terms by name, a call with all its gradients, and their expected accuracy."""
 
 import torch
 

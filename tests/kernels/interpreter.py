@@ -1,4 +1,4 @@
-"""Triton 3.6's interpreter, mended where it computes something else than a GPU would."""
+"""Fixes for Triton 3.6's interpreter, where it computes something else than a GPU."""
 
 import os
 

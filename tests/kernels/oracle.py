@@ -1,4 +1,4 @@
-"""Attention and all its gradients once more, in float64 NumPy, and how far rounding may take a backend from them.
+"""An independent attention with all gradients, in float64 NumPy, and bounds on a backend's rounding error.
 
 Shares no code with the package: it is written from the docstrings of ``whereformer.attention`` and its terms. Beside
 each number stands a bound on its error, made of what rounding can do and of nothing that was measured:

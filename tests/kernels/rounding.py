@@ -1,4 +1,4 @@
-"""How far rounding may take attention and its gradients from the truth, number by number.
+"""Bounds on the rounding error of attention and its gradients, number by number.
 
 Each rounding changes a number by a share of itself, a unit roundoff at most. What that does to a result is, to first
 order, the same share of what the result's formula gives when all that it adds up is positive: here called its size.

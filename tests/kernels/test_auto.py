@@ -1,4 +1,4 @@
-"""``backend="auto"`` computes what the reference computes, whichever way it takes."""
+"""``backend="auto"`` computes what the reference computes, whichever backend it chooses."""
 
 import math
 

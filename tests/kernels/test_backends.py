@@ -1,6 +1,6 @@
-"""Every fast backend against the reference in float64: the same tests for all.
+"""Every fast backend against the reference in float64, with the same tests for all.
 
-On a GPU where there is one; else Triton's kernels run in its interpreter.
+They run on a GPU if there is one; else Triton's kernels run in its interpreter.
 """
 
 import math
@@ -252,7 +252,7 @@ def test_errors_are_those_of_plain_float32_over_many_seeds(fast):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("terms", [("bias",), ("keys", "values"), ("factors", "dense")])
 def test_half_precision_rounds_after_the_softmax_alone(fast, dtype, terms):
-    """As torch's fused attention does: scores are float32's, also where they are large."""
+    """Scores are float32, as in torch's fused attention, even if they are large."""
     query, key, value = content(37, 50)
     inputs = [tensor.to(dtype).double() for tensor in (4 * query, key, value)]
     terms = [

@@ -1,4 +1,4 @@
-"""What ``backend="blockwise"`` has beside what ``test_backends`` asks of all: its memory, its pieces, its operator."""
+"""What is special about ``backend="blockwise"``: its memory, its pieces and its operator."""
 
 import importlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What comes in at the edge of a call: numbers of other libraries, infinite ones, dtypes, lengths that differ."""
+"""Unusual input to a call: numbers of other libraries, infinite numbers, mixed dtypes, unequal lengths."""
 
 import io
 import math

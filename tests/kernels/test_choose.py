@@ -1,4 +1,4 @@
-"""Which backend ``backend="auto"`` takes, and what ``explain`` says of it."""
+"""Which backend ``backend="auto"`` chooses, and how ``explain`` describes the choice."""
 
 from dataclasses import fields, replace
 

@@ -1,4 +1,4 @@
-"""Random calls in every backend against an independent oracle: see :mod:`.fuzz`, which also runs any number by hand."""
+"""Random calls in every backend against an independent oracle; :mod:`.fuzz` runs any number of them by hand."""
 
 import os
 from dataclasses import replace

@@ -10,7 +10,7 @@ from whereformer.kernels.dropout import keep_mask, row_seeds
 
 
 def dropped_weights(batch, heads, n_q, n_k, dropout_p, seed, **options):
-    """The weights after dropout, of attention that weighs all keys alike: a value of unit vectors shows them."""
+    """The weights after dropout, for equal weights before it; a value of unit vectors makes them visible."""
     value = torch.eye(n_k, dtype=torch.float64).expand(batch, heads, n_k, n_k)
     query = torch.zeros(batch, heads, n_q, 2, dtype=torch.float64)
     key = torch.zeros(batch, heads, n_k, 2, dtype=torch.float64)

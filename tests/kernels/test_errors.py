@@ -1,4 +1,4 @@
-"""What does not fit is refused with a message that names the argument, what came and what would fit."""
+"""Errors for input that does not fit: messages name the argument, what it got and what it takes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Tests of the run in which memory is poisoned; see tests/poison.py. They say nothing in other runs."""
+"""Tests of the run with poisoned memory (see tests/poison.py); other runs skip them."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""linear() must be torch's, whichever library computes it."""
+"""``linear()`` equals torch's, whichever library computes it."""
 
 from __future__ import annotations
 

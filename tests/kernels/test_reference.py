@@ -1,4 +1,4 @@
-"""The reference backend against attention written out as loops over single numbers."""
+"""The reference backend against attention written as loops over single numbers."""
 
 import math
 from itertools import product
@@ -346,7 +346,7 @@ def test_memory_layout_does_not_matter():
     assert_same(reference(*spread, spread_terms), reference(*inputs, terms))
 
 
-# --- rows that may attend nothing
+# --- rows that may not attend to anything
 
 NOTHING_TO_SEE = {
     "key_mask": {"key_mask": torch.tensor([[False] * 4, [True] * 4])},

@@ -1,4 +1,4 @@
-"""Offset tables with a step are the same tables with an entry for every offset."""
+"""Offset tables with a step equal the same tables with an entry for every offset."""
 
 import pytest
 import torch

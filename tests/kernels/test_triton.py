@@ -1,4 +1,4 @@
-"""What ``backend="triton"`` has beside what ``test_backends`` asks of all: its own limits and its operator."""
+"""What is special about ``backend="triton"``: its limits and its operator."""
 
 import importlib
 import os

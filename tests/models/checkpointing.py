@@ -1,4 +1,4 @@
-"""Activation checkpointing, by whichever name transformers has for it: later releases renamed it."""
+"""Activation checkpointing under the name that this release of transformers has for it; later ones renamed it."""
 
 from dataclasses import fields
 

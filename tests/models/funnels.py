@@ -1,4 +1,4 @@
-"""Funnels for tests, and what they compute written out: pooled by hand, with explicit positions."""
+"""Funnels for tests, and the same computations written out: pooled by hand, with explicit positions."""
 
 import torch
 

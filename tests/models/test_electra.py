@@ -1,4 +1,4 @@
-"""ELECTRA: what is sampled, judged and counted; what its two models share, also on disk and in training."""
+"""ELECTRA: sampling, judging and counting; and what its two models share, in memory, on disk and in training."""
 
 import json
 import math
@@ -400,7 +400,7 @@ def test_errors_name_the_argument():
         model(**inputs)
     with pytest.raises(ValueError, match=r"labels: expected shape \(3, 9\), got \(3, 8\)"):
         model(**inputs, labels=labels[:, 1:])
-    with pytest.raises(ValueError, match=r"labels: expected a target at least, got -100 everywhere"):
+    with pytest.raises(ValueError, match=r"labels: expected at least one target, got -100 everywhere"):
         model(**inputs, labels=torch.full_like(labels, -100))
     with pytest.raises(ValueError, match=r"sampled_ids: expected shape \(3, 9\), got \(2, 9\)"):
         model(**inputs, labels=labels, sampled_ids=original[1:])

@@ -1,4 +1,4 @@
-"""What models take: names that transformers can see, nothing else, and in compiled and exported programs the same."""
+"""The inputs of models: names that transformers can see and no others, also in compiled and exported programs."""
 
 import inspect
 

@@ -110,7 +110,7 @@ def test_a_last_window_of_one_is_not_averaged_with_anything():
 @pytest.mark.parametrize("separate", [True, False])
 @pytest.mark.parametrize("kinds", [1, 2, 3, 5])
 def test_scores_of_types_are_their_definition(separate, kinds):
-    """Whatever is of type 2 is of everyone's type."""
+    """Type 2 equals every type."""
     module = SegmentScores(funnel_config(separate_cls=separate, type_vocab_size=kinds)).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)

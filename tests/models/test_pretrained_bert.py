@@ -100,7 +100,7 @@ def weighted(outputs):
 
 
 def save_gradients(model, folder):
-    """A checkpoint that has gradients for weights, so that it is read with the same names."""
+    """A checkpoint that holds gradients in place of weights, so that it is read with the same names."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
@@ -325,7 +325,7 @@ def test_names_of_the_first_releases(tmp_path):
 
 @pytest.fixture
 def warnings_of_transformers():
-    """What transformers' logger is told."""
+    """The messages that reach transformers' logger."""
     records = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())

@@ -397,7 +397,7 @@ def test_inputs_that_do_not_fit_are_named():
             decoder_attention_mask=torch.ones(2, 1),
             past_key_values=first.past_key_values,
         )
-    with pytest.raises(ValueError, match="decoder_input_ids: expected a batch of 2 as the source, got 3"):
+    with pytest.raises(ValueError, match="decoder_input_ids: expected a batch of 2 like the source, got 3"):
         model(tokens(2, 5), decoder_input_ids=tokens(3, 3))
     with pytest.raises(ValueError, match=r"^inputs_embeds: expected shape \(batch, n, 32\), got \(2, 5, 31\)"):
         model(inputs_embeds=torch.zeros(2, 5, 31), decoder_input_ids=tokens(2, 3))

@@ -1,4 +1,4 @@
-"""What every position method promises, whatever it is: found through the registry, and in compositions."""
+"""The promises of every position method in the registry, alone and in compositions."""
 
 import math
 import shutil

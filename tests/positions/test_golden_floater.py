@@ -32,7 +32,7 @@ def floater(initial, flow, heads=1, query_flow=None, **options):
 def bundle(initial, flow, n):
     """The trajectory of any number of vectors per layer, (n, *initial.shape); all move independently.
 
-    Ours always has three per layer. The decoder's bundles of four and two run as so many layers of queries.
+    Ours always has three per layer. The decoder's bundles of four and two run as four and two layers of queries.
     """
     if len(initial) == 3:
         queries_keys_values = initial

@@ -38,7 +38,7 @@ def test_curve_equals_the_positional_scores(case):
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("case", [case for case in BIAS if "bias_paper" in case.values[0].stored])
 def test_bias_equals_the_original(case, convention):
-    """All cases but the two longest, of which only the curve is stored."""
+    """All cases except the two longest, which store only the curve."""
     gradient = f"grad_{{}}_{convention}"
     golden, n = case.tensors(gradient), case.config["n"]
 

@@ -64,7 +64,7 @@ def test_without_what_a_model_lacks():
     assert "Position acts in no layer by itself." in text
     assert heads_in(text) == 0
     text = build_report([model_of(head_layers=0, attention=False, table=False)], FACTS)
-    assert "<h1>Nothing to see, position acts nowhere by itself</h1>" in text
+    assert "<h1>Nothing to see: position has no effect of its own</h1>" in text
 
 
 def test_curves_without_scores():

@@ -1,6 +1,7 @@
-"""What a model costs, before it is paid, and what it learned about position.
+"""Estimates of a model's cost, and measurements of what a model has learned about position.
 
-Toeplitzness and fits need torch alone. Costs need transformers too; without it their names say so when they are used.
+Toeplitzness and fits need only torch. Costs also need transformers; without it, using their names raises an error that
+says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each head of an encoder adds to scores, as numbers over the offset."""
+"""``head_curves``: what each head of an encoder adds to scores at each offset."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from ..models import Encoder
 
 OFFSETS_SHOWN = 16
-"""Offsets to each side at which attention that was measured over text is kept and drawn."""
+"""The number of offsets on each side for which attention measured over text is kept and drawn."""
 
 
 @torch.no_grad()
 def head_curves(encoder: Encoder, reach: int) -> list[list[list[float]]] | None:
-    """What each head adds to scores at offsets -reach .. reach, [layer][head][offset], to four decimals.
+    """Return what each head adds to scores at offsets -reach .. reach, [layer][head][offset], to four decimals.
 
-    None for a position method without such a curve.
+    The result is None for a position method without such a curve.
     """
     offsets = torch.arange(-reach, reach + 1, device=encoder.device)
     curves = []

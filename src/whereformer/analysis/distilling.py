@@ -1,11 +1,11 @@
-"""Position embeddings as TISA's kernels: what each head's attention over text owes to them, fitted layer by layer.
+"""Replaces position embeddings by TISA kernels: fits, layer by layer, what each head's attention owes to them.
 
-Position embeddings are added to the input, mixed with the words, and every head of every layer makes of them what it
-was trained to. In scores over text the offset alone explains some of that, a curve for each head
+Position embeddings are added to the input and mixed with the words, and every head of every layer uses them as it was
+trained to. In scores over text, the offset alone explains part of that, as a curve for each head
 (:class:`~whereformer.analysis.measured.OffsetStatistics`). The same model without position embeddings has such a curve
-too, since near words are alike. So a layer's kernels are fitted to the difference: what was there, less what is there
-without, where the layers before already have their kernels. Layers are done in that order, so that each can make up for
-what the kernels below it miss.
+too, because nearby words are similar. So a layer's kernels are fitted to the difference: the original curve minus the
+curve without position embeddings, where the layers below already have their kernels. Layers are fitted from the first
+to the last, so that each can make up for what the kernels below it miss.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from .measured import OffsetStatistics
 
 @torch.no_grad()
 def offset_curves(encoder: Encoder, windows: Tensor, batch_size: int = 16, only: int | None = None) -> Tensor:
-    """What the offset alone adds to each head's scores over text, up to a constant, (layers, heads, 2 n - 1) float64.
+    """Return what the offset alone adds to each head's scores over text, up to a constant: (layers, heads, 2 n - 1)
+    float64.
 
     Args:
-        encoder: one that does not pool.
+        encoder: an encoder that does not pool.
         windows: (rows, n) token ids, all of them real.
-        batch_size: rows at a time.
-        only: a layer; the others' curves are then NaN.
+        batch_size: the number of rows at a time.
+        only: a single layer to read; the others' curves are then NaN.
     """
     statistics = OffsetStatistics(
         encoder.config.num_hidden_layers, encoder.config.num_attention_heads, windows.shape[1]
@@ -50,20 +51,20 @@ def distill_positions(
     batch_size: int = 16,
     on_layer: Callable[[int], object] = lambda layer: None,
 ) -> TisaFit:
-    """Fit the kernels of ``student``, a model like ``teacher`` but with tisa in place of its positions; in place.
+    """Fit, in place, the kernels of ``student``: a model like ``teacher``, with tisa instead of its positions.
 
     Args:
-        teacher: a model that knows positions in any way; only its attention weights are looked at.
-        student: with ``position="tisa"`` and kernels of its own in every layer.
+        teacher: a model with any positions; only its attention weights are read.
+        student: a model with ``position="tisa"`` and separate kernels in every layer.
         windows: (rows, n) token ids of text, all of them real.
-        batch_size: rows at a time.
-        on_layer: is told every layer that is done.
+        batch_size: the number of rows at a time.
+        on_layer: called with the number of every finished layer.
 
     Returns:
         The fits, (layers, heads, num_kernels), to curves over offsets.
 
     Raises:
-        ValueError: if the student's position method is another, or its layers are not the teacher's.
+        ValueError: if the student has another position method, or other layers than the teacher.
     """
     position = student.position
     if not isinstance(position, Tisa) or position.share_layers:

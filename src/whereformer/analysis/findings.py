@@ -1,4 +1,4 @@
-"""What an analysis finds about a model's positions, as reports draw it."""
+"""The findings of an analysis of a model's positions, as data that reports draw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from .fit import TisaFit
 
 LARGEST = 32
-"""Rows of a matrix in :meth:`ModelFindings.to_dict`; of larger ones there are means over squares."""
+"""The most rows of a matrix in :meth:`ModelFindings.to_dict`; larger ones are reduced to means over squares."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class TableFindings:
 
     Args:
         gram: P, (n, n) float64.
-        part: the nearest Toeplitz matrix, (n, n).
-        toeplitzness: the share of P's variance that is in it.
-        width: of an embedding.
+        part: the Toeplitz matrix nearest to P, (n, n).
+        toeplitzness: the share of P's variance that is in ``part``.
+        width: the width of an embedding.
     """
 
     gram: Tensor
@@ -38,10 +38,10 @@ class HeadFindings:
     """What position alone adds to the scores of one head.
 
     Args:
-        layer, head: which; both count from 0.
-        offsets: (2 n - 1), ascending, those of ``curve``.
-        curve: the mean over all pairs of that offset, in units of scores.
-        spread: the standard deviation over them; zeros for a method whose effect is a curve.
+        layer, head: the head's place; both count from 0.
+        offsets: (2 n - 1), ascending, the offsets of ``curve``.
+        curve: the mean score over all pairs of each offset.
+        spread: the standard deviation over those pairs; zeros for a method whose effect is a curve.
         toeplitzness: the share of the variance over pairs that the curve explains.
         scores: (n, n), row i the query; None for a method whose effect is a curve.
         fits: TISA kernels fitted to the curve, with a constant, for S = 1, 2, ...
@@ -67,8 +67,8 @@ class AttentionFindings:
     """Attention measured over text.
 
     Args:
-        source: of the text.
-        tokens: that were read.
+        source: where the text came from.
+        tokens: the number of tokens that were read.
         offsets: (m,), ascending.
         shares: (layers, heads, m), the mean weight that a head gives to a key at each offset; NaN in layers between
             pooled sequences, whose offsets are not those of tokens.
@@ -85,23 +85,23 @@ class AttentionFindings:
 
 @dataclass(frozen=True)
 class ModelFindings:
-    """All about one model, or one checkpoint of a run.
+    """All findings about one model, or one checkpoint of a run.
 
     Args:
-        name: short, unique among the models of a report.
-        source: where it was loaded from.
+        name: a short name, unique among the models of a report.
+        source: where the model was loaded from.
         kind: transformers' model_type.
-        position: the method's name.
-        sizes: "layers", "heads", "head_dim", "hidden_size", "positions"...
-        length: positions that were looked at.
-        how: sentences on how scores were taken (which parts of the embeddings, biases, scaling).
-        score: that the user gave, for the scatter.
-        step: of training, for checkpoints of one run.
-        table: None if the model has no position embeddings; then ``no_table`` says why.
-        no_table: why not.
-        heads: of every layer where position acts by itself; empty if nowhere, then ``no_heads`` says why.
-        no_heads: why not.
-        attention: None if no text was read.
+        position: the name of the position method.
+        sizes: "layers", "heads", "head_dim", "hidden_size", "positions" and so on.
+        length: the number of positions that were analysed.
+        how: sentences on how scores were computed (parts of the embeddings, biases, scaling).
+        score: a score from the user, for the scatter plot.
+        step: the training step, for checkpoints of one run.
+        table: the table of position embeddings; None if the model has none.
+        no_table: why there is no table.
+        heads: the heads of every layer where position acts by itself; empty if it does so nowhere.
+        no_heads: why there are no heads.
+        attention: the attention over text; None if no text was read.
     """
 
     name: str
@@ -120,7 +120,7 @@ class ModelFindings:
     attention: AttentionFindings | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON has it: numbers to six digits, None where there is none, large matrices made smaller."""
+        """Return everything for JSON: numbers with six digits, None for missing ones, and large matrices reduced."""
         table, attention = self.table, self.attention
         return {
             "name": self.name,
@@ -171,7 +171,7 @@ class ModelFindings:
 
 
 def _numbers(values: Any) -> Any:
-    """Numbers for JSON, nested as a tensor's dimensions."""
+    """Convert numbers for JSON, nested like a tensor's dimensions."""
     if isinstance(values, Tensor):
         return _numbers(values.tolist())
     if isinstance(values, list):
@@ -180,7 +180,7 @@ def _numbers(values: Any) -> Any:
 
 
 def _smaller(matrix: Tensor) -> Tensor:
-    """The means of at most ``LARGEST`` x ``LARGEST`` parts of a matrix (n, n)."""
+    """Reduce a matrix (n, n) to the means of at most ``LARGEST`` x ``LARGEST`` parts."""
     if len(matrix) <= LARGEST:
         return matrix
     return functional.adaptive_avg_pool2d(matrix[None].to(torch.float64), LARGEST)[0]

@@ -1,10 +1,10 @@
-"""How a model really attends over text: the mean weight at each offset, and what the offset alone explains.
+"""Measures how a model attends over text: the mean weight at each offset, and what the offset alone explains.
 
-What is explained are *log* weights. There content and position add up, as they do in the scores, and a key with next to
-no weight tells as much about position as one with much; in the weights themselves, a few large ones would be all that
-counts. A log weight is a score less its row's normaliser, which says nothing about any key. So the model that is fitted
-by least squares is ``log weight_ij = f(j - i) + r_i`` with a number for every offset and one for every row, and what it
-explains is compared with the rows' numbers alone: 1 for a head that sees distance only, whatever its curve.
+The variance to explain is that of *log* weights. In them, content and position add up as they do in the scores, and a
+key with almost no weight says as much about position as one with a large weight; in the weights themselves, only a few
+large ones would count. A log weight is a score minus its row's normaliser, which depends on no single key. So the
+least-squares model is ``log weight_ij = f(j - i) + r_i``, with a number for every offset and one for every row. What it
+explains is relative to the rows' numbers alone: 1 for a head that sees only distance, whatever its curve.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch import Tensor
 from .toeplitz import diagonal_sums, pairs
 
 LEAST = 1e-30
-"""Weights below count as this: their logarithms are those of rounding."""
+"""Smaller weights count as this one, because their logarithms are only rounding error."""
 
 
 class OffsetStatistics:
-    """Sums over many rows of attention, kept by offset: O(n) numbers for each head of each layer, in one pass.
+    """Sums over many rows of attention, by offset: O(n) numbers per head and layer, in one pass.
 
-    The least-squares fit needs, besides how often two offsets meet in a row, only the sums over rows of the centered
-    log weights at each offset.
+    Besides how often two offsets occur in the same row, the least-squares fit needs only the sums over rows of the
+    centered log weights at each offset.
 
     Args:
-        layers: of the model.
-        heads: of a layer.
-        n: positions between which weights are given, always all of them.
+        layers: the number of layers in the model.
+        heads: the number of heads in a layer.
+        n: the number of positions; weights are always given between all of them.
     """
 
     def __init__(self, layers: int, heads: int, n: int) -> None:
@@ -38,7 +38,7 @@ class OffsetStatistics:
         self.squares = torch.zeros(layers, heads, dtype=torch.float64)
 
     def add(self, layer: int, weights: Tensor) -> None:
-        """Weights (batch, heads, n, n) of a layer; rows need not sum to 1, as when some keys are left out."""
+        """Add weights (batch, heads, n, n) of a layer; rows need not sum to 1, because some keys may be left out."""
         self.count[layer] += len(weights)
         self.weights[layer] += diagonal_sums(weights).sum(0).cpu()
         logs = weights.clamp(min=LEAST).log()
@@ -47,14 +47,15 @@ class OffsetStatistics:
         self.squares[layer] += logs.square().sum((0, -2, -1)).cpu()
 
     def shares(self, reach: int) -> Tensor:
-        """The mean weight at offsets -reach .. reach, (layers, heads, 2 reach + 1); NaN for a layer without any."""
+        """Return the mean weight at offsets -reach .. reach, (layers, heads, 2 reach + 1); NaN for layers without
+        data."""
         counts = torch.tensor(self.count)[:, None, None] * pairs(self.n)
         return (self.weights / counts)[..., self.n - 1 - reach : self.n + reach]
 
     def explained(self) -> Tensor:
-        """The share of the variance of log weights that offset alone explains, (layers, heads); NaN without any.
+        """Return the share of log weights' variance that the offset alone explains, (layers, heads); NaN without data.
 
-        1 where weights do not differ within their rows.
+        It is 1 if the weights do not vary within their rows.
         """
         counts = torch.tensor(self.count)[:, None]
         found = (self.curves() * self.logs).sum(-1)
@@ -63,21 +64,22 @@ class OffsetStatistics:
         return torch.where(still & (counts > 0), 1.0, share)
 
     def curves(self) -> Tensor:
-        """f of the model that is fitted: what the offset alone adds to log weights, (layers, heads, 2 n - 1).
+        """Return the fitted f: what the offset alone adds to log weights, (layers, heads, 2 n - 1).
 
-        Up to a constant, which is such that their mean is 0; NaN for a layer without any.
+        Its free constant is chosen so that its mean is 0. It is NaN for layers without data.
         """
         normal = _normal_matrix(self.n)
-        # A constant is in its null space and in nothing that is asked of it.
+        # Constants are in its null space, and never part of the right-hand side.
         normal += 1 / len(normal)
         solved = torch.linalg.solve(normal, self.logs.flatten(0, 1).T).T.view_as(self.logs)
         return solved / torch.tensor(self.count)[:, None, None]
 
 
 def _normal_matrix(n: int) -> Tensor:
-    """Of the offsets' numbers, when every row's own is eliminated: ``sum over rows of diag(w) - w w^T / n``.
+    """Return the normal matrix of the offsets' numbers, with the rows' eliminated: ``sum over rows of diag(w) - w w^T /
+    n``.
 
-    w says which offsets a row has.
+    w marks the offsets that a row has.
     """
     offset = torch.arange(1 - n, n)
     index = torch.arange(n).unsqueeze(-1)

@@ -1,8 +1,8 @@
-"""What a head looks for by position alone, in a word, by stated rules.
+"""Names a head by what it looks for by position alone ("previous token", "local window"), by stated rules.
 
 The rules are about *weights*: the softmax of what position adds to the scores, which is where the head would look if
-all words were alike. Compared with looking everywhere alike, position moves some of that weight; the rules ask where
-to. That is the same question whatever the length, while the share of all weight that one offset gets falls with it.
+all words were equal. Compared with uniform attention, position moves some of that weight, and the rules ask where to.
+This question does not depend on the length, while the share of all weight that one offset gets falls with it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .toeplitz import diagonal_sums, diagonals, pairs
 BLIND = 0.25
 """Scores that differ by no more than this change a weight by less than a third (e ** 0.25 = 1.28)."""
 PEAK = 0.3
-"""The part of the moved weight from which one offset is what a head looks for."""
+"""The share of the moved weight from which a single offset gives the head its name."""
 AHEAD = 1.25
-"""So many times that of every other offset."""
+"""That share must also be this many times that of every other offset."""
 LOCAL = 0.5
-"""The part of the moved weight that lies within a local window."""
+"""The share of the moved weight that must lie within a local window."""
 WINDOW = 0.125
-"""The part of all pairs that such a window holds at most."""
+"""The largest share of all pairs that such a window may hold."""
 CURVED = 0.5
-"""The Toeplitzness from which a curve over offsets says what a head does."""
+"""The Toeplitzness from which a curve over offsets describes a head."""
 
 PREVIOUS, NEXT, SAME = "previous token", "next token", "same token"
 LOCAL_WINDOW, GLOBAL, POSITION_BLIND, MIXED = "local window", "global", "position-blind", "mixed"
@@ -53,7 +53,7 @@ class Name(NamedTuple):
 
 
 def name_heads(scores: Tensor) -> list[Name]:
-    """Names for heads with these scores by position, (heads, n, n); constants added to rows make no difference."""
+    """Name heads by their position scores, (heads, n, n); constants added to rows make no difference."""
     return [_name(own) for own in scores.double()]
 
 
@@ -61,7 +61,7 @@ def _name(scores: Tensor) -> Name:
     n = scores.shape[-1]
     if n < 2:
         return Name(POSITION_BLIND, "there is only one position")
-    # As the softmax sees them: a row's constant is nothing.
+    # Remove each row's constant, which the softmax does not see.
     found = diagonals(scores - scores.mean(-1, keepdim=True))
     half = max(1, n // 2)
     seen = diagonals(scores).mean[n - 1 - half : n + half]

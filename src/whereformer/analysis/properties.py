@@ -1,7 +1,7 @@
-"""What a position method can do, measured: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
+"""Measures properties of a position method: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
 
-Each function measures one thing and judges nothing: thresholds stand in ``experiments/properties/ticks.py``. The
-column "inductive" is missing here because it takes training; ``experiments/properties/run.py`` measures it.
+Each function measures one property without judging it; the thresholds are in ``experiments/properties/ticks.py``. The
+column "inductive" is missing because it needs training; ``experiments/properties/run.py`` measures it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..positions import Place, Position, PositionRangeError, build_position
 from ..positions.none import NoPosition
 
 SHIFTS = (1, 10, 100, 1000)
-"""By how many tokens :func:`shift_change` moves a sequence: far, because FIRE notices only from 512 on."""
+"""The shifts of :func:`shift_change`, in tokens. Some are large, because FIRE changes only from 512 on."""
 
 LENGTHS = (64, 256)
-"""Between which a chain of operations may grow."""
+"""The two lengths between which the growth of a chain of operations is measured."""
 
 BASE_SIZES = {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "max_length": 512}
-"""BERT-base, where parameters are counted."""
+"""The sizes of BERT-base, at which parameters are counted."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Reached:
     """How many of a method's trained numbers one gradient reaches.
 
     Args:
-        nonzero: those whose gradient is not 0.
+        nonzero: the number of those whose gradient is not 0.
         total: all of them.
     """
 
@@ -67,13 +67,13 @@ def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Ten
 
 @dataclass(frozen=True)
 class Growth:
-    """A method's parameters at one size, and the powers with which they grow.
+    """The number of a method's parameters at one size, and the powers with which it grows.
 
     Args:
         count: positional parameters.
         attention: parameters of the attention layers' four projections at that size, to compare with.
-        length, width, depth: how often doubling that size doubles ``count``: 0 not at all, 1 in proportion, 2 with
-            its square. Width doubles with the number of heads, as in larger models; a head stays as wide.
+        length, width, depth: the powers of each size with which ``count`` grows: 0 not at all, 1 in proportion, 2 with
+            its square. Width grows by the number of heads, as in larger models; the width of a head stays.
     """
 
     count: int
@@ -84,7 +84,7 @@ class Growth:
 
 
 def parameter_growth(name: str, **options: Any) -> Growth:
-    """Count the parameters of a method at :data:`BASE_SIZES` and at doubled ones, without memory for them.
+    """Count the parameters of a method at :data:`BASE_SIZES` and at doubled sizes, without memory for them.
 
     Args:
         name: as :func:`whereformer.build_position` takes it.
@@ -113,7 +113,7 @@ def parameter_growth(name: str, **options: Any) -> Growth:
 
 @dataclass(frozen=True)
 class Shifted:
-    """What moving a whole sequence changes.
+    """What changes if a whole sequence is moved.
 
     Args:
         scores: the largest change of any layer's score, as a multiple of the scores' root mean square; what all
@@ -137,9 +137,9 @@ def shift_change(encoder: Encoder, input_ids: Tensor, shifts: Sequence[int] = SH
     Args:
         encoder: of one block; is left as it was.
         input_ids: (batch, n).
-        shifts: in tokens; those that bring a token where the method has no position are left out.
+        shifts: the shifts in tokens; those that move a token beyond the method's positions are left out.
     Raises:
-        PositionRangeError: if the method can't be given any of them.
+        PositionRangeError: if the method takes none of the shifts.
     """
     encoder = in_float64(encoder)
     at = torch.arange(1, input_ids.shape[1] + 1)
@@ -159,24 +159,24 @@ def shift_change(encoder: Encoder, input_ids: Tensor, shifts: Sequence[int] = SH
 
 
 def in_float64(encoder: Encoder) -> Encoder:
-    """A copy in float64 that drops nothing."""
+    """Return a copy in float64 without dropout."""
     return copy.deepcopy(encoder).to("cpu", torch.float64).eval()
 
 
 def _scores_and_output(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Every layer's scores and the last hidden state."""
+    """Return every layer's scores and the last hidden state."""
     found = encoder(input_ids, position_ids=positions, output_attentions=True)
     return [_scores(weights) for weights in found.attentions], found.last_hidden_state
 
 
 def _scores(weights: Tensor) -> Tensor:
-    """Scores up to what a row has in common, from attention weights (batch, heads, n_q, n_k)."""
+    """Recover scores, up to a constant per row, from attention weights (batch, heads, n_q, n_k)."""
     scores = weights.clamp(min=torch.finfo(weights.dtype).tiny).log()
     return scores - scores.mean(-1, keepdim=True)
 
 
 def _largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """The largest difference, as a multiple of each tensor's root mean square; infinite if one is not a number."""
+    """Return the largest difference in multiples of each tensor's root mean square; infinite if one is NaN."""
     changes = []
     for old, new in zip(before, after, strict=True):
         size = float(old.square().mean().sqrt())
@@ -190,10 +190,10 @@ def _largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class CurveShare:
-    """How much of what a method does to scores is a curve over offsets.
+    """How much of a method's effect on scores is a curve over offsets.
 
     Args:
-        share: of the variance over all layers, 0 .. 1; None if the method does nothing to scores.
+        share: the share of the variance over all layers, 0 .. 1; None if the method has no effect on scores.
         layers: the same for each layer.
     """
 
@@ -203,13 +203,13 @@ class CurveShare:
 
 @torch.no_grad()
 def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
-    """The share of a method's effect on scores that one number per layer, head and offset explains, in float64.
+    """Measure the share of a method's effect on scores that one number per layer, head and offset explains, in float64.
 
-    The effect is what scores are when tokens stand where they stand, minus what they are when all stand in one place
-    (position 1, as 0 is [CLS]'s with some methods). It is the direct one: a layer's input is the same for both, but for
-    the embeddings in it, which hold what ``embed`` adds; where layers normalise their input they are a summand of every
-    layer's, else only the first's. What all scores of a row have in common counts for nothing, because a softmax
-    ignores it. Effects on values are no effects on scores.
+    The effect is the scores with the tokens at their positions, minus the scores with all tokens at one position
+    (position 1, because 0 belongs to [CLS] in some methods). Only the direct effect counts: a layer's input is the same
+    for both, except for the embeddings in it, which contain what ``embed`` adds. If layers normalise their input, the
+    embeddings are part of every layer's input, else only of the first's. What all scores of a row have in common does
+    not count, because a softmax ignores it. Effects on values do not count either.
 
     Args:
         encoder: of one block, with real weights; is left as it was.
@@ -243,7 +243,7 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
 
 @dataclass(frozen=True)
 class _LayerCall:
-    """A call of an encoder's layer."""
+    """The arguments of one call of an encoder's layer."""
 
     module: Layer
     hidden: Tensor
@@ -251,7 +251,7 @@ class _LayerCall:
 
 
 def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list[_LayerCall]:
-    """What every layer is called with, in the order in which they run."""
+    """Record the arguments of every layer, in the order in which they run."""
     calls: list[_LayerCall] = []
 
     def note(module: nn.Module, given: tuple[Any, ...]) -> None:
@@ -269,7 +269,7 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
 
 
 def _scores_of(module: Layer, hidden: Tensor, layer: int, context: AttentionContext) -> Tensor:
-    """A layer's scores for this input, (batch, heads, n, n)."""
+    """Return a layer's scores for this input, (batch, heads, n, n)."""
     weights = module(hidden, layer, replace(context, with_weights=True))[1]
     return _scores(weights)
 
@@ -286,13 +286,13 @@ def _curve_basis(length: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Steps:
-    """What an attention layer with a method depends on, at two lengths, from the embeddings to its output.
+    """The steps of an attention layer with a method at two lengths, from the embeddings to its output.
 
     Args:
-        lengths: in tokens.
-        chain: the longest chain of operations of which each needs the one before, at each length.
-        operations: all of them.
-        seconds: of the CPU, for one sequence; medians.
+        lengths: the two lengths in tokens.
+        chain: the longest chain of operations that each need the one before, at each length.
+        operations: the number of all operations.
+        seconds: the median CPU time for one sequence.
         plain_seconds: the same without positions.
     """
 
@@ -304,20 +304,20 @@ class Steps:
 
     @property
     def growth(self) -> float:
-        """The power of the length with which the chain grows: 0 if not at all, 1 in proportion."""
+        """The power of the length with which the chain grows: 0 if it does not grow, 1 if in proportion."""
         return math.log(self.chain[1] / self.chain[0]) / math.log(self.lengths[1] / self.lengths[0])
 
 
 def sequential_steps(build: Callable[[int], Position], lengths: tuple[int, int] = LENGTHS, repeats: int = 7) -> Steps:
-    """Follow which operation needs the result of which while a method does its part of a forward.
+    """Trace which operation needs the result of which during a method's part of a forward.
 
-    Operations are those of the backend that defines attention, which goes through no loop; time is that of the backend
-    that would be used.
+    Operations are those of the "reference" backend, which has no loop; the time is that of the backend that "auto"
+    chooses.
 
     Args:
-        build: makes the method for so many tokens.
-        lengths: a short and a long one.
-        repeats: how often the time is taken.
+        build: builds the method for a number of tokens.
+        lengths: a short and a long length.
+        repeats: the number of time measurements.
     """
     chains, times = [], []
     for length in lengths:
@@ -345,7 +345,7 @@ def sequential_steps(build: Callable[[int], Position], lengths: tuple[int, int] 
 
 
 def _work(position: Position, length: int, backend: str) -> Callable[[], None]:
-    """All that one layer's attention does for one sequence, and what a method does below it."""
+    """Return a function that runs one layer's attention for one sequence, and the method's work below it."""
     model = position.model
     generator = torch.Generator().manual_seed(0)
     embedded = torch.randn(1, length, model.embedding_size, generator=generator)
@@ -368,20 +368,20 @@ def _work(position: Position, length: int, backend: str) -> Callable[[], None]:
 
 
 class Chain(DispatchMode):
-    """Within it, the longest chain of tensor operations of which each needs the result of the one before.
+    """A context that finds the longest chain of tensor operations that each need the result of the one before.
 
-    A view is no operation of its own; one that writes into a tensor comes after whatever wrote there before.
+    A view is not an operation of its own. A write to a tensor comes after everything that wrote there before.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.longest = 0
         self.operations = 0
-        # By memory, so that a view has the depth of what it views. Weak references keep addresses from being reused.
+        # Keyed by memory, so that a view has the depth of its base. Weak references keep addresses from being reused.
         self._depths: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, one deeper than what it reads."""
+        """Run an operation and record it as one deeper than its inputs."""
         kwargs = kwargs or {}
         read = _memory((args, kwargs))
         result = operation(*args, **kwargs)
@@ -398,5 +398,5 @@ class Chain(DispatchMode):
 
 
 def _memory(values: Any) -> set[StorageWeakRef]:
-    """The memory of all tensors among these."""
+    """Return the memory of all tensors among these values."""
     return {StorageWeakRef(leaf.untyped_storage()) for leaf in leaves(values) if isinstance(leaf, Tensor)}

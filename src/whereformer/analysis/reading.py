@@ -1,11 +1,11 @@
-"""What position adds to the scores of a model, whatever its method: the mean over words.
+"""Reads what position adds to a model's scores, for any method, as the mean over words.
 
-The score of a word at i with another at j depends on both words and on both positions. Averaged over words drawn at
-random, independently at i and j, only the positions are left; and since a score is a product of what is made of the one
-and of the other, that mean is the score of the two mean states. For embeddings without a norm this is what the TISA
-paper calls average content (its figure 8); here the mean is taken after the norm, whose scale words decide. It covers
-every method: embeddings that are added to words, rotations, terms of the scores. Deeper in the model position
-embeddings are mixed with all else, but a method that acts in every layer can be read there in the same way.
+The score of a word at i with another at j depends on both words and on both positions. Averaged over random words,
+independent at i and j, only the positions remain. A score is a product of a part from each word, so that mean is the
+score of the two mean states. For embeddings without a norm this is what the TISA paper calls average content (its
+figure 8); here the mean is taken after the norm, whose scale depends on the words. This covers every method: embeddings
+that are added to words, rotations, and terms of the scores. In deeper layers position embeddings are mixed with
+everything else, but a method that acts in every layer can be read there in the same way.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..positions import Position, Sum
 from .costs.passes import layer_passes
 
 WORDS = 512
-"""So many words, spread evenly over the vocabulary, stand for it in the embeddings."""
+"""The number of words, spread evenly over the vocabulary, that represent it in the embeddings."""
 WORDS_AT_A_TIME = 16
 SEQUENCES = 4
-"""Sequences of words drawn at random from which deeper layers' mean states are taken."""
+"""The number of random word sequences that give the mean states of deeper layers."""
 
 
 class LayerScores(NamedTuple):
@@ -38,7 +38,7 @@ class LayerScores(NamedTuple):
     Args:
         layer: counted from 0 as the model runs, a shared layer once per pass.
         stride: tokens from one position to the next; more than 1 after pooling.
-        scores: (heads, n, n), row i the query.
+        scores: (heads, n, n); row i is the query.
     """
 
     layer: int
@@ -47,10 +47,10 @@ class LayerScores(NamedTuple):
 
 
 def plain_scores(rows: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The TISA paper's reading: ``E W_Q W_K^T E^T`` for each head, without norms, biases or a scale.
+    """Compute scores as the TISA paper does: ``E W_Q W_K^T E^T`` for each head, without norms, biases or a scale.
 
     Args:
-        rows: (n, width), the position embeddings E; for the paper's variant with average content, plus the mean word.
+        rows: (n, width), the position embeddings E; add the mean word for the paper's variant with average content.
         query, key: (heads, width, head_dim), the projections of the first layer.
 
     Returns:
@@ -62,7 +62,7 @@ def plain_scores(rows: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def position_vectors(encoder: Encoder, length: int) -> Tensor | None:
-    """The table of position embeddings E, (length, width) float64, as stored; None for a method without one.
+    """Return the position embeddings E as stored, (length, width) float64; None for a method without any.
 
     Raises:
         PositionRangeError: for more positions than the table has.
@@ -89,16 +89,16 @@ def _has(position: Position, *hooks: str) -> bool:
 
 @torch.no_grad()
 def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
-    """The scores of the layers in which position acts by itself: the first, and for methods that act in all, all.
+    """Yield the scores of the layers in which position acts by itself: all if the method acts in all, else the first.
 
-    The mean is over words, of type 0, and goes through everything between there and the scores: position embeddings,
-    norm, ALBERT's projection, query and key with their biases, the scale. In deeper layers every token is the mean
-    state that this layer reads from words at random, so that only what the method does *in* the layer remains.
+    The mean is over words of type 0, after position embeddings, norm and ALBERT's projection; then come query and key
+    with their biases, and the scale. In deeper layers every token is the mean state that the layer reads for random
+    words, so that only what the method does *in* the layer remains.
 
-    The score that two such tokens have without position is taken off, one constant per head; where positions are in the
-    embeddings there is no such score, and the mean over all pairs is taken off. A softmax sees neither.
+    The score that two such tokens have without position is subtracted, one constant per head. If positions are in the
+    embeddings there is no such score, and the mean over all pairs is subtracted. A softmax sees neither.
 
-    Pooled layers are read between their queries, at the positions where these stand.
+    Pooled layers are read between their queries, at the queries' positions.
 
     Raises:
         PositionRangeError: for more positions than the method covers.
@@ -138,7 +138,7 @@ def _layer(encoder: Encoder, index: int) -> Layer:
 
 
 def _mean_input(encoder: Encoder, length: int) -> Tensor:
-    """What the first layer's attention reads at each position, the mean over words, (1, n, hidden_size)."""
+    """Return the mean over words of the first layer's attention input at each position, (1, n, hidden_size)."""
     words = encoder.embeddings.word.weight
     chosen = torch.linspace(0, len(words) - 1, min(len(words), WORDS), device=words.device).long()
     first = _layer(encoder, 0)
@@ -151,7 +151,7 @@ def _mean_input(encoder: Encoder, length: int) -> Tensor:
 
 
 def _mean_states(encoder: Encoder, length: int) -> dict[int, Tensor]:
-    """What the attention of each deeper layer reads, the mean over words and positions, (1, 1, hidden_size)."""
+    """Return the mean over words and positions of each deeper layer's attention input, (1, 1, hidden_size)."""
     states: dict[int, Tensor] = {}
 
     def keep(module: nn.Module, given: tuple[Any, ...]) -> None:

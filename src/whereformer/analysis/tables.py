@@ -1,7 +1,7 @@
-"""Tables of positions in checkpoints of models that this library does not run, found by what transformers calls them.
+"""Finds position tables in checkpoints of models that this library does not run, by transformers' names.
 
-Of GPT-2, BART, DistilBERT, ViT and many others the position embeddings can be looked at, of T5 the curve of each head;
-what else the model does with them can't.
+This reads the position embeddings of GPT-2, BART, DistilBERT, ViT and many others, and the curve of each head of T5. It
+cannot read what else the model does with them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from ..positions import build_position
 from ..positions.t5 import T5
 
 EMBEDDINGS = re.compile(r"(^|\.)(position_embeddings?|positional_embedding|embed_positions|pos_embed|wpe)(\.weight)?$")
-"""Names of tables with a row for each position."""
+"""The names of tables with a row for each position."""
 BUCKETS = re.compile(r"\.(\d+)\.layer\.0\.SelfAttention\.relative_attention_bias\.weight$")
-"""Names of T5's tables, (buckets, heads), with the number of the layer."""
+"""The names of T5's tables, (buckets, heads), with the number of the layer."""
 ROWS_BEFORE = {"bart": 2, "mbart": 2, "plbart": 2, "opt": 2}
-"""Rows before that of the first position, by model_type."""
+"""The number of rows before that of the first position, by model_type."""
 COUNTED_FROM_PADDING = ("xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text")
-"""Kinds whose rows up to that of ``pad_token_id`` are no positions, as RoBERTa's."""
+"""Model types, such as RoBERTa, whose rows up to that of ``pad_token_id`` are not positions."""
 
 
 def embedding_table(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[str, Tensor] | None:
-    """The name and the position embeddings (n, width) float64, the encoder's where there are several; or None.
+    """Return the name and the position embeddings (n, width) in float64, the encoder's if there are several; or None.
 
-    Args:
-        weights: of a checkpoint.
-        config: its config.json.
+    Args: weights: a checkpoint's weights by name.
     """
     names = sorted((name for name in weights if EMBEDDINGS.search(name)), key=lambda name: ("decoder" in name, name))
     for name in names:
@@ -49,10 +47,10 @@ def embedding_table(weights: Mapping[str, Tensor], config: Mapping[str, Any]) ->
 def bucket_curves(
     weights: Mapping[str, Tensor], config: Mapping[str, Any], offsets: Tensor
 ) -> tuple[str, dict[int, Tensor]] | None:
-    """The part that is read ("encoder" or "decoder") and, by layer, each head's curve (heads, offsets); or None.
+    """Return the part that was read ("encoder" or "decoder") and each head's curve (heads, offsets) by layer; or None.
 
     Args:
-        weights: of a checkpoint of T5, mT5 or alike.
+        weights: the weights of a checkpoint of T5, mT5 or a similar model, by name.
         config: its config.json.
         offsets: key position - query position, whole.
     """

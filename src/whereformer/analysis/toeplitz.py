@@ -1,4 +1,4 @@
-"""How far a matrix over pairs of positions depends on their offset alone: its Toeplitz part, and the share in it."""
+"""Toeplitzness: the share of a matrix over pairs of positions that depends on their offset alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from torch.nn import functional
 from ..errors import InputError
 
 ROWS = 256
-"""Rows whose diagonals are summed at a time; what is needed for a moment are as many rows of the matrix, twice."""
+"""The number of rows whose diagonals are summed at a time; this takes temporary memory for twice as many rows."""
 
 
 class Diagonals(NamedTuple):
-    """What is left of a matrix (..., n, n) when only the offset is known.
+    """What the offset alone tells about a matrix (..., n, n).
 
-    Args:
-        mean: (..., 2 n - 1), of the diagonals with offset -(n - 1) .. n - 1.
+    Args: mean: (..., 2 n - 1), the mean of each diagonal, for offsets -(n - 1) .. n - 1.
         spread: (..., 2 n - 1), the standard deviation of a diagonal's entries.
         explained: (...), as :func:`toeplitzness`.
     """
@@ -29,10 +28,10 @@ class Diagonals(NamedTuple):
 
 
 def toeplitzness(matrix: Any) -> Tensor:
-    """The share of a matrix's variance over all its entries that its Toeplitz part holds, from 0 to 1.
+    """Return the share of the variance over a matrix's entries that its Toeplitz part holds, from 0 to 1.
 
-    ``1 - sum (M - T)^2 / sum (M - mean(M))^2`` with :func:`toeplitz_part` T, every entry counted once; 1 for a matrix
-    of equal entries, up to rounding. A matrix of independent entries has about 2 / (n + 1).
+    ``1 - sum (M - T)^2 / sum (M - mean(M))^2`` with :func:`toeplitz_part` T, where every entry counts once; up to
+    rounding, a matrix of equal entries has 1. A matrix of independent entries has about 2 / (n + 1).
 
     Args:
         matrix: (..., n, n) real numbers; a tensor, or what :func:`torch.as_tensor` takes.
@@ -51,9 +50,9 @@ def toeplitzness(matrix: Any) -> Tensor:
 
 
 def toeplitz_part(matrix: Any) -> Tensor:
-    """The nearest Toeplitz matrix: every entry is the mean of its diagonal.
+    """Return the nearest Toeplitz matrix: every entry is the mean of its diagonal.
 
-    Nearest by the sum of squared differences. Arguments and errors are those of :func:`toeplitzness`.
+    It is nearest by the sum of squared differences. Arguments and errors are those of :func:`toeplitzness`.
 
     Returns:
         (..., n, n) in the matrix's dtype, at least float32. Differentiable.
@@ -63,7 +62,7 @@ def toeplitz_part(matrix: Any) -> Tensor:
 
 
 def diagonal_means(matrix: Any) -> Tensor:
-    """The mean of every diagonal: entry ``offset + n - 1`` is that of the pairs (i, j) with ``j - i = offset``.
+    """Return the mean of every diagonal: entry ``offset + n - 1`` is that of the pairs (i, j) with ``j - i = offset``.
 
     Arguments and errors are those of :func:`toeplitzness`.
 
@@ -75,30 +74,31 @@ def diagonal_means(matrix: Any) -> Tensor:
 
 
 def diagonals(matrix: Any) -> Diagonals:
-    """Mean and spread of every diagonal, and the Toeplitzness; arguments and errors as for :func:`toeplitzness`."""
+    """Return every diagonal's mean and spread, and the Toeplitzness; takes and raises what :func:`toeplitzness`
+    does."""
     values, dtype = _checked(matrix)
     means = _means(values)
     count = pairs(values.shape[-1], values.device).to(values.dtype)
-    # Of differences, since those of large squares would be lost in rounding.
+    # Squares of differences: differences of large squares would be lost in rounding.
     spread = (diagonal_sums((values - from_diagonals(means)).square()) / count).sqrt()
     return Diagonals(means.to(dtype), spread.to(dtype), _explained(values, means).to(dtype))
 
 
 def pairs(n: int, device: torch.device | str | None = None) -> Tensor:
-    """How many pairs of n positions have each offset: ``n - |offset|``, (2 n - 1,) int64."""
+    """Return the number of pairs of n positions at each offset: ``n - |offset|``, (2 n - 1,) int64."""
     return n - torch.arange(1 - n, n, device=device).abs()
 
 
 def from_diagonals(values: Tensor) -> Tensor:
-    """The Toeplitz matrix (..., n, n) with these values (..., 2 n - 1) on its diagonals."""
+    """Return the Toeplitz matrix (..., n, n) with values (..., 2 n - 1) on its diagonals."""
     n = (values.shape[-1] + 1) // 2
     return values.unfold(-1, n, 1).flip(-2)
 
 
 def diagonal_sums(values: Tensor) -> Tensor:
-    """The sum of every diagonal, (..., 2 n - 1), of a tensor (..., n, n).
+    """Sum every diagonal of a tensor (..., n, n): (..., 2 n - 1).
 
-    Read with a row pitch longer by one, the diagonals of some rows in reverse order are columns.
+    Read with a row pitch that is longer by one, the diagonals of some rows in reverse order are columns.
     """
     n = values.shape[-1]
     sums = values.new_zeros(*values.shape[:-2], 2 * n - 1)
@@ -116,10 +116,10 @@ def _means(values: Tensor) -> Tensor:
 
 
 def _explained(values: Tensor, means: Tensor) -> Tensor:
-    """Between the diagonals' means there is so much of the variance between the entries."""
+    """Return the share of the entries' variance that lies between the means of the diagonals."""
     n = values.shape[-1]
     least, most = torch.aminmax(values.detach().flatten(-2), dim=-1)
-    # Differences in units in which no square overflows or vanishes.
+    # Scale the differences so that no square overflows or vanishes.
     scale = most - least
     equal = scale <= 4 * torch.finfo(values.dtype).eps * torch.maximum(most.abs(), least.abs())
     scale = torch.where(equal, 1.0, scale)
@@ -132,7 +132,7 @@ def _explained(values: Tensor, means: Tensor) -> Tensor:
 
 
 def _checked(matrix: Any) -> tuple[Tensor, torch.dtype]:
-    """The matrix in float64, and the dtype of what is computed from it."""
+    """Check the matrix and return it in float64, with the dtype of results."""
     values = torch.as_tensor(matrix)
     if values.is_complex():
         raise TypeError(f"matrix: expected real numbers, got {values.dtype}")
@@ -141,7 +141,7 @@ def _checked(matrix: Any) -> tuple[Tensor, torch.dtype]:
     if values.shape[-1] == 0:
         raise InputError("matrix", f"expected at least one position, got shape {tuple(values.shape)}")
     dtype = torch.promote_types(values.dtype, torch.float32) if values.is_floating_point() else torch.float64
-    # Whether anything is not finite shows in the sum, faster than in a look at each; but so does a sum that overflows.
+    # The sum shows faster than the entries whether all are finite; but a finite sum may overflow, so then look at all.
     if not bool(values.sum(dtype=torch.float64).isfinite()) and not bool(values.isfinite().all()):
         raise InputError("matrix", "expected finite numbers, got NaN or infinity")
     return values.to(torch.float64), dtype

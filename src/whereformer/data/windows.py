@@ -1,4 +1,4 @@
-"""Masked windows of a token stream. The seed and a row's number decide where it starts and what is masked."""
+"""Masked windows of a token stream. The seed and a row's number decide where the row starts and what is masked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax attention that takes *descriptions* of position instead of n x n matrices."""
+"""The function ``attention``: softmax attention that takes *descriptions* of position instead of n x n matrices."""
 
 from __future__ import annotations
 
@@ -53,42 +53,44 @@ def attention(
     plus what :class:`OffsetValues` terms add.
 
     Args:
-        query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores;
-            n_q then follows from ``query_positions``, from a term with rows, or is n_k. Query, key and value are of one
-            dtype; autocast gives them its own where they differ.
+        query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores; n_q is
+            then that of ``query_positions`` or of a term with rows, else n_k. Query, key and value have one dtype; if
+            they differ under autocast, it casts them.
         key: (batch, heads, n_k, head_dim).
         value: (batch, heads, n_k, value_dim).
         terms: what position adds; see :class:`OffsetBias` and its neighbours.
         key_mask: (batch, n_k) bool, True = may be attended.
         causal: allow only keys whose position is at most the query's.
-        scale: the factor on query . key (and on query . OffsetKeys), finite; ``head_dim ** -0.5`` by default.
+        scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
         query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (1 or batch, n_q). By
             default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
-            Fractional ones are finite, which is checked on the CPU; elsewhere NaN is after and before nothing.
+            Fractional positions must be finite. This is checked on the CPU only; elsewhere a NaN comes neither before
+            nor after any position.
         key_positions: the same for keys; 0 .. n_k - 1 by default.
-        query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to
-            keys of its own document.
-        backend: which implementation computes it; one that can't take the call is refused, never replaced.
+        query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
+            of its own document.
+        backend: the implementation to use. A backend that cannot take the call raises an error and is never replaced.
 
-            - "reference": everything written out, (n_q, n_k) memory. The definition, and differentiable twice.
+            - "reference": writes everything out in (n_q, n_k) memory. It defines what is correct, and is twice
+              differentiable.
             - "blockwise": tile by tile in plain PyTorch, O(n) memory forward and backward, any device.
-            - "triton": fused kernels for NVIDIA GPUs from sm_80 on, O(n) memory.
+            - "triton": fused kernels for NVIDIA GPUs of sm_80 and above, O(n) memory.
             - "auto": calls without terms go to torch's ``scaled_dot_product_attention``, others to "triton" on a GPU
-              that has it and to "blockwise" elsewhere. On the CPU "reference" takes calls with few scores a head, and
-              "blockwise" takes long ones with dropout, masks or packing. The thresholds depend on the processor
-              (``whereformer.kernels.tuning``).
-              :func:`explain` says which backend that is for a call, and why.
+              that has it and to "blockwise" elsewhere. On the CPU "reference" takes calls with few scores per head, and
+              "blockwise" takes long calls with dropout, masks or packing. The thresholds depend on the processor
+              (``whereformer.kernels.tuning``). :func:`explain` tells which backend a call gets, and why.
 
-            Only "reference" has second and forward-mode derivatives, and with terms those of ``torch.func``; there
-            "auto" takes it.
+            Only "reference" has second and forward-mode derivatives and, for calls with terms, the derivatives of
+            ``torch.func``; "auto" chooses it for them.
 
     Returns:
-        (batch, heads, n_q, value_dim) in the value's dtype (torch's own attention, under autocast, gives autocast's).
-        A row that may attend nothing gives zeros.
+        (batch, heads, n_q, value_dim) in the value's dtype (under autocast, torch's own attention returns autocast's).
+        A row that may not attend to anything is zeros.
 
     Raises:
-        TypeError, ValueError: for input that does not fit; the message names the argument, what came and what fits.
+        TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
+            takes.
     """
     _check_backend(backend)
     call = make_call(
@@ -125,7 +127,7 @@ def explain(
     backend: str = "auto",
     **options: Unpack[CallOptions],
 ) -> Choice:
-    """Which backend :func:`attention` would compute a call with, and why; ``options`` are its keyword arguments.
+    """Tell which backend :func:`attention` would use for a call, and why; ``options`` are its keyword arguments.
 
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
     blockwise: float32 on AMD with AVX-512: torch's own kernels read the table of offsets
@@ -142,7 +144,7 @@ def _check_backend(backend: str) -> None:
 def attention_weights(
     query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Unpack[CallOptions]
 ) -> Tensor:
-    """The softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
+    """Return the softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 
     ``options`` are :func:`attention`'s keyword arguments other than ``dropout_p`` and ``backend``.
     """

@@ -1,10 +1,10 @@
-"""One attention call after its input was checked: what every backend is given."""
+"""``Call``, the checked attention call that every backend gets, and all checks of its input."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, TypedDict, Unpack, cast
 
@@ -30,7 +30,7 @@ from .tracing import can_look, holds, is_plain
 
 
 class CallOptions(TypedDict, total=False):
-    """The keyword arguments of :func:`whereformer.attention` that say what is computed: all but ``backend``."""
+    """The keyword arguments of :func:`whereformer.attention` except ``backend``: they define what is computed."""
 
     key_mask: Tensor | None
     causal: bool
@@ -46,7 +46,7 @@ class CallOptions(TypedDict, total=False):
 class Call:
     """A checked attention call; shapes as in :func:`whereformer.attention`.
 
-    ``given_*_positions`` are None where the default holds.
+    ``given_*_positions`` are None for the default positions.
     """
 
     query: Tensor | None
@@ -74,7 +74,7 @@ class Call:
         given = self.given_key_positions
         return Positions(0, 1, self.n_k) if given is None else given
 
-    # What the choice of a backend looks at: the fields of ``shape.CallShape``.
+    # These are the fields of ``shape.CallShape``, from which a backend is chosen.
 
     @property
     def device(self) -> torch.device:
@@ -99,24 +99,24 @@ class Call:
 
     @property
     def has_masks(self) -> bool:
-        """Whether keys are masked or rows packed."""
+        """Whether keys are masked or rows are packed."""
         return self.key_mask is not None or self.query_documents is not None
 
     @property
     def trains(self) -> bool:
-        """Whether there is a gradient of query, key or value."""
+        """Whether query, key or value needs a gradient."""
         inputs = (self.query, self.key, self.value)
         return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in inputs)
 
     @property
     def is_plain(self) -> bool:
-        """Whether torch would compute the call at once, in its own dtype, on plain tensors."""
+        """Whether torch would run the call eagerly, on plain tensors and in their own dtype."""
         tensors = [each for each in (self.query, self.key, self.value) if each is not None]
         return all(map(is_plain, tensors)) and not torch.is_autocast_enabled(self.device.type)
 
     @property
     def factors(self) -> int:
-        """How many factors the ``FactorPair`` terms have together."""
+        """The total number of factors of the ``FactorPair`` terms."""
         return sum(term.query_factors.shape[3] for term in self.terms if isinstance(term, FactorPair))
 
     @property
@@ -125,7 +125,7 @@ class Call:
         return offset_range(self.query_positions, self.key_positions)
 
     def offsets(self) -> Tensor:
-        """Offsets of all pairs, (1 or batch, n_q, n_k)."""
+        """Return the offsets of all pairs, (1 or batch, n_q, n_k)."""
         device = self.value.device
         offsets = offsets_between(
             position_values(self.query_positions, device), position_values(self.key_positions, device)
@@ -133,7 +133,7 @@ class Call:
         return offsets if offsets.dim() == 3 else offsets.unsqueeze(0)
 
     def diagonal(self) -> int | None:
-        """The d with which causality lets query i attend keys j <= i + d; None if there is no such number."""
+        """The d for which causality allows query i the keys j <= i + d; None if there is no such number."""
         if self.given_query_positions is None and self.given_key_positions is None:
             return self.n_k - self.n_q
         queries, keys = self.query_positions, self.key_positions
@@ -144,14 +144,14 @@ class Call:
         return (queries.start - keys.start) // (queries.stride if holds(keys.length == 1) else keys.stride)
 
     def masks_future(self) -> bool:
-        """Whether causality forbids any pair, as far as can be told without reading positions."""
+        """Whether causality may forbid a pair, as far as one can tell without reading explicit positions."""
         if not self.causal:
             return False
         diagonal = self.diagonal()
         return diagonal is None or not holds(diagonal >= self.n_k - 1)
 
     def allowed(self) -> Tensor | None:
-        """Which pairs may attend, bool and broadcastable to (batch, heads, n_q, n_k); None when all may."""
+        """Return which pairs may attend, bool and broadcastable to (batch, heads, n_q, n_k); None if all may."""
         allowed = None if self.key_mask is None else self.key_mask[:, None, None, :]
         if self.masks_future():
             past = (self.offsets() <= 0).unsqueeze(1)
@@ -169,7 +169,7 @@ def make_call(
     terms: Sequence[Term] = (),
     **options: Unpack[CallOptions],
 ) -> Call:
-    """Check everything once, so that no backend has to.
+    """Check all input once, so that no backend has to, and return the call.
 
     Raises:
         TypeError: for a wrong type or dtype; the message names the argument.
@@ -189,19 +189,21 @@ def make_call(
         n_q, head_dim = _query_length(terms, options.get("query_positions"), n_k), value_dim
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
-        for name, tensor in vars(term).items():
+        # Not vars(term): the compiler of torch 2.11 cannot read it.
+        for field in fields(term):
+            tensor = getattr(term, field.name)
             if isinstance(tensor, Tensor):
-                _check_device(f"{type(term).__name__}.{name}", tensor, value)
-    fields = cast(dict[str, Any], options)
-    _check_options(value, batch, n_q, n_k, terms, fields)
-    call = Call(query, key, value, terms, n_q, n_k, _check_scale(fields.pop("scale", None), head_dim), **fields)
+                _check_device(f"{type(term).__name__}.{field.name}", tensor, value)
+    given = cast(dict[str, Any], options)
+    _check_options(value, batch, n_q, n_k, terms, given)
+    call = Call(query, key, value, terms, n_q, n_k, _check_scale(given.pop("scale", None), head_dim), **given)
     return call if len(terms) == 0 else _without_steps(call)
 
 
 def _check_content(
     query: Tensor, key: Tensor, value: Tensor, shape: torch.Size
 ) -> tuple[Tensor, Tensor, Tensor, int, int]:
-    """The three in one dtype, n_q and head_dim; ``shape`` is the value's."""
+    """Return query, key and value in one dtype, n_q and head_dim; ``shape`` is the value's."""
     batch, heads, n_k, _ = shape
     _check_heads_tensor("query", query)
     _check_heads_tensor("key", key)
@@ -221,7 +223,7 @@ def _check_content(
 def _check_options(
     value: Tensor, batch: int, n_q: int, n_k: int, terms: tuple[Term, ...], options: dict[str, Any]
 ) -> None:
-    """Check all but ``scale``, and make the fields of a call of them."""
+    """Check all options except ``scale``, and turn them into fields of a call."""
     get, pop = options.get, options.pop
     if (key_mask := get("key_mask")) is not None:
         _check_key_mask(key_mask, value)
@@ -252,7 +254,7 @@ def _check_key_mask(key_mask: Any, value: Tensor) -> None:
 
 
 def _without_steps(call: Call) -> Call:
-    """The same in units of the tables' step, so that backends know tables with an entry for every offset only."""
+    """Return the same call in units of the tables' step, so that backends need only tables with step 1."""
     tables = [term for term in call.terms if isinstance(term, OffsetBias | OffsetKeys | OffsetValues)]
     steps = {term.step for term in tables if term.step != 1}
     if not steps:
@@ -300,7 +302,7 @@ def _check_heads_tensor(name: str, tensor: Tensor) -> None:
 
 
 def _check_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three in one dtype, which autocast sees to, and on one device."""
+    """Return the three in one dtype, cast as autocast does, after checking that they are on one device."""
     if not query.dtype == key.dtype == value.dtype:
         query, key, value = as_autocast(query, key, value)
     for name, tensor in (("key", key), ("value", value)):
@@ -344,9 +346,9 @@ def _check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
 
 
 def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None, n_k: int) -> int:
-    """n_q of a call without a query: from the positions, else from a term that has rows, else n_k.
+    """Return n_q of a call without a query: from the positions, else from a term that has rows, else n_k.
 
-    Whatever does not even look like positions or rows is left to its own check.
+    Invalid positions and terms are ignored here; their own checks report them.
     """
     if isinstance(query_positions, Positions):
         return query_positions.length
@@ -363,7 +365,7 @@ def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None
 def _check_positions(
     name: str, positions: PositionsLike, batch: int, length: int, terms: tuple[Term, ...]
 ) -> PositionsLike:
-    """The positions, in a dtype that torch can calculate in."""
+    """Check the positions and return them in a dtype that torch can compute with."""
     if isinstance(positions, Positions):
         if positions.length != length:
             raise ValueError(f"{name}: expected length {length}, got {positions}")
@@ -371,7 +373,7 @@ def _check_positions(
     if not isinstance(positions, Tensor):
         raise TypeError(f"{name}: expected Positions or a tensor, got {type(positions).__name__}")
     shape = positions.shape
-    # Not "shape not in", which compilers do not know for symbols.
+    # "shape not in (...)" would not compile with symbolic sizes.
     if shape != (length,) and shape != (batch, length) and shape != (1, length):
         raise ValueError(f"{name}: expected shape ({length},) or ({batch}, {length}), got {tuple(shape)}")
     if positions.dtype == torch.bool or positions.is_complex():
@@ -386,7 +388,7 @@ def _check_positions(
 
 
 def _check_documents(name: str, documents: Any, value: Tensor, axis: str, length: int) -> Tensor:
-    """The ids, in a dtype that torch can calculate in."""
+    """Check the ids and return them in a dtype that torch can compute with."""
     batch = value.shape[0]
     if not isinstance(documents, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(documents).__name__}")
@@ -399,5 +401,5 @@ def _check_documents(name: str, documents: Any, value: Tensor, axis: str, length
 
 
 def _signed(numbers: Tensor) -> Tensor:
-    """Whole numbers in a dtype that torch can calculate in: it can't in the wider unsigned ones."""
+    """Return whole numbers in a dtype that torch can compute with, which excludes the wider unsigned ones."""
     return numbers.to(torch.int64) if numbers.dtype in (torch.uint16, torch.uint32, torch.uint64) else numbers

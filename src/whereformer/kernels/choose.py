@@ -1,4 +1,4 @@
-"""Which backend computes a call, and why: a function of the call's shape, the processor and what torch is doing."""
+"""The choice of a backend for a call, from the call's shape, the processor and the state of torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BACKENDS = ("auto", "reference", "blockwise", "triton")
 
 @dataclass(frozen=True)
 class Choice:
-    """What :func:`whereformer.explain` returns; printed, a line.
+    """The result of :func:`whereformer.explain`; it prints as one line.
 
     Args:
         backend: "reference", "blockwise", "triton", or "fused" for torch's ``scaled_dot_product_attention``.
-        reason: why.
-        unavailable: for each backend that can't take the call, why not.
+        reason: why it was chosen.
+        unavailable: the reason of each backend that cannot take the call, by name.
     """
 
     backend: str
@@ -37,15 +37,15 @@ class Choice:
 
 
 def choose(call: Shaped, backend: str, device: torch.device | None = None) -> str:
-    """The backend that computes the call.
+    """Return the name of the backend that computes the call.
 
     Args:
         call: a checked call, or the shape of one.
-        backend: the one that was asked for, or "auto".
-        device: where it is to run, if not where its tensors are: those of "meta" say no more than sizes.
+        backend: the requested backend, or "auto".
+        device: the device that the call will run on, if its tensors are elsewhere: tensors on "meta" have only sizes.
 
     Raises:
-        ValueError: if the one that was asked for by name can't.
+        ValueError: if a backend requested by name cannot take the call.
     """
     device = call.device if device is None else device
     if backend == "auto":
@@ -60,7 +60,7 @@ def choose(call: Shaped, backend: str, device: torch.device | None = None) -> st
 
 
 def explain_choice(call: Call, backend: str) -> Choice:
-    """The choice with its reasons."""
+    """Return the choice with its reasons."""
     chosen, device = choose(call, backend), call.device
     reasons = [_automatic(call, device)[1] if backend == "auto" else "asked for by name"]
     if chosen == "blockwise":
@@ -72,14 +72,14 @@ def explain_choice(call: Call, backend: str) -> Choice:
 
 
 def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
-    """The rule of backend="auto", and which part of it decided; "{kind}" stands for the dtype and the processor."""
+    """Return the choice of backend="auto" and the reason; "{kind}" stands for the dtype and the processor."""
     on_cpu = device.type == "cpu"
     few = holds(call.n_q * call.n_k <= _most_written_out(call))
     taken = derivatives()
     if forward_mode() or taken > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
     if not call.has_terms and call.head_dim is not None:
-        # On the CPU torch writes all scores out to drop some, and computes padding in full to mask it afterwards.
+        # On the CPU torch writes all scores out for dropout, and computes padding in full before it masks it.
         masked = call.dropout_p > 0 or call.has_masks
         if on_cpu and masked and not few and not taken:
             return (
@@ -104,24 +104,25 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
 
 
 def _most_written_out(call: Shaped) -> int:
-    """Scores a head up to which, on the CPU, writing them all out is faster than going tile by tile."""
+    """Return the number of scores per head up to which writing all out beats going tile by tile on the CPU."""
     sizes = tuning.current()
     return sizes.half_written_out_scores if _trains_in_half_precision(call) else sizes.written_out_scores
 
 
 def _trains_in_half_precision(call: Shaped) -> bool:
-    """Whether there is a gradient of bfloat16 or float16.
+    """Whether the call trains in bfloat16 or float16.
 
-    At 17 to 90 tokens writing all scores out takes 0.3 to 0.6 of the time of torch's attention, forward and backward.
+    At 17 to 90 tokens, writing all scores out takes 0.3 to 0.6 times as long as torch's attention, forward and
+    backward.
     """
     return call.dtype in (torch.bfloat16, torch.float16) and call.trains
 
 
 def _onednn_beats_torch(call: Shaped, device: torch.device) -> bool:
-    """Whether torch's attention would compute a long call without terms by products slower than ours.
+    """Whether our products beat those of torch's attention for a long call without terms.
 
-    That is its kernel for the CPU, which multiplies by MKL. What only torch's attention can do is left to it:
-    transforms of functions, tensors with products of their own, autocast's dtype, compiled and exported programs.
+    Torch's kernel for the CPU multiplies by MKL. It keeps the calls that only torch's attention can compute: function
+    transforms, tensor subclasses, autocast's dtype, and compiled and exported programs.
     """
     sizes = tuning.current()
     return (
@@ -134,6 +135,6 @@ def _onednn_beats_torch(call: Shaped, device: torch.device) -> bool:
         and is_regular(call.n_q)
         and is_regular(call.n_k)
         and call.value_dim >= sizes.onednn_head_dim
-        # Whoever has switched torch's kernel off wants another one of torch's.
+        # A user who has switched this kernel of torch off wants one of torch's others.
         and torch.backends.cuda.flash_sdp_enabled()
     )

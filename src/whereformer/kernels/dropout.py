@@ -1,6 +1,6 @@
-"""Attention dropout as a function of a seed and of indices, so that our own backends drop the same weights.
+"""Attention dropout as a function of a seed and indices, so that all of our own backends drop the same weights.
 
-Calls that torch's fused attention runs drop as torch does.
+Calls that go to torch's fused attention use torch's dropout.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _MASK32 = 0xFFFFFFFF
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """A 0-dimensional int64 seed from torch's own generator: ``torch.manual_seed`` decides the mask."""
+    """Draw a 0-dimensional int64 seed from torch's generator, so that ``torch.manual_seed`` decides the mask."""
     return torch.randint(2**62, (), device=device)
 
 
 def row_seeds(seed: Tensor, batch: int, heads: int, n_q: int) -> Tensor:
-    """One 32-bit number (held in int64) per row of scores, (batch, heads, n_q): splitmix64 of seed and row index."""
+    """Return a 32-bit number (as int64) per row of scores, (batch, heads, n_q): splitmix64 of seed and row index."""
     rows = torch.arange(batch * heads * n_q, device=seed.device).view(batch, heads, n_q)
     mixed = seed + (rows + 1) * _GOLDEN
     mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -27,10 +27,10 @@ def row_seeds(seed: Tensor, batch: int, heads: int, n_q: int) -> Tensor:
 
 
 def keep_mask(seeds: Tensor, columns: Tensor, dropout_p: float) -> Tensor:
-    """Which weights survive: bool (..., columns), from row seeds (...) and column indices (columns,).
+    """Return which weights survive: bool (..., columns), from row seeds (...) and column indices (columns,).
 
-    The mix is murmur3's 32-bit finaliser. It is done in signed 32-bit integers, whose sums and products wrap to the
-    same bits as unsigned ones; a right shift has to drop the copies of the sign, and a comparison to flip it.
+    The mix is murmur3's 32-bit finaliser, computed in signed 32-bit integers. Their sums and products wrap to the same
+    bits as unsigned ones, but a right shift has to drop the copies of the sign, and a comparison has to flip it.
     """
     mixed = seeds.to(torch.int32).unsqueeze(-1) + columns.to(torch.int32) * _signed(0x9E3779B9)
     mixed = (mixed ^ ((mixed >> 16) & 0xFFFF)).mul_(_signed(0x85EBCA6B))
@@ -40,5 +40,5 @@ def keep_mask(seeds: Tensor, columns: Tensor, dropout_p: float) -> Tensor:
 
 
 def _signed(bits: int) -> int:
-    """32 bits read as a signed number."""
+    """Read 32 bits as a signed number."""
     return bits - 2**32 if bits >= 2**31 else bits

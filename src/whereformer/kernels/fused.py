@@ -1,4 +1,4 @@
-"""Calls without terms: position acted on the embeddings or on query and key, so torch's own attention runs them."""
+"""Torch's own attention, for calls without terms (the method acts on embeddings, or on query and key)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .tracing import holds, is_plain
 
 
 def attend(call: Call) -> Tensor:
-    """The attention output, by ``scaled_dot_product_attention``; rows that may attend nothing give zeros."""
+    """Compute attention by ``scaled_dot_product_attention``; rows that may not attend to anything are zeros."""
     query, key, value = call.query, call.key, call.value
     assert query is not None
     assert key is not None
     if call.key_mask is None and call.query_documents is None:
         if not call.masks_future():
             return _attend(call, query, key, value)
-        # torch masks before it multiplies by the scale, so no scale but a positive one leaves -inf what it is.
+        # torch masks before it multiplies by the scale, so only a positive scale preserves -inf.
         diagonal = call.diagonal() if call.scale > 0 else None
         if diagonal is not None and (out := _attend_past(call, query, key, value, diagonal)) is not None:
             return out
@@ -36,13 +36,13 @@ def _attend(
 
 
 def _attend_past(call: Call, query: Tensor, key: Tensor, value: Tensor, diagonal: int) -> Tensor | None:
-    """The output of causal attention, see ``Call.diagonal``, without a number for each pair; None if that can't be."""
+    """Compute causal attention (see ``Call.diagonal``) without a mask entry per pair; None if that is impossible."""
     n_q, n_k = call.n_q, call.n_k
     if holds(diagonal == 0):
         # torch's own flag aligns queries to the left.
         return _attend(call, query, key, value, causal=True)
     if holds(diagonal < 0):
-        # The first queries may attend nothing.
+        # The first queries may not attend to anything.
         first = min(-diagonal, n_q)
         out = _attend(call, query[:, :, first:], key, value, causal=True)
         return functional.pad(out, (0, 0, first, 0))
@@ -54,7 +54,7 @@ def _attend_past(call: Call, query: Tensor, key: Tensor, value: Tensor, diagonal
 
         fits = diagonal == n_k - n_q
         return _attend(call, query, key, value, causal_lower_right(n_q, n_k)) if fits else None
-    # With queries in reverse, each offset has its place in a row of numbers, and all pairs are a view of it.
+    # With the queries reversed, one row of numbers has an entry per offset, and the mask of all pairs is a view of it.
     row = torch.zeros(n_q + n_k - 1, dtype=query.dtype)
     row[n_q + diagonal :] = -torch.inf
     return _attend(call, query.flip(2), key, value, row.as_strided((n_q, n_k), (1, 1))).flip(2)

@@ -1,6 +1,6 @@
-"""A call's terms with at most one of each kind, and tables no longer than the offsets that occur.
+"""Merges a call's terms to at most one of each kind, with tables no longer than the offsets that occur.
 
-The fast backends take this, so that none has to loop over terms or look at an offset twice.
+The fast backends take merged terms, so that they neither loop over terms nor look at an offset twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .tracing import are_numbers
 
 @dataclass(frozen=True)
 class Merged:
-    """The terms of a call; tables and factors in at least float32, ``dense`` as it came where it came alone."""
+    """The merged terms: tables and factors in float32 or wider; a single ``dense`` term keeps its dtype."""
 
     bias: OffsetBias | None
     key_table: OffsetKeys | None
@@ -27,11 +27,11 @@ class Merged:
 
 
 def merge(call: Call) -> Merged:
-    """The same call with the fewest terms; differentiable."""
+    """Merge the terms of a call; differentiable."""
     dtype = torch.promote_types(call.value.dtype, torch.float32)
     span = offset_range(call.query_positions, call.key_positions)
     if span is not None and not are_numbers(*span):
-        # An exported program for any length keeps its tables whole.
+        # A program that is exported for any length keeps its whole tables.
         span = None
     if span is not None and call.causal:
         span = span[0], min(span[1], 0)
@@ -54,7 +54,7 @@ def merge(call: Call) -> Merged:
 
 
 def _add_up(dense: list[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """Scores of pairs, summed; a single one as it came."""
+    """Sum scores of pairs; a single one is returned unchanged."""
     if len(dense) <= 1:
         return dense[0] if dense else None
     return sum((scores.to(dtype) for scores in dense[1:]), dense[0].to(dtype))
@@ -63,7 +63,7 @@ def _add_up(dense: list[Tensor], dtype: torch.dtype) -> Tensor | None:
 def _merge_tables(
     tables: list[tuple[Tensor, int]], span: tuple[int, int] | None, dtype: torch.dtype
 ) -> tuple[Tensor, int]:
-    """One table, and its first offset, that says what all of them say on the offsets of ``span`` (None: on all)."""
+    """Sum tables on the offsets of ``span`` (None: on all) into one; return it with its first offset."""
     if span is not None:
         tables = [_trim(table, first, *span) for table, first in tables]
     if len(tables) == 1:
@@ -77,16 +77,16 @@ def _merge_tables(
 
 
 def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
-    """The columns that offsets from ``low`` to ``high`` read; at least one."""
+    """Cut a table to the columns that offsets from ``low`` to ``high`` read, at least one, with their first offset."""
     end = table.shape[1] - 1
     start, stop = (max(0, min(end, offset - first)) for offset in (low, high))
     stop = max(start, stop) + 1
-    # A single column is the same wherever it stands, so it may as well stand near.
+    # A single column has the same value at every offset, so put it near the offsets that occur.
     return table[:, start:stop], low if stop == start + 1 else first + start
 
 
 def _join(factors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Factors side by side: a sum of products is one product."""
+    """Concatenate factors: a sum of products is one product of the joined factors."""
     if len(factors) == 1:
         return factors[0].to(dtype)
     batch = next((part.shape[0] for part in factors if part.shape[0] != 1), 1)

@@ -1,4 +1,4 @@
-"""Keeping autocast out of arithmetic that half precision would spoil."""
+"""Context and casts that control autocast, where half precision would spoil the arithmetic."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from .torch_private import constant_when_compiled
+
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
-    """A region that autocast leaves alone; on devices that know no autocast, such as meta, any region is."""
-    # Where it is off there is nothing to do, but in an exported program, which may run under it later.
-    if _autocasts(device.type) or (torch.compiler.is_exporting() and torch.amp.is_autocast_available(device.type)):
+    """Return a context without autocast; on devices that have no autocast, such as meta, it does nothing."""
+    # If autocast is off there is nothing to do, except in an exported program, which may later run under it.
+    if _autocasts(device.type) or (torch.compiler.is_exporting() and _has_autocast(device.type)):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
 def _autocasts(kind: str) -> bool:
-    """Whether autocast is on, for a kind of device."""
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    """Whether autocast is on for a kind of device."""
+    return _has_autocast(kind) and torch.is_autocast_enabled(kind)
+
+
+# A constant, because the compiler of torch 2.11 cannot trace the question.
+@constant_when_compiled
+def _has_autocast(kind: str) -> bool:
+    """Whether there is autocast for a kind of device."""
+    return torch.amp.is_autocast_available(kind)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of one device as autocast, where it is on, gives them to torch's own attention; else as they are."""
+    """Cast tensors of one device as autocast does for torch's own attention; if it is off, return them unchanged."""
     kind = tensors[0].device.type
     if not _autocasts(kind):
         return tensors

@@ -1,4 +1,4 @@
-"""The arguments of the fast backends' operators: a call with merged terms, as tensors and plain numbers."""
+"""``Problem``: a call with merged terms as the tensors and numbers that the fast backends' operators take."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ ARGUMENTS = (
     "Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, SymInt n_q, "
     "SymInt[] first, SymInt[] affine, bool causal, float scale, float dropout_p, str keeps"
 )
-"""The fields of :class:`Problem` as arguments of an operator, in the language of torch's schemas."""
+"""The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
 
 GRADIENTS = ("query", "key", "value", "bias", "key_table", "value_table", "query_factors", "key_factors", "dense")
-"""The inputs that have gradients: the first fields of :class:`Problem`."""
+"""The names of the inputs that have gradients: the first fields of :class:`Problem`."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Shapes are as in :class:`Call`, tables and factors as in ``merge``.
+    """A call with merged terms; shapes are as in :class:`Call`, tables and factors as in ``merge``.
 
     Args:
-        seed: of dropout, where weights drop.
+        seed: the seed of dropout; None without dropout.
         bias, key_table, value_table: the tables of an ``OffsetBias`` (heads, T), ``OffsetKeys`` and ``OffsetValues``
             (heads or 1, T, dim). ``bias`` and ``dense`` are in natural units, not scaled; rows are in their own order.
         first: the offsets of the first columns of ``bias``, ``key_table`` and ``value_table``.
-        affine: start and stride of the queries' positions, then of the keys'; of no meaning where they are explicit.
-        keeps: what the forward keeps for the backward beside the output: the softmax's "weights", as for short
-            sequences, the "norm" of its rows (the logarithm of their sums of exponentials, the last query first), or
-            "nothing".
+        affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
+        keeps: what the forward keeps for the backward besides the output: the softmax "weights" (for short sequences),
+            the "norm" of its rows (the log of their sums of exponentials, with the last query first), or "nothing".
     """
 
     query: Tensor | None
@@ -71,7 +70,7 @@ class Problem:
 
     @classmethod
     def of(cls, call: Call) -> Problem:
-        """The problem of a call. Autocast must be off, or it would change the tables' dtype."""
+        """Build the problem of a call. Autocast must be off, or it would change the tables' dtype."""
         terms = merge(call)
         tables = (terms.bias, terms.key_table, terms.value_table)
         bias, key_table, value_table = (None if term is None else term.table for term in tables)
@@ -107,7 +106,7 @@ class Problem:
         )
 
     def arguments(self) -> tuple[Any, ...]:
-        """The fields in their order."""
+        """Return the fields in their order."""
         return tuple(getattr(self, name) for name in _FIELDS)
 
     @property
@@ -121,15 +120,15 @@ class Problem:
 
     @cached_property
     def dropout_seeds(self) -> Tensor | None:
-        """Dropout's seed of every row of scores, (batch, heads, n_q)."""
+        """Return the dropout seed of every row of scores, (batch, heads, n_q)."""
         return None if self.seed is None else row_seeds(self.seed, self.value.shape[0], self.value.shape[1], self.n_q)
 
     def has_gaps(self) -> bool:
-        """Whether there may be queries or keys in no piece, whose outputs and gradients are zeros."""
+        """Whether some queries or keys may be in no piece; their outputs and gradients are zeros."""
         return self.key_mask is not None or self.query_documents is not None or 0 in (self.value.numel(), self.n_q)
 
     def positions(self) -> tuple[PositionsLike, PositionsLike]:
-        """The positions of queries and of keys."""
+        """Return the positions of queries and of keys."""
         query_start, query_stride, key_start, key_stride = self.affine
         query, key = Positions(query_start, query_stride, self.n_q), Positions(key_start, key_stride, self.n_k)
         return (
@@ -138,7 +137,7 @@ class Problem:
         )
 
     def pieces(self) -> list[Piece]:
-        """The problem as rectangles of what may attend, see ``split``."""
+        """Split the problem into rectangles of pairs that may attend; see ``split``."""
         return split(
             self.value.shape[0],
             *self.positions(),
@@ -148,12 +147,12 @@ class Problem:
         )
 
     def new_output(self) -> Tensor:
-        """Memory for the output, in the layout that the next projection wants."""
+        """Allocate the output in the layout that suits the projection after it."""
         batch, heads, _, value_dim = self.value.shape
         return self.value.new_empty(batch, self.n_q, heads, value_dim).transpose(1, 2)
 
     def new_gradients(self, needed: Sequence[bool]) -> list[Tensor]:
-        """Memory for the gradients of ``GRADIENTS`` that are needed."""
+        """Allocate the needed gradients of ``GRADIENTS``."""
         inputs = (getattr(self, name) for name in GRADIENTS)
         return [
             torch.empty_like(tensor, memory_format=torch.contiguous_format)
@@ -168,8 +167,8 @@ _FIELDS = tuple(Problem.__dataclass_fields__)
 def register_gradients(forward: Any, backward: Any) -> None:
     """Make one operator the derivative of another.
 
-    ``forward(*arguments)`` returns the output and what the backward needs of it;
-    ``backward(output_gradient, output, kept, needed, *arguments)`` the gradients of ``GRADIENTS`` that are needed.
+    ``forward(*arguments)`` returns the output and what the backward needs; ``backward(output_gradient, output, kept,
+    needed, *arguments)`` returns the needed gradients of ``GRADIENTS``.
     """
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -1,6 +1,6 @@
-"""The definition of correct: every term written out on the full (n_q, n_k) grid, in any float dtype.
+"""The "reference" backend: the definition of correct, with every term written out on the full (n_q, n_k) grid.
 
-Nothing here is clever; bfloat16 and float16 input is computed in float32 and cast back at the end.
+The code is deliberately simple. It computes bfloat16 and float16 input in float32 and casts back at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .tracing import can_look
 
 
 def attend(call: Call) -> Tensor:
-    """The attention output, (batch, heads, n_q, value_dim) in the value's dtype."""
+    """Compute attention: (batch, heads, n_q, value_dim) in the value's dtype."""
     with without_autocast(call.value.device):
         weights = attention_weights(call)
         if call.dropout_p:
@@ -27,7 +27,7 @@ def attend(call: Call) -> Tensor:
         out = weights @ call.value.to(weights.dtype)
         for term in call.terms:
             if isinstance(term, OffsetValues):
-                # How much of row i's attention lies at each offset of the table, then one product with it.
+                # Sum the attention of row i at each offset of the table, then multiply the sums with the table.
                 columns = _columns(call, term).unsqueeze(1)
                 at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
                 at_offset = at_offset.scatter_add(-1, columns.expand_as(weights), weights)
@@ -36,22 +36,22 @@ def attend(call: Call) -> Tensor:
 
 
 def attention_weights(call: Call) -> Tensor:
-    """The softmax weights before dropout, (batch, heads, n_q, n_k), at least float32.
+    """Compute the softmax weights before dropout, (batch, heads, n_q, n_k), in float32 or wider.
 
-    A pair that may not attend has weight 0, also in a row where no pair may: that row is all zeros.
+    A pair that may not attend has weight 0, even in a row where no pair may attend: that row is all zeros.
     """
     scores, allowed = attention_scores(call)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
     elif not any(map(_may_forbid, call.terms)):
         return scores.softmax(-1)
-    # A row that may attend nothing has no softmax; what stands there instead, and its gradient, is masked again.
+    # A row that may not attend to anything has no softmax; its placeholder, and the gradient of that, is masked again.
     empty = scores.isneginf().all(-1, keepdim=True)
     return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
 def _may_forbid(term: Term) -> bool:
-    """Whether a term may have -inf for some pairs."""
+    """Whether a term may add -inf to some pairs."""
     if not isinstance(term, OffsetBias | DenseBias):
         return False
     numbers = term.table if isinstance(term, OffsetBias) else term.scores
@@ -59,7 +59,7 @@ def _may_forbid(term: Term) -> bool:
 
 
 def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
-    """What the softmax is of, (batch, heads, n_q, n_k), at least float32; and which pairs may attend, None if all."""
+    """Compute the scores, (batch, heads, n_q, n_k), in float32 or wider; and which pairs may attend, None if all."""
     batch, heads, n_k, _ = call.value.shape
     dtype = torch.promote_types(call.value.dtype, torch.float32)
     query = None if call.query is None else call.query.to(dtype) * call.scale
@@ -84,14 +84,14 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _times(rows: Tensor, table: Tensor) -> Tensor:
-    """Products of rows (batch, heads, n, dim) with their heads' vectors (heads or 1, T, dim): (batch, heads, n, T)."""
+    """Multiply rows (batch, heads, n, dim) with their heads' vectors (heads or 1, T, dim): (batch, heads, n, T)."""
     if len(table) > 1:
         return rows @ table.mT
-    # A table of all heads takes one product instead of one an item and head, and so does its gradient. Queries mostly
-    # have a token's heads side by side in memory.
+    # A table that heads share needs one product instead of one per item and head, and so does its gradient. A token's
+    # heads are mostly side by side in the memory of queries.
     return functional.linear(rows.transpose(1, 2), table[0]).transpose(1, 2)
 
 
 def _columns(call: Call, term: OffsetBias | OffsetKeys | OffsetValues) -> Tensor:
-    """Which column of the term's table each pair reads, (1 or batch, n_q, n_k)."""
+    """Return the column of the term's table that each pair reads, (1 or batch, n_q, n_k)."""
     return (call.offsets() - term.first).clamp(0, term.table.shape[1] - 1)

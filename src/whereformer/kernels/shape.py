@@ -1,4 +1,4 @@
-"""What the choice of a backend looks at: sizes and kinds, no numbers."""
+"""``CallShape``: the sizes and kinds of a call, without tensors, from which a backend is chosen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Shaped(Protocol):
-    """What the choice looks at; a ``Call`` has it, and so has a :class:`CallShape`, which holds no tensors."""
+    """What the choice of a backend depends on; ``Call`` and :class:`CallShape` provide it."""
 
     @property
     def device(self) -> torch.device: ...
@@ -41,20 +41,20 @@ class Shaped(Protocol):
 
 @dataclass(frozen=True)
 class CallShape:
-    """A call without its tensors, to ask :func:`whereformer.kernels.choose.choose` what would compute it.
+    """A call without its tensors, for asking :func:`whereformer.kernels.choose.choose` which backend would compute it.
 
     Args:
-        device: where it would run.
-        dtype: of query, key and value.
-        n_q, n_k: queries and keys.
+        device: the device that it would run on.
+        dtype: the dtype of query, key and value.
+        n_q, n_k: the numbers of queries and keys.
         head_dim: width of query and key; None for attention without content scores.
         value_dim: width of a value.
         has_terms: whether there are any terms.
         has_masks: whether there is a ``key_mask``, or rows are packed.
         dropout_p: as in :func:`whereformer.attention`.
-        trains: whether query, key or value need a gradient.
-        is_plain: whether it would run at once, on plain tensors and without autocast.
-        factors: how many factors the ``FactorPair`` terms have together.
+        trains: whether query, key or value needs a gradient.
+        is_plain: whether it would run eagerly, on plain tensors and without autocast.
+        factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
     """
 

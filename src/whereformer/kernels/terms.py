@@ -1,11 +1,11 @@
-"""The vocabulary that position methods and attention backends share: terms, and positions as values.
+"""Terms and positions: the data types that position methods and attention backends share.
 
-A *term* says what position adds to attention, without an (n_q, n_k) matrix wherever there is a smaller way to
-say it. Throughout, ``offset = key position - query position``; a positive offset is a key to the right.
+A *term* describes what position adds to attention, without an (n_q, n_k) matrix wherever a smaller description exists.
+Throughout, ``offset = key position - query position``; a positive offset is a key to the right.
 
-Numbers are finite, except that a bias of ``-inf`` forbids its pairs: a row that may attend nothing gives zeros and has
-gradients of zero. A bias of ``+inf`` or NaN makes the rows that read it NaN. Nobody looks for them, because that would
-cost as much as some of the work.
+Numbers must be finite, except that a bias of ``-inf`` forbids its pairs. A row that may not attend to anything gives
+zeros, with gradients of zero. A bias of ``+inf`` or NaN makes the rows that read it NaN. This is not checked, because
+the check would cost as much as some of the work.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 
 
 def as_int(number: Any) -> int | None:
-    """A whole number, such as NumPy's, as Python's int; None for anything else.
+    """Convert a whole number, such as NumPy's, to Python's int; None for anything else.
 
-    A tensor gives None too, because reading it may stall a GPU.
+    Tensors give None too, because reading them may stall a GPU.
     """
     if isinstance(number, int | torch.SymInt):
         return number  # type: ignore[return-value]
@@ -36,10 +36,10 @@ def as_int(number: Any) -> int | None:
 class Positions:
     """The affine positions ``start + stride * index`` for ``index`` in ``0 .. length - 1``.
 
-    A key-value cache has ``start > 0``; a pooled (funnel) sequence has ``stride > 1``.
+    Queries after a key-value cache have ``start > 0``; a pooled (funnel) sequence has ``stride > 1``.
 
     Raises:
-        TypeError: if a number is no int.
+        TypeError: if a number is not an int.
         ValueError: if ``length`` is negative or ``stride`` is not positive.
     """
 
@@ -67,7 +67,7 @@ class Positions:
         return self.start + self.stride * (self.length - 1)
 
     def values(self, device: torch.device | str | None = None) -> Tensor:
-        """The positions themselves, int64 of shape (length,)."""
+        """Return the positions as int64 of shape (length,)."""
         if self.stride == 1:
             return torch.arange(self.start, self.start + self.length, device=device)
         return torch.arange(self.length, device=device) * self.stride + self.start
@@ -78,9 +78,9 @@ PositionsLike: TypeAlias = Positions | Tensor
 
 
 def position_values(positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
-    """Positions as a tensor of shape (n,) or (batch, n) on ``device``; whole ones as int64.
+    """Return positions as a tensor of shape (n,) or (batch, n) on ``device``; whole ones as int64.
 
-    Narrower integers would overflow in differences and are no indices.
+    Narrower integers could overflow in differences, and torch does not take them as indices.
     """
     if isinstance(positions, Positions):
         return positions.values(device)
@@ -88,9 +88,9 @@ def position_values(positions: PositionsLike, device: torch.device | str | None 
 
 
 def offset_range(query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[int, int] | None:
-    """The smallest and the largest offset between affine positions; None if only the data can tell.
+    """Return the smallest and the largest offset between affine positions; None if only the data can tell.
 
-    Where there are no pairs at all it is (0, 0).
+    If there are no pairs, this is (0, 0).
     """
     if not (isinstance(query_positions, Positions) and isinstance(key_positions, Positions)):
         return None
@@ -100,19 +100,19 @@ def offset_range(query_positions: PositionsLike, key_positions: PositionsLike) -
 
 
 def offset_step(query_positions: Positions, key_positions: Positions) -> int:
-    """The largest number that all offsets between affine positions are multiples of; 0 where the only one is 0."""
+    """Return the largest number that divides all offsets between affine positions; 0 if the only offset is 0."""
     steps = [positions.stride for positions in (query_positions, key_positions) if positions.length > 1]
     return math.gcd(key_positions.start - query_positions.start, *steps)
 
 
 def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """All offsets of a grid, (n_q, n_k) or (batch, n_q, n_k), from position values (n,) or (batch, n)."""
+    """Return the offsets of all pairs, (n_q, n_k) or (batch, n_q, n_k), from position values (n,) or (batch, n)."""
     return key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class _OffsetTable:
-    """What the terms with a table over offsets have in common."""
+    """The common part of terms with a table over offsets."""
 
     table: Tensor
     first: int
@@ -121,7 +121,7 @@ class _OffsetTable:
     def __post_init__(self) -> None:
         for name in ("first", "step"):
             number = getattr(self, name)
-            # Other types are refused when attention is called, with everything else that is wrong.
+            # ``attention`` refuses other types, together with everything else that is wrong.
             if type(number) is not int and (whole := as_int(number)) is not None:
                 object.__setattr__(self, name, whole)
 
@@ -137,7 +137,7 @@ class _OffsetTable:
             raise ValueError(f"{name}.step: expected an int of at least 1, got {self.step!r}")
 
     def _wanted(self, heads: int, head_dim: int) -> _Wanted:
-        """The shape of the table."""
+        """Return the shape that the table must have."""
         return (("heads", (1, heads)), ("T", None), ("head_dim", (head_dim,)))
 
 
@@ -146,11 +146,11 @@ class OffsetBias(_OffsetTable):
     """``score_ij += table[h, clamp(offset, first, first + T - 1) - first]``.
 
     Args:
-        table: (heads, T), one number per head and offset; ``-inf`` forbids its pairs. Beyond its ends the end values
-            hold.
+        table: (heads, T), one number per head and offset; ``-inf`` forbids its pairs. Offsets beyond the ends read the
+            end values.
         first: the offset of the table's first column.
-        step: the offset from one column to the next. It is more than 1 where only multiples of it occur, as between
-            pooled sequences.
+        step: the offset from one column to the next. It can exceed 1 if only multiples of it occur, as between pooled
+            sequences.
     """
 
     def _wanted(self, heads: int, head_dim: int) -> _Wanted:
@@ -202,7 +202,7 @@ class FactorPair:
 
 @dataclass(frozen=True, eq=False)
 class DenseBias:
-    """``score_ij += scores[b, h, i, j]``, for what really is one number per query and key.
+    """``score_ij += scores[b, h, i, j]``, for scores that really have one number per query and key.
 
     Args:
         scores: (1 or batch, heads, n_q, n_k), numbers; ``-inf`` forbids its pair.
@@ -217,12 +217,12 @@ class DenseBias:
 
 Term: TypeAlias = OffsetBias | OffsetKeys | OffsetValues | FactorPair | DenseBias
 
-# So that ``torch.load`` with its default of ``weights_only=True`` takes files that hold them.
+# This lets ``torch.load`` with its default ``weights_only=True`` read files that contain them.
 torch.serialization.add_safe_globals([Positions, OffsetBias, OffsetKeys, OffsetValues, FactorPair, DenseBias])
 
 
 _Wanted: TypeAlias = tuple[tuple[str, tuple[int, ...] | None], ...]
-"""The axes of a tensor, and which sizes each may have."""
+"""The axes of a tensor, and the sizes that each may have."""
 
 
 def _check_shape(name: str, tensor: Tensor, wanted: _Wanted) -> None:
@@ -230,7 +230,7 @@ def _check_shape(name: str, tensor: Tensor, wanted: _Wanted) -> None:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(f"{name}: expected a floating-point tensor, got {got}")
-    # Not "size in sizes", which compilers do not know for symbols; there are one or two.
+    # "size in sizes" would not compile with symbolic sizes; there are one or two of them.
     fits = tensor.dim() == len(wanted) and all(
         sizes is None or size == sizes[0] or size == sizes[-1]
         for size, (_, sizes) in zip(tensor.shape, wanted, strict=True)

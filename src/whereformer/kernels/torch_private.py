@@ -1,7 +1,7 @@
 """Every private name of torch that this package uses, each behind a function with a public name.
 
-Nothing promises that they stay; torch 2.12 and 2.13 have all of them. Only this module may name them, so a version of
-torch that changes one is met here.
+Torch may change them at any time; versions 2.11 to 2.13 have all of them. Only this module may use them, so only this
+module has to follow when torch changes one.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from torch.utils._pytree import tree_leaves
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
-# --- what is under way
+# --- the state of torch
 
 
 def forward_mode() -> bool:
-    """Whether a forward-mode derivative is being taken. ``forward_ad`` keeps its level to itself."""
+    """Whether a forward-mode derivative is being taken; ``forward_ad`` keeps its level private."""
     return forward_ad._current_level >= 0
 
 
 def transforming() -> bool:
-    """Whether a transform of ``torch.func`` or a forward-mode derivative is under way; no public function tells."""
+    """Whether a transform of ``torch.func`` or a forward-mode derivative is running; no public function tells."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_mode()
 
 
 def derivatives() -> int:
-    """How many derivatives ``torch.func`` is taking, one of the other; no public function tells."""
+    """Return the number of nested derivatives that ``torch.func`` is taking; no public function tells."""
     stack = torch._C._functorch.get_interpreter_stack() or ()
     kinds = torch._C._functorch.TransformType
     return sum(transform.key() in (kinds.Grad, kinds.Jvp) for transform in stack)
 
 
 def constant_when_compiled(function: AnyFunction) -> AnyFunction:
-    """As ``torch.compiler.assume_constant_result``, which imports the whole compiler to set this one attribute."""
+    """Do what ``torch.compiler.assume_constant_result`` does, without importing the whole compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-# The compiler knows to guard the transforms that it reads.
+# The compiler guards the transforms that it reads by itself.
 constant_when_compiled(derivatives)
 
 
@@ -58,7 +58,7 @@ constant_when_compiled(derivatives)
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether calling the module runs hooks, its own or those of all modules; nothing public lists them."""
+    """Whether calling the module runs hooks, its own or global ones; no public function lists them."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks) or torch.nn.modules.module._has_any_global_hook()
 
@@ -72,30 +72,30 @@ def has_onednn_linear() -> bool:
 
 
 def onednn_linear(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """``left @ right.T + bias`` by oneDNN; the public ``linear`` takes MKL's product for float32."""
+    """Compute ``left @ right.T + bias`` by oneDNN; the public ``linear`` uses MKL for float32."""
     found: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
     return found
 
 
 def onednn_linear_operator() -> Any:
-    """The operator itself, so that torch's counter of FLOPs can be told about it."""
+    """Return the operator itself, for registering its formula with torch's FLOP counter."""
     return torch.ops.mkldnn._linear_pointwise
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether oneDNN multiplies bfloat16 on this processor, which nothing public says."""
+    """Whether oneDNN multiplies bfloat16 on this processor; no public function tells."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def has_amx() -> bool:
-    """Whether the processor has tiles (AMX), which nothing public says."""
+    """Whether the processor has AMX tiles; no public function tells."""
     return bool(torch.cpu._is_amx_tile_supported())
 
 
 def cpu_attention(
     query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None = None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The kernel behind ``scaled_dot_product_attention`` on the CPU; the public function keeps the norm to itself.
+    """Run the kernel behind ``scaled_dot_product_attention`` on the CPU; the public function does not return the norm.
 
     Returns:
         The output (batch, heads, n_q, head_dim), and the logarithm of each row's sum of exponentials,
@@ -118,7 +118,7 @@ def cpu_attention_backward(
     attn_mask: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value that belong to :func:`cpu_attention`, for our own operator's backward."""
+    """Return the gradients of query, key and value of :func:`cpu_attention`, for our own operator's backward."""
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         output_gradient, query, key, value, output, norm, 0.0, False, attn_mask=attn_mask, scale=scale
     )
@@ -128,7 +128,7 @@ def cpu_attention_backward(
 def softmax_backward_(gradient: Tensor, weights: Tensor) -> None:
     """Turn the gradient of a softmax's weights over the last axis into that of its scores, in place.
 
-    Autograd's own formula in one pass over memory; the public functions make a copy.
+    This is autograd's own formula in one pass over memory; the public functions make a copy.
     """
     torch._softmax_backward_data(gradient, weights, -1, weights.dtype, grad_input=gradient)
 
@@ -137,14 +137,14 @@ def softmax_backward_(gradient: Tensor, weights: Tensor) -> None:
 
 
 def storage_id(tensor: Tensor) -> int:
-    """A number that tensors share if they share memory; unlike ``data_ptr`` the meta device has it, too."""
+    """Return a number that tensors have in common if they share memory; unlike ``data_ptr`` it exists on "meta" too."""
     return tensor.untyped_storage()._cdata
 
 
 def allocations(work: Callable[[], object]) -> list[int]:
-    """What ``work`` allocates (bytes, negative where it frees) of the CPU's memory in this thread, in order.
+    """Return what ``work`` allocates on the CPU in this thread, in order, in bytes; negative where it frees memory.
 
-    The public profiler has the same log, but writes lines to stderr that nobody asked for.
+    The public profiler has the same log, but it writes unwanted lines to stderr.
     """
     options = torch._C._profiler._ExperimentalConfig()
     _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, options))
@@ -156,18 +156,18 @@ def allocations(work: Callable[[], object]) -> list[int]:
     return [event.cpu_memory_usage() for event in events if str(event.kind()) == "memory_alloc"]
 
 
-# --- operations as torch dispatches them
+# --- dispatched operations
 
 
 class DispatchMode(TorchDispatchMode):
-    """A context that sees every operation of torch that runs in it; only its module's name is private."""
+    """A context that sees every torch operation that runs in it; only the name of its module is private."""
 
 
 def changes_arguments(operation: Any) -> bool:
-    """Whether an operation of torch writes to what it is given; nothing public says so."""
+    """Whether a torch operation writes to its arguments; no public function tells."""
     return bool(operation._schema.is_mutable)
 
 
 def leaves(values: Any) -> list[Any]:
-    """All that nested tuples, lists and dictionaries hold; torch has no public name for it."""
+    """Return all leaves of nested tuples, lists and dictionaries; torch has no public name for this."""
     return tree_leaves(values)

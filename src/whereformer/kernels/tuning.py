@@ -1,8 +1,7 @@
-"""Every size and threshold that was found by measuring, and which processor has which.
+"""Every size and threshold that was found by measuring, by family of processors.
 
-Nothing here changes what is computed: a threshold chooses between ways that differ in speed and memory alone.
-``whereformer bench --tune``
-measures other values on the machine it runs on.
+Nothing here changes what is computed: a threshold only chooses between ways that differ in speed and memory.
+``whereformer bench --tune`` measures other values on the machine it runs on.
 """
 
 from __future__ import annotations
@@ -18,49 +17,49 @@ import torch
 
 from .torch_private import has_amx, has_onednn_linear
 
-# --- products by oneDNN; ``whereformer bench --tune`` measures whether it is the faster library at all
+# --- products by oneDNN; ``whereformer bench --tune`` measures whether oneDNN is faster on this machine
 
 FEWEST_MULTIPLICATIONS = 2**21
-"""Multiplications of two matrices in attention (rows * columns * what is summed over) from which oneDNN may do them. A
-call of it for fewer costs more than it saves."""
+"""The fewest multiplications (rows * columns * inner size) of a product in attention that oneDNN may compute. For
+fewer, a call costs more than it saves."""
 
 NARROWEST_PRODUCT = 32
-"""Numbers that each side of such a product has at least: rows, columns, and what is summed over."""
+"""The smallest size of each side of such a product: rows, columns and inner size."""
 
 FEWEST_IN_LAYERS = 2**22
-"""Multiplications of a linear layer (rows * inputs * outputs) from which oneDNN may do them."""
+"""The fewest multiplications (rows * inputs * outputs) of a linear layer that oneDNN may compute."""
 
 ALWAYS_REGULAR = 64
-"""Size of a matrix, in rows, up to which every one counts as regular: oneDNN keeps memory for every shape that it has
-seen, so it is given few."""
+"""The number of rows up to which every size counts as regular. oneDNN keeps memory for every shape that it has seen, so
+it gets only a few."""
 
 NEARLY_REGULAR = 2
-"""Rows by which a matrix may be smaller than a regular one: n queries and n keys have 2 n - 1 offsets between them."""
+"""The number of rows that a regular size may lack: n queries and n keys have 2 n - 1 offsets between them."""
 
 # --- tiles of attention; ``python benchmarks/attention.py`` times them
 
 REPEATED_ROWS = 64
-"""Rows in which a table over offsets is repeated for attention's tiles to read: a part of a core's cache."""
+"""The number of rows in which a table over offsets is repeated for tiles to read: a part of a core's cache."""
 
 MORE_GROUPS = 4
-"""How many times as many items and heads go together where tables of vectors are long, and so fewer rows of each."""
+"""The factor by which more items and heads go together, with fewer rows of each, if tables of vectors are long."""
 
 MOST_STEP = 16
-"""Keys by which a query may move on from the one before, in calls that read tables by strides; more would take memory
-for the keys in between."""
+"""The most keys by which a query may be ahead of the one before it, in calls that read tables by strides. More would
+take memory for the keys in between."""
 
 GPU_TILE_SCORES = 2**24
-"""Scores in a tile of "blockwise" on a GPU, where there is no cache to stay in and each operation costs a launch."""
+"""Scores in a tile of "blockwise" on a GPU, where a tile need not fit a cache and each operation costs a launch."""
 
 ROW_TABLE_NUMBERS = 256
-"""Numbers a query that the Triton kernels keep of its products with a table of vectors, on average. Queries of a longer
-table go in parts of ``n_q * ROW_TABLE_NUMBERS`` numbers, so that memory grows with n alone."""
+"""The average number of products with a table of vectors that the Triton kernels keep per query. With a longer table,
+the queries are split into parts of ``n_q * ROW_TABLE_NUMBERS`` numbers, so that memory grows only with n."""
 
 FEWEST_TABLE_ROWS = 128
-"""Queries in such a part, at least, whatever the length of the table."""
+"""The fewest queries in such a part, whatever the length of the table."""
 
 KEPT_BYTES = 2**24
-"""Bytes of attention's memory that wait for a thread's next call, at most."""
+"""The most bytes of attention's memory that are kept for a thread's next call."""
 
 
 @dataclass(frozen=True)
@@ -70,25 +69,25 @@ class Tuning:
     Args:
         processor: the family's name.
         onednn: whether PyTorch's float32 products are slower than oneDNN's, see ``whereformer.kernels.cpu.onednn``.
-        written_out_scores: scores a head up to which writing them all out is faster than going tile by tile.
-        half_written_out_scores: the same where bfloat16 or float16 is trained, whose fused backward is slow in torch.
-        kept_scores: scores a head up to which float32's training keeps the softmax's weights for the backward.
-        kept_tile_scores: scores in a tile where the weights are kept.
-        tile_scores: scores in a tile elsewhere, for each thread: few enough to stay in a core's cache, enough to make
-            each operation worth its overhead.
+        written_out_scores: scores per head up to which writing them all out is faster than going tile by tile.
+        half_written_out_scores: the same for training in bfloat16 or float16, where torch's fused backward is slow.
+        kept_scores: scores per head up to which training in float32 keeps the softmax weights for the backward.
+        kept_tile_scores: scores in a tile if the weights are kept.
+        tile_scores: scores per thread in other tiles: few enough to stay in a core's cache, and enough to make each
+            operation worth its overhead.
         tile_rows: the fewest rows in a tile, unless there are fewer queries.
-        fused_dtypes: dtypes in which torch's own fused attention computes the forward of a call whose only term is an
-            ``OffsetBias``.
+        fused_dtypes: the dtypes in which torch's own fused attention computes the forward of a call whose only term is
+            an ``OffsetBias``.
         fused_backward_dtypes: dtypes in which it computes the backward too, if the table is short or needs no gradient.
-        unturned_scores: scores a head up to which torch's kernel is given a copy of the table for each query. Above it
-            reads the table itself, for which the order of the queries has to be reversed.
-        band_rows: queries for which a short table's gradient is computed at a time.
-        band_share, half_band_share: how long a table may be to count as short: the largest share of n_k that its length
-            and ``band_rows`` make together, in float32 and in bfloat16.
-        onednn_scores: scores a head from which our tiles, with oneDNN's products, are faster than torch's own attention
-            in a call without terms.
-        onednn_rows: the fewest queries, and the fewest keys, for that: with fewer, other work outweighs the products.
-        onednn_head_dim: the narrowest head for that: in narrower ones the products matter less.
+        unturned_scores: scores per head up to which torch's kernel gets a copy of the table for each query. Above, it
+            reads the table itself, and the order of the queries has to be reversed.
+        band_rows: the number of queries whose part of a short table's gradient is computed at a time.
+        band_share, half_band_share: a table counts as short if its length and ``band_rows`` together are at most this
+            share of n_k, in float32 and in bfloat16.
+        onednn_scores: scores per head from which our tiles, with oneDNN's products, are faster than torch's own
+            attention in a call without terms.
+        onednn_rows: the fewest queries, and the fewest keys, for that; with fewer, other work outweighs the products.
+        onednn_head_dim: the narrowest head for that; in narrower ones the products matter less.
     """
 
     processor: str
@@ -124,7 +123,7 @@ _OTHER = Tuning("other processors")
 
 
 def _measured() -> Tuning:
-    """The values for this machine's processor, or for the instructions that torch was told to use."""
+    """Return the values for this machine's processor, or for the instruction set that torch was configured to use."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return _OTHER
     try:
@@ -142,13 +141,13 @@ _current = _measured()
 
 
 def current() -> Tuning:
-    """The values that hold now."""
+    """Return the current values."""
     return _current
 
 
 @contextmanager
 def use(**changes: Any) -> Iterator[Tuning]:
-    """Other values while the context lasts, in all threads; for measurements and tests."""
+    """Use other values inside the context, in all threads; for measurements and tests."""
     global _current
     before, _current = _current, replace(_current, **changes)
     try:

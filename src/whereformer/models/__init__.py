@@ -1,4 +1,4 @@
-"""Hugging Face models with any position method: BERT, ALBERT and what lies between, and the translation Transformer."""
+"""Hugging Face models with any position method: encoders (BERT, ALBERT, funnels), ELECTRA and translation."""
 
 from __future__ import annotations
 

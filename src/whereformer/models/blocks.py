@@ -1,4 +1,4 @@
-"""Funnel-Transformer's notation of layers, which describes BERT and ALBERT as well."""
+"""Funnel-Transformer's notation for layers ("6-3x2-3x2"), which describes BERT and ALBERT too."""
 
 import re
 from typing import NamedTuple
@@ -14,11 +14,10 @@ class Block(NamedTuple):
 
 
 def parse_blocks(blocks: str, name: str = "blocks") -> tuple[Block, ...]:
-    """Read Funnel's notation: blocks split by "-", ``DxR`` for D distinct layers each run R times in a row.
+    """Parse Funnel's notation: blocks separated by "-", ``DxR`` for D distinct layers that each run R times in a row.
 
-    ``name`` is what an error calls the argument.
-
-    "12" is BERT-base, "1x12" ALBERT (one layer twelve times), "4-4-4" and "6-3x2-3x2" are funnels.
+    "12" is BERT-base, "1x12" is ALBERT (one layer twelve times), and "4-4-4" and "6-3x2-3x2" are funnels. Errors call
+    the argument ``name``.
 
     Raises:
         ValueError: for anything else.

@@ -1,4 +1,4 @@
-"""The encoder's configuration: what makes it BERT, ALBERT or a funnel, and with which position method."""
+"""``EncoderConfig``: the sizes, options and position method of a BERT, ALBERT or funnel."""
 
 from copy import deepcopy
 from typing import Any
@@ -17,7 +17,7 @@ CHOICES = {
     "segments": ("embedding", "attention"),
     "lm_head": ("bert", "tied"),
 }
-"""The values of each field that takes one of a few."""
+"""The allowed values of fields that take one of a few."""
 
 LEAST = {
     "vocab_size": 1,
@@ -29,38 +29,40 @@ LEAST = {
     "max_position_embeddings": 1,
     "type_vocab_size": 0,
 }
-"""The least value of each numeric field that has one."""
+"""The least value of numeric fields that have one."""
 
 ELECTRA_FIELDS = ("generator_size", "discriminator_weight")
-"""Fields of ElectraPretrainingConfig alone, which earlier versions wrote into the config.json of every model."""
+"""Fields that only ElectraPretrainingConfig has; earlier versions wrote them into the config.json of every model."""
 
 
 class EncoderConfig(PreTrainedConfig):
-    """Sizes and options of an :class:`~whereformer.Encoder`; names as in Hugging Face's BERT where it has them.
+    """Sizes and options of an :class:`~whereformer.Encoder`, named as in Hugging Face's BERT where it has them.
 
     Args:
         vocab_size: tokens in the vocabulary.
         hidden_size: width of the hidden states.
-        embedding_size: width of the token embeddings; below hidden_size they are projected up (ALBERT). None: equal.
+        embedding_size: width of the token embeddings; if below hidden_size, they are projected up (ALBERT). None:
+            equal.
         num_attention_heads: heads; they must divide hidden_size.
         intermediate_size: hidden width of the feed-forward layers; 4 * hidden_size if None.
         head_dim: width of one head; hidden_size / num_attention_heads if None.
-        blocks: layers, as :func:`parse_blocks` reads them; the sequence is halved at the start of each but the first.
-        decoder_layers: full-length layers after the blocks, for a prediction at every token, as "2" or "1x2"; "0" for
-            none. Only models of several blocks can have them.
-        with_decoder: False leaves out what decoder_layers describes; models built without it say so here, so that their
-            checkpoints never become models with an untrained one. A position method still counts its layers, so that
-            checkpoints of the whole model fit.
+        blocks: the layers in the notation of :func:`parse_blocks`; each block after the first begins by halving the
+            sequence.
+        decoder_layers: full-length layers after the blocks, for a prediction at every token, such as "2" or "1x2"; "0"
+            for none. They need more than one block.
+        with_decoder: False leaves out the decoder that decoder_layers describes. Models built without it record that
+            here, so that their checkpoints never become models with an untrained decoder. A position method still
+            counts its layers, so that checkpoints of the whole model fit.
         pooling: how two neighbours become one: "mean", "max" or "min".
-        pool_query_only: the layer that halves the sequence still attends to the whole one; else to its halves only.
-        separate_cls: the first token is [CLS]: it stays itself in every pooling, and positions are counted from the
-            token after it (transformer_xl: it has none).
-        truncate_seq: with a separate [CLS], drop the last token in every pooling, so that 512 tokens become 256.
-        mask_pooling: a pooled token is real if "any" of its tokens is (Funnel-Transformer), or "all" (transformers'
-            FunnelModel, which so loses tokens before the padding).
+        pool_query_only: the layer that halves the sequence still attends to the whole one; else only to the pooled one.
+        separate_cls: the first token is [CLS]: no pooling changes it, and positions are counted from the token after it
+            (transformer_xl: it has none).
+        truncate_seq: with a separate [CLS], every pooling drops the last token, so that 512 tokens become 256.
+        mask_pooling: a pooled token is real if "any" of its tokens is (Funnel-Transformer), or if "all" are
+            (transformers' FunnelModel, which therefore loses tokens before the padding).
         position: a position method, or several joined by "+".
         position_options: the method's options.
-        max_position_embeddings: positions that methods with a fixed number of them cover.
+        max_position_embeddings: the number of positions for methods that have a fixed number.
         norm: "post" (BERT: normalise after adding) or "pre" (normalise a layer's input, and once more at the end).
         hidden_act: activation of the feed-forward layers and of the masked-LM head.
         query_bias: whether the queries' projection has a bias (Funnel's has none).
@@ -69,13 +71,14 @@ class EncoderConfig(PreTrainedConfig):
         classifier_dropout: dropout before a classifier's last layer; hidden_dropout_prob if None.
         classifier_act: activation in the classifier of sequences (BERT: "tanh", ELECTRA: "gelu").
         type_vocab_size: token types (segments); 0 for none.
-        segments: what they do: "embedding", added to the token embeddings (BERT), or "attention", a score for pairs of
-            the same type and another for pairs of different ones (Funnel); there type 2 is [CLS]'s and the same as all.
+        segments: how token types act: "embedding" adds to the token embeddings (BERT); "attention" has one score for
+            pairs of the same type and another for pairs of different ones (Funnel), where [CLS] has type 2, which
+            equals every type.
         initializer_range: standard deviation of freshly drawn weights.
         layer_norm_eps: epsilon of the layer norms.
-        lm_head: "bert": a dense layer, activation and norm before the tied embeddings; or "tied": nothing but those.
-        sparse_prediction: give masked-LM logits only where there is a label; logits are then (labels, vocab_size).
-        attention_backend: backend of :func:`whereformer.attention`.
+        lm_head: "bert": a dense layer, activation and norm before the tied embeddings; "tied": only those.
+        sparse_prediction: compute masked-LM logits only where there is a label; they are then (labels, vocab_size).
+        attention_backend: the backend of :func:`whereformer.attention`.
 
     Raises:
         ValueError: for a combination that fits no model; the message names the field.
@@ -156,19 +159,19 @@ class EncoderConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build a configuration from a dictionary, as transformers does.
 
-        Fields that only ELECTRA's configuration has are left out for others: earlier versions wrote them for every
-        model, and the discriminator's configuration is read from an Electra's.
+        Other configurations drop the fields that only ELECTRA's has: earlier versions wrote them for every model, and
+        the discriminator's configuration is read from an Electra's.
         """
         foreign = {"model_type", *ELECTRA_FIELDS} - cls.__dataclass_fields__.keys()
         return super().from_dict({name: value for name, value in config_dict.items() if name not in foreign}, **kwargs)
 
     @property
     def full_length(self) -> bool:
-        """Whether a model of this configuration has a state for every token: no block pools, or a decoder undoes it."""
+        """Whether the model has a state for every token, because no block pools or a decoder undoes it."""
         return len(parse_blocks(self.blocks)) == 1 or (self.decoder_layers != "0" and self.with_decoder)
 
     def require_full_length(self) -> None:
-        """Raise unless a model of this configuration has a state for every token.
+        """Raise unless the model has a state for every token.
 
         Raises:
             ValueError: if blocks pool and no decoder undoes it.
@@ -187,7 +190,7 @@ class EncoderConfig(PreTrainedConfig):
             )
 
     def without_decoder(self) -> "EncoderConfig":
-        """The configuration of the same model without its decoder; itself if it has none."""
+        """Return the configuration of the same model without its decoder; itself if it has none."""
         if self.decoder_layers == "0":
             return self
         own = deepcopy(self)
@@ -196,7 +199,7 @@ class EncoderConfig(PreTrainedConfig):
 
     @property
     def passes(self) -> tuple[int, ...]:
-        """For every layer as it runs, the decoder's last, also if left out, which of the distinct layers it is."""
+        """The index of the distinct layer behind every pass, in order, including a decoder that is left out."""
         blocks = parse_blocks(self.blocks)
         if self.decoder_layers != "0":
             blocks += parse_blocks(self.decoder_layers)
@@ -204,10 +207,10 @@ class EncoderConfig(PreTrainedConfig):
         return tuple(layer for layer, count in enumerate(repeats) for _ in range(count))
 
     def block_lengths(self, length: int) -> tuple[int, ...]:
-        """How many of ``length`` tokens each block works on: pooling halves them at the start of each but the first.
+        """Return the number of tokens in each block for ``length`` tokens: each block after the first halves them.
 
-        A [CLS] that is kept apart, and with ``truncate_seq`` the last token, take no part in the halving; a window at
-        the end may hold one token only. What cannot be halved any more stays as it is.
+        A separate [CLS] and, with ``truncate_seq``, the last token are not part of the halving. The last window may
+        hold a single token. A sequence that is too short to halve stays as it is.
 
         Raises:
             ValueError: if ``length`` is below 1.
@@ -220,10 +223,10 @@ class EncoderConfig(PreTrainedConfig):
         return tuple(lengths)
 
     def make_pooling(self) -> Pooling:
-        """What halves sequences between blocks."""
+        """Return the pooling that halves sequences between blocks."""
         return Pooling(self.pooling, self.separate_cls, self.truncate_seq, self.mask_pooling)
 
     @property
     def num_hidden_layers(self) -> int:
-        """Layers as they run, a shared layer counted once per pass, the decoder's included, also if left out."""
+        """The number of passes: a shared layer counts once per pass, and a decoder counts even if it is left out."""
         return len(self.passes)

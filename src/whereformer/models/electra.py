@@ -18,7 +18,7 @@ from .inputs import TokenInputs, takes
 
 
 class ElectraPretrainingConfig(EncoderConfig):
-    """An :class:`EncoderConfig` of the discriminator, and how large the generator is and how much each loss counts.
+    """The discriminator's :class:`EncoderConfig`, with the generator's size and the weight of the discriminator's loss.
 
     Args:
         generator_size: the generator's width divided by the discriminator's.
@@ -30,7 +30,8 @@ class ElectraPretrainingConfig(EncoderConfig):
         ValueError: for a combination that fits no model; the message names the field.
     """
 
-    # Not ElectraConfig: transformers' auto classes look configurations up by their class's name, and have one so named.
+    # It is not named ElectraConfig, because transformers' auto classes look configurations up by class name and have
+    # that.
     model_type = "whereformer_electra"
 
     generator_size: float = 0.25
@@ -38,7 +39,7 @@ class ElectraPretrainingConfig(EncoderConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        # Not "value <= 0", which lets NaN pass.
+        # "value <= 0" would let NaN pass.
         if not self.generator_size > 0:
             raise InputError("generator_size", f"expected a positive number, got {self.generator_size}")
         if not self.discriminator_weight >= 0:
@@ -46,7 +47,7 @@ class ElectraPretrainingConfig(EncoderConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a config.json, also an encoder's: earlier versions saved an Electra with one."""
+        """Read a config.json, also that of an encoder, which earlier versions saved with an Electra."""
         found, others = super().get_config_dict(*args, **kwargs)
         if found.get("model_type") == EncoderConfig.model_type:
             found["model_type"] = cls.model_type
@@ -73,14 +74,14 @@ class ElectraPretrainingConfig(EncoderConfig):
 
 @dataclass
 class ElectraOutput(ModelOutput):
-    """One joint step of :class:`Electra`; losses in nats, everything a scalar where no shape is given.
+    """The result of one joint step of :class:`Electra`. Losses are in nats, and fields without a shape are scalars.
 
     Args:
         loss: ``generator_loss + config.discriminator_weight * discriminator_loss``.
         generator_loss: mean cross-entropy over the targets.
         discriminator_loss: mean binary cross-entropy over real tokens, [CLS] and [SEP] included.
-        accuracy: share of real tokens that the discriminator judges right.
-        replaced_recall: share of replaced tokens that it finds; NaN where none was replaced.
+        accuracy: the share of real tokens that the discriminator judges correctly.
+        replaced_recall: the share of replaced tokens that it finds; NaN if none was replaced.
         sampled_ids: (batch, n) the discriminator's input.
         generator_logits: (targets, vocab_size), row by row of the batch.
         discriminator_logits: (batch, n), positive for "original".
@@ -116,7 +117,7 @@ class Electra(EncoderPreTrainedModel):
         config: sizes and options.
 
     Raises:
-        TypeError: if ``config`` is no :class:`ElectraPretrainingConfig`.
+        TypeError: if ``config`` is not an :class:`ElectraPretrainingConfig`.
         ValueError: for a config that unties the embeddings, or a generator whose width does not fit; the message names
             ``generator_size`` and the size that does not fit.
 
@@ -136,7 +137,7 @@ class Electra(EncoderPreTrainedModel):
         try:
             self.generator = EncoderForMaskedLM(config.generator_config())
         except ValueError as error:
-            # The message names a size of the generator, which follows from this one.
+            # The message names a size of the generator, which follows from generator_size.
             size = config.generator_size
             raise InputError("generator_size", f"no generator {size} times as wide can be built: {error}") from None
         self._tied_weights_keys = {
@@ -178,8 +179,8 @@ class Electra(EncoderPreTrainedModel):
             input_ids: (batch, n) token ids with the targets masked, or replaced by other tokens for the generator.
             labels: (batch, n) the original ids at the targets, -100 elsewhere, where ``input_ids`` are the original.
             sampled_ids: (batch, n) the discriminator's input; by default ``input_ids`` with a sample from the
-                generator's distribution at every target, also at those that are not masked. A sample that happens to be
-                the original counts as original.
+                generator's distribution at every target, masked or not. A sample that happens to be the original counts
+                as original.
 
         Raises:
             ValueError: for shapes that do not fit, or labels without a target; the message names the argument.
@@ -190,7 +191,7 @@ class Electra(EncoderPreTrainedModel):
         targets = labels != -100
         generated = self.generator(input_ids, attention_mask, labels=labels, **inputs, return_dict=True)
         if len(generated.logits) == 0:
-            raise InputError("labels", "expected a target at least, got -100 everywhere")
+            raise InputError("labels", "expected at least one target, got -100 everywhere")
         if sampled_ids is None:
             sampled_ids = input_ids.masked_scatter(targets, sample(generated.logits).to(input_ids.dtype))
         original = sampled_ids == torch.where(targets, labels, input_ids)
@@ -211,7 +212,7 @@ class Electra(EncoderPreTrainedModel):
 
 @torch.no_grad()
 def sample(logits: Tensor) -> Tensor:
-    """Draw from the distributions that logits (targets, vocab_size) are of: their largest with Gumbel noise."""
-    # Minus the logarithm of an exponential variable is Gumbel noise. Half precision has too few of its values.
+    """Sample from the distributions of logits (targets, vocab_size): the largest logit after adding Gumbel noise."""
+    # Minus the logarithm of an exponential variable is Gumbel noise. Half precision would be too coarse for it.
     noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log()
     return (logits.float() - noise).argmax(-1)

@@ -24,7 +24,7 @@ from .pooling import Tokens, unpool
 
 
 def position_of(config: EncoderConfig) -> Position:
-    """The position method of an encoder with this configuration, freshly drawn."""
+    """Build the position method of an encoder with this configuration, with fresh parameters."""
     return build_position(
         config.position,
         hidden_size=config.hidden_size,
@@ -41,7 +41,7 @@ def position_of(config: EncoderConfig) -> Position:
 
 
 class Embeddings(nn.Module):
-    """Token, type and position embeddings, normalised; projected to hidden_size where they are narrower."""
+    """Token, type and position embeddings with a norm, projected to hidden_size if they are narrower."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -67,16 +67,17 @@ class Embeddings(nn.Module):
 
 
 class EncoderPreTrainedModel(PreTrainedModel):
-    """What Hugging Face needs to know about every model of this family."""
+    """The base class of this library's encoders, with what Hugging Face needs to know about them."""
 
     config_class = EncoderConfig
     base_model_prefix = "encoder"
     supports_gradient_checkpointing = True
-    # The loss is a mean over the batch's own labels, so Trainer has to scale it for accumulation and data parallelism.
+    # The loss is a mean over the batch's own labels, so the Trainer has to scale it for accumulation and data
+    # parallelism.
     accepts_loss_kwargs = False
 
     loading_report: LoadingReport | None = None
-    """What :func:`whereformer.load_pretrained` kept, dropped and initialised, where the model comes from there."""
+    """What :func:`whereformer.load_pretrained` kept, dropped and initialised, if it loaded this model."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -90,25 +91,25 @@ class EncoderPreTrainedModel(PreTrainedModel):
 
 
 class Encoder(EncoderPreTrainedModel):
-    """A Transformer encoder whose notion of position is ``config.position``.
+    """A Transformer encoder with the position method ``config.position``.
 
-    Layers are shared as ``config.blocks`` says, positions are not: a method with parameters in every layer has its
-    own in every *pass*, also where the passes share one layer (as the TISA paper does with ALBERT). The exception is
-    transformer_xl, whose parameters belong to the layer.
+    ``config.blocks`` may share layers, but not positions: a method with parameters in every layer has its own in every
+    *pass*, even if the passes share one layer (as in the TISA paper's ALBERT). The exception is transformer_xl, whose
+    parameters belong to the layer.
 
-    With several blocks it is a Funnel-Transformer: the sequence is halved at the start of each block but the first, by
-    a layer whose queries are pooled. Pooled tokens stand at every second, fourth, ... position, so every method works
+    With several blocks it is a Funnel-Transformer: each block after the first begins with a layer whose queries are
+    pooled, which halves the sequence. Pooled tokens are at every second, fourth, ... position, so every method works
     with them. A decoder (``config.decoder_layers``) repeats the last states to full length, adds the first block's and
-    runs a few more layers. Without one the output is as short as the last block. Pooling averages padding in, so
+    runs a few more layers. Without a decoder, the output is as short as the last block. Pooling includes padding, so
     outputs depend on how much padding follows, up to one window of the last block (and no further for [CLS]).
 
-    With ``config.separate_cls`` the first token of every row is taken for [CLS]. Pad such rows on the right: with
-    padding on the left, a [PAD] would be kept apart and [CLS] pooled with its neighbour.
+    With ``config.separate_cls`` the first token of every row counts as [CLS]. Pad such rows on the right: with padding
+    on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbour.
 
     Args:
         config: sizes and options.
-        decoder: False leaves out a decoder that the config has; its weights in a checkpoint are then not used, and the
-            model's own config says so (``with_decoder``).
+        decoder: False leaves out a decoder that the config has. Its weights in a checkpoint are then ignored, and the
+            model's own config records this (``with_decoder``).
     """
 
     def __init__(self, config: EncoderConfig, *, decoder: bool = True) -> None:
@@ -119,13 +120,13 @@ class Encoder(EncoderPreTrainedModel):
         self.embeddings = Embeddings(config)
         self.pooling = config.make_pooling()
         ends = (0, *accumulate(block.layers * block.repeats for block in blocks))
-        # Indices of passes: those of each block, and the decoder's, which are the last.
+        # Indices of passes: those of each block, then the decoder's.
         self.blocks = [range(*block) for block in pairwise(ends)]
         self.passes = config.passes if config.with_decoder else config.passes[: ends[-1]]
         self.decoder = range(ends[-1], len(self.passes))
         content = self.position.content
         self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))
-        # A checkpoint may have a decoder that is left out here; its layers are the last.
+        # A checkpoint may have a decoder that is left out here; its layers come last.
         left_out = range(len(self.layers), max(config.passes) + 1)
         self._keys_to_ignore_on_load_unexpected = [rf"(^|\.)layers\.{layer}\." for layer in left_out]
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
@@ -155,19 +156,19 @@ class Encoder(EncoderPreTrainedModel):
             input_ids: (batch, n) token ids; or give ``inputs_embeds`` (batch, n, embedding_size).
             attention_mask: (batch, n), nonzero = a real token; every token is real by default.
             token_type_ids: (batch, n). By default 0; with ``segments="attention"`` there is no score for types then.
-            position_ids: (n,) or (batch, n), whole or (where the method is defined there) fractional; 0 .. n - 1 by
-                default. Given ones stay those of the first token in every pooling, also [CLS]'s; by default it moves
-                as far from the token after it as that is from its own next, which methods with a score for that
-                distance (shaw, t5, rope, tisa, alibi, fire) tell apart.
-            document_ids: (batch, n) for packed rows: tokens attend only within their own document. Give position_ids
-                that start again with each.
+            position_ids: (n,) or (batch, n), whole or (if the method allows it) fractional; 0 .. n - 1 by default. In
+                every pooling, given positions become those of the first token, and [CLS] keeps its own. By default,
+                [CLS] moves so that all neighbours are equally far apart; methods with a score for that distance (shaw,
+                t5, rope, tisa, alibi, fire) tell the two apart.
+            document_ids: (batch, n) for packed rows: tokens attend only within their own document. Pass position_ids
+                that start again with each document.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all
                 attention weights (batch, heads, n, n).
             return_dict: False for a plain tuple.
 
         Returns:
-            ``last_hidden_state`` (batch, n, hidden_size), shorter than the input after pooling without a decoder, and
-            what was asked for; with a decoder the hidden states also have its input.
+            ``last_hidden_state`` (batch, n, hidden_size), which is shorter than the input after pooling without a
+            decoder, and the requested outputs; with a decoder the hidden states include its input.
 
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
@@ -199,7 +200,7 @@ class Encoder(EncoderPreTrainedModel):
         )
 
     def _words(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Embedded tokens (batch, n, embedding_size), whichever way they are given."""
+        """Return the embedded tokens (batch, n, embedding_size), from ids or as given."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids and inputs_embeds: give exactly one of them")
         if inputs_embeds is not None:
@@ -210,7 +211,7 @@ class Encoder(EncoderPreTrainedModel):
         return self.embeddings.word(input_ids)
 
     def _tokens(self, words: Tensor, attention_mask: Tensor | None, inputs: EncoderInputs) -> Tokens:
-        """What attention needs to know about the tokens, checked."""
+        """Check what attention needs to know about the tokens, and return it."""
         shape = batch, length = tuple(words.shape[:2])
         positions, types = inputs.get("position_ids"), inputs.get("token_type_ids")
         documents = inputs.get("document_ids")
@@ -235,7 +236,7 @@ class Encoder(EncoderPreTrainedModel):
 
 
 class _Run:
-    """One forward of an encoder: the hidden states so far, and what is kept of the way to them."""
+    """One forward of an encoder: the current hidden states, and the requested states and weights so far."""
 
     def __init__(self, encoder: Encoder, hidden: Tensor, *, with_weights: bool, with_states: bool) -> None:
         self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
@@ -247,7 +248,7 @@ class _Run:
         self.add(hidden)
 
     def context(self, queries: Tokens, keys: Tokens) -> AttentionContext:
-        """The context of layers that attend from some tokens to some."""
+        """Return the context of layers that attend from ``queries`` to ``keys``."""
         last = self.last_context
         if last is None or last.queries is not queries or last.keys is not keys:
             position = self.encoder.position
@@ -257,7 +258,7 @@ class _Run:
         return last
 
     def layer(self, layer: int, context: AttentionContext, pooled: Tensor | None = None) -> None:
-        """Run one layer; from ``pooled`` if given, attending to the states before pooling."""
+        """Run one layer. If ``pooled`` is given, its queries are those, and its keys the states before pooling."""
         module = self.encoder.layers[self.encoder.passes[layer]]
         queries, memory = (self.hidden, None) if pooled is None else (pooled, self.hidden)
         hidden, weights = module(queries, layer, context, memory)
@@ -270,7 +271,7 @@ class _Run:
             self.layer(layer, context)
 
     def pooled_block(self, layers: range, tokens: Tokens) -> Tokens:
-        """Run a block's layers on every two of the tokens as one, and return those; too few tokens stay as they are."""
+        """Pool the tokens by two, run a block's layers and return the pooled tokens; too few tokens are not pooled."""
         pooling = self.encoder.pooling
         if not pooling.applies_to(self.hidden.shape[1]):
             self.layers(layers, self.context(tokens, tokens))
@@ -292,7 +293,7 @@ class _Run:
             self.states.append(hidden)
 
     def normalise(self, norm: nn.Module) -> None:
-        """Replace the last states by their norm."""
+        """Replace the last states with their normalised version."""
         self.hidden = norm(self.hidden)
         if self.with_states:
             self.states[-1] = self.hidden

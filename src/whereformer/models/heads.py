@@ -1,4 +1,4 @@
-"""The encoder with heads for masked LM, classification, question answering and replaced-token detection."""
+"""Encoders with heads: masked LM, classification, question answering and replaced-token detection."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from .inputs import EncoderInputs, takes
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
-    """What the models below share: an encoder, logits from its last hidden state, a loss if there are labels.
+    """The base of the models below: an encoder, logits from its last hidden state, and a loss if there are labels.
 
     Args:
         config: sizes and options.
-        per_token: whether there is a prediction for every token. One for the whole sequence comes from the blocks'
+        per_token: whether there is a prediction for every token. A prediction for the whole sequence uses the blocks'
             output, so the encoder is built without its decoder.
 
     Raises:
-        ValueError: where every token needs a prediction but ``config.blocks`` pool and no decoder undoes it.
+        ValueError: if every token needs a prediction but ``config.blocks`` pool and no decoder undoes it.
     """
 
     output_class: ClassVar[type[ModelOutput]]
@@ -46,7 +46,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         if per_token:
             config.require_full_length()
         self.encoder = Encoder(config)
-        # Checkpoints of models with a decoder are what a classifier of sequences is fine-tuned from.
+        # A sequence classifier is fine-tuned from checkpoints of models with a decoder.
         self._keys_to_ignore_on_load_unexpected = self.encoder._keys_to_ignore_on_load_unexpected
 
     def targets(
@@ -60,7 +60,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """The loss, a float32 scalar; raises a ValueError for labels whose shape does not fit the logits'."""
+        """Return the loss, a float32 scalar. Raise a ValueError for labels whose shape does not fit the logits'."""
         raise NotImplementedError
 
     def output(self, logits: Tensor, **others: Any) -> ModelOutput:
@@ -76,7 +76,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         labels: Tensor | None = None,
         **inputs: Unpack[EncoderInputs],
     ) -> ModelOutput:
-        """Predict, and with labels compute the loss, both as the class says; the rest as :meth:`Encoder.forward`."""
+        """Predict and, with labels, compute the loss, as the class describes; see also :meth:`Encoder.forward`."""
         return self.run(input_ids, attention_mask, labels, inputs)
 
     def run(
@@ -94,11 +94,11 @@ class EncoderWithHead(EncoderPreTrainedModel):
 class MaskedLMHead(nn.Module):
     """Logits of every token in the vocabulary: the tied embeddings and a bias, with ``config.lm_head`` before them.
 
-    "bert" is a dense layer, activation and norm at the embeddings' width; "tied" is nothing, as in transformers'
-    Funnel.
+    "bert" is a dense layer, activation and norm at the embeddings' width; "tied" has nothing before them, as in
+    transformers' Funnel.
 
     Raises:
-        ValueError: where the embeddings' width is not the hidden states' and nothing stands between them.
+        ValueError: if the embeddings are not as wide as the hidden states and nothing is between them.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -116,7 +116,7 @@ class MaskedLMHead(nn.Module):
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (..., vocab_size) from hidden (..., hidden_size)."""
+        """Compute logits (..., vocab_size) from hidden (..., hidden_size)."""
         if self.dense is not None and self.norm is not None:
             hidden = self.norm(self.activation(project(self.dense, hidden)))
         return project(self.decoder, hidden)
@@ -125,9 +125,9 @@ class MaskedLMHead(nn.Module):
 class EncoderForMaskedLM(EncoderWithHead):
     """An :class:`Encoder` with a masked-LM head (``config.lm_head``), tied to the token embeddings.
 
-    ``labels`` are (batch, n), the original ids where a token is to be predicted and -100 elsewhere. The loss is the
-    mean cross-entropy in nats over them, NaN (as in transformers) where there is none. ``logits`` are (batch, n,
-    vocab_size), or with labels and ``config.sparse_prediction`` (tokens to predict, vocab_size).
+    ``labels`` are (batch, n): the original ids of the tokens to predict, and -100 elsewhere. The loss is their mean
+    cross-entropy in nats; as in transformers, it is NaN if there is none. ``logits`` are (batch, n, vocab_size), or
+    with labels and ``config.sparse_prediction`` (tokens to predict, vocab_size).
     """
 
     output_class = MaskedLMOutput
@@ -161,13 +161,13 @@ class EncoderForMaskedLM(EncoderWithHead):
 
 
 def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross-entropy in nats over the labels that are not -100, of logits (*labels.shape, classes)."""
+    """Return the mean cross-entropy in nats over labels other than -100, for logits (*labels.shape, classes)."""
     check_shape("labels", labels, logits.shape[:-1])
     return functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
 
 def classifier_dropout(config: EncoderConfig) -> float:
-    """Dropout before a classifier's last layer."""
+    """Return the dropout before a classifier's last layer."""
     return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
@@ -182,17 +182,17 @@ class SequenceHead(nn.Module):
         self.out = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (sequences, num_labels) from hidden (sequences, hidden_size)."""
+        """Compute logits (sequences, num_labels) from hidden (sequences, hidden_size)."""
         return self.out(self.dropout(self.activation(self.dense(hidden))))
 
 
 def first_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor:
-    """The state of every sequence's first token: of each row, or of each run of equal ``document_ids`` in packed rows.
+    """Return the state of every sequence's first token; in packed rows, of each run of equal ``document_ids``.
 
     Args:
         hidden: (batch, n, hidden_size).
-        attention_mask: (batch, n); what it leaves out is padding and begins no document.
-        document_ids: (batch, n), or None where a row is one sequence.
+        attention_mask: (batch, n); masked tokens are padding, and no document begins with them.
+        document_ids: (batch, n), or None if each row is one sequence.
 
     Returns:
         (batch, hidden_size), or (documents, hidden_size) in order of appearance.
@@ -210,9 +210,9 @@ def first_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Te
 class EncoderForSequenceClassification(EncoderWithHead):
     """An :class:`Encoder` that classifies its sequence, or predicts numbers, from its first token's last state.
 
-    A funnel has no decoder here: the first token's state is final after the blocks. Checkpoints of models that have one
-    load without a word about it. With ``truncate_seq`` poolings drop the last tokens, 2 ** (blocks - 1) - 1 at most:
-    end inputs with as many [PAD], as pretraining does, or say False.
+    A funnel has no decoder here, because the first token's state is final after the blocks. Checkpoints of models with
+    a decoder load without a warning. With ``truncate_seq``, poolings drop the last tokens, 2 ** (blocks - 1) - 1 at
+    most: end inputs with that many [PAD], as pretraining does, or set it to False.
 
     ``labels`` and the loss follow ``config.problem_type``; None infers it as transformers does, from ``num_labels`` and
     the labels' dtype:
@@ -223,9 +223,9 @@ class EncoderForSequenceClassification(EncoderWithHead):
     - "multi_label_classification" (anything else): 0 or 1 for every class, (batch, num_labels); mean binary
       cross-entropy in nats.
 
-    The last dimension may be left out, or added, where it is 1. ``logits`` are (batch, num_labels). With
-    ``document_ids`` every document of a packed row is classified: logits are (documents, num_labels) in order of
-    appearance, row by row, and so are the labels.
+    A last dimension of 1 may be left out or added. ``logits`` are (batch, num_labels). With ``document_ids`` every
+    document of a packed row is classified: logits are (documents, num_labels) in order of appearance, row by row, and
+    so are the labels.
     """
 
     output_class = SequenceClassifierOutput
@@ -265,9 +265,9 @@ class EncoderForSequenceClassification(EncoderWithHead):
 class EncoderForTokenClassification(EncoderWithHead):
     """An :class:`Encoder` that classifies every token: dropout and a linear layer.
 
-    ``labels`` are classes (batch, n), -100 for tokens to leave out; the loss is the mean cross-entropy in nats over the
-    others, NaN where there is none; ``logits`` are (batch, n, num_labels). Every token may have a label, also those
-    that a funnel's truncation drops: they skip its pooled blocks but not its decoder.
+    ``labels`` are classes (batch, n), with -100 for tokens to leave out. The loss is the mean cross-entropy in nats
+    over the others, NaN if there are none. ``logits`` are (batch, n, num_labels). Every token may have a label, even
+    those that a funnel's truncation drops: they skip its pooled blocks but not its decoder.
     """
 
     output_class = TokenClassifierOutput
@@ -288,7 +288,7 @@ class EncoderForTokenClassification(EncoderWithHead):
 class EncoderForQuestionAnswering(EncoderWithHead):
     """An :class:`Encoder` that finds an answer in its sequence: two numbers for every token, from a linear layer.
 
-    ``start_logits`` and ``end_logits`` are (batch, n). Every token may be an answer's first or last, also those that a
+    ``start_logits`` and ``end_logits`` are (batch, n). An answer may begin or end at any token, even at those that a
     funnel's truncation drops: they skip its pooled blocks but not its decoder.
     """
 
@@ -320,15 +320,15 @@ class EncoderForQuestionAnswering(EncoderWithHead):
         end_positions: Tensor | None = None,
         **inputs: Unpack[EncoderInputs],
     ) -> ModelOutput:
-        """Score every token as an answer's first and last; the rest as :meth:`Encoder.forward`.
+        """Score every token as an answer's first and last; other arguments as :meth:`Encoder.forward`.
 
         Args:
-            start_positions, end_positions: (batch,) index of the answer's first and last token. As in transformers, one
-                beyond the sequence is left out, and one below 0 counts as 0.
+            start_positions, end_positions: (batch,) index of the answer's first and last token. As in transformers, an
+                index beyond the sequence is ignored, and one below 0 counts as 0.
 
         Returns:
-            ``start_logits`` and ``end_logits`` (batch, n), and with positions the ``loss``: the mean cross-entropy in
-            nats of the start, and of the end, averaged.
+            ``start_logits`` and ``end_logits`` (batch, n), and with positions the ``loss``: the average of the start's
+            and the end's mean cross-entropy in nats.
 
         Raises:
             ValueError: for one of the positions without the other, or shapes that do not fit.
@@ -355,13 +355,13 @@ class DiscriminatorHead(nn.Module):
         self.out = nn.Linear(config.hidden_size, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (batch, n) from hidden (batch, n, hidden_size)."""
+        """Compute logits (batch, n) from hidden (batch, n, hidden_size)."""
         return self.out(self.activation(self.dense(hidden))).squeeze(-1)
 
 
 @dataclass
 class DiscriminatorOutput(ModelOutput):
-    """What :class:`EncoderForPreTraining` returns."""
+    """The output of :class:`EncoderForPreTraining`."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -374,12 +374,12 @@ class EncoderForPreTraining(EncoderWithHead):
 
     ``labels`` are (batch, n), **1 for a token that is the original, 0 for one that was replaced**, so positive
     ``logits`` (batch, n) mean "original". That is the convention of Funnel-Transformer's authors, whose code trained
-    the released checkpoints. The ELECTRA authors' code and transformers' documentation of FunnelForPreTraining have
-    it the other way round, and so have their checkpoints (:func:`whereformer.load_pretrained`).
+    the released checkpoints. The ELECTRA authors' code, their checkpoints and transformers' documentation of
+    FunnelForPreTraining have it the other way round (see :func:`whereformer.load_pretrained`).
 
-    The loss is the mean binary cross-entropy in nats over real tokens, those that ``attention_mask`` marks, or over all
-    without one. Every token may have a label, also those that a funnel's truncation drops: they skip its pooled blocks
-    but not its decoder.
+    The loss is the mean binary cross-entropy in nats over the real tokens, which ``attention_mask`` marks; without one,
+    over all. Every token may have a label, even those that a funnel's truncation drops: they skip its pooled blocks but
+    not its decoder.
 
     Source: Clark et al. (2020), arXiv 2003.10555; laiguokun/Funnel-Transformer ``pretrain.py``, ``modeling.py``.
     """

@@ -1,4 +1,4 @@
-"""What models take by name: each list of inputs is written once, is seen in signatures, and admits nothing else."""
+"""The keyword inputs of the models: each list is written once, shows in signatures, and admits nothing else."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from transformers.utils import can_return_tuple
 
 
 class OutputOptions(TypedDict, total=False):
-    """What a model returns besides its result; None: as the configuration says."""
+    """What a model returns besides its result; None: the configuration decides."""
 
     output_hidden_states: bool | None
     output_attentions: bool | None
 
 
 class TokenInputs(TypedDict, total=False):
-    """What is known of tokens besides their ids and mask; :meth:`Encoder.forward` describes it."""
+    """What is known about tokens besides their ids and mask; :meth:`Encoder.forward` describes it."""
 
     token_type_ids: Tensor | None
     position_ids: Tensor | None
@@ -29,7 +29,7 @@ class TokenInputs(TypedDict, total=False):
 
 
 class SourceInputs(OutputOptions, total=False):
-    """What every encoder takes besides ids and mask; tokens that are embedded already stand in place of ids."""
+    """What every encoder takes besides ids and mask: outputs, and embedded tokens in place of ids."""
 
     inputs_embeds: Tensor | None
 
@@ -49,7 +49,7 @@ class Seq2SeqInputs(SourceInputs, total=False):
 
 
 def asks_for(output: Literal["output_hidden_states", "output_attentions"], inputs: OutputOptions, config: Any) -> bool:
-    """Whether a call asks for an output, or else the model's configuration does."""
+    """Whether a call or, if it leaves that open, the model's configuration asks for an output."""
     asked = inputs.get(output)
     return bool(getattr(config, output) if asked is None else asked)
 
@@ -62,8 +62,9 @@ def takes(inputs: type) -> Callable[[Forward], Forward]:
 
     transformers reads signatures: its Trainer keeps those columns of a data set that a model's ``forward`` names, and
     ``generate`` refuses arguments that it does not name. So the signature lists every name of the TypedDict. Any other
-    argument is refused, as by any function. ``return_dict`` is one more: with False, also in the configuration, the
-    output becomes a tuple. Token types and positions may also follow the mask without their names, as in BERT.
+    argument raises a TypeError, as in any function. One more argument is ``return_dict``: if it is False, here or in
+    the configuration, the output is a tuple. Token types and positions may also follow
+    the mask without their names, as in BERT.
     """
     after_mask: list[str] = [name for name in ("token_type_ids", "position_ids") if name in inputs.__annotations__]
 

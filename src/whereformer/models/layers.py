@@ -46,11 +46,11 @@ class AttentionContext:
     with_weights: bool = False
 
     def place(self, layer: int) -> Place:
-        """What the hooks of the position method are told in one layer."""
+        """Return the place that the position method's hooks get in one layer."""
         return Place(self.queries.positions, self.keys.positions, layer, self.shared)
 
     def place_of_new_keys(self, layer: int) -> Place:
-        """The same with only those keys that the cache does not hold yet, for ``Position.rotate``."""
+        """Return the same place with only the keys that the cache does not hold yet, for ``Position.rotate``."""
         if self.earlier is None:
             return self.place(layer)
         return Place(self.queries.positions, self.earlier.positions, layer, self.earlier.shared)
@@ -58,12 +58,12 @@ class AttentionContext:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Keys and values of earlier calls, as they are after ``Position.rotate``.
+    """Keys and values of earlier calls, after ``Position.rotate``.
 
     Args:
-        cache: one for each layer; those of the new tokens are added.
-        positions: of the new tokens.
-        shared: what the position method worked out about the queries and the new tokens.
+        cache: the keys and values of each layer; those of the new tokens are added.
+        positions: the positions of the new tokens.
+        shared: what the position method computed about the queries and the new tokens.
     """
 
     cache: Cache
@@ -72,7 +72,7 @@ class Earlier:
 
 
 class Attention(nn.Module):
-    """Projections around :func:`whereformer.attention`; position comes in through the method's hooks."""
+    """The projections around :func:`whereformer.attention`; the position method acts through its hooks."""
 
     def __init__(self, config: EncoderConfig | Seq2SeqConfig, *, content: bool) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         self.num_heads = config.num_attention_heads
         self.dropout_p = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
-        # A Synthesizer that replaces content scores has no use for query and key.
+        # A Synthesizer that replaces content scores needs no query and key.
         self.query = nn.Linear(width, inner, bias=config.query_bias) if content else None
         self.key = nn.Linear(width, inner) if content else None
         self.value = nn.Linear(width, inner)
@@ -94,7 +94,7 @@ class Attention(nn.Module):
         """Attend from (batch, n_q, hidden_size) to (batch, n_k, hidden_size).
 
         Returns:
-            (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if asked for.
+            (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if the context requests them.
         """
         arguments, options = self.call(queries, keys, layer, context)
         dropout_p = self.dropout_p if self.training else 0.0
@@ -105,7 +105,7 @@ class Attention(nn.Module):
     def call(
         self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
     ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
-        """What :func:`whereformer.attention` is called with: query, key, value and terms, and its options."""
+        """Return the arguments for :func:`whereformer.attention`: query, key, value and terms, and the options."""
         position, place = context.position, context.place(layer)
         terms = position.terms(queries, place)
         value = self._heads(project(self.value, keys))
@@ -117,7 +117,7 @@ class Attention(nn.Module):
                 terms += (self.segments(query, context.queries.segments, context.keys.segments),)
             query, key, value = position.rotate(query, key, value, context.place_of_new_keys(layer))
         if context.earlier is not None:
-            # A cache is of pairs; what has no key has nothing to add to its value.
+            # A cache needs pairs; without keys it gets the value twice.
             key, value = context.earlier.cache.update(value if key is None else key, value, layer)
             key = None if query is None else key
         return (query, key, value, terms), {
@@ -134,16 +134,16 @@ class Attention(nn.Module):
 
 
 CLS_TYPE = 2
-"""The token type of [CLS] where types are scores; it is the same as every type."""
+"""The token type of [CLS] if types act as scores; it equals every type."""
 
 
 def number_of_types(config: EncoderConfig) -> int:
-    """How many token types there are where types are scores."""
+    """Return the number of token types if types act as scores."""
     return max(config.type_vocab_size, CLS_TYPE + 1)
 
 
 def check_types(types: Tensor, kinds: int) -> None:
-    """Raise a ValueError for a token type that has no score; on the CPU only, because looking would stall a device."""
+    """Raise a ValueError for a token type without a score; on the CPU only, because reading would stall a device."""
     if types.device.type == "cpu" and not torch.compiler.is_compiling() and types.numel():
         low, high = int(types.min()), int(types.max())
         if low < 0 or high >= kinds:
@@ -151,10 +151,10 @@ def check_types(types: Tensor, kinds: int) -> None:
 
 
 class SegmentScores(nn.Module):
-    """A score for tokens of the same type and another for tokens of different types (Dai et al. 2020, and its code).
+    """One score for tokens of the same type, another for tokens of different types (Dai et al. 2020, and its code).
 
-    ``score_ij += scale * <q_i + bias, same>`` if the types are equal or one is [CLS]'s, else with ``different``;
-    nothing in the row and the column of a separate [CLS].
+    ``score_ij += scale * <q_i + bias, same>`` if the types are equal or one is [CLS]'s, else with ``different``. A
+    separate [CLS] gets nothing in its row and column.
 
     Shape:
         bias: (num_attention_heads, head_dim). different, same: ``weight`` (2, num_attention_heads, head_dim).
@@ -169,9 +169,10 @@ class SegmentScores(nn.Module):
         self.weight = nn.Parameter(torch.empty(2, *heads))
 
     def forward(self, query: Tensor, query_types: Tensor, key_types: Tensor) -> FactorPair:
-        """The scores as factors of rank ``kinds`` + 1: a key says its type, a query which ones are the same."""
+        """Return the scores as factors of rank ``kinds`` + 1: a key holds its type, a query the score of each type."""
         weight = (self.weight * query.shape[-1] ** -0.5).to(query.dtype)
-        # Not of query + bias, which would have to be kept for the backward; nor "@", which would copy the query.
+        # Not computed from query + bias, which would have to be kept for the backward; nor with "@", which would copy
+        # the query.
         from_query = torch.einsum("bhqd,khd->bhqk", query, weight)
         from_bias = torch.einsum("hd,khd->hk", self.bias.to(query.dtype), weight).unsqueeze(1)
         unlike, like = (from_query + from_bias).split(1, -1)  # (batch, heads, n_q, 1) each

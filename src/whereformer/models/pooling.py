@@ -1,4 +1,4 @@
-"""How a sequence is halved between blocks and made whole again for the decoder (Dai et al. 2020, Section 2.2)."""
+"""Pooling between blocks, which halves a sequence, and its reverse for the decoder (Dai et al. 2020, Section 2.2)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..kernels import Positions, PositionsLike
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens as attention sees them besides their hidden states.
+    """What attention needs to know about tokens besides their hidden states.
 
     Args:
-        positions: where they are.
-        key_mask: (batch, n), True = real; None: all are.
-        segments: (batch, n) token types; None without any.
-        documents: (batch, n) ids of packed rows.
+        positions: the tokens' positions.
+        key_mask: (batch, n), True = real; None: all are real.
+        segments: (batch, n) token types; None without types.
+        documents: (batch, n) ids of the documents in packed rows; None without packing.
     """
 
     positions: PositionsLike
@@ -30,13 +30,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Pooling:
-    """Halves sequences: two neighbours become one, the last one may be left alone.
+    """Halves sequences: two neighbours become one; the last token may be left alone.
 
     Args:
-        mode: of hidden states, "mean", "max" or "min".
+        mode: how hidden states are combined: "mean", "max" or "min".
         separate_cls: the first token stays as it is, and pairs begin with the second.
-        truncate: with that, the last token is dropped.
-        mask: a pooled token is real if "any" of its tokens is, or "all".
+        truncate: with separate_cls, drop the last token.
+        mask: a pooled token is real if "any" of its tokens is, or if "all" are.
     """
 
     mode: str
@@ -45,7 +45,7 @@ class Pooling:
     mask: str
 
     def applies_to(self, length: int) -> bool:
-        """Whether a sequence is long enough: two tokens besides [CLS], of which one may be dropped."""
+        """Whether a sequence is long enough to pool: two tokens besides [CLS], one of which may be dropped."""
         return length > (2 if self.separate_cls else 1)
 
     def length(self, length: int) -> int:
@@ -66,7 +66,7 @@ class Pooling:
         return self._with_cls(hidden, pooled)
 
     def sequence(self, sequence: Tokens) -> Tokens:
-        """Pool all else: masks by their members, segments and explicit positions by the first of them."""
+        """Pool everything else: masks by both tokens, segments and explicit positions by the first of the two."""
         mask = sequence.key_mask
         if mask is not None:
             first, second = self._pairs(mask)
@@ -78,7 +78,7 @@ class Pooling:
 
     def _positions(self, positions: PositionsLike) -> PositionsLike:
         if isinstance(positions, Positions):
-            # [CLS] moves away from the next token as far as that one is from its own next.
+            # [CLS] moves as far away from the next token as that token is from its own neighbour.
             stride = 2 * positions.stride
             start = positions.start - positions.stride if self.separate_cls else positions.start
             return Positions(start, stride, self.length(positions.length))
@@ -87,11 +87,11 @@ class Pooling:
         return pooled if positions.dim() == 2 else pooled[0]
 
     def _pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and the second of every two (batch, n, ...); one that is left alone is its own second."""
+        """Return the first and the second of every pair in (batch, n, ...); a token left alone is its own second."""
         if self.separate_cls:
             rows = rows[:, 1 : rows.shape[1] - self.truncate]
         first, second = rows[:, ::2], rows[:, 1::2]
-        # No branch on the length, so that compiled code serves even and odd ones.
+        # There is no branch on the length, so that the same compiled code serves even and odd lengths.
         return first, torch.cat((second, first[:, second.shape[1] :]), 1)
 
     def _with_cls(self, rows: Tensor, pooled: Tensor) -> Tensor:
@@ -101,9 +101,10 @@ class Pooling:
 def unpool(hidden: Tensor, times: int, length: int, separate_cls: bool) -> Tensor:
     """Repeat pooled hidden states (batch, n, width) to (batch, length, width).
 
-    Each of them stands for ``times`` tokens; [CLS] for itself; tokens that truncation dropped get zeros.
+    Each state stands for ``times`` tokens, and [CLS] for itself. Tokens that truncation dropped get zeros.
     """
     cls, others = (hidden[:, :1], hidden[:, 1:]) if separate_cls else (hidden[:, :0], hidden)
-    # At most ``times`` - 1 tokens were dropped. No branch on whether any were, so that compiled code serves both.
+    # At most ``times`` - 1 tokens were dropped. There is no branch on that, so that the same compiled code serves all
+    # cases.
     others = functional.pad(others.repeat_interleave(times, 1), (0, 0, 0, times - 1))
     return torch.cat((cls, others[:, : length - cls.shape[1]]), 1)

@@ -1,4 +1,4 @@
-"""Every position method behind one interface: a file each, and a line in ``METHODS``."""
+"""The registry of position methods: list, build, describe and register them by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ METHODS: dict[str, str | type[Position]] = {
     "fire": "fire:Fire",
     "transformer_xl": "transformer_xl:TransformerXL",
 }
-"""Name of each method -> its class, or "module:Class" in this package, imported when it is asked for."""
+"""The class of each method by name, or "module:Class" for a class of this package that is imported on first use."""
 
 _SIZES = {field.name for field in fields(ModelShape)}
 """Options of :func:`build_position` that describe the model and not the method."""
@@ -55,8 +55,8 @@ def register(name: str, method: type[Position]) -> None:
     """Make ``method`` available under ``name`` everywhere: in models, in commands and in ``a+b`` compositions.
 
     Raises:
-        ValueError: if the name is taken or holds a "+" or a ",".
-        TypeError: if ``method`` is no subclass of :class:`Position`.
+        ValueError: if the name is taken, or contains "+", "," or a blank.
+        TypeError: if ``method`` is not a subclass of :class:`Position`.
     """
     if not name or any(mark in name for mark in "+, "):
         raise InputError("name", f"expected a word without '+', ',' or blanks, got {name!r}")
@@ -71,22 +71,22 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
     """Build a position method, or several joined by "+".
 
     Args:
-        name: one of :func:`position_names`, or a composition such as ``learned+tisa``; an option then goes to every
-            part that has it. Or a class, which need not be registered.
+        name: one of :func:`position_names`, or a composition such as ``learned+tisa``, where each option goes to every
+            part that has it; or a class, which need not be registered.
         hidden_size: width of the hidden states.
         num_heads: attention heads.
         options: other sizes, and the method's own options, as its class documents them. The sizes are those of
             :meth:`ModelShape.of`:
 
-            - ``num_layers``: attention layers, a shared layer counted once per pass; 1 by default.
-            - ``max_length``: positions that methods with a fixed number of them cover; 512 by default.
-            - ``causal``: whether keys to the right are masked everywhere; no by default.
+            - ``num_layers``: attention layers; a shared layer counts once per pass. 1 by default.
+            - ``max_length``: the number of positions for methods that have a fixed number; 512 by default.
+            - ``causal``: whether keys to the right are masked everywhere; False by default.
             - ``head_dim``: width of one head; hidden_size / num_heads by default.
             - ``embedding_size``: width at the input; hidden_size by default.
             - ``initializer_range``: standard deviation of the model's fresh weights, which learned and tupe follow;
               0.02 by default.
-            - ``passes``: which of the distinct layers each of the ``num_layers`` is; by default all are distinct.
-            - ``separate_cls``: whether the first token is [CLS], which pooling leaves alone; no by default.
+            - ``passes``: the index of the distinct layer behind each of ``num_layers``; by default all are distinct.
+            - ``separate_cls``: whether the first token is [CLS], which pooling leaves alone; False by default.
 
     Raises:
         InputError: for an unknown name or a size that does not fit.
@@ -115,13 +115,13 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
 
 
 def describe(name: str) -> tuple[str, dict[str, Any]]:
-    """The first line of a method's documentation, and its options with their defaults."""
+    """Return the first line of a method's docstring, and its options with their defaults."""
     method = _find(name)
     return (inspect.getdoc(method) or "").partition("\n")[0], _options(method)
 
 
 def _options(method: type[Position]) -> dict[str, Any]:
-    """A method's options with their defaults, by name."""
+    """Return a method's options and their defaults, sorted by name."""
     parameters = inspect.signature(method.__init__).parameters
     return {
         name: parameter.default
@@ -131,7 +131,7 @@ def _options(method: type[Position]) -> dict[str, Any]:
 
 
 def _find(name: str) -> type[Position]:
-    """The class registered under ``name``."""
+    """Return the class registered under ``name``."""
     if name not in METHODS:
         close = get_close_matches(name, METHODS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"

@@ -1,4 +1,4 @@
-"""Attention with linear biases (Press et al. 2022, ALiBi)."""
+"""ALiBi: a fixed penalty per head that grows linearly with the distance (Press et al. 2022)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import ModelShape, OffsetFunction, Place
 
 
 def slopes(num_heads: int) -> list[float]:
-    """The authors' slopes: a geometric sequence; past a power of two, every other one of the next power's."""
+    """Return the authors' slopes: a geometric sequence; past a power of two, every other slope of the next power's."""
     power = 2 ** math.floor(math.log2(num_heads))
     first = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     return first + [2 ** (-4 * (2 * head + 1) / power) for head in range(num_heads - power)]
@@ -22,10 +22,10 @@ def slopes(num_heads: int) -> list[float]:
 class Alibi(OffsetFunction):
     """Subtracts ``slope * |offset|`` from the scores, with a fixed slope per head; nothing is trained.
 
-    In a causal model this is the authors' ``slope * offset``. An encoder sees the same penalty on both sides, so
-    alone it cannot tell left from right.
+    In a causal model this is the authors' ``slope * offset``. In an encoder the penalty is the same on both sides, so
+    this method alone cannot tell left from right.
 
-    Extrapolation: any length and any real offset; what it was made for.
+    Extrapolation: any length and any real offset; this is what the method was made for.
     Source: Press, Smith & Lewis (2022), arXiv 2108.12409, Section 3.
     """
 

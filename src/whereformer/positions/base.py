@@ -1,4 +1,4 @@
-"""What a position method is: hooks into an encoder, each doing nothing by default."""
+"""The base class of position methods, with hooks that do nothing by default, and what several methods share."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class ModelShape:
         hidden_size: width of the hidden states.
         num_heads: attention heads.
         head_dim: width of one head.
-        num_layers: attention layers, a shared layer counted once per pass.
+        num_layers: attention layers; a shared layer counts once per pass.
         embedding_size: width at the input, where ``embed`` acts (ALBERT: below hidden_size).
-        max_length: positions that tables with a fixed size cover.
+        max_length: the number of positions in tables of a fixed size.
         causal: whether keys to the right are masked everywhere.
         initializer_range: standard deviation of the model's own fresh weights, for methods that follow it.
-        passes: which of the model's distinct layers each of the ``num_layers`` is, for methods whose parameters are
+        passes: the index of the distinct layer behind each of the ``num_layers``, for methods whose parameters are
             shared where the layers are.
         separate_cls: whether the first token is [CLS], which pooling leaves alone.
     """
@@ -115,12 +115,12 @@ class ModelShape:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where an attention layer is: what the hooks of a position method are told about it.
+    """What hooks learn about the attention layer that calls them: positions, the layer's number and shared results.
 
     Args:
         queries: positions of the tokens that attend.
         keys: positions of the tokens that they attend to.
-        layer: number of the attention layer from 0; a shared layer counts once per pass.
+        layer: the attention layer's number, from 0; a shared layer counts once per pass.
         shared: what :meth:`Position.shared` returned for these positions; None if the hooks have to compute it.
     """
 
@@ -131,7 +131,7 @@ class Place:
 
 
 class Work(NamedTuple):
-    """What something costs: floating-point operations of a forward, and bytes that it keeps for the backward."""
+    """A cost: the floating-point operations of a forward, and the bytes that it keeps for the backward."""
 
     flops: int = 0
     kept: int = 0
@@ -313,15 +313,15 @@ def float_dtype(parameter: Tensor) -> torch.dtype:
 
 
 def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.device) -> Tensor:
-    """Row indices of a table with ``rows`` positions, (n,) or (batch, n).
+    """Return the row indices of positions in a table of ``rows`` positions, (n,) or (batch, n).
 
     Raises:
-        PositionRangeError: if a position has no row. Explicit positions are checked on the CPU; elsewhere, and in
-            compiled code, torch's own index check reports them, because looking would stall the device.
+        PositionRangeError: if a position has no row. Explicit positions are checked on the CPU only. Elsewhere, and in
+            compiled code, reading them would stall the device, so torch's own index check reports them.
         TypeError: for fractional positions.
     """
     if isinstance(positions, Positions):
-        # A pooled sequence's [CLS] stands a stride before the token at 1; there is nothing before it.
+        # The [CLS] of a pooled sequence is one stride before the token at 1, and nothing precedes it.
         first = 0 if positions.start == 1 - positions.stride else positions.start
         outside = positions.length > 0 and (first < 0 or positions.last >= rows)
         if outside:
@@ -348,7 +348,7 @@ def _out_of_range(name: str, rows: int, position: int) -> str:
 
 
 class Sum(Position):
-    """Several methods at once, as ``learned+tisa``: each acts as it would alone, in the given order."""
+    """Several methods at once, such as ``learned+tisa``: each acts as it would alone, in the given order."""
 
     def __init__(self, model: ModelShape, parts: Iterable[Position]) -> None:
         super().__init__(model)
@@ -384,7 +384,7 @@ class Sum(Position):
         return tuple(part.shared(queries, keys, own) for part, own in zip(self, given, strict=True))
 
     def _places(self, place: Place) -> list[tuple[Position, Place]]:
-        """Every part, with the place that holds what this part shares."""
+        """Pair every part with a place whose ``shared`` is what this part shares."""
         shared = [None] * len(self.parts) if place.shared is None else place.shared
         return [
             (part, Place(place.queries, place.keys, place.layer, own)) for part, own in zip(self, shared, strict=True)

@@ -1,4 +1,4 @@
-"""Functional interpolation for relative positions (Li et al. 2023, FIRE)."""
+"""FIRE: a bias that a small network computes from the relative distance (Li et al. 2023)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from .base import ModelShape, Place, Position, as_offsets, float_dtype
 
 
 class Fire(Position):
-    """A small network of the log distance, divided by the log of how far the query could look, per head and layer.
+    """Adds a small network's value at (log distance / log query position) to the scores, per head and layer.
 
     ``score_ij += mlp(log(|c offset| + 1) / (log(|c max(i, L)|  + 1) + eps))`` for the query at position i (eq. 19
-    with the authors' absolute values). Up to the threshold L, which is trained, the score depends on the distance
-    alone; beyond it distances are measured relative to i, so no input is ever outside the trained range. The formula
-    was made for causal models; in an encoder distances to both sides look alike.
+    with the authors' absolute values). Up to the trained threshold L, the score depends on the distance alone. Beyond
+    it, distances are measured relative to i, so no input ever leaves the trained range. The formula was made for causal
+    models. In an encoder, distances to the left and to the right look alike.
 
-    The division by a function of i makes this one number per query and key: a DenseBias, O(n_q n_k) memory.
+    Because of the division by a function of i, every pair of query and key has its own number: a DenseBias with O(n_q
+    n_k) memory.
 
     Args:
         width: hidden units of the network.
         initial_threshold: L at the start; 512 in the paper.
     Shape:
         scale (c), threshold (L as a multiple of initial_threshold): (num_layers,), 0.1 and 1 at the start;
-        hidden_weight, hidden_bias: (num_layers, width); out_weight: (num_layers, num_heads, width);
-        out_bias: (num_layers, num_heads); as ``torch.nn.Linear`` draws them.
+        hidden_weight, hidden_bias: (num_layers, width); out_weight: (num_layers, num_heads, width); out_bias:
+        (num_layers, num_heads); drawn as ``torch.nn.Linear`` does.
     Extrapolation: any length and any real position.
     Source: Li et al. (2023), arXiv 2310.04418.
     """
@@ -72,10 +73,10 @@ class Fire(Position):
         return self._scores(values, torch.zeros_like(values), layer).movedim(-1, 0)
 
     def _scores(self, offsets: Tensor, query_positions: Tensor, layer: int) -> Tensor:
-        """The network at each offset, (..., num_heads)."""
+        """Evaluate the network at each offset, (..., num_heads)."""
         dtype = float_dtype(self.scale)
         scale, threshold = self.scale[layer].to(dtype), self.threshold[layer].to(dtype) * self.initial_threshold
-        # Autocast would round the distances to half precision, where far ones are all alike.
+        # Autocast would round the distances to half precision, which cannot tell far ones apart.
         with without_autocast(offsets.device):
             distance = torch.log1p((scale * offsets.to(dtype)).abs())
             furthest = torch.maximum(query_positions.to(dtype), threshold.abs())

@@ -1,4 +1,4 @@
-"""Position vectors that follow a neural differential equation (Liu et al. 2020, FLOATER)."""
+"""FLOATER: position vectors that follow a neural differential equation (Liu et al. 2020)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..kernels.terms import Positions, PositionsLike
 from .base import ModelShape, Place, Position, Work, float_dtype, table_rows
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
-"""Time between neighbouring positions: 0.01 in float32, as in the authors' models."""
+"""The time between neighbouring positions: 0.01 in float32, as in the authors' models."""
 
 Flow = Callable[[float, Tensor], Tensor]
 
@@ -38,7 +38,7 @@ def midpoint(flow: Flow, time: float, step: float, state: Tensor) -> Tensor:
 SOLVERS = {"rk4": rk4, "midpoint": midpoint}
 
 EVALUATIONS = {"rk4": 4, "midpoint": 2}
-"""How often each solver evaluates the flow in a step."""
+"""The number of times that each solver evaluates the flow in one step."""
 
 
 def integrate(
@@ -47,13 +47,13 @@ def integrate(
     """The trajectory at positions 0 .. length - 1, (length, \\*initial.shape), by backprop-able steps."""
 
     def flow(time: float, state: Tensor) -> Tensor:
-        # [state; t] W^T with the time's column taken apart, so that nothing is concatenated.
+        # [state; t] W^T, with the column of the time split off so that nothing is concatenated.
         hidden = torch.relu(functional.linear(state, w1[:, :-1], b1 + time * w1[:, -1]))
         return functional.linear(hidden, w2[:, :-1], b2 + time * w2[:, -1])
 
     advance, step = SOLVERS[solver], STEP / substeps
     states = [initial]
-    # Steps are small: in half precision, autocast's too, most of each would be rounded away.
+    # Steps are small: half precision (also under autocast) would round most of each away.
     with without_autocast(initial.device):
         for position in range(length - 1):
             state = states[-1]
@@ -67,7 +67,7 @@ def integrate(
 def _trajectory(
     initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
 ) -> Tensor:
-    """:func:`integrate` as one node of a compiled graph, which would otherwise hold every step of the solver."""
+    """Run :func:`integrate` as one node of a compiled graph, which would otherwise hold every step of the solver."""
     return integrate(initial, w1, b1, w2, b2, length, solver, substeps)
 
 
@@ -98,9 +98,9 @@ def _trajectory_gradients(
     def trajectory(initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
         return integrate(initial, w1, b1, w2, b2, length, solver, substeps)
 
-    # Inside an operator autograd itself is switched off; torch.func brings its own.
+    # Autograd is off inside an operator; torch.func brings its own.
     pull_back = torch.func.vjp(trajectory, initial, w1, b1, w2, b2)[1]
-    # Copies, because at length 1 a gradient is a view of ``grad``, which an operator may not return.
+    # Copy: at length 1 a gradient is a view of ``grad``, and an operator may not return a view of its input.
     return [gradient.clone() for gradient in pull_back(grad)]
 
 
@@ -117,14 +117,14 @@ _trajectory.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 class Floater(Position):
-    """Adds to query, key and value of every layer a vector that moves with the position.
+    """Adds a vector that moves with the position to the query, key and value of every layer.
 
     Each vector b starts at a trained b(0) and follows ``db/dt = [relu([b; t] W1 + c1); t] W2 + c2``, one network for
-    all layers and for query, key and value; position i uses b(0.01 i). The vectors are added to the projections
-    before query . key is scaled. The authors' models keep a sinusoid at the input as well: ``sinusoidal+floater``.
+    all layers and for query, key and value; position i uses b(0.01 i). The vectors are added to the projections before
+    query . key is scaled. The authors' models also keep a sinusoid at the input: ``sinusoidal+floater``.
 
-    The gradient is exact for the discretised equation (backpropagation through the solver); the authors' released
-    training loop refreshed the trajectory only every 400th call, which is not imitated.
+    The gradient is exact for the discretised equation (backpropagation through the solver). The authors' released
+    training loop refreshed the trajectory only every 400th call; this class does not imitate that.
 
     Args:
         solver: "rk4" (the 3/8 rule, the translation models) or "midpoint" (the RoBERTa models).
@@ -136,8 +136,8 @@ class Floater(Position):
         initial: (3, num_layers, num_heads * head_dim) for query, key and value; Glorot uniform.
         hidden, out: linear maps with a column for the time, width x (width + 1); Glorot normal, biases 0. With
             ``query_flow`` also query_hidden and query_out.
-    Extrapolation: any length, by integrating further; explicit positions must lie below max_length. The positions
-        are computed one after the other, so this is the one method here whose time does not parallelise.
+    Extrapolation: any length, by integrating further; explicit positions must lie below max_length. The positions are
+        computed one after the other, so this is the only method here that does not parallelise over positions.
     Source: Liu et al. (2020), arXiv 2003.09229; xuanqing94/FLOATER.
     """
 
@@ -168,17 +168,17 @@ class Floater(Position):
                 nn.init.zeros_(linear.bias)
 
     def trajectory(self, length: int) -> Tensor:
-        """The vectors of positions 0 .. length - 1, (length, 3, num_layers, width), at least float32."""
+        """Return the vectors of positions 0 .. length - 1, (length, 3, num_layers, width), in float32 or wider."""
         if self.query_hidden is None or self.query_out is None:
             return self._integrate(self.initial, self.hidden, self.out, length)
         queries = self._integrate(self.initial[:1], self.query_hidden, self.query_out, length)
         return torch.cat((queries, self._integrate(self.initial[1:], self.hidden, self.out, length)), 1)
 
     def _integrate(self, initial: Tensor, hidden: nn.Linear, out: nn.Linear, length: int) -> Tensor:
-        """The trajectory of vectors (..., num_layers, width) by one network, (length, ..., num_layers, width)."""
+        """Integrate vectors (..., num_layers, width) with one network; (length, ..., num_layers, width)."""
         dtype = float_dtype(initial)
         if initial.device.type == "meta":
-            # A shape takes no steps; ``uncounted_work`` says what they cost.
+            # A tensor without data needs no steps; ``uncounted_work`` returns their cost.
             return initial.to(dtype).expand(length, *initial.shape)
         run = _trajectory if torch.compiler.is_compiling() else integrate
         start, w1, b1, w2, b2 = (
@@ -189,16 +189,16 @@ class Floater(Position):
     def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
         length = max((self._length(positions) for place in places for positions in place), default=1)
         evaluations = EVALUATIONS[self.solver] * self.substeps * (length - 1)
-        # Each evaluation is two linear maps, which keep what goes in.
+        # Each evaluation is two linear maps, which keep their inputs.
         products = evaluations * 2 * self.initial.numel()
         return Work(2 * products * self.initial.shape[2], products * self.initial.element_size())
 
     def once(self) -> list[Tensor]:
-        """The longest trajectory of this forward, none yet."""
+        """Start the list that will hold the longest trajectory of this forward."""
         return []
 
     def shared(self, queries: PositionsLike, keys: PositionsLike, once: list[Tensor] | None = None) -> Tensor:
-        """The trajectory, as far as these positions need it."""
+        """Return the trajectory, as long as these positions need it."""
         length = max(self._length(queries), self._length(keys))
         made = self.once() if once is None else once
         if not made or len(made[0]) < length:

@@ -13,9 +13,9 @@ class Learned(Position):
     """Adds one trained vector per position to the token embeddings.
 
     Shape:
-        weight: (max_length, embedding_size), drawn as the model's own weights, from a normal with a standard deviation
-        of ``initializer_range`` cut at two of them.
-    Extrapolation: none; a position from max_length on raises :class:`PositionRangeError`.
+        weight: (max_length, embedding_size), drawn like the model's own weights: from a normal distribution with
+            standard deviation ``initializer_range``, cut at two of them.
+    Extrapolation: none; positions of max_length and above raise :class:`PositionRangeError`.
     Source: Devlin et al. (2019), arXiv 1810.04805; google-research/bert ``embedding_postprocessor``.
     """
 

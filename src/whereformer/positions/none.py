@@ -6,7 +6,7 @@ from .base import Position
 
 
 class NoPosition(Position):
-    """Tells the model nothing about order; the baseline that every method has to beat.
+    """Tells the model nothing about order: the baseline that every method has to beat.
 
     Extrapolation: any length.
     """

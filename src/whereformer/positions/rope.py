@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021)."""
+"""RoPE: rotary position embeddings (Su et al. 2021)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Rope(Position):
     the first ``rotary_dim`` features of a head turn; the rest pass through.
 
     Args:
-        layout: which features form pair m: "half", (m, m + rotary_dim / 2), as GPT-NeoX and Llama; "interleaved",
-            (2 m, 2 m + 1), as RoFormer and GPT-J.
-        base: the longest wavelength is ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens.
+        layout: the features that form pair m: "half", (m, m + rotary_dim / 2), as in GPT-NeoX and Llama; "interleaved",
+            (2 m, 2 m + 1), as in RoFormer and GPT-J.
+        base: sets the longest wavelength, ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens.
         rotary_dim: rotated features of each head, even; all by default.
     Extrapolation: any length and any real position, though angles beyond the trained length are untrained.
     Source: Su et al. (2021), arXiv 2104.09864, eq. 34.
@@ -50,7 +50,7 @@ class Rope(Position):
         self.rotary_dim = rotary_dim
 
     def once(self) -> list[tuple[PositionsLike, Turns]]:
-        """The turns of positions that this forward met, none yet."""
+        """Start the list that will hold the turns of this forward's positions."""
         return []
 
     def shared(
@@ -65,7 +65,7 @@ class Rope(Position):
         return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
 
     def _turns_once(self, positions: PositionsLike, met: list[tuple[PositionsLike, Turns]]) -> Turns:
-        """The turns of these positions, which pooled layers and their neighbours have in common."""
+        """Return the turns of these positions, computed once for pooled layers and their neighbours."""
         for known, turns in met:
             if known is positions:
                 return turns
@@ -77,7 +77,7 @@ class Rope(Position):
         """Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2)."""
         device = positions.device if isinstance(positions, Tensor) else self._like.device
         if device.type == "mps":
-            device = torch.device("cpu")  # there is no float64 on the other
+            device = torch.device("cpu")  # MPS has no float64
         # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
         pair = torch.arange(self.rotary_dim // 2, dtype=torch.float64, device=device)
         frequencies = self.base ** (-2 * pair / self.rotary_dim)

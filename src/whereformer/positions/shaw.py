@@ -17,16 +17,16 @@ class Shaw(Position):
     ``r = clip(offset, -clip, clip)`` (equations 3 and 4). Separate in every layer.
 
     Args:
-        clip: the largest distance told apart, in tokens; 0 leaves one vector for all offsets.
+        clip: the largest distance with a vector of its own, in tokens; 0 leaves one vector for all offsets.
         keys: whether keys have vectors.
         values: whether values have vectors.
         per_head: whether every head has vectors of its own, as in the paper's base model; otherwise heads share them,
             as in its big model and in tensor2tensor.
     Shape:
         keys, values: (num_layers, 2 * clip + 1, head_dim), row ``offset + clip``; Glorot uniform. With ``per_head``
-        (num_layers, num_heads, 2 * clip + 1, head_dim).
+            (num_layers, num_heads, 2 * clip + 1, head_dim).
     Extrapolation: any length; every distance beyond ``clip`` looks alike.
-    Joined with rope the vectors meet the rotated query, so what they add depends on where the query is as well.
+    When joined with rope, the vectors meet the rotated query, so what they add also depends on the query's position.
     Source: Shaw et al. (2018), arXiv 1803.02155; tensor2tensor ``dot_product_attention_relative``.
     """
 
@@ -62,5 +62,5 @@ class Shaw(Position):
 
     @staticmethod
     def _by_head(table: Tensor) -> Tensor:
-        """A layer's vectors, (heads or 1, 2 * clip + 1, head_dim)."""
+        """Return a layer's vectors with a heads axis, (heads or 1, 2 * clip + 1, head_dim)."""
         return table if table.dim() == 3 else table.unsqueeze(0)

@@ -18,16 +18,16 @@ LAYOUTS = ("interleaved", "blocks")
 class Sinusoidal(Position):
     """Adds a fixed vector of sines and cosines of the position to the (scaled) token embeddings.
 
-    Two layouts exist that no permutation turns into one another, because their frequencies differ; ``width`` is the
+    There are two layouts. Their frequencies differ, so no permutation turns one into the other; ``width`` is the
     embedding size:
 
     - "interleaved", the paper: sines in even, cosines in odd columns, frequency ``(M / m) ** (-2 i / width) / m``.
     - "blocks", the authors' tensor2tensor and fairseq: all sines, then all cosines, frequency
-      ``m * (M / m) ** (-i / (width // 2 - 1))``, and a zero column if the width is odd. (Multiplying by m where the
-      paper's reading divides is the authors'; it shows only for m other than 1.)
+      ``m * (M / m) ** (-i / (width // 2 - 1))``, and a zero column if the width is odd. (The authors multiply by m
+      where the paper's formula divides; this matters only if m is not 1.)
 
-    As in the paper, token embeddings are multiplied by ``sqrt(width)`` before the vector is added; an encoder reads
-    that factor from ``embedding_scale``.
+    As in the paper, token embeddings are multiplied by ``sqrt(width)`` before the vector is added; encoders read that
+    factor from ``embedding_scale``.
 
     Args:
         layout: "interleaved" or "blocks".
@@ -60,7 +60,7 @@ class Sinusoidal(Position):
         self.embedding_scale = math.sqrt(model.embedding_size)
 
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
-        """As the base says, in float64."""
+        """Return the vectors in float64, as :meth:`Position.vectors` describes."""
         width, half = self.model.embedding_size, self.model.embedding_size // 2
         ratio = math.log(self.max_timescale / self.min_timescale)
         # Angles in float64: in float32 their error grows with the position.

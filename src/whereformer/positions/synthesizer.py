@@ -1,4 +1,4 @@
-"""Synthetic attention: scores from positions or from one token alone (Tay et al. 2020, Synthesizer)."""
+"""Synthesizer: scores that come from positions, or from the query's token alone (Tay et al. 2020)."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ class Synthesizer(Position):
     - "dense": ``relu(x_i W1[h] + b1[h]) . W2[:, j] + b2[j]``, the second layer shared by the heads.
     - "factorized_dense": ``A[h, i, j mod a] * B[h, i, j div a]`` with A and B linear in x_i and a * b = n.
 
-    Several of them, as in "random+dense", are mixed: weighted by a softmax over trained numbers per layer, which are
-    equal at the start (the paper's mixture), or summed (Long Range Arena's).
+    Several of them, as in "random+dense", are either weighted by a softmax over trained numbers per layer, which start
+    out equal (the paper's mixture), or summed (as in Long Range Arena).
 
     Args:
         variant: one of the above, or several joined by "+".
         content: "none" replaces query . key; "add" adds to it; "mix" takes ``(1 - s) content + s synthetic`` with a
             trained ``s = sigmoid(alpha)`` per layer, one half at the start. In a softmax mixture, query . key is one
-            more of the parts, with the number 0.
-        rank: of "factorized_random"; 8 in the paper.
-        tiling: of "factorized_dense", how the paper's "tile" is read: "pairs" as above, so that no two j share a
-            score; "tile" repeats both vectors, ``A[h, i, j mod a] * B[h, i, j mod b]``.
-        near_size: a of "factorized_dense", a divisor of max_length, b being the other; by default the two are as equal
-            as can be and a is the larger. The paper has a < b, which is another function with "pairs".
-        mixture: how several variants are joined: "softmax" or "sum".
+            more part, whose number is 0.
+        rank: the rank of "factorized_random"; 8 in the paper.
+        tiling: how "factorized_dense" reads the paper's "tile": "pairs", as above, gives every j a score of its own;
+            "tile" repeats both vectors, ``A[h, i, j mod a] * B[h, i, j mod b]``.
+        near_size: a of "factorized_dense", a divisor of max_length; b is max_length / a. By default the two are as
+            close as possible and a is the larger. The paper has a < b, which with "pairs" is a different function.
+        mixture: how to join several variants: "softmax" or "sum".
     Shape (with L = num_layers, H = num_heads):
-        random: (L, H, n, n), Glorot uniform over all H rows at once. query_factors: (L, H, n, rank) and key_factors
-        (L, H, rank, n), Glorot uniform. dense: first (L, H * head_dim, hidden_size), second (L, head_dim, n) and
-        their biases; factorized_dense: near (L, H * a, hidden_size), far (L, H * b, hidden_size) and biases; weights
-        with variance 1 / fan-in, biases 0. alpha: (L,), in a softmax mixture (L, variants); 0.
-    Extrapolation: none; a position from max_length on raises :class:`PositionRangeError`.
+        random: (L, H, n, n), Glorot uniform over all H rows at once. query_factors: (L, H, n, rank) and key_factors (L,
+            H, rank, n), Glorot uniform. dense: first (L, H * head_dim, hidden_size), second (L, head_dim, n) and their
+            biases; factorized_dense: near (L, H * a, hidden_size), far (L, H * b, hidden_size) and biases; weights with
+            variance 1 / fan-in, biases 0. alpha: (L,), in a softmax mixture (L, variants); 0.
+    Extrapolation: none; positions of max_length and above raise :class:`PositionRangeError`.
     Source: Tay et al. (2020), arXiv 2005.00743; tensorflow/mesh ``synthetic_attention`` and Long Range Arena. Where
-        that code departs from the paper (factors that ignore the query, heads mixed up by a reshape) the paper holds.
+        that code departs from the paper (factors that ignore the query, heads mixed up by a reshape), this class
+        follows the paper.
     """
 
     random: nn.Parameter
@@ -92,7 +93,7 @@ class Synthesizer(Position):
             raise InputError("rank", f"expected at least 1, got {rank}")
         n = model.max_length
         if near_size is None:
-            # The fewest parameters
+            # This choice has the fewest parameters.
             near_size = next(a for a in range(1, n + 1) if n % a == 0 and a * a >= n)
         elif near_size < 1 or n % near_size:
             raise InputError("near_size", f"expected a divisor of `max_length` {n}, got {near_size}")
@@ -111,7 +112,7 @@ class Synthesizer(Position):
         self.reset_parameters()
 
     def _sizes(self, variant: str, rank: int) -> dict[str, tuple[int, ...]]:
-        """The parameters of a variant, by name, without the axis of layers."""
+        """Return the shapes of a variant's parameters by name, without the axis of layers."""
         model = self.model
         heads, n, width = model.num_heads, model.max_length, model.hidden_size
         match variant:
@@ -170,7 +171,7 @@ class Synthesizer(Position):
         )
 
     def _shares(self, layer: int) -> list[Tensor | float]:
-        """What the parts of the scores are multiplied by: query . key where it is mixed in, then the variants."""
+        """Return the factor of each part of the scores: of query . key where it is mixed in, then of each variant."""
         if self.alpha is None:
             return [1.0] * len(self.variants)
         alpha = self.alpha[layer]
@@ -184,7 +185,7 @@ class Synthesizer(Position):
     def _term(
         self, variant: str, hidden: Tensor, rows: Tensor, columns: Tensor, layer: int, share: Tensor | float
     ) -> Term:
-        """The scores of one variant; rows and columns (1 or batch, n) are those of its tables."""
+        """Return the scores of one variant. ``rows`` and ``columns`` (1 or batch, n) are indices into its tables."""
         if variant == "random":
             scores = self.random[layer][:, rows.unsqueeze(-1), columns.unsqueeze(-2)].transpose(0, 1)
             return DenseBias(share * scores)
@@ -204,5 +205,5 @@ class Synthesizer(Position):
         return DenseBias(share * near.gather(-1, columns % self.near_size) * far.gather(-1, far_columns))
 
     def _of_heads(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """A linear map of the queries' input, by head: (batch, heads, n_q, features)."""
+        """Apply a linear map to the queries' input and split it by head: (batch, heads, n_q, features)."""
         return linear(hidden, weight, bias).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)

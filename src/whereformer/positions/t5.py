@@ -1,4 +1,4 @@
-"""Bucketed relative biases (Raffel et al. 2020, T5)."""
+"""T5: relative biases by bucket of offsets (Raffel et al. 2020)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .base import ModelShape, OffsetFunction, Place, offset_span, whole_offsets
 
 
 def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[int, ...]:
-    """The bucket of every offset in -max_distance .. max_distance; beyond them the end buckets hold.
+    """Return the bucket of every offset in -max_distance .. max_distance; offsets beyond are in the end buckets.
 
-    In Python floats, because at the edges of the logarithmic buckets one rounding error decides.
+    This computes with Python floats: at the edges of the logarithmic buckets, one rounding error decides.
     """
     side = num_buckets // 2 if bidirectional else num_buckets
     exact = side // 2
@@ -33,7 +33,7 @@ def buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> tuple[i
 
 
 class Table(NamedTuple):
-    """A table over offsets that all layers read: its first offset, its columns' buckets, and those of all offsets."""
+    """What all layers share: the table's first offset, the buckets of its columns, and the buckets of all offsets."""
 
     first: int
     columns: Tensor
@@ -41,19 +41,19 @@ class Table(NamedTuple):
 
 
 class T5(OffsetFunction):
-    """One trained number per head and bucket of offsets, added to the scores; one table for all layers.
+    """Adds one trained number per head and bucket of offsets to the scores; all layers share one table.
 
-    Near offsets have a bucket each, farther ones share logarithmically wider buckets up to ``max_distance``. T5
-    itself does not divide query . key by sqrt(head_dim) but draws smaller query weights; here the bias is added after
-    the division, which is the same model.
+    Each near offset has its own bucket; farther ones share logarithmically wider buckets up to ``max_distance``. T5
+    does not divide query . key by sqrt(head_dim) but draws smaller query weights. Here the bias is added after the
+    division, which gives the same model.
 
     Args:
-        num_buckets: buckets in all; both directions together unless the model is causal.
-        max_distance: from here on (a little before, in fact) every offset is in its direction's last bucket.
-        reset_cls: give [CLS] (position 0 or below) buckets of its own, as TUPE-R does: every query looking at it uses
-            a bucket more, its own row uses the bucket that no offset has.
+        num_buckets: the total number of buckets, for both directions together unless the model is causal.
+        max_distance: offsets from here on (in fact, from slightly before) are in the last bucket of their direction.
+        reset_cls: give [CLS] (position 0 or below) its own buckets, as TUPE-R does: queries that look at it use an
+            extra bucket, and its own row uses the bucket that no offset has.
     Shape:
-        weight: (num_heads, num_buckets), one column more with ``reset_cls``; Glorot uniform.
+        weight: (num_heads, num_buckets), with one more column for ``reset_cls``; Glorot uniform.
     Extrapolation: any length.
     Source: Raffel et al. (2020), arXiv 1910.10683; tensorflow/mesh ``_relative_position_bucket``.
     """
@@ -86,13 +86,14 @@ class T5(OffsetFunction):
         return self.last_change
 
     def once(self) -> Tensor:
-        """The buckets on the weights' device."""
+        """Return the buckets on the weights' device."""
         return torch.tensor(self.buckets, device=self.weight.device)
 
     def shared(self, queries: PositionsLike, keys: PositionsLike, once: Tensor | None = None) -> Table:
-        """Which bucket every offset of the table reads.
+        """Return the bucket that each offset of the table reads.
 
-        Each layer reads the weights anew: run again alone for its gradient, it could not reach those of a shared table.
+        The weights are not shared: a layer that runs again alone for its gradient could not reach those of a shared
+        table.
         """
         span = offset_span(queries, keys, self.last_change)
         if span is None:
@@ -113,12 +114,13 @@ class T5(OffsetFunction):
         return bias, self._cls_correction(hidden, place, table.buckets)
 
     def _columns(self, offsets: Tensor | Sequence[float], buckets: Tensor) -> Tensor:
-        """The bucket of each offset, the column of ``weight`` that it reads."""
+        """Return the bucket of each offset: the column of ``weight`` that it reads."""
         clamped = whole_offsets(offsets, self.weight).clamp(-self.max_distance, self.max_distance)
         return buckets[clamped + self.max_distance]
 
     def _cls_correction(self, hidden: Tensor, place: Place, buckets: Tensor) -> FactorPair:
-        """What turns the plain bias of [CLS]'s row and column into its own two buckets: a score of rank two."""
+        """Return the scores (rank two) that turn the bias of [CLS]'s row and column into that of its own two
+        buckets."""
         query_values, key_values = (
             torch.atleast_2d(position_values(p, hidden.device)) for p in (place.queries, place.keys)
         )

@@ -1,4 +1,4 @@
-"""Translation-invariant self-attention: Gaussian kernels over offsets (Wennberg & Henter 2021)."""
+"""TISA: translation-invariant self-attention with Gaussian kernels over offsets (Wennberg & Henter 2021)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Tisa(OffsetFunction):
 
     Args:
         num_kernels: Gaussians per head (S in the paper); 0 means no position information.
-        share_layers: one set of kernels for all layers instead of one in each.
+        share_layers: use one set of kernels for all layers instead of one set per layer.
     Shape:
-        amplitude, sharpness, center: (layers, num_heads, num_kernels); ``center`` in tokens, ``sharpness`` in
-        tokens ** -2. Drawn from N(0.1, 0.01 ** 2), N(0.1, 0.01 ** 2) and N(0, 5 ** 2).
+        amplitude, sharpness, center: (layers, num_heads, num_kernels); ``center`` in tokens, ``sharpness`` in tokens **
+            -2. Drawn from N(0.1, 0.01 ** 2), N(0.1, 0.01 ** 2) and N(0, 5 ** 2).
     Extrapolation: any length and any real offset.
-    Cost: on the CPU a table covers only the offsets at which some kernel, or its gradient, is still more than rounding
-        (a power of two of them per side, so that few lengths occur). Elsewhere, and in compiled code, it covers all
-        offsets: looking at the kernels would stall the device.
+    Cost: on the CPU a table covers only the offsets at which some kernel, or its gradient, exceeds rounding error (a
+        power of two of them on each side, so that few lengths occur). Elsewhere, and in compiled code, it covers all
+        offsets, because reading the kernels would stall the device.
     Source: Wennberg & Henter (2021), arXiv 2106.01950, eq. 5. The authors' released code evaluates its kernels at
         query - key - 1; :func:`from_released` converts its parameters.
     """
@@ -50,14 +50,15 @@ class Tisa(OffsetFunction):
         return self.amplitude, self.sharpness, self.center
 
     def once(self) -> list[int | None]:
-        """The reach of every layer that has kernels of its own; reading it waits for the kernels."""
+        """Return the reach of every layer that has its own kernels. Reading it waits for the kernels."""
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
         dtype = float_dtype(self.amplitude)
         amplitude, sharpness, center = (
             kernels.detach().to(torch.float64) for kernels in (self.amplitude, self.sharpness, self.center)
         )
-        # Beyond its own distance a kernel adds less than the rounding of a score, also together with its companions.
+        # Beyond its own distance a kernel adds less than a score's rounding error, even together with the other
+        # kernels.
         least = torch.finfo(dtype).eps / max(1, amplitude.shape[-1])
         # An amplitude below 1 counts as 1: its gradient is the kernel itself.
         distance = center.abs() + ((amplitude.abs().clamp(min=1.0) / least).log() / sharpness.abs()).sqrt()
@@ -85,15 +86,15 @@ class Tisa(OffsetFunction):
 
 
 def from_released(amplitudes: Tensor, sharpness: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Amplitude, sharpness and center of one layer from parameters trained with the authors' released module.
+    """Convert one layer's parameters from the authors' released module to amplitude, sharpness and center.
 
-    That module computes f(query - key - 1) where the paper, and :class:`Tisa`, have f(key - query): the same function
-    with ``center = -(offset + 1)``.
+    That module computes f(query - key - 1) where the paper and :class:`Tisa` compute f(key - query). With ``center =
+    -(offset + 1)`` these are the same function.
 
     Args:
         amplitudes, sharpness, offsets: (num_kernels, num_heads), as the released module stores them.
 
     Returns:
-        Three tensors (num_heads, num_kernels), to be copied into ``Tisa.amplitude[layer]`` and so on.
+        Three tensors (num_heads, num_kernels) to copy into ``Tisa.amplitude[layer]``, ``sharpness`` and ``center``.
     """
     return amplitudes.mT, sharpness.mT, -(offsets.mT + 1)

@@ -1,4 +1,4 @@
-"""Relative attention with a content and a position bias (Dai et al. 2019, Transformer-XL; 2020, Funnel-Transformer)."""
+"""Relative attention of Transformer-XL (Dai et al. 2019) and Funnel-Transformer (Dai et al. 2020)."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from .base import ModelShape, Place, Position
 FORMS = ("shifted", "factorized")
 
 MOST_KEPT = 2**22
-"""Numbers that stay for the next forward, in sinusoids and in each layer's vectors: a few lengths in a few blocks. Of
-longer sequences none do, as their attention takes so long that this is nothing."""
+"""The most numbers that are kept for the next forward, in sinusoids and in each layer's vectors: a few lengths in a few
+blocks. Nothing is kept for longer sequences: there, attention takes so long that computing this again costs little."""
 
 
 class Kept:
-    """Tensors that are made once and used again: the last ones that together have at most ``MOST_KEPT`` numbers.
+    """A cache of tensors: the most recent ones, with at most ``MOST_KEPT`` numbers together.
 
-    Copies of it and what is unpickled are empty.
+    Copies and unpickled instances are empty.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[Any, Tensor] = {}
 
     def get(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """What was made for this key before, if it is still there; else it is made now."""
+        """Return the tensor kept under this key, or make it now."""
         found = self.tensors.pop(key, None)
         if found is None:
             found = make()
-        # Others (of tracing, of transforms) are of no use outside of what made them.
+        # Tensors of tracing or of transforms are of no use outside of them.
         if type(found) is Tensor and not transforming():
             self.tensors[key] = found
             while sum(tensor.numel() for tensor in list(self.tensors.values())) > MOST_KEPT:
@@ -62,8 +62,8 @@ class Window:
     """The offsets between two affine sequences: ``first``, ``first + step``, ... ``last``.
 
     Args:
-        waves: the sinusoids of these offsets, (T, hidden_size).
-        vectors: what a layer makes of them, (heads, T, head_dim), by distinct layer; kept for inference only.
+                waves: the sinusoids of these offsets, (T, hidden_size).
+        vectors: each distinct layer's projection of them, (heads, T, head_dim), by layer; kept for inference only.
     """
 
     first: int
@@ -74,23 +74,23 @@ class Window:
 
 
 class TransformerXL(Position):
-    """Sinusoids of the distance, projected by every layer, meet the query; two biases stand in for it where it is 0.
+    """Adds the query's product with a projected sinusoid of the distance, and two trained biases to the query.
 
     ``score_ij = scale * (<q_i + u, k_j> + <q_i + w, R(i - j) W>)`` with ``R(d) = [sin(d f), cos(d f)]``,
     ``f_k = 10000 ** (-2 k / hidden_size)``, and u, w, W per layer, shared where layers are.
 
-    The second product is a table over offsets (``OffsetKeys``): "shifted", as Transformer-XL's relative shift reads
-    one. By the addition theorem it is also a product of features of rank hidden_size, "factorized" in Funnel's code;
-    the same numbers at more cost, and what fractional or explicit positions need.
+    The second product is a table over offsets (``OffsetKeys``): "shifted", because Transformer-XL's relative shift
+    reads such a table. By the addition theorem it is also a product of features of rank hidden_size, "factorized" in
+    Funnel's code. That form gives the same numbers at a higher cost; fractional and explicit positions need it.
 
     Args:
         form: "shifted" or "factorized".
-        reset_cls: take position out of [CLS]'s row and column (positions at or below 0), as Funnel-Transformer does;
-            by default where [CLS] is kept apart from pooling.
-        dropout: of the sinusoids, in training; one mask for all layers.
+        reset_cls: remove position from [CLS]'s row and column (positions at or below 0), as Funnel-Transformer does; by
+            default True if [CLS] is kept apart from pooling.
+        dropout: dropout probability of the sinusoids in training; all layers share one mask.
     Shape (with L distinct layers):
         content_bias, position_bias: (L, num_heads, head_dim), u and w. kernel: (L, hidden_size, num_heads * head_dim),
-        W. All normal with a standard deviation of ``initializer_range``, cut at two of them.
+            W. All are normal with standard deviation ``initializer_range``, cut at two of them.
     Extrapolation: any length and any real position.
     Source: Dai et al. (2019), arXiv 1901.02860, Section 3.3; Dai et al. (2020), arXiv 2006.03236, and its code.
     """
@@ -142,7 +142,7 @@ class TransformerXL(Position):
         if window is None:
             return (self._factorized(query, place),)
         vectors = self._vectors(window, place.layer)
-        # The query that meets them has u added, where it should be w.
+        # The query has u added already, where this product needs w.
         biases = (self.position_bias - self.content_bias)[self.model.passes[place.layer]].unsqueeze(-1)
         table = (vectors @ biases.to(vectors.dtype)).squeeze(-1) * self.model.head_dim**-0.5
         terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
@@ -154,35 +154,35 @@ class TransformerXL(Position):
         return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
 
     def _waves(self, distances: Tensor) -> Tensor:
-        """R of distances (...), (..., hidden_size) in the parameters' dtype."""
+        """Return R at distances (...): (..., hidden_size) in the parameters' dtype."""
         half = self.model.hidden_size // 2
         pair = torch.arange(half, dtype=torch.float64, device=distances.device)
         angles = distances.to(torch.float64).unsqueeze(-1) * 10_000.0 ** (-pair / half)
         return torch.cat((angles.sin(), angles.cos()), -1).to(self.kernel.dtype)
 
     def _waves_of(self, first: int, last: int, step: int) -> Tensor:
-        """R of a window's distances, (T, hidden_size); that of an earlier forward if there was one like it."""
+        """Return R at a window's distances, (T, hidden_size), from an earlier forward if it is still kept."""
 
         def make() -> Tensor:
             return self._waves(-torch.arange(first, last + 1, step, device=self.kernel.device))
 
         if torch.compiler.is_compiling():
             return make()
-        # What was made in inference mode would be of no use to training.
+        # Training could not use tensors made in inference mode.
         with torch.inference_mode(False):
             return self._waves_kept.get((first, last, step, self.kernel.device, self.kernel.dtype), make)
 
     def _vectors(self, window: Window, layer: int) -> Tensor:
-        """What a layer makes of the window's sinusoids, (heads, T, head_dim); once where layers are shared.
+        """Project the window's sinusoids for a layer, (heads, T, head_dim); for shared layers only once.
 
-        Except where gradients are wanted: a checkpointed layer runs again for them, and has to do again what it did.
+        With gradients every layer projects anew: a checkpointed layer runs again and has to repeat what it did.
         """
         distinct = self.model.passes[layer]
         kernel = self.kernel[distinct]
         if torch.is_grad_enabled():
             return self._project(window, kernel)
         if distinct not in window.vectors:
-            # Looking at the kernel is cheap on the CPU only, and compiled code can't.
+            # Comparing the kernel is cheap on the CPU only, and compiled code cannot do it.
             may_keep = kernel.device.type == "cpu" and not (torch.compiler.is_compiling() or transforming())
             dropped = self.training and self.dropout.p > 0
             if may_keep and not dropped:
@@ -195,7 +195,7 @@ class TransformerXL(Position):
         return linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
 
     def _vectors_again(self, window: Window, distinct: int, kernel: Tensor) -> Tensor:
-        """The vectors of an earlier forward if the kernel is still the same, number for number."""
+        """Return the vectors of an earlier forward if the kernel has not changed at all; else project anew."""
         used, vectors = self._vectors_kept.get(distinct, (None, Kept()))
         if used is None or used.dtype != kernel.dtype or not torch.equal(used, kernel):
             used, vectors = kernel.clone(), Kept()
@@ -209,7 +209,7 @@ class TransformerXL(Position):
         vectors: Tensor,
         window: Window,
     ) -> tuple[Term, ...]:
-        """What takes position out of [CLS]'s row and column again, rank one each."""
+        """Return the terms that remove position from [CLS]'s row and column again, of rank one each."""
         query_positions, key_positions = place.queries, place.keys
         assert isinstance(query_positions, Positions)
         assert isinstance(key_positions, Positions)
@@ -224,7 +224,7 @@ class TransformerXL(Position):
         if key_positions.length and key_positions.start <= 0:
             offsets = key_positions.start - query_positions.values(query.device)
             column = vectors[:, (offsets - window.first) // window.step]  # (heads, n_q, head_dim)
-            # Not of query + bias, which would have to be kept for the backward.
+            # Not computed from query + bias, which would have to be kept for the backward.
             wrong = torch.linalg.vecdot(query, column) + (bias * column).sum(-1)
             wrong = wrong * (query_is_cls - 1) * scale
             terms.append(FactorPair(wrong.unsqueeze(-1), key_is_cls[:, None].expand(1, query.shape[1], -1, 1)))
@@ -237,7 +237,8 @@ class TransformerXL(Position):
         return tuple(terms)
 
     def _factorized(self, query: Tensor, place: Place) -> FactorPair:
-        """scale * <query_i + w, R(i - j) W> by the addition theorem; ``query`` (batch, heads, n_q, head_dim)."""
+        """Return scale * <query_i + w, R(i - j) W>, by the addition theorem, for query (batch, heads, n_q,
+        head_dim)."""
         query = (query + self._bias(self.position_bias, place.layer, query)) * self.model.head_dim**-0.5
         kernel = self.kernel[self.model.passes[place.layer]].unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
         to_sin, to_cos = (query @ kernel.mT.to(query.dtype)).chunk(2, -1)  # (batch, heads, n_q, hidden_size / 2)

@@ -1,4 +1,4 @@
-"""Untied positional attention with a separate [CLS] (Ke et al. 2021, TUPE)."""
+"""TUPE: untied positional attention with a separate [CLS] (Ke et al. 2021)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from .base import ModelShape, Place, Position, table_rows
 
 
 class Tupe(Position):
-    """Positions attend to positions: their own scores, added to the words' in every layer.
+    """Adds scores of positions for positions to those of the words, in every layer.
 
     With ``P = layer_norm(table)``, ``score_ij += <P_i W_Q, P_j W_K> / sqrt(2 head_dim)`` per head, one table and one
     pair of projections for all layers, and the words' query . key is divided by ``sqrt(2 head_dim)`` too. [CLS], the
-    token at position 0, is untied: its row and its column are one number each per head, which the authors' code
-    computes from two table rows rather than training them freely. ``tupe`` is TUPE-A; ``tupe+t5`` is TUPE-R.
+    token at position 0, is untied: its row and its column are one number each per head. The authors' code computes
+    these from two table rows rather than training them freely, and so does this class. ``tupe`` is TUPE-A; ``tupe+t5``
+    is TUPE-R.
 
-    The scores are of low rank, so they are given as factors: no (n, n) matrix, and [CLS] costs two features more.
+    The scores have low rank, so the term holds factors and no (n, n) matrix; [CLS] costs two more features.
 
     Shape:
-        table: (max_length + 1, hidden_size), normal with standard deviation ``initializer_range``; token i has row
-            i + 1, row 0 only makes [CLS]'s row.
+        table: (max_length + 1, hidden_size), normal with standard deviation ``initializer_range``. Row i + 1 belongs to
+            token i; row 0 serves only to compute [CLS]'s row.
         norm: layer norm over hidden_size, eps 1e-5.
-        query, key: linear hidden_size -> num_heads * head_dim, drawn likewise, biases 0.
-    Extrapolation: none; a position from max_length on raises :class:`PositionRangeError`.
+        query, key: linear hidden_size -> num_heads * head_dim, drawn in the same way, biases 0.
+    Extrapolation: none; positions of max_length and above raise :class:`PositionRangeError`.
     Source: Ke, He & Liu (2021), arXiv 2006.15595; guolinke/TUPE.
     """
 
@@ -55,7 +56,7 @@ class Tupe(Position):
         return self.table[1:][table_rows(positions, len(self.table) - 1, "tupe", self.table.device)].to(device)
 
     def once(self) -> tuple[Tensor, Tensor]:
-        """The whole table as queries, which are scaled, and as keys; (max_length + 1, heads, head_dim) each."""
+        """Project the whole table to scaled queries and to keys, (max_length + 1, heads, head_dim) each."""
         scale = (2 * self.model.head_dim) ** -0.5
         heads = (self.model.num_heads, self.model.head_dim)
         table = self.norm(self.table)
@@ -65,8 +66,8 @@ class Tupe(Position):
     def shared(
         self, queries: PositionsLike, keys: PositionsLike, once: tuple[Tensor, Tensor] | None = None
     ) -> FactorPair:
-        """The one term of all layers: a row of both tables for each token."""
-        # Unknown positions are refused before anything is projected.
+        """Return the one term of all layers: a row of both tables for each token."""
+        # Look the rows up first, so that positions without one are refused before anything is projected.
         query_rows = table_rows(queries, len(self.table) - 1, "tupe", self.table.device)
         key_rows = table_rows(keys, len(self.table) - 1, "tupe", self.table.device)
         query_table, key_table = self.once() if once is None else once

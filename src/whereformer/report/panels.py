@@ -220,7 +220,7 @@ def _area(across: Floats, bottom: Floats, top: Floats) -> str:
 
 
 def _needed(across: Floats, down: Floats) -> list[int]:
-    """Return the indices of the points that a line within the tolerance of all points needs (Douglas and Peucker)."""
+    """Return the indices of points to keep so that the line passes all within the tolerance (Douglas and Peucker)."""
     kept = {0, len(across) - 1}
     parts = [(0, len(across) - 1)]
     while parts:

@@ -1,4 +1,4 @@
-"""What an encoder costs, before it is paid: floating-point operations, parameters and memory."""
+"""``cost``: an encoder's floating-point operations, parameters and memory, computed without running it."""
 
 from .memory import Memory
 from .operations import Flops, count_flops, linear_flops

@@ -1,4 +1,4 @@
-"""How attention computes a call in training, and what it keeps for the backward."""
+"""How attention computes a call in training, and how many bytes it keeps for the backward."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Training(NamedTuple):
     """A call in training: how it is computed, and what is kept of its terms for the backward.
 
     Args:
-        computed: how.
+        computed: how the call is computed.
         read: the tensors of the terms that the backward reads.
-        bytes: more memory, which is no tensor of the terms.
+        bytes: further memory, outside the tensors of the terms.
     """
 
     computed: Computed
@@ -36,12 +36,12 @@ class Training(NamedTuple):
 
 
 def training(call: Call, backend: str, device: torch.device) -> Training:
-    """What attention does with a call, whose tensors may be on the meta device, if it trains on ``device``."""
+    """Return how attention would train a call on ``device``; the call's tensors may be on the meta device."""
     chosen = choose(call, backend, device)
     if chosen == "reference":
         read = [value for term in call.terms for value in vars(term).values() if isinstance(value, Tensor)]
         return Training(Computed(chosen), read, _written_out(call))
-    # The other backends merge terms, and read those.
+    # The other backends merge terms and read the merged ones.
     problem = Problem.of(call)
     found = (getattr(problem, name) for name in GRADIENTS if name not in ("query", "key", "value"))
     keeps = blockwise.keeps(problem, device) if chosen == "blockwise" else ""
@@ -49,16 +49,16 @@ def training(call: Call, backend: str, device: torch.device) -> Training:
 
 
 def _written_out(call: Call) -> int:
-    """Bytes that the reference keeps for tables over offsets, beside the tables."""
+    """Return the bytes that the reference keeps for tables over offsets, besides the tables."""
     batch, heads = call.value.shape[:2]
     size = max(4, call.value.element_size())
     kept = 0
     for term in call.terms:
         if isinstance(term, OffsetBias | OffsetKeys | OffsetValues):
-            # Which column each pair reads
+            # The column that each pair reads
             kept += call.n_q * call.n_k * torch.int64.itemsize
         if isinstance(term, OffsetKeys | OffsetValues):
-            # A number of each query for each offset, and of queries another copy than for content
+            # A number per query and offset, and a second copy of the queries besides that for content
             width = sum(term.table.shape[1:]) if isinstance(term, OffsetKeys) else term.table.shape[1]
             kept += batch * heads * call.n_q * width * size
             if len(term.table) > 1:
@@ -68,12 +68,12 @@ def _written_out(call: Call) -> int:
 
 
 class Keeps(NamedTuple):
-    """What one way of computing attention keeps for the backward, besides its terms.
+    """What a way of computing attention keeps for the backward, besides its terms.
 
     Args:
-        score_bytes: bytes for every head, query and key.
-        row_numbers: numbers for every head and query.
-        widens: whether query, key and value are kept in float32 at least, as which it computes.
+        score_bytes: bytes per head, query and key.
+        row_numbers: numbers per head and query.
+        widens: whether it computes in float32 or wider, and keeps query, key and value so.
     """
 
     score_bytes: int = 0
@@ -82,14 +82,14 @@ class Keeps(NamedTuple):
 
 
 def kept_by(by: Computed, drops: bool, dtype: torch.dtype, device: torch.device) -> Keeps:
-    """What attention that is computed so keeps in training; ``drops`` if it drops weights."""
+    """Return what attention computed this way keeps in training; ``drops`` says whether it drops weights."""
     wide = max(4, dtype.itemsize)
     match by:
         case Computed("reference"):
             # The weights; with dropout also a mask, and the weights that are left.
             return Keeps(score_bytes=wide + (wide + 1 if drops else 0), widens=True)
         case Computed("fused") if drops and device.type == "cpu":
-            # So torch does as well, whose mask is numbers.
+            # Torch keeps the same, but its mask consists of numbers.
             return Keeps(score_bytes=3 * wide)
         case Computed("blockwise", "weights"):
             return Keeps(score_bytes=wide)

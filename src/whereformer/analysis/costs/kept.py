@@ -1,4 +1,4 @@
-"""Tensors that a backward keeps."""
+"""``Kept``: counts the bytes of tensors that autograd keeps for a backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class Kept:
-    """Collects tensors that a backward keeps, each storage once; the tensors of ``leave_out`` count elsewhere."""
+    """Collects tensors that a backward keeps, each storage once; tensors given to ``leave_out`` count elsewhere."""
 
     def __init__(self) -> None:
         self._tensors: dict[StorageWeakRef, Tensor] = {}
@@ -19,11 +19,11 @@ class Kept:
         self._tensors |= {StorageWeakRef(tensor.untyped_storage()): tensor for tensor in tensors}
 
     def leave_out(self, *tensors: Tensor) -> None:
-        """Do not count these tensors, also where they are added."""
+        """Do not count these tensors, even if they are added."""
         self._left_out |= {StorageWeakRef(tensor.untyped_storage()): tensor for tensor in tensors}
 
     def hooks(self) -> saved_tensors_hooks:
-        """A context in which everything that autograd saves is added."""
+        """Return a context in which everything that autograd saves is added."""
 
         def pack(tensor: Tensor) -> Tensor:
             self.add(tensor)
@@ -32,7 +32,7 @@ class Kept:
         return saved_tensors_hooks(pack, lambda tensor: tensor)
 
     def size(self) -> int:
-        """How many bytes the tensors take."""
+        """Return the number of bytes that the tensors take."""
         return sum(
             tensor.untyped_storage().nbytes() for key, tensor in self._tensors.items() if key not in self._left_out
         )

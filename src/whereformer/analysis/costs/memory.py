@@ -1,4 +1,4 @@
-"""The bytes that an encoder's activations need: an estimate, made of what each layer keeps for the backward."""
+"""Estimates the memory of an encoder's activations from what each layer keeps for the backward."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .trace import META, Trace
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that the activations of one batch need: an estimate, checked against measurements on the CPU.
+    """The estimated bytes of one batch's activations, checked against measurements on the CPU.
 
     Training keeps for the backward: inputs of products, norms and activations, dropout masks (which the CPU keeps
-    as numbers, a GPU as bytes) and what attention and the position method keep. What lives for a moment and
-    gradients are not counted: in float32 the peak of a forward in training was 1 to 13% above the estimate (23% for an
-    activation of several steps, and more where tables of numbers per pair are trained, as in a random Synthesizer), in
-    bfloat16 3 to 25%. Inference was within 5% for most methods; for those that need much for a moment (tupe, fire,
-    floater, synthesizer, transformer_xl in bfloat16, and below about 90 tokens all with terms) it may be half too low
-    or too high. Nor is the memory of attention's tiles counted, which a thread keeps from call to call: up to 6 MiB
-    with BERT-base's heads, and some more where oneDNN multiplies (see ``whereformer.kernels.cpu.products``). A batch
-    without padding is assumed.
+    as numbers, a GPU as bytes) and what attention and the position method keep. Temporary tensors and gradients are not
+    counted. The peak of a forward in training was 1 to 13% above the estimate in float32 (23% for an activation of
+    several steps, and more if tables of numbers per pair are trained, as in a random Synthesizer), and 3 to 25% in
+    bfloat16. Inference was within 5% for most methods. For methods with large temporary tensors (tupe, fire, floater,
+    synthesizer, transformer_xl in bfloat16, and below about 90 tokens all methods with terms), it may be off by half.
+    The memory of attention's tiles, which a thread keeps from call to call, is not counted either: up to 6 MiB with
+    BERT-base's heads, and somewhat more if oneDNN multiplies (see ``whereformer.kernels.cpu.products``). The batch is
+    assumed to have no padding.
 
     Args:
-        weights: the parameters; training needs them four times with their gradients and Adam's two moments.
-        layers: kept by the layers outside of attention's scores.
-        scores: kept by attention with a number per query and key, as it is done for short sequences.
+        weights: the parameters; training needs four times this, with their gradients and Adam's two moments.
+        layers: kept by the layers, except attention's scores.
+        scores: kept by attention with a number per query and key, as for short sequences.
         position: kept by the position method and by "attention" segments.
         embeddings: kept by the embeddings.
-        head: kept by the masked-LM head and its loss, the logits included.
-        inference: the most that live at once without gradients, in the encoder.
+        head: kept by the masked-LM head and its loss, including the logits.
+        inference: the most that the encoder needs at once without gradients.
     """
 
     weights: int
@@ -47,12 +47,12 @@ class Memory:
 
     @property
     def training(self) -> int:
-        """What the encoder keeps for the backward, without the head."""
+        """What the encoder keeps for the backward, excluding the head."""
         return self.layers + self.scores + self.position + self.embeddings
 
 
 def memory_of(trace: Trace, predictions: int, parameters: Parameters) -> Memory:
-    """The memory of a traced forward, and of the masked-LM head on ``predictions`` tokens of every sequence."""
+    """Estimate the memory of a traced forward, and of the masked-LM head on ``predictions`` tokens per sequence."""
     item, batch, layers = _Item(trace), trace.batch, range(len(trace.passes))
     return Memory(
         weights=parameters.total * item.size,
@@ -66,11 +66,11 @@ def memory_of(trace: Trace, predictions: int, parameters: Parameters) -> Memory:
 
 
 class _Item:
-    """Bytes that one sequence of the batch takes, place by place."""
+    """The bytes of one sequence of the batch, by place in the model."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace, self.config = trace, trace.config
-        # Norms and the softmax keep float32 at least.
+        # Norms and the softmax keep float32 or wider.
         self.size, self.exact = trace.dtype.itemsize, max(4, trace.dtype.itemsize)
         self.norm = 2 * self.exact
         self.inner = self.config.num_attention_heads * self.config.head_dim
@@ -78,16 +78,15 @@ class _Item:
         self.hidden_mask = self.mask if self.config.hidden_dropout_prob else 0
         drops = self.config.attention_probs_dropout_prob > 0
         self.attention = [kept_by(computed, drops, trace.dtype, trace.device) for computed in trace.trained]
-        # What an activation makes is made again in the backward, unless some of it was dropped.
+        # The backward computes the activation again, unless dropout acted on it.
         self.per_wide: float = self.size
         if self.config.activation_dropout_prob > 0:
             self.per_wide = self._activation(with_output=False) + self.mask + self.size
-        # An activation needs about as much for a moment as it would keep, and never less than what goes in and comes
-        # out.
+        # An activation temporarily needs about as much as it would keep, and never less than its input and output.
         self.wide_copies = max(2.0, self._activation(with_output=True) / self.size)
 
     def kept(self, layer: int) -> float:
-        """What a layer keeps for the backward, without attention's scores."""
+        """Return what a layer keeps for the backward, except attention's scores."""
         config, at, attention = self.config, self.trace.passes[layer], self.attention[layer]
         width, heads = config.hidden_size, config.num_attention_heads
         # Two residual sums with their norms and dropout masks, and what goes into the feed-forward network
@@ -96,17 +95,17 @@ class _Item:
         of_query = 2 * self.hidden_mask * width + 2 * self.norm + attention.row_numbers * self.exact * heads
         kept += at.n_q * (of_query + self.per_wide * config.intermediate_size)
         if config.norm == "pre" and at.n_q != at.n_k:
-            # Before pooling and after it there are different states to normalise.
+            # The states before and after pooling differ, and both are normalised.
             kept += at.n_k * (self.size * width + self.norm)
         return kept
 
     def scores(self, layer: int) -> int:
-        """What attention keeps in a layer with a number per query and key."""
+        """Return what attention keeps in a layer with a number per query and key."""
         at = self.trace.passes[layer]
         return self.config.num_attention_heads * at.n_q * at.n_k * self.attention[layer].score_bytes
 
     def needed(self, layer: int) -> float:
-        """What a layer needs at once without gradients: in attention, or in the feed-forward network."""
+        """Return what a layer needs at once without gradients: in attention, or in the feed-forward network."""
         config, trace, at = self.config, self.trace, self.trace.passes[layer]
         width = config.hidden_size
         words = self.size * trace.length * config.embedding_size

@@ -1,8 +1,8 @@
-"""The floating-point operations of an encoder's forward.
+"""Counts the floating-point operations of an encoder's forward.
 
-Operations are those of matrix products, two for each multiply-add. Norms, activations, softmax and dropout are not
-counted, as in the Funnel-Transformer paper (Dai et al. 2020, arXiv 2006.03236): they are less than one percent of a
-usual model.
+Only matrix products count, with two operations per multiply-add. As in the Funnel-Transformer paper (Dai et al. 2020,
+arXiv 2006.03236), norms, activations, softmax and dropout do not count: they are less than one percent of a typical
+model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Flops:
         linear: projections and feed-forward networks of the blocks' layers.
         attention: their scores and weighted sums of values.
         position: what their positions add, by whatever method.
-        segments: what "attention" segments add to their scores, the tokens' types being given.
-        decoder: all of the same in the decoder's layers.
+        segments: what "attention" segments add to their scores, given the tokens' types.
+        decoder: all of the above in the decoder's layers.
         embeddings: the projection of embeddings that are narrower than the model.
-        head: the masked-LM head; an encoder that pools without a decoder has none.
+        head: the masked-LM head; 0 for an encoder that pools without a decoder.
     """
 
     linear: int
@@ -40,45 +40,45 @@ class Flops:
 
     @property
     def layers(self) -> int:
-        """Without embeddings and head: what models are compared by, here as in the paper."""
+        """The operations without embeddings and head, by which models are compared, as in the paper."""
         return self.linear + self.attention + self.position + self.segments + self.decoder
 
     @property
     def forward(self) -> int:
-        """Everything."""
+        """All operations of the forward."""
         return self.layers + self.embeddings + self.head
 
     @property
     def training(self) -> int:
-        """Forward and backward: each product has two gradients of the same size."""
+        """The operations of forward and backward: each product has two gradients of the same size."""
         return 3 * self.forward
 
 
 def count_flops(config: EncoderConfig, length: int, batch: int = 1, predictions: int = 0) -> Flops:
-    """Operations of a forward; ``predictions`` tokens of every sequence go through the masked-LM head."""
-    # They are the same by every backend, and with a device in mind one may not be to be had.
+    """Count the operations of a forward; ``predictions`` tokens per sequence go through the masked-LM head."""
+    # Every backend has the same operations, and a backend may be unavailable on a given device.
     return flops_of(Trace(config, length, batch, torch.float32, torch.device("cpu"), "auto"), predictions)
 
 
 def linear_flops(config: EncoderConfig) -> float:
-    """The paper's relative FLOPs: layers by their length and squared width, in units of BERT-base's twelve.
+    """Return the paper's relative FLOPs: layers weighted by length and squared width, in units of BERT-base's twelve.
 
-    ``sum_b depth_b / 2 ** b`` plus the decoder's depth, times ``(hidden_size / 768) ** 2 / 12``: right where
-    projections and feed-forward networks of the usual proportions are all that costs.
+    ``sum_b depth_b / 2 ** b`` plus the decoder's depth, times ``(hidden_size / 768) ** 2 / 12``: this is exact if only
+    projections and feed-forward networks of the usual proportions count.
     """
     depth = sum(block.layers * block.repeats / 2**index for index, block in enumerate(parse_blocks(config.blocks)))
     return (depth + decoder_depth(config)) * (config.hidden_size / 768) ** 2 / 12
 
 
 def flops_of(trace: Trace, predictions: int) -> Flops:
-    """The operations of a traced forward, and of the masked-LM head on ``predictions`` tokens of every sequence."""
+    """Count the operations of a traced forward, and of the masked-LM head on ``predictions`` tokens per sequence."""
     config, batch, passes = trace.config, trace.batch, trace.passes
     width, inner = config.hidden_size, config.num_attention_heads * config.head_dim
     encoder = len(passes) - decoder_depth(config)
     parts = []
     for place, position, segments in zip(passes, trace.flops, trace.segment_flops, strict=True):
         n_q, n_k = place.n_q, place.n_k
-        # The projections of queries and of the output are of queries, those of keys and values of keys.
+        # The projections of queries and output run over the queries, those of keys and values over the keys.
         of_queries, of_keys = (2, 2) if trace.content else (1, 1)
         linear = width * inner * (of_queries * n_q + of_keys * n_k) + 2 * n_q * width * config.intermediate_size
         attention = (2 if trace.content else 1) * n_q * n_k * inner

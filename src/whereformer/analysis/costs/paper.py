@@ -28,24 +28,25 @@ PAPER_MODELS = (
     ("8-8-8", 1024),
     ("10-10-10", 1024),
 )
-"""Blocks and width."""
+"""The blocks and the width of each model."""
 
 HEAD_DIM = 64
-"""Width of a head in all of them."""
+"""The width of a head in all models."""
 
 PAPER_BATCH = 8
-"""Sequences that share a projection of the distances."""
+"""The number of sequences that share a projection of the distances."""
 
 
 def bert(length: int) -> EncoderConfig:
-    """BERT-base, which models are compared with, for at least this many tokens."""
+    """Return BERT-base, the baseline of comparisons, for at least this many tokens."""
     return EncoderConfig(max_position_embeddings=max(512, length))
 
 
 def paper_table() -> list[PaperRow]:
-    """The Funnel-Transformer paper's relative FLOPs, which are the column "linear", and what its own code comes to.
+    """Return the Funnel-Transformer paper's relative FLOPs (the column "linear"), and those of its own code.
 
-    Relative to BERT-base. "none" leaves out all relative terms; in the other two columns segments act in attention.
+    All are relative to BERT-base. "none" leaves out all relative terms; in the other two columns segments act in
+    attention.
     """
     baselines = {length: count_flops(bert(length), length, PAPER_BATCH).layers for length in (128, 512)}
     rows = []
@@ -65,11 +66,12 @@ def paper_table() -> list[PaperRow]:
 
 
 def _paper_terms(place: Pass, width: int, form: str) -> int:
-    """Multiply-adds of relative attention and segments in the code of the paper's authors, for its batch.
+    """Count the multiply-adds of relative attention and segments in the authors' code, for its batch.
 
     "shifted": every layer projects the sinusoids of all distances, once for the batch, and multiplies them with every
-    query. "factorized": queries go through the projection instead and meet the keys' sinusoids twice, each time over
-    the whole width. :class:`~whereformer.positions.TransformerXL` needs no more than half of the latter.
+    query. "factorized": the queries go through the projection instead, and are multiplied with the keys' sinusoids
+    twice, each time over the whole width. :class:`~whereformer.positions.TransformerXL` needs no more than half of the
+    latter.
     """
     n_q, n_k = place.n_q, place.n_k
     if form == "factorized":
@@ -82,7 +84,7 @@ def _paper_terms(place: Pass, width: int, form: str) -> int:
 
 
 def funnel_config(blocks: str, width: int = 768, decoder_layers: str = "0", form: str = "shifted") -> EncoderConfig:
-    """A model of the paper: heads of 64 and relative attention, in one of its two forms or ("none") without it."""
+    """Return a model of the paper: heads of 64, and relative attention in one of its two forms, or none ("none")."""
     relative = form != "none"
     return EncoderConfig(
         hidden_size=width,

@@ -1,4 +1,4 @@
-"""How many numbers an encoder trains: counted on the model itself."""
+"""Counts an encoder's trained parameters, on the model itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...models.heads import MaskedLMHead
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers that are trained; ``encoder`` is all but the masked-LM head, whose tied embeddings count once.
+    """The numbers of trained parameters; ``encoder`` is all but the masked-LM head, whose tied embeddings count once.
 
     An encoder that pools without a decoder has no such head.
     """
@@ -33,7 +33,7 @@ class Parameters:
 
 
 def count_parameters(config: EncoderConfig) -> Parameters:
-    """Parameters of an :class:`~whereformer.Encoder` and its masked-LM head, exactly: built, but without memory."""
+    """Count the parameters of an :class:`~whereformer.Encoder` and its masked-LM head, without allocating them."""
 
     def size(module: nn.Module) -> int:
         return sum(parameter.numel() for parameter in module.parameters())

@@ -1,4 +1,4 @@
-"""Which layers of an encoder run, and where their tokens are."""
+"""The passes of an encoder: its layers in the order in which they run, and the positions of their tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...models.pooling import Tokens
 
 
 class Pass(NamedTuple):
-    """A layer as it runs once: where the tokens are that attend, and those that they attend to."""
+    """One run of a layer, with the positions of its queries and keys."""
 
     queries: Positions
     keys: Positions
@@ -25,7 +25,7 @@ class Pass(NamedTuple):
 
 
 def layer_passes(config: EncoderConfig, length: int) -> list[Pass]:
-    """Every layer as it runs, the decoder's last if there is one."""
+    """Return every pass in order; the decoder's come last, if there is one."""
     pooling = config.make_pooling()
     whole = now = Positions(0, 1, length)
     passes: list[Pass] = []
@@ -41,7 +41,7 @@ def layer_passes(config: EncoderConfig, length: int) -> list[Pass]:
 
 
 def decoder_depth(config: EncoderConfig) -> int:
-    """How many layers the decoder runs; 0 without one."""
+    """Return the number of passes of the decoder; 0 without one."""
     if config.decoder_layers == "0" or not config.with_decoder:
         return 0
     return sum(block.layers * block.repeats for block in parse_blocks(config.decoder_layers))

@@ -1,4 +1,4 @@
-"""Everything that an encoder costs, and how it is printed."""
+"""``cost`` and its result ``Cost``: all costs of an encoder, and their printed form."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .trace import Trace
 
 @dataclass(frozen=True)
 class Cost:
-    """What :func:`cost` returns; printed, a few lines.
+    """The result of :func:`cost`; it prints as a few lines.
 
     Args:
-        lengths: tokens in each block.
-        relative: operations of the layers, decoder included, relative to the baseline's.
-        linear: the paper's approximation of that, see :func:`linear_flops`.
+        lengths: the number of tokens in each block.
+        relative: the operations of the layers, including the decoder's, relative to the baseline's.
+        linear: the paper's approximation of ``relative``; see :func:`linear_flops`.
     """
 
     length: int
@@ -37,7 +37,7 @@ class Cost:
     linear: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, also the sums, for JSON."""
+        """Return everything, including the sums, for JSON."""
         data = asdict(self)
         data["lengths"] = list(self.lengths)
         data["flops"] |= {name: getattr(self.flops, name) for name in ("layers", "forward", "training")}
@@ -74,7 +74,7 @@ class Cost:
 
 
 def _si(value: float, unit: str = "") -> str:
-    """With a prefix: 108.9M, 22.3 GFLOPs."""
+    """Format a number with a prefix: 108.9M, 22.3 GFLOPs."""
     thousands = max((power for power in range(6) if value >= 1000**power), default=0)
     number = f"{value / 1000**thousands:,.1f}" if thousands else f"{value:,.0f}"
     return f"{number}{' ' if unit else ''}{('', 'k', 'M', 'G', 'T', 'P')[thousands]}{unit}"
@@ -96,22 +96,22 @@ def cost(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> Cost:
-    """What an encoder costs.
+    """Compute what an encoder costs.
 
     Args:
         config: the encoder.
-        length: tokens of a sequence.
-        batch: sequences.
-        predictions: tokens of a sequence that the masked-LM head predicts; all of them if None, none where blocks pool
-            and no decoder undoes it.
+        length: the number of tokens in a sequence.
+        batch: the number of sequences.
+        predictions: the number of tokens per sequence that the masked-LM head predicts; if None, all, or none if blocks
+            pool and no decoder undoes it.
         decoder: False leaves out a decoder that the config has, as in ``Encoder(config, decoder=False)`` and in a
-            classifier of sequences.
-        baseline: what ``relative`` compares with, at the same length and batch; BERT-base if None.
-        dtype: of parameters and activations.
+            sequence classifier.
+        baseline: the encoder that ``relative`` compares with, at the same length and batch; BERT-base if None.
+        dtype: the dtype of parameters and activations.
         device: "cpu" or "cuda", which keep different things for the backward.
 
     Raises:
-        ValueError: for sizes that do not fit, among them a length beyond a position method's range.
+        ValueError: for sizes that do not fit, including a length beyond the position method's range.
     """
     if batch < 1:
         raise InputError("batch", f"expected at least 1, got {batch}")

@@ -1,7 +1,7 @@
-"""What position and segments add to every layer, read off their own code.
+"""Traces what position and segments cost in every layer, by running their own code without data.
 
 The code runs on torch's "meta" device, where tensors have shapes but no memory. There torch counts the operations and
-names everything that autograd keeps, so the counts cannot disagree with the code that runs.
+reports everything that autograd keeps, so the counts cannot disagree with the code that runs.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ META = torch.device("meta")
 class Trace:
     """One forward of a model in training, by layer.
 
-    What position and segments return to attention costs what the terms say.
+    The cost of the terms that position and segments return to attention follows from the terms.
 
     Args:
         config: the encoder.
         length: tokens of a sequence.
         batch: sequences.
         dtype: of parameters and activations.
-        device: where the model is to run.
-        backend: of attention.
+        device: the device that the model will run on.
+        backend: the backend of attention.
 
     Attributes:
         passes: every layer as it runs.
@@ -50,7 +50,7 @@ class Trace:
         trained: how attention is computed in training, by pass.
         inferred: the backend without gradients, by pass.
         kept_by_pass: bytes that position and segments keep, by pass.
-        kept: bytes that they keep in all.
+        kept: the total bytes that they keep.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Trace:
         self.kept = self._kept.size() + self._others_kept
 
     def _run(self, method: Position, segments: SegmentScores | None, counter: FlopCounterMode) -> None:
-        """Do what position and segments do in every pass. The first one pays for what is done once."""
+        """Run position and segments in every pass. Work that is done once counts for the first pass."""
         counted, kept = counter.get_total_flops(), self._kept.size()
         once = method.once()
         shared: dict[Pass, Any] = {}
@@ -102,7 +102,7 @@ class Trace:
         return torch.empty(self.batch, *size, dtype=self.dtype, device=META, requires_grad=True)
 
     def _call(self, method: Position, segments: SegmentScores | None, at: Pass, place: Place) -> Call:
-        """Do what an attention layer does up to its call, the segments' term last."""
+        """Do what an attention layer does before its call, with the segments' term last."""
         config = self.config
 
         def heads(n: int) -> Tensor:
@@ -110,8 +110,8 @@ class Trace:
 
         hidden, value = self._made(at.n_q, config.hidden_size), heads(at.n_k)
         terms = method.terms(hidden, place)
-        # The layer keeps its input anyway, and attention one query, key and value; a method may keep what it changed
-        # as well.
+        # The layer keeps its input anyway, and attention keeps one query, key and value; a method may also keep what it
+        # changed.
         self._kept.leave_out(hidden)
         query, key = None, None
         if self.content:
@@ -133,7 +133,7 @@ class Trace:
         )
 
     def _note(self, call: Call) -> None:
-        """Note how attention computes a call, and what it keeps of the call's terms."""
+        """Record how attention computes a call, and what it keeps of the call's terms."""
         found = training(call, self.backend, self.device)
         self.trained.append(found.computed)
         self._kept.add(*found.read)
@@ -143,14 +143,14 @@ class Trace:
 
 
 def _applied(term: Term, config: EncoderConfig, at: Pass, batch: int) -> int:
-    """Multiply-adds of a term in attention; what is one number per pair is only added.
+    """Return the multiply-adds of a term in attention; one number per pair is only added.
 
-    Scores that the whole batch shares count once, though some backends make them for each item.
+    Scores that the whole batch shares count once, although some backends compute them for each item.
     """
     heads = config.num_attention_heads
     match term:
         case OffsetKeys() | OffsetValues():
-            # One product with the whole table for every query, from which every key takes its offset's number.
+            # Every query takes one product with the whole table, and every key picks its offset's number.
             return batch * heads * at.n_q * term.table.shape[1] * term.table.shape[2]
         case FactorPair():
             items = max(len(term.query_factors), len(term.key_factors))

@@ -109,6 +109,8 @@ def _panel(axes: Axes, drawn: Sequence[BenchRow], today: Sequence[BenchRow], len
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.axhline(1, color=INK, linewidth=1, label="no positions")
+    # So that the axis has a length where all ratios are 1.
+    axes.update_datalim([(1, 0.99), (1, 1.01)], updatex=False)
     _line(axes, today, label="today: dense bias", marker=".", color=MUTED, linestyle=(0, (1, 1.5)))
     for kind in KINDS:
         colour, line, marker = LOOKS[kind]

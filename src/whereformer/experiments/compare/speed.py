@@ -17,7 +17,7 @@ from .results import BASELINE, Speed
 from .train import train_step
 
 ROUNDS = 9
-"""How often each method's step is timed."""
+"""How many times each method's step is timed."""
 
 Step = Callable[[int], None]
 """Takes a number and trains on the batch with that number."""

@@ -100,7 +100,7 @@ class Job:
         )
 
     def held_out_windows(self) -> Windows:
-        """The same rows with the same masks, whatever the seed and the rate in training."""
+        """Return the held-out windows: always the same rows and masks, whatever seed and mask rate training uses."""
         rows = min(HELD_OUT_WINDOWS, len(self.text.held_out) // self.body)
         return self._windows(self.text.held_out, rate=HELD_OUT_RATE, rows=rows, seed=0, shuffled=False)
 

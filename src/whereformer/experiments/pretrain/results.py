@@ -13,7 +13,7 @@ class PretrainPlan(TrainingPlan):
     """Facts that are known before training.
 
     Args:
-        block_lengths: length of the sequence in each block, in pooled tokens.
+        block_lengths: length of a window in each block, in tokens.
     """
 
     block_lengths: list[int]

@@ -159,7 +159,7 @@ def inductive(position: str, results: PropertiesResults) -> Tick:
     if rise <= INDUCTIVE_RISE and gains and statistics.median(gains) < INDUCTIVE_RISE:
         gain = statistics.median(gains)
         beside = f"{abs(gain):.2f} nats {'better' if gain >= 0 else 'worse'} than no positions"
-        return Tick(None, number, f"after this training it is {beside}: little to lose")
+        return Tick(None, number, f"after this training it is {beside}, so it has little to lose")
     return Tick(rise <= INDUCTIVE_RISE, number)
 
 

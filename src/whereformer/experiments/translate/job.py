@@ -1,4 +1,4 @@
-"""Plan a translation training: its batches, its number of steps and what is known before it starts."""
+"""Plan a translation training: its batches, its number of steps and its size."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class ValidationData:
     """Tables with the same columns. Default: one pair in twenty is held out, at most 2000."""
 
     validation_source: Path | None = None
-    """The same from two aligned files: lines to translate."""
+    """Validation text as two aligned files: the lines to translate."""
 
     validation_target: Path | None = None
     """Their translations, line by line."""

@@ -1,1 +1,1 @@
-"""Attention on the CPU, with memory that grows with the sequence and not with its square."""
+"""The "blockwise" backend: attention in plain PyTorch, in memory linear in the sequence length, tuned for the CPU."""

@@ -1,4 +1,4 @@
-"""The gradients of attention, some rows of scores at a time; the softmax is computed again."""
+"""The backward pass of "blockwise": it recomputes the softmax for some rows of scores at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .workspace import Workspace
 
 
 def backward(problem: Problem, output_gradient: Tensor, output: Tensor, needed: list[bool]) -> list[Tensor]:
-    """The gradients of the inputs in ``GRADIENTS`` that are needed, in that order."""
+    """Return the needed gradients of the inputs in ``GRADIENTS``, in that order."""
     gradients = problem.new_gradients(needed)
     names = [name for name, need in zip(GRADIENTS, needed, strict=True) if need]
     into = dict(zip(names, gradients, strict=True))
@@ -26,7 +26,7 @@ def backward(problem: Problem, output_gradient: Tensor, output: Tensor, needed: 
             gradient.zero_()
     dense = into.get("dense")
     if dense is not None and dense.dtype != problem.dtype:
-        # Of scores that the batch shares it is a sum over the batch.
+        # If the batch shares its scores, their gradient is a sum over the batch.
         into["dense"] = torch.zeros_like(dense, dtype=problem.dtype)
     workspace = Workspace(output.device)
     for plan in plans_of(problem):
@@ -45,7 +45,7 @@ def backward(problem: Problem, output_gradient: Tensor, output: Tensor, needed: 
 
 
 class BackwardMemory:
-    """Memory for the tiles of one piece: one for weights and, where needed, two that can be read by diagonals."""
+    """Memory for the tiles of one piece: one for weights and, if needed, two that can be read by diagonals."""
 
     def __init__(self, plan: Plan, into: dict[str, Tensor], workspace: Workspace) -> None:
         dtype, size, tables = plan.problem.dtype, plan.size(), plan.tables
@@ -56,7 +56,7 @@ class BackwardMemory:
 
 
 class BlockBackward:
-    """The gradients of one block."""
+    """Computes the gradients of one block."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class BlockBackward:
         }
 
     def _sums(self, name: str, rows: Tensor) -> Tensor:
-        """Memory to sum a gradient in, (groups, keys, dim): the gradient itself where it can be."""
+        """Return memory to sum a gradient in, (groups, keys, dim): the gradient's own where possible."""
         block = self.block
         if block.onednn:
-            # So ``add_product`` makes sums of products with a transposed tile.
+            # In this layout ``add_product`` can sum products with a transposed tile.
             groups, keys, dim = rows.shape
             return block.workspace.take((groups, dim, keys), rows.dtype).mT
         whole = None if name == "key_factors" else block.whole(self.into[name], block.piece.keys)
@@ -95,7 +95,7 @@ class BlockBackward:
             self._put(name, sums)
 
     def _add_rows(self, span: Span, first: bool) -> None:
-        """Add what some queries contribute; ``first``: nothing was summed before."""
+        """Add what some queries contribute; ``first`` says that nothing was summed before."""
         block, into, workspace = self.block, self.into, self.block.workspace
         key_table, value_table = block.tables.of_rows(span.queries)
         rows, keys = block.in_queries(span), slice(0, span.keys.stop)
@@ -103,7 +103,7 @@ class BlockBackward:
         weights = block.tile_of(self.memory.weights, span)
         block.fill_weights(weights, span, key_table, self.memory.other)
         kept = block.kept(span)
-        # First the gradient of the weights less delta, then of the scores: weights times that.
+        # First compute the weights' gradient minus delta. Multiplied by the weights, it is the scores' gradient.
         tile = self.memory.gradient.tile(block.groups, span)
         scores_gradient = tile.scores
         common = minus_delta if kept is None else torch.zeros_like(minus_delta)
@@ -183,14 +183,14 @@ class BlockBackward:
                 block.put(found, into["query"], block.queries(span))
 
     def _put(self, name: str, sums: Tensor) -> None:
-        """Write the sums of a gradient to the gradient itself."""
+        """Write the sums of a gradient to its place."""
         if name == "key_factors":
             self._add(name, sums, self.block.piece.keys)
         elif self.block.onednn or sums.dtype != self.into[name].dtype:
             self.block.put(sums, self.into[name], self.block.piece.keys)
 
     def _add(self, name: str, rows: Tensor, where: range) -> None:
-        """Add (groups, rows, dim) to factors, which the batch may share."""
+        """Add (groups, rows, dim) to the gradient of factors, which the batch may share."""
         target = self.block.rows_of(self.into[name], where)
         by_head = self.block.by_head(rows)
         target += by_head if len(target) == len(by_head) else by_head.sum(0, keepdim=True)

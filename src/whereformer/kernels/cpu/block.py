@@ -1,4 +1,4 @@
-"""What is done with the tiles of some items and heads: their scores, softmax, masks and dropout."""
+"""The tiles of some batch items and heads: their scores, softmax, masks and dropout."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .workspace import Workspace
 
 
 class TileBlock(Groups):
-    """A piece's work on some of its batch items and heads, with all that does not change from tile to tile.
+    """Some batch items and heads of a piece, with everything that its tiles have in common.
 
-    Tensors are (groups, rows, dim), a group for each item and head.
+    Tensors are (groups, rows, dim), with one group per item and head.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class TileBlock(Groups):
             self.key_factors = self.rows(problem.key_factors, piece.keys, dtype)
 
     def in_both(self, tensor: Tensor, where: range) -> tuple[Tensor, Tensor]:
-        """The block's rows in the dtype of scores, and in that of the products after the softmax."""
+        """Return the block's rows in the dtype of scores, and in that of the products after the softmax."""
         wide = self.rows(tensor, where, self.problem.dtype)
         return wide, wide if self.narrow == wide.dtype else self.rows(tensor, where, self.narrow)
 
     def rows(self, tensor: Tensor, where: range, dtype: torch.dtype) -> Tensor:
-        """The block's part of (1 or batch, heads, n, dim), (groups, rows, dim): a view if it can be one."""
+        """Return the block's part of (1 or batch, heads, n, dim) as (groups, rows, dim): a view if possible."""
         part = self.rows_of(tensor, where)
         items, heads, rows, dim = part.shape
         if part.dtype == dtype and items == len(self.batch):
@@ -73,7 +73,7 @@ class TileBlock(Groups):
         return copied
 
     def whole(self, tensor: Tensor, where: range) -> Tensor | None:
-        """The block's part of an output or a gradient as a view, (groups, rows, dim); None where it can't be one."""
+        """Return the block's part of an output or gradient as a view, (groups, rows, dim); None if there is none."""
         if tensor.dtype != self.problem.dtype:
             return None
         part = self.rows_of(tensor, where)
@@ -86,32 +86,32 @@ class TileBlock(Groups):
         self.rows_of(whole, where).copy_(self.by_head(rows))
 
     def tile_of(self, memory: Tensor, span: Span) -> Tensor:
-        """A tile of the block, (groups, rows, columns): the beginning of some memory."""
+        """Return a tile of the block, (groups, rows, columns), at the beginning of some memory."""
         size = self.groups, len(span.queries), len(span.keys)
         return memory[: math.prod(size)].view(size)
 
     def by_offset(self, scores: Tensor, span: Span, table: Vectors, scratch: Scratch) -> Tensor:
-        """Each query's scores summed by offset, (groups, rows, T)."""
+        """Sum each query's scores by offset, (groups, rows, T)."""
         tile = scratch.tile(self.groups, span)
         tile.scores.copy_(scores)
         return self.collected(tile, table)
 
     def collected(self, tile: Tile, table: Vectors) -> Tensor:
-        """The scores of a tile that can be read by diagonals, summed by offset, (groups, rows, T)."""
+        """Sum the scores of a tile that can be read by diagonals, by offset: (groups, rows, T)."""
         found = tile.scores.new_zeros(*tile.scores.shape[:2], table.vectors.shape[1])
         table.collect(tile, found)
         return found
 
     def queries(self, span: Span) -> range:
-        """A span's queries among all of the problem's."""
+        """Return a span's queries as indices into the problem."""
         return self.piece.queries[span.queries.start : span.queries.stop]
 
     def in_queries(self, span: Span) -> slice:
-        """A span's queries among the block's."""
+        """Return a span's queries as indices into the block."""
         return slice(span.queries.start, span.queries.stop)
 
     def fill_weights(self, weights: Tensor, span: Span, table: Vectors | None, scratch: Scratch | None) -> None:
-        """Write the softmax of some rows' scores, (groups, rows, keys); ``table`` is their part of the key table."""
+        """Write the softmax of some rows of scores, (groups, rows, keys); ``table`` is their part of the key table."""
         rows, keys = self.in_queries(span), slice(0, span.keys.stop)
         by_head = self.by_head(weights)
         if self.query is not None and self.key is not None:
@@ -130,20 +130,20 @@ class TileBlock(Groups):
             by_head += self.dense_part(self.problem.dense, span)
         for allowed in self.masks(span):
             by_head.masked_fill_(~allowed, -torch.inf)
-        # A row that may attend nothing has no softmax.
+        # A row that may not attend to anything has no softmax.
         nothing = weights.amax(-1, keepdim=True).isneginf() if self.forbids else None
         torch.softmax(weights, -1, out=weights)
         if nothing is not None and nothing.any():
             weights.masked_fill_(nothing, 0.0)
 
     def dense_part(self, dense: Tensor, span: Span) -> Tensor:
-        """A tile's part of (1 or batch, heads, n_q, n_k), a view."""
+        """Return a tile's part of (1 or batch, heads, n_q, n_k), as a view."""
         rows = self.queries(span)
         columns = self.piece.keys[span.keys.start : span.keys.stop]
         return self.rows_of(dense, rows)[..., columns.start : columns.stop]
 
     def masks(self, span: Span) -> Iterator[Tensor]:
-        """Which pairs of a tile may attend, each broadcastable to (batch, heads, rows, columns)."""
+        """Yield masks of the pairs that may attend, each broadcastable to (batch, heads, rows, columns)."""
         piece, first = self.piece, self.batch.start - self.piece.batch.start
         items = slice(first, first + len(self.batch))
         queries, keys = slice(span.queries.start, span.queries.stop), slice(span.keys.start, span.keys.stop)
@@ -156,7 +156,7 @@ class TileBlock(Groups):
             yield self.tables.layout.offsets(span) <= 0
 
     def kept(self, span: Span) -> Tensor | None:
-        """What dropout multiplies a tile's weights by, (groups, rows, columns)."""
+        """Return the factors that dropout puts on a tile's weights, (groups, rows, columns); None without dropout."""
         problem = self.problem
         if problem.dropout_seeds is None:
             return None
@@ -167,18 +167,18 @@ class TileBlock(Groups):
         return kept.to(problem.dtype) / (1.0 - problem.dropout_p)
 
     def factor(self, tile: Tensor) -> Tensor:
-        """A tile as a factor of the products after the softmax."""
+        """Return a tile in the dtype of the products after the softmax."""
         return tile if tile.dtype == self.narrow and not self.onednn else self.workspace.converted(tile, self.narrow)
 
 
 def _piece_by_onednn(problem: Problem, piece: Piece) -> bool:
-    """Whether oneDNN computes all of a piece's products, except the smallest."""
+    """Whether oneDNN computes all products of a piece except the smallest."""
     sizes = len(piece.queries), len(piece.keys), problem.value.shape[3]
     return onednn_suits(_product_dtype(problem), problem.value.device, *sizes)
 
 
 def _product_dtype(problem: Problem) -> torch.dtype:
-    """The dtype of products after the softmax: the input's where the device multiplies it fast."""
+    """Return the dtype of products after the softmax: the input's if the device multiplies it fast."""
     dtype, on_cpu = problem.value.dtype, problem.value.device.type == "cpu"
     if dtype == torch.bfloat16 and on_cpu:
         return dtype if multiplies_bfloat16() else problem.dtype

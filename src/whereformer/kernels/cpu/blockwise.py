@@ -1,10 +1,10 @@
-"""Attention with position terms in O(n) extra memory, forward and backward, in plain PyTorch on any device.
+"""The operators of "blockwise": attention with terms in O(n) extra memory, in plain PyTorch, on any device.
 
-Scores exist some rows at a time, in memory that is used again. A row has all of its keys, so its softmax is one call,
-and the backward makes it anew instead of reading what the forward kept: both give weights that sum to one, however
-large the scores are. (Torch's own kernels, see ``fused_bias``, are given small biases only.) Scores and everything that
-is summed over many of them are float32 (or float64); bfloat16 input is multiplied as bfloat16 only where torch's own
-attention does so too, after the softmax.
+Only some rows of scores exist at a time, in memory that is reused. A row has all of its keys, so its softmax is one
+call. The backward recomputes the softmax instead of reading what the forward kept, so weights sum to one in both,
+however large the scores are. (Torch's own kernels, see ``fused_bias``, get only small biases.) Scores and all sums over
+many of them are float32 (or float64). As in torch's own attention, bfloat16 input is multiplied as bfloat16 only after
+the softmax.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .plan import plans_of
 
 
 def attend(call: Call) -> Tensor:
-    """The attention output, (batch, heads, n_q, value_dim) in the value's dtype."""
+    """Compute attention: (batch, heads, n_q, value_dim) in the value's dtype."""
     with without_autocast(call.value.device):
         problem = Problem.of(call)
         output, _ = _forward(*replace(problem, keeps=keeps(problem, problem.value.device)).arguments())
@@ -33,14 +33,14 @@ def attend(call: Call) -> Tensor:
 
 
 def keeps(problem: Problem, device: torch.device) -> str:
-    """What the forward of a problem on that device keeps for the backward, see ``Problem``."""
+    """Return what the forward of a problem on that device keeps for the backward; see ``Problem``."""
     return "weights" if short.takes(problem, device) else "norm" if fused_bias.trains(problem, device) else "nothing"
 
 
 def explain(call: Call) -> str:
-    """Which of the ways to compute a call is taken, for :func:`whereformer.explain`."""
+    """Describe how this backend computes a call, for :func:`whereformer.explain`."""
     device = call.value.device
-    # Looking draws no seed of dropout.
+    # Explaining a call must not draw a dropout seed.
     with torch.random.fork_rng(devices=[]), without_autocast(device):
         problem = Problem.of(call)
         if short.takes(problem, device):

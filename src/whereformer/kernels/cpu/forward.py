@@ -1,4 +1,4 @@
-"""The output of attention, some rows of scores at a time."""
+"""The forward pass of "blockwise": it computes the output for some rows of scores at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .workspace import Workspace
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output, and what the backward needs of it: the norm of rows from torch's kernel, else an empty tensor."""
+    """Return the output, and what the backward needs: the rows' norm from torch's kernel, else an empty tensor."""
     workspace = Workspace(problem.value.device)
     plans = plans_of(problem)
     whole = len(plans) == 1 and not problem.has_gaps()
@@ -43,7 +43,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 class PieceForward:
-    """The outputs of a piece, tile by tile."""
+    """Computes the outputs of a piece, tile by tile."""
 
     def __init__(self, plan: Plan, output: Tensor, workspace: Workspace) -> None:
         self.plan, self.output, self.workspace = plan, output, workspace

@@ -1,9 +1,9 @@
-"""Calls with nothing but an ``OffsetBias`` on the CPU, by the kernels that torch's own attention has there.
+"""Torch's own CPU kernels for calls whose only term is an ``OffsetBias``, and the gradient of its table.
 
-Those take a bias of any strides. In reverse order of queries a table over offsets is a view with positive strides (a
-Hankel matrix: row r column c reads entry r + c), so they read the table itself, as float32 beside bfloat16 too. They
-give the gradients of query, key and value. That of a table is made here, where it is short: from the band of scores
-that read its inside, and for its ends from sums over whole rectangles.
+These kernels take a bias with any strides. With the queries in reverse order, a table over offsets becomes a view with
+positive strides (a Hankel matrix: row r, column c reads entry r + c), so they read the table itself; it may be float32
+beside bfloat16. They return the gradients of query, key and value. This module computes that of a short table: its
+inside from the band of scores that read it, and its ends from sums over whole rectangles.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .tiles import Scratch, Span, chunks
 from .workspace import Workspace
 
 LARGEST_BIAS = 2**8
-"""The largest size of a number in a table whose gradients torch's backward computes. It subtracts a row's norm from
-scores, and the difference is as exact as the larger of the two."""
+"""The largest magnitude in a table whose gradients torch's backward may compute. It subtracts a row's norm from scores,
+and the difference is only as exact as the larger of the two."""
 
 
 def trains(problem: Problem, device: torch.device) -> bool:
-    """Whether torch's kernels compute forward and backward: the table is short, or needs no gradient."""
+    """Whether torch's kernels compute forward and backward, because the table is short or needs no gradient."""
     inputs = {name: tensor for name in GRADIENTS if (tensor := getattr(problem, name)) is not None}
     return (
         set(inputs) == {"query", "key", "value", "bias"}
@@ -45,7 +45,7 @@ def trains(problem: Problem, device: torch.device) -> bool:
 
 
 def _is_short(problem: Problem) -> bool:
-    """Whether few scores read more of the table than its ends."""
+    """Whether only few scores read the inside of the table."""
     assert problem.bias is not None
     sizes = tuning.current()
     share = sizes.half_band_share if problem.value.dtype.itemsize == 2 else sizes.band_share
@@ -67,24 +67,24 @@ def _suits(problem: Problem, device: torch.device, n_q: int, n_k: int) -> bool:
     return (
         query is not None
         and problem.seed is None
-        # It would compute what causality forbids.
+        # It would also compute the pairs that causality forbids.
         and not problem.causal
         and device.type == "cpu"
         and value.dtype in tuning.current().fused_dtypes
         and query.shape[3] == value.shape[3]
-        # By oneDNN's products we are faster.
+        # With oneDNN's products our own tiles are faster.
         and not onednn_suits(value.dtype, device, n_q, n_k, value.shape[3])
     )
 
 
 def new_norm(problem: Problem) -> Tensor:
-    """Memory for the norm, (batch, heads, n_q), as torch's kernel has it."""
+    """Allocate the norm, (batch, heads, n_q), in the layout of torch's kernel."""
     batch, heads = problem.value.shape[:2]
     return problem.value.new_empty(batch, problem.n_q, heads, dtype=problem.dtype).transpose(1, 2)
 
 
 def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """The outputs of a piece, and the logarithm of their sums of exponentials, the last query first."""
+    """Return the outputs of a piece and the log of their sums of exponentials, with the last query first."""
     bias = tables.bias
     assert isinstance(bias, GridBias)
     assert problem.query is not None
@@ -93,7 +93,7 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
     query = _readable(problem.query[items, :, queries])
     key, value = (_readable(tensor[items, :, keys]) for tensor in (problem.key, problem.value))
     heads = range(value.shape[1])
-    # A table repeated for each query has some two numbers a score where there are as many queries as keys.
+    # With as many queries as keys, a table that is repeated for each query has about two numbers per score.
     repeated = len(piece.queries) * bias.grid.count
     in_order = problem.keeps != "norm" and repeated <= 2 * tuning.current().unturned_scores
     if in_order:
@@ -105,12 +105,12 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
     rows = output.transpose(1, 2)
     if not in_order:
         rows = reversed_rows(rows, 1)
-    # The kernel's output is laid out as the query was; the operator's is always laid out alike.
+    # The kernel's output has the query's layout; the operator's layout must always be the same.
     return rows.contiguous().transpose(1, 2), norm
 
 
 def is_exact(problem: Problem) -> bool:
-    """Whether all numbers of the table are finite and small enough for torch's backward."""
+    """Whether all numbers in the table are finite and small enough for torch's backward."""
     assert problem.bias is not None
     return bool(problem.bias.abs().amax() <= LARGEST_BIAS) if problem.bias.numel() else True
 
@@ -118,7 +118,7 @@ def is_exact(problem: Problem) -> bool:
 def backward(
     problem: Problem, output_gradient: Tensor, output: Tensor, norm: Tensor, needed: Sequence[bool]
 ) -> list[Tensor]:
-    """Those gradients of query, key, value and the table that are needed."""
+    """Return the needed gradients of query, key, value and the table."""
     [piece] = problem.pieces()
     bias = Tables(problem, piece).bias
     assert isinstance(bias, GridBias)
@@ -141,11 +141,12 @@ def backward(
 
 
 class _TableGradient:
-    """The gradient of a short table: sums of the gradients of scores, which are weights times what follows here.
+    """Computes the gradient of a short table, which sums the gradients of the scores that read each entry.
 
-    A rectangle of scores that all read one end of the table adds up to ``weight * <output gradient, its output - the
-    whole output>`` for each query, where ``weight`` is the rectangle's share of the query's attention. Torch's forward
-    of the rectangle gives both. A query's gradients of scores add up to 0, so the last end has what the others leave.
+    If all scores of a rectangle read one end of the table, their gradients add up to ``weight * <output gradient, its
+    output - the whole output>`` for each query, where ``weight`` is the rectangle's share of the query's attention.
+    Torch's forward of the rectangle gives both. A query's gradients of scores add up to 0, so the remaining end gets
+    what the others leave.
     """
 
     def __init__(self, problem: Problem, bias: GridBias, output_gradient: Tensor, output: Tensor, norm: Tensor) -> None:
@@ -157,7 +158,7 @@ class _TableGradient:
         self.delta = torch.linalg.vecdot(output.to(problem.dtype), self.gradient)
 
     def found(self) -> Tensor:
-        """The gradient, (heads, T)."""
+        """Return the gradient, (heads, T)."""
         bias, sizes = self.bias, tuning.current()
         parts = chunks(range(self.problem.n_q), sizes.band_rows)
         self._add_left(parts, 0)
@@ -178,13 +179,13 @@ class _TableGradient:
         return gradient
 
     def _band(self, queries: range) -> range:
-        """The keys left of which all of these queries read the table's first entry, and right of which its last one."""
+        """Return the keys outside which all these queries read one end of the table: the first left, the last right."""
         step, window, n_k = self.bias.grid.step, self.bias.window, self.problem.n_k
         start = min(max(window.start + step * queries.start, 0), n_k)
         return range(start, max(start, min(window.stop - 1 + step * (queries.stop - 1), n_k)))
 
     def _add_left(self, parts: list[range], first: int) -> None:
-        """Add what is left of the bands of neighbouring queries from key ``first`` on, in the largest rectangles."""
+        """Add what is left of the bands of neighbouring queries, from key ``first`` on, in the largest rectangles."""
         queries = range(parts[0].start, parts[-1].stop)
         stop = self._band(queries).start
         if stop > first:
@@ -200,7 +201,7 @@ class _TableGradient:
                 self._add_left(half, max(first, stop))
 
     def _add_band(self, span: Span, heads: range, reader: GridReader, workspace: Workspace) -> None:
-        """Add the gradients of a band of scores, by offset."""
+        """Add the gradients of a band of scores to the table's gradient, by offset."""
         problem, some = self.problem, slice(heads.start, heads.stop)
         size = (len(heads), len(span.queries), len(span.keys))
         scratch = Scratch(workspace, *size, self.bias.grid.step, problem.dtype)
@@ -226,14 +227,14 @@ class _TableGradient:
 
 
 def _readable(rows: Tensor) -> Tensor:
-    """Rows with a contiguous last axis, which is all that torch's kernels ask of strides."""
+    """Return rows with a contiguous last axis, the only strides that torch's kernels require."""
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def reversed_rows(rows: Tensor, dim: int = 2) -> Tensor:
-    """Rows in reverse order, a copy."""
+    """Return a copy of rows in reverse order."""
     steps = rows.shape[-1], rows.storage_offset(), *rows.stride()[:-1]
     if rows.dtype == torch.bfloat16 and rows.stride(-1) == 1 and not any(step % 2 for step in steps):
-        # In pairs, because torch's flip of 16-bit numbers is slow.
+        # Flip pairs of numbers: torch's flip of 16-bit numbers is slow.
         return rows.view(torch.int32).flip(dim).view(rows.dtype)
     return rows.flip(dim)

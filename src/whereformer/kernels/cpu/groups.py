@@ -1,4 +1,4 @@
-"""Some batch items and heads of a problem, worked on at a time, and what they do with tables of vectors."""
+"""``Groups``: batch items and heads that are computed together, and their products with tables of vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .workspace import Workspace
 
 
 class Groups:
-    """Tensors are (groups, rows, dim), a group for each item and head: one item, or several with all their heads."""
+    """Some heads of one item, or all heads of several. Tensors are (groups, rows, dim), a group per item and head."""
 
     def __init__(self, batch: range, heads: range, workspace: Workspace) -> None:
         self.batch, self.heads, self.workspace = batch, heads, workspace
@@ -21,28 +21,28 @@ class Groups:
         self._items, self._heads = slice(batch.start, batch.stop), slice(heads.start, heads.stop)
 
     def part_of(self, tensor: Tensor) -> Tensor:
-        """These items and heads of (1 or batch, heads, ...), a view."""
+        """Return these items and heads of (1 or batch, heads, ...), as a view."""
         return tensor[self._items if tensor.shape[0] > 1 else slice(None), self._heads]
 
     def rows_of(self, tensor: Tensor, rows: range) -> Tensor:
-        """Some rows of these items and heads of (1 or batch, heads, n, ...), a view."""
+        """Return some rows of these items and heads of (1 or batch, heads, n, ...), as a view."""
         items = self._items if tensor.shape[0] > 1 else slice(None)
         return tensor[items, self._heads, rows.start : rows.stop]
 
     def by_head(self, tensor: Tensor) -> Tensor:
-        """(groups, ...) as (batch, heads, ...), a view."""
+        """View (groups, ...) as (batch, heads, ...)."""
         return tensor.unflatten(0, (len(self.batch), len(self.heads)))
 
     def per_offset(self, rows: Tensor, table: Vectors) -> Tensor:
-        """The products of (groups, rows, dim) with a table's vectors, (groups, rows, T)."""
+        """Multiply (groups, rows, dim) with a table's vectors: (groups, rows, T)."""
         return self._times(rows, self.vectors_of(table.vectors).mT)
 
     def from_offsets(self, per_offset: Tensor, table: Vectors) -> Tensor:
-        """The sums of a table's vectors, weighted by (groups, rows, T): (groups, rows, dim)."""
+        """Sum a table's vectors with the weights (groups, rows, T): (groups, rows, dim)."""
         return self._times(per_offset, self.vectors_of(table.vectors))
 
     def _times(self, rows: Tensor, vectors: Tensor) -> Tensor:
-        """(groups, rows, a) by (heads or 1, a, b); vectors of all heads in one product."""
+        """Multiply (groups, rows, a) by (heads or 1, a, b); vectors that heads share take one product."""
         if len(vectors) == 1:
             return product(rows.flatten(0, 1), vectors[0]).unflatten(0, rows.shape[:2])
         return product(self.by_head(rows), vectors).flatten(0, 1)
@@ -57,11 +57,11 @@ class Groups:
                 add_product(sums, *factors, self.workspace)
 
     def vectors_of(self, vectors: Tensor) -> Tensor:
-        """These heads of (heads or 1, T, dim)."""
+        """Return these heads of (heads or 1, T, dim)."""
         return vectors if len(vectors) == 1 else vectors[self.heads.start : self.heads.stop]
 
 
 def cut(batch: range, heads: int, groups: int) -> Iterator[tuple[range, list[range]]]:
-    """Heads and items, at most ``groups`` of both at a time: short sequences go many items and heads at once."""
+    """Yield items and heads with at most ``groups`` pairs of them at a time; short sequences take many at once."""
     for some in chunks(range(heads), max(1, groups)):
         yield some, chunks(batch, max(1, groups // max(1, heads)))

@@ -1,4 +1,4 @@
-"""Products of groups of matrices, written to memory that exists already, by the faster library."""
+"""Batched matrix products into existing memory, by oneDNN or MKL, whichever is faster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .workspace import Workspace
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace, scale: float = 1.0) -> None:
-    """``total += scale * left @ right``, each (groups, rows, columns); narrower products are added in total's dtype."""
+    """Compute ``total += scale * left @ right``, each (groups, rows, columns); it adds in the dtype of ``total``."""
     if left.dtype != total.dtype:
         with workspace.scope():
             found = workspace.take(tuple(total.shape), left.dtype)
@@ -22,14 +22,14 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, workspace: Workspace
         for sums, found in _onednn_products(total, left, right):
             sums.add_(found, alpha=scale)
     elif total.shape[0] == 1:
-        # For a single matrix with padded rows this is the faster call.
+        # This call is faster for a single matrix with padded rows.
         total[0].addmm_(left[0], right[0], alpha=scale)
     else:
         total.baddbmm_(left, right, alpha=scale)
 
 
 def put_product(target: Tensor, left: Tensor, right: Tensor, workspace: Workspace, scale: float = 1.0) -> None:
-    """``target = scale * left @ right``, each (groups, rows, columns), over whatever the target held before."""
+    """Compute ``target = scale * left @ right``, each (groups, rows, columns), and overwrite the target."""
     if left.dtype != target.dtype:
         with workspace.scope():
             found = workspace.take(tuple(target.shape), left.dtype)
@@ -46,7 +46,7 @@ def put_product(target: Tensor, left: Tensor, right: Tensor, workspace: Workspac
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right``, each (..., rows, columns); ``right`` may lack the first dimensions."""
+    """Compute ``left @ right``, each (..., rows, columns); ``right`` may lack the first dimensions."""
     if not onednn_suits(left.dtype, left.device, *left.shape[-2:], right.shape[-1]):
         return left @ right
     if left.dim() == 2:
@@ -57,10 +57,10 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _onednn_products(total: Tensor, left: Tensor, right: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each group its part of ``total`` and the product that belongs there, or the transposes of both."""
+    """Yield each group's part of ``total`` and the product that belongs there, or the transposes of both."""
     for target, rows, columns in zip(total, left, right, strict=True):
         if rows.stride(0) == 1 and rows.stride(1) != 1:
-            # As a left factor a transposed tile would be copied, and slowly.
+            # A transposed tile as the left factor would be copied, which is slow.
             yield target.mT, product_transposed(columns.mT, rows)
         else:
             yield target, product_transposed(rows, columns.mT)

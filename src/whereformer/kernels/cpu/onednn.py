@@ -1,12 +1,13 @@
-"""float32 products on the CPU, through oneDNN where what PyTorch calls for them wastes half of the processor.
+"""float32 matrix products on the CPU through oneDNN, and the rules for when it is faster than PyTorch's MKL.
 
-PyTorch leaves them to Intel's MKL, which uses 512-bit instructions on Intel's processors only. On AMD's that have them
-oneDNN, which PyTorch also carries, is up to twice as fast. ``torch.backends.mkldnn.set_flags(False)`` leaves all of it
-to MKL again.
+PyTorch computes these products with Intel's MKL, which uses 512-bit instructions only on Intel's processors. On AMD
+processors that have such instructions, oneDNN is up to twice as fast; PyTorch contains it too.
+``torch.backends.mkldnn.set_flags(False)`` returns all products to MKL.
 
-Over many shapes it makes the process grow by gigabytes. So it is given few: sizes that follow the data have to be
-regular (:func:`is_regular`), as those of batches of full length mostly are. Batches of any length are MKL's. (PyTorch's
-own gelu goes through oneDNN for every shape, and grows with them, where ``set_flags(False)`` does not forbid it.)
+oneDNN keeps memory for every shape, so many shapes would make the process grow by gigabytes. It therefore gets few:
+sizes that follow the data have to be regular (:func:`is_regular`), which those of full-length batches mostly are. MKL
+computes batches of any other length. (PyTorch's own gelu uses oneDNN for every shape, and the process grows with them
+unless ``set_flags(False)`` forbids it.)
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from ..torch_private import has_onednn_linear, onednn_linear, onednn_linear_oper
 
 
 def product_transposed(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``left @ right.T + bias`` of float32 on the CPU, through oneDNN; without a gradient.
+    """Compute ``left @ right.T + bias`` in float32 on the CPU, through oneDNN, without a gradient.
 
     Args:
         left: (rows, inner).
         right: (columns, inner).
         bias: (columns,).
     """
-    # With a gap between the right factor's rows it takes hundreds of times as long.
+    # A gap between the rows of the right factor makes this hundreds of times slower.
     if not (right.is_contiguous() or right.mT.is_contiguous()):
         right = right.contiguous()
     # A bias with gaps gives wrong numbers.
@@ -44,19 +45,19 @@ def _flops(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int
 
 
 if has_onednn_linear() and onednn_linear_operator() not in flop_registry:
-    # Torch's counter of FLOPs would pass it over.
+    # Torch's FLOP counter would miss this operator.
     register_flop_formula(onednn_linear_operator())(_flops)
 
 
 def is_regular(size: int) -> bool:
-    """Whether a size is small, or a power of two or three times one, or just below such a number."""
+    """Whether a size is small, or equal to (or just below) a power of two or three times a power of two."""
     near = tuning.NEARLY_REGULAR
     power = 1 << ((size + near).bit_length() - 1)
     return size <= tuning.ALWAYS_REGULAR or size + near - power <= near or 0 <= size + near - 3 * power // 2 <= near
 
 
 def by_onednn(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether oneDNN computes products of this dtype that are large enough."""
+    """Whether oneDNN computes products of this dtype, if they are large enough."""
     return (
         dtype == torch.float32
         and device.type == "cpu"
@@ -66,9 +67,9 @@ def by_onednn(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def onednn_suits(dtype: torch.dtype, device: torch.device, *sizes: int) -> bool:
-    """Whether oneDNN computes products of these sizes: rows, columns, and what is summed over.
+    """Whether oneDNN computes products of these sizes: rows, columns, and the length of the sum.
 
-    Only regular ones, because every shape costs memory for good.
+    It computes only regular ones, because the memory for a shape is never freed.
     """
     return (
         by_onednn(dtype, device)

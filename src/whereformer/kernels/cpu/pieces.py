@@ -1,8 +1,8 @@
-"""A batch as rectangles of queries and keys in which all may be attended and positions are regular, where that holds.
+"""Splits a batch into rectangles of queries and keys without masks and with regular positions, where possible.
 
-A padded row becomes its real keys, a packed row one rectangle a document: less to compute, and every rectangle is
-as fast as a whole unpadded row. Finding them reads masks and ids, so it is done on the CPU only, where reading costs
-no synchronisation; elsewhere masks are applied as masks.
+A padded row becomes a rectangle of its real keys, and a packed row one rectangle per document. This leaves less to
+compute, and every rectangle is as fast as a whole unpadded row. Finding the rectangles reads masks and ids, so it
+happens only on the CPU, where reading does not synchronise. Elsewhere masks are applied as masks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..terms import Positions, PositionsLike
 
 @dataclass(frozen=True)
 class Piece:
-    """Queries and keys of some batch items, and what is left to mask among them.
+    """Queries and keys of some batch items, and the masks that remain among them.
 
     Args:
-        batch, queries, keys: what it covers, as index ranges. A query lies in one piece at most, and so does a key.
-        query_positions, key_positions: of the piece's own rows; a tensor is of shape (n,).
+        batch, queries, keys: the index ranges that it covers. A query is in at most one piece, and so is a key.
+        query_positions, key_positions: the positions of the piece's own rows; a tensor has shape (n,).
         key_mask: (batch items, keys), True = may be attended; None: all may.
         query_documents, key_documents: (batch items, queries) and (batch items, keys) ids that have to agree.
     """
@@ -44,7 +44,7 @@ def split(
     query_documents: Tensor | None,
     key_documents: Tensor | None,
 ) -> list[Piece]:
-    """The pieces of a batch; pairs in no piece may not attend."""
+    """Return the pieces of a batch; pairs in no piece may not attend."""
     n_q, n_k = _length(query_positions), _length(key_positions)
     whole = Piece(range(batch), range(n_q), range(n_k), query_positions, key_positions)
     explicit = isinstance(query_positions, Tensor) or isinstance(key_positions, Tensor)
@@ -75,12 +75,12 @@ def split(
 
 
 def _append(pieces: list[Piece], piece: Piece) -> None:
-    """Add a piece, joined to the last one where both are the same rectangle of neighbouring items."""
+    """Append a piece, or merge it into the last one if both are the same rectangle of neighbouring items."""
     if not piece.queries or not piece.keys:
         return
     if pieces and _is_plain(piece) and _is_plain(pieces[-1]):
         last = pieces[-1]
-        # An item between them may have no piece at all.
+        # An item between the two may have no piece.
         neighbours = last.batch.stop == piece.batch.start
         if neighbours and replace(last, batch=piece.batch) == piece:
             piece = replace(piece, batch=range(last.batch.start, piece.batch.stop))
@@ -95,7 +95,7 @@ def _is_plain(piece: Piece) -> bool:
 
 
 def _split_documents(row: Piece, query_documents: Tensor, key_documents: Tensor) -> list[Piece]:
-    """One piece a document where each lies in one run; else the row with its ids."""
+    """Return one piece per document if every document is one run; else the row with its ids."""
     query_runs, key_runs = _runs(query_documents[0]), _runs(key_documents[0])
     if query_runs is None or key_runs is None:
         return [replace(row, query_documents=query_documents, key_documents=key_documents)]
@@ -113,7 +113,7 @@ def _split_documents(row: Piece, query_documents: Tensor, key_documents: Tensor)
 
 
 def _runs(ids: Tensor) -> dict[int | float, range] | None:
-    """Where each id stands; None where one stands in several runs, or ids are not on the CPU."""
+    """Return the range of each id; None if an id has several runs, or the ids are not on the CPU."""
     if ids.device.type != "cpu":
         return None
     values, lengths = torch.unique_consecutive(ids, return_counts=True)
@@ -127,7 +127,7 @@ def _runs(ids: Tensor) -> dict[int | float, range] | None:
 
 
 def _trim_keys(piece: Piece, mask: Tensor) -> Piece:
-    """The piece from its first to its last key that may be attended; with a mask if there are gaps between."""
+    """Cut the piece to its first .. last key that may be attended; it keeps a mask if there are gaps in between."""
     if mask.device.type != "cpu":
         return replace(piece, key_mask=mask)
     real = mask[0].nonzero()[:, 0]
@@ -148,7 +148,7 @@ def _with_regular_positions(piece: Piece) -> Piece:
 
 
 def _regular(positions: PositionsLike) -> PositionsLike:
-    """Explicit positions as affine ones where they are."""
+    """Turn explicit positions into affine ones if they are affine."""
     if isinstance(positions, Positions) or positions.device.type != "cpu" or positions.is_floating_point():
         return positions
     if len(positions) == 0:

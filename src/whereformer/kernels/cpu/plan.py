@@ -1,4 +1,4 @@
-"""How a piece is cut into blocks of items and heads, and each of those into tiles."""
+"""``Plan``: how a piece is cut into blocks of items and heads, and each block into tiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .workspace import Workspace
 
 
 class Plan:
-    """How a piece is cut: into groups of items and heads, and each of those into tiles, some queries and their keys."""
+    """How a piece is cut: into blocks of items and heads, and each block into tiles of some queries and their keys."""
 
     def __init__(self, problem: Problem, piece: Piece, tables: Tables) -> None:
         self.problem, self.piece, self.tables = problem, piece, tables
@@ -27,22 +27,22 @@ class Plan:
         scores = sizes.tile_scores * torch.get_num_threads() if on_cpu else tuning.GPU_TILE_SCORES
         self.groups = max(1, scores // (n_q * n_k))
         if any(isinstance(table, GridVectors) and len(table.window) > n_k for table in tables.vectors()):
-            # Few rows of many heads reach less of a long table than many rows of few heads.
+            # A few rows of many heads read less of a long table than many rows of a few heads.
             self.groups *= tuning.MORE_GROUPS
-        # Tiles that are read by diagonals have room for as many columns more as they have rows.
+        # A tile that is read by diagonals needs extra columns for each of its rows.
         most = math.isqrt(2 * scores // (self.groups * max(1, tables.step)))
         self.rows = min(n_q, max(sizes.tile_rows, min(most, scores // (self.groups * n_k))))
         self.parts = list(cut(piece.batch, problem.value.shape[1], self.groups))
         self.spans = self._spans()
 
     def size(self) -> tuple[int, int, int]:
-        """Groups, rows and columns of the largest tile."""
+        """The groups, rows and columns of the largest tile."""
         groups = max(len(heads) * len(batch) for heads, batches in self.parts for batch in batches)
         rows, columns = (max(len(span.queries) for span in self.spans), max(len(span.keys) for span in self.spans))
         return groups, rows, columns
 
     def _spans(self) -> list[Span]:
-        """The tiles of a block; keys that no query of a tile may attend are left out, and so are tiles without keys."""
+        """Return the tiles of a block, without keys that no query of the tile may attend, and without empty tiles."""
         n_q, n_k, grid = len(self.piece.queries), len(self.piece.keys), self.tables.layout
         spans = []
         for queries in chunks(range(n_q), self.rows):
@@ -54,7 +54,7 @@ class Plan:
         return spans
 
     def blocks(self, workspace: Workspace) -> Iterator[TileBlock]:
-        """The blocks; what they take of the workspace is free again when the next one begins."""
+        """Yield the blocks. What a block takes from the workspace is free again when the next block begins."""
         for heads, batches in self.parts:
             with workspace.scope():
                 bias = None
@@ -66,7 +66,7 @@ class Plan:
 
 
 def plans_of(problem: Problem) -> list[Plan]:
-    """A plan for each piece that has something to compute."""
+    """Return a plan for each piece that has something to compute."""
     plans = []
     for piece in problem.pieces():
         if piece.batch and problem.value.shape[1] and piece.queries and piece.keys:

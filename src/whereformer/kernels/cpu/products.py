@@ -1,4 +1,4 @@
-"""Linear layers on the CPU, through oneDNN where that is faster; see ``onednn``."""
+"""Linear layers that use oneDNN on the CPU where it is faster; see ``onednn``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``hidden @ weight.T + bias``, as :func:`torch.nn.functional.linear`, by the faster library.
+    """Compute ``hidden @ weight.T + bias`` like :func:`torch.nn.functional.linear`, with the faster library.
 
     Args:
         hidden: (..., in_features).
@@ -28,14 +28,14 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     Returns:
         (..., out_features).
     """
-    # Compiled and exported programs are left what their backends know.
+    # Compiled and exported programs keep the operator that their backends know.
     if torch.compiler.is_compiling() or not is_regular(math.prod(hidden.shape[:-1])):
         return functional.linear(hidden, weight, bias)
     return _of_any_size(hidden, weight, bias)
 
 
 def _of_any_size(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same for any number of rows, regular or not."""
+    """Compute :func:`linear` for any number of rows, regular or not."""
     if not _suits(hidden, weight, bias):
         return functional.linear(hidden, weight, bias)
     rows = hidden.reshape(-1, hidden.shape[-1])
@@ -47,13 +47,13 @@ def _suits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     tensors = [hidden, weight] if bias is None else [hidden, weight, bias]
     return (
         hidden.numel() * weight.shape[0] >= tuning.FEWEST_IN_LAYERS
-        # What broadcasts, or fits nothing, is torch's to compute or to refuse.
+        # Torch computes shapes that broadcast, and refuses those that do not fit.
         and hidden.dim() > 1
         and weight.dim() == 2
         and hidden.shape[-1] == weight.shape[1]
         and (bias is None or bias.shape == weight.shape[:1])
         and all(
-            # Subclasses (quantized, distributed, ...) have products of their own.
+            # Subclasses (quantized, distributed, ...) define their own products.
             by_onednn(tensor.dtype, tensor.device)
             and type(tensor) in (Tensor, nn.Parameter)
             and tensor.layout == torch.strided
@@ -67,7 +67,7 @@ def _suits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """The product of rows (n, in_features); its gradients are such products again, so they have gradients too."""
+    """The product of rows (n, in_features). Its gradients are such products too, so they have gradients."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -86,7 +86,8 @@ class _Product(torch.autograd.Function):
 
 
 class _Activated(torch.autograd.Function):
-    """``linear(activation(rows))`` that keeps ``rows`` alone: an activation costs far less than its memory."""
+    """``linear(activation(rows))`` that keeps only ``rows``: computing an activation again costs less than storing
+    it."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
@@ -109,16 +110,15 @@ class _Activated(torch.autograd.Function):
 
 
 def project(layer: nn.Module, hidden: Tensor, activation: nn.Module | None = None) -> Tensor:
-    """``layer(hidden)``, or ``layer(activation(hidden))``, through :func:`linear` where that is the same.
+    """Compute ``layer(hidden)``, or ``layer(activation(hidden))``, through :func:`linear` where that is the same.
 
-    It is where the layer is a plain :class:`torch.nn.Linear` that nobody watches or has replaced, as adapters,
-    quantizers and hooks do. What the activation makes is then not kept for the backward but made again, as compiled
-    programs do by themselves.
+    It is the same for a plain :class:`torch.nn.Linear` that no adapter, quantizer or hook has replaced or watches. The
+    backward then computes the activation again instead of keeping its result, as compiled programs do by themselves.
 
     Args:
-        layer: of a model.
+        layer: a linear layer, or whatever replaces it in a model.
         hidden: (..., in_features).
-        activation: elementwise.
+        activation: an elementwise module that runs before the layer.
     """
     if type(layer) is not nn.Linear or torch.compiler.is_compiling() or is_watched(layer):
         out: Tensor = layer(hidden if activation is None else activation(hidden))
@@ -140,5 +140,5 @@ def project(layer: nn.Module, hidden: Tensor, activation: nn.Module | None = Non
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether calling the module runs hooks, or another forward than its class's."""
+    """Whether calling the module runs hooks, or a forward that is not its class's."""
     return is_hooked(module) or "forward" in vars(module)

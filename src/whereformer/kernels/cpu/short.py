@@ -1,10 +1,10 @@
-"""Short sequences on the CPU: all scores of some items and heads at once, and the backward reads the forward's weights.
+"""Attention of short sequences on the CPU: all scores at once, and the softmax weights are kept for the backward.
 
-Here a row of weights has a few hundred numbers at most, not much more than its query, key, value and output together,
-so keeping them costs little memory and saves making them again. What all items of the batch add to their scores, which
-is every term but content, is made once.
+A row of weights has a few hundred numbers at most, not many more than its query, key, value and output together.
+Keeping them costs little memory and saves computing them again. What all items of the batch add to their scores, which
+is every term except content, is computed once.
 
-Rows are in their own order, scores in natural units, everything in the input's float32 or float64.
+Rows are in their own order, scores are in natural units, and everything is in the input's float32 or float64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .workspace import Workspace
 
 
 def takes(problem: Problem, device: torch.device) -> bool:
-    """Whether a problem is computed here. Without a backward to follow, going tile by tile is as fast."""
+    """Whether this module computes a problem. Without a backward, going tile by tile is as fast."""
     value = problem.value
     inputs = (getattr(problem, name) for name in GRADIENTS)
     return (
@@ -36,7 +36,7 @@ def takes(problem: Problem, device: torch.device) -> bool:
         and value.dtype in (torch.float32, torch.float64)
         and value.numel() > 0
         and holds(0 < problem.n_q * problem.n_k <= tuning.current().kept_scores)
-        # Diagonals of many queries reach far beyond few keys.
+        # With many queries and few keys, the diagonals reach far beyond the keys.
         and holds(problem.n_q * (problem.n_q + problem.n_k) <= 4 * tuning.current().kept_scores)
         and problem.query_documents is None
         and is_grid(*problem.positions())
@@ -46,17 +46,17 @@ def takes(problem: Problem, device: torch.device) -> bool:
 
 
 def new_output(problem: Problem) -> Tensor:
-    """Memory for the output, contiguous so that parts of it are views."""
+    """Allocate the output, contiguous so that its parts are views."""
     return problem.value.new_empty(*problem.value.shape[:2], problem.n_q, problem.value.shape[3])
 
 
 def new_weights(problem: Problem) -> Tensor:
-    """Memory for the weights, (batch, heads, n_q, n_k)."""
+    """Allocate the weights, (batch, heads, n_q, n_k)."""
     return problem.value.new_empty(*problem.value.shape[:2], problem.n_q, problem.n_k)
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """The output, and the weights before dropout."""
+    """Return the output, and the weights before dropout."""
     output, weights = new_output(problem), new_weights(problem)
     if problem.has_gaps():
         output.zero_()
@@ -81,7 +81,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def backward(problem: Problem, output_gradient: Tensor, weights: Tensor, needed: list[bool]) -> list[Tensor]:
-    """The gradients of the inputs in ``GRADIENTS`` that are needed, in that order."""
+    """Return the needed gradients of the inputs in ``GRADIENTS``, in that order."""
     gradients = problem.new_gradients(needed)
     into = dict(zip((name for name, need in zip(GRADIENTS, needed, strict=True) if need), gradients, strict=True))
     for name, gradient in into.items():
@@ -99,7 +99,7 @@ def backward(problem: Problem, output_gradient: Tensor, weights: Tensor, needed:
 
 
 def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weights: Tensor) -> None:
-    """What a part of the batch contributes; ``gradient`` is its output's."""
+    """Add what a part of the batch contributes to the gradients; ``gradient`` is that of its output."""
     work, problem, tables = part.work, part.work.problem, part.work.tables
     scores_gradient = work.workspace.take(tuple(weights.shape), weights.dtype)
     value = part.key_rows(problem.value)
@@ -146,7 +146,7 @@ def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weigh
 
 
 class _Work:
-    """A problem with what all of its items have in common."""
+    """A problem, with everything that its batch items have in common."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -183,7 +183,7 @@ class _Work:
         }
 
     def parts(self) -> Iterator[_Part]:
-        """All pairs that may attend, some items and heads at a time."""
+        """Yield all pairs that may attend, some items and heads at a time."""
         heads = self.problem.value.shape[1]
         for piece in self.problem.pieces():
             groups = tuning.current().kept_tile_scores // (len(piece.queries) * len(piece.keys))
@@ -193,7 +193,7 @@ class _Work:
 
     @cached_property
     def common_scores(self) -> Tensor | None:
-        """What every item adds to its scores, (heads, n_q, n_k)."""
+        """What every item adds to its scores, (heads, n_q, n_k); None if nothing."""
         scores = []
         if isinstance(self.tables.bias, GridBias):
             scores.append(self.tables.bias.whole())
@@ -204,7 +204,7 @@ class _Work:
         return sum(scores[1:], scores[0]) if scores else None
 
     def finish(self, into: dict[str, Tensor]) -> None:
-        """Make the gradients of what items have in common, and those of tables."""
+        """Compute the gradients of what the items have in common, and those of the tables."""
         tables, grid = self.tables, self.grid
         if self.sums is not None and isinstance(tables.bias, GridBias) and "bias" in into:
             skewed = self.skewed(self.sums, slice(None), range(grid.low, grid.low + grid.count))
@@ -221,9 +221,9 @@ class _Work:
             into["dense"].copy_(self.sums)
 
     def skewed(self, scores: Tensor, keys: slice, window: range) -> Tensor:
-        """Scores (groups, n_q, some keys) by query and m in ``window``: (groups, n_q, len(window)), zeros elsewhere."""
+        """Arrange scores (groups, n_q, some keys) by m in ``window``: (groups, n_q, len(window)), zeros elsewhere."""
         step, n_q, n_k = self.grid.step, self.problem.n_q, self.problem.n_k
-        # A row's diagonals reach this far beyond its keys; between two rows one margin does for both.
+        # A row's diagonals reach this far beyond its keys; two neighbouring rows share one margin.
         margin = max(0, -window.start, window.stop - 1 + step * (n_q - 1) - (n_k - 1))
         pitch = n_k + margin
         memory = self.workspace.zeros((len(scores) * n_q * pitch + margin,), scores.dtype)
@@ -234,7 +234,7 @@ class _Work:
 
 
 class _Part(Groups):
-    """Some items and heads, and the keys that these may attend."""
+    """Some items and heads, and the keys that they may attend."""
 
     def __init__(self, work: _Work, piece: Piece, batch: range, heads: range) -> None:
         super().__init__(batch, heads, work.workspace)
@@ -243,11 +243,11 @@ class _Part(Groups):
         self.size = (self.groups, work.problem.n_q, len(piece.keys))
 
     def query_rows(self, tensor: Tensor) -> Tensor:
-        """The part's (groups, n_q, dim): a view if it can be, as it is of contiguous memory."""
+        """Return the part's queries, (groups, n_q, dim): a view if possible, as it is for contiguous memory."""
         return self.part_of(tensor).flatten(0, 1)
 
     def key_rows(self, tensor: Tensor) -> Tensor:
-        """The part's (groups, keys, dim): a view if it can be."""
+        """Return the part's keys, (groups, keys, dim): a view if possible."""
         return self.part_of(tensor).flatten(0, 1)[:, self.keys]
 
     def add(self, whole: Tensor, rows: Tensor) -> None:
@@ -256,7 +256,7 @@ class _Part(Groups):
         target += rows if len(target) == len(rows) else rows.sum(0, keepdim=True)
 
     def weights(self, whole: Tensor) -> Tensor:
-        """The part's (groups, n_q, keys) in the whole's memory: contiguous."""
+        """Return the part's (groups, n_q, keys) in the memory of the whole; it is contiguous."""
         groups, n_q, n_k = self.size
         return self.part_of(whole).flatten()[: groups * n_q * n_k].view(self.size)
 
@@ -289,7 +289,7 @@ class _Part(Groups):
             by_head.masked_fill_(~allowed[:, None, None], -torch.inf)
 
     def kept(self) -> Tensor | None:
-        """What dropout multiplies the weights by, (groups, n_q, keys)."""
+        """Return the factors that dropout puts on the weights, (groups, n_q, keys); None without dropout."""
         problem = self.work.problem
         if problem.dropout_seeds is None:
             return None
@@ -298,21 +298,21 @@ class _Part(Groups):
         return kept.to(problem.dtype) / (1.0 - problem.dropout_p)
 
     def spread(self, per_offset: Tensor, table: Vectors, scores: Tensor) -> None:
-        """Write each pair's number of (groups, n_q, T) to ``scores``."""
+        """Write to each pair of ``scores`` its number from (groups, n_q, T)."""
         columns = self.work.columns[id(table)][:, self.keys]
         torch.gather(per_offset, -1, columns.expand_as(scores), out=scores)
 
     def collect(self, scores: Tensor, table: Vectors) -> Tensor:
-        """Each query's scores summed by offset, (groups, n_q, T)."""
+        """Sum each query's scores by offset: (groups, n_q, T)."""
         assert isinstance(table, GridVectors)
         work, window = self.work, table.window
         if len(window) == 1:
             return scores.sum(-1, keepdim=True)
         with work.workspace.scope():
-            # Not ``contiguous``: a view that is contiguous already would outlive its memory.
+            # ``contiguous`` would return a view that is contiguous already, and that view would outlive its memory.
             per_offset = work.skewed(scores, self.keys, window).clone(memory_format=torch.contiguous_format)
         m, grid = work.m[:, self.keys], work.grid
-        # Its ends also stand for all that lies beyond.
+        # The ends of the table also stand for all offsets beyond.
         if window.start > grid.low:
             per_offset[..., 0] += torch.linalg.vecdot(scores, (m < window.start).to(scores.dtype))
         if window.stop < grid.low + grid.count:

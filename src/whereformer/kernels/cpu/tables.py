@@ -1,6 +1,6 @@
-"""Tables over offsets as tiles read and sum them: by strides where positions are affine, else entry by entry.
+"""How tiles read tables over offsets and sum into them: by strides for affine positions, else entry by entry.
 
-Everything here is of one piece: its layout of offsets, and its tables in that layout.
+Everything here belongs to one piece: its layout of offsets, and its tables in that layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .workspace import Workspace
 
 
 class Grid:
-    """Offsets between affine positions: ``base + unit * (column - step * row)`` with whole ``step``.
+    """Offsets between affine positions: ``base + unit * (column - step * row)`` with an integer ``step``.
 
     ``column - step * row`` is called *m* below; it runs over ``range(low, low + count)``.
     """
@@ -33,45 +33,45 @@ class Grid:
         self.device = device
 
     def lowest(self, span: Span) -> int:
-        """The m of a tile's last query and first key."""
+        """Return the m of a tile's last query and first key."""
         return span.keys.start - self.step * (span.queries.stop - 1)
 
     def window(self, first: int, length: int) -> range:
-        """The values of m between which a table of ``length`` offsets from ``first`` is not constant."""
+        """Return the range of m in which a table of ``length`` offsets from ``first`` is not constant."""
         start = (first - self.base) // self.unit
         stop = -((self.base - first - length + 1) // self.unit)
         start, stop = (max(self.low, min(self.low + self.count - 1, m)) for m in (start, stop))
         return range(start, max(start, stop) + 1)
 
     def rows(self, first: int, length: int, window: range | None = None) -> Tensor:
-        """Which row of a table each m of a window (all of them by default) reads."""
+        """Return the row of a table that each m of a window reads; by default the window is every m."""
         window = range(self.low, self.low + self.count) if window is None else window
         m = torch.arange(window.start, window.stop, device=self.device)
         return (self.base + self.unit * m - first).clamp(0, length - 1)
 
     def past(self, queries: range) -> int:
-        """How many keys, from the first on, the last of these queries may attend under a causal mask."""
+        """Return how many keys, from the first on, the last of these queries may attend under a causal mask."""
         return self.step * (queries.stop - 1) + (-self.base) // self.unit + 1
 
 
 class Listed:
-    """Offsets between explicit positions, one by one."""
+    """Offsets between explicit positions, pair by pair."""
 
     def __init__(self, query_positions: Tensor, key_positions: Tensor) -> None:
         self.query_positions, self.key_positions = query_positions, key_positions
 
     def offsets(self, span: Span) -> Tensor:
-        """The offsets of a tile, (rows, columns)."""
+        """Return the offsets of a tile, (rows, columns)."""
         queries = self.query_positions[span.queries.start : span.queries.stop]
         return offsets_between(queries, self.key_positions[span.keys.start : span.keys.stop])
 
     def entries(self, span: Span, first: int, length: int) -> Tensor:
-        """Which entry of a table of ``length`` offsets from ``first`` each pair of a tile reads, (rows, columns)."""
+        """Return the entry that each pair of a tile reads, (rows, columns), of ``length`` offsets from ``first``."""
         return (self.offsets(span) - first).clamp(0, length - 1)
 
 
 def layout(query_positions: PositionsLike, key_positions: PositionsLike, device: torch.device) -> Grid | Listed:
-    """How offsets vary over a piece: a grid unless its diagonals would be far longer than the piece is."""
+    """Return the layout of a piece's offsets: a grid, unless its diagonals would be far longer than the piece."""
     if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
         unit, step = _steps(query_positions, key_positions)
         if step is not None:
@@ -81,14 +81,14 @@ def layout(query_positions: PositionsLike, key_positions: PositionsLike, device:
 
 
 def is_grid(query_positions: PositionsLike, key_positions: PositionsLike) -> bool:
-    """Whether offsets between these positions are laid out as a grid."""
+    """Whether the offsets between these positions are laid out as a grid."""
     if isinstance(query_positions, Positions) and isinstance(key_positions, Positions):
         return _steps(query_positions, key_positions)[1] is not None
     return False
 
 
 def _steps(query_positions: Positions, key_positions: Positions) -> tuple[int, int | None]:
-    """The unit of a grid, and its step if there can be one."""
+    """Return the unit of a grid, and its step if there can be one."""
     query_stride, key_stride = query_positions.stride, key_positions.stride
     if query_positions.length == 1:
         query_stride = key_stride
@@ -100,7 +100,7 @@ def _steps(query_positions: Positions, key_positions: Positions) -> tuple[int, i
 
 
 class GridBias:
-    """A number per head and offset on a grid: what an ``OffsetBias`` (``table`` (heads, T)) and causality add."""
+    """A number per head and offset on a grid: what an ``OffsetBias`` with ``table`` (heads, T) and causality add."""
 
     def __init__(self, grid: Grid, table: Tensor, first: int, causal: bool) -> None:
         self.grid, self.table, self.causal = grid, table, causal
@@ -110,7 +110,7 @@ class GridBias:
 
     @cached_property
     def values(self) -> Tensor:
-        """What is added at each m, (heads, grid.count)."""
+        """Return what is added at each m, (heads, grid.count)."""
         values = self.table[:, self.index]
         if self.causal:
             m = torch.arange(self.grid.low, self.grid.low + self.grid.count, device=self.grid.device)
@@ -118,17 +118,17 @@ class GridBias:
         return values
 
     def whole(self) -> Tensor:
-        """What is added, (heads, n_q, n_k)."""
+        """Return what is added, (heads, n_q, n_k)."""
         return self.reversed_rows(range(len(self.values))).flip(1)
 
     def reversed_rows(self, heads: range) -> Tensor:
-        """What is added, (heads, n_q, n_k), the last query first: a view of the table, with positive strides."""
+        """Return what is added, (heads, n_q, n_k), the last query first: a view of the table with positive strides."""
         values, grid = self.values[heads.start : heads.stop], self.grid
         strides = values.stride(0), grid.step, 1
         return values.as_strided((len(values), grid.n_q, grid.n_k), strides, values.storage_offset())
 
     def reader(self, heads: range, workspace: Workspace, rows: int = tuning.REPEATED_ROWS) -> GridReader:
-        """A reader for tiles of some heads."""
+        """Return a reader for tiles of some heads."""
         return GridReader(self.grid, self.values[heads.start : heads.stop], min(rows, self.grid.n_q), workspace)
 
     def collect(self, tile: Tile, heads: range) -> None:
@@ -136,7 +136,7 @@ class GridBias:
         start, width = self.grid.lowest(tile.span), tile.skewed.shape[2]
         sums = self.sums[heads.start : heads.stop, start - self.grid.low :]
         if start >= self.window.stop - 1 or start + width <= self.window.start + 1:
-            # All of the tile reads the same entry of the table, so any m of it will do.
+            # The whole tile reads the same entry of the table, so any of its m will do.
             found = tile.scores.sum((1, 2)).unsqueeze(1)
         else:
             found = tile.skewed.sum(1)
@@ -145,19 +145,19 @@ class GridBias:
         sums[:, : found.shape[1]].add_(found)
 
     def add_to(self, gradient: Tensor) -> None:
-        """Add all that was collected to the table's gradient, (heads, T)."""
+        """Add everything that was collected to the table's gradient, (heads, T)."""
         gradient.index_add_(1, self.index, self.sums)
 
 
 class GridReader:
-    """A table of numbers as tiles of some heads read it.
+    """A table of numbers in the form in which tiles of some heads read it.
 
-    Each row of its memory repeats the table, so that a tile's row begins ``step`` entries before the one above. It has
-    few rows, which stay in the cache.
+    Each row of its memory repeats the table, so that a tile's row begins ``step`` entries before the one above. The few
+    rows stay in the cache.
 
     Args:
         values: (heads, grid.count).
-        rows: of a tile that are read at a time.
+        rows: the number of a tile's rows that are read at a time.
     """
 
     def __init__(self, grid: Grid, values: Tensor, rows: int, workspace: Workspace) -> None:
@@ -166,7 +166,7 @@ class GridReader:
         self.memory.copy_(values.unsqueeze(1).expand_as(self.memory))
 
     def view(self, span: Span) -> Tensor:
-        """What is added to at most ``rows`` queries, (heads, rows, columns)."""
+        """Return what is added to at most ``rows`` queries, (heads, rows, columns)."""
         grid, memory = self.grid, self.memory
         start = span.keys.start - grid.step * span.queries.start - grid.low
         size = (memory.shape[0], len(span.queries), len(span.keys))
@@ -180,7 +180,7 @@ class GridReader:
 
 
 class ListedReader:
-    """The same for explicit positions."""
+    """Does the job of :class:`GridReader` for explicit positions."""
 
     def __init__(self, bias: ListedBias, heads: range) -> None:
         self.bias, self.heads = bias, heads
@@ -192,10 +192,11 @@ class ListedReader:
 
 
 class GridVectors:
-    """A vector per offset on a grid, of which each query makes a number per offset: ``OffsetKeys``, ``OffsetValues``.
+    """A vector per offset on a grid, for ``OffsetKeys`` and ``OffsetValues``: each query gets a number per offset from
+    it.
 
-    ``vectors`` (heads or 1, T, dim) are the table's rows that tiles tell apart; the first and the last also stand for
-    all offsets beyond. ``sums``, alike, takes their gradient.
+    ``vectors`` (heads or 1, T, dim) are the table's rows that occur in tiles; the first and the last also stand for all
+    offsets beyond. ``sums`` has the same shape and collects their gradient.
     """
 
     def __init__(self, grid: Grid, table: Tensor, first: int) -> None:
@@ -206,12 +207,12 @@ class GridVectors:
         self.sums = torch.zeros_like(self.vectors)
 
     def of_rows(self, queries: range) -> GridVectors:
-        """The part of the table that some queries can read, with the same memory."""
+        """Return the part of the table that some queries can read, in the same memory."""
         grid, window = self.grid, self.window
         low = max(window.start, -grid.step * (queries.stop - 1))
         high = min(window.stop, grid.n_k - grid.step * queries.start)
         if high <= low:
-            # They read one of the table's ends only.
+            # They read only one end of the table.
             low = window.start if high <= window.start else window.stop - 1
             high = low + 1
         part = copy(self)
@@ -221,19 +222,19 @@ class GridVectors:
         return part
 
     def spread(self, per_offset: Tensor, tile: Tile) -> None:
-        """Write each pair's number of (groups, rows, T) to the tile."""
+        """Write to each pair of the tile its number from (groups, rows, T)."""
         for part, columns in self._parts(tile):
             part.copy_(per_offset[..., columns].expand_as(part))
         tile.clear_margins()
 
     def collect(self, tile: Tile, per_offset: Tensor) -> None:
-        """Add each query's scores, by offset, to (groups, rows, T)."""
+        """Add each query's scores by offset to (groups, rows, T)."""
         for part, columns in self._parts(tile):
             target = per_offset[..., columns]
             target += part if target.shape[-1] == part.shape[-1] else part.sum(-1, keepdim=True)
 
     def _parts(self, tile: Tile) -> list[tuple[Tensor, slice]]:
-        """The tile cut into views with a column an offset, and the offsets that each reads."""
+        """Cut the tile into views with one column per offset, each with the offsets that it reads."""
         size, start = len(self.window), self.window.start - self.grid.lowest(tile.span)
         width = tile.skewed.shape[2]
         if start >= width - 1:
@@ -254,7 +255,7 @@ class GridVectors:
 
 
 class ListedBias:
-    """What :class:`GridBias` does, for explicit positions."""
+    """Does the job of :class:`GridBias` for explicit positions."""
 
     def __init__(self, offsets: Listed, table: Tensor, first: int) -> None:
         self.offsets, self.values, self.first = offsets, table, first
@@ -273,7 +274,7 @@ class ListedBias:
 
 
 class ListedVectors:
-    """What :class:`GridVectors` does, for explicit positions."""
+    """Does the job of :class:`GridVectors` for explicit positions."""
 
     def __init__(self, offsets: Listed, table: Tensor, first: int) -> None:
         self.offsets, self.vectors, self.first = offsets, table, first
@@ -301,7 +302,7 @@ BiasReader: TypeAlias = GridReader | ListedReader
 
 
 def vectors_of_table(offsets: Grid | Listed, table: Tensor, first: int) -> Vectors:
-    """A table of vectors in a piece's layout."""
+    """Return a table of vectors in a piece's layout."""
     return GridVectors(offsets, table, first) if isinstance(offsets, Grid) else ListedVectors(offsets, table, first)
 
 
@@ -329,19 +330,19 @@ class Tables:
 
     @property
     def step(self) -> int:
-        """By how many columns diagonals move from row to row in memory that tables write to or read from."""
+        """The number of columns by which diagonals move from row to row in the memory that tables read and write."""
         return self.layout.step if isinstance(self.layout, Grid) else 0
 
     def by_name(self) -> dict[str, Bias | Vectors]:
-        """The tables that there are, by their names in ``GRADIENTS``."""
+        """Return the tables by their names in ``GRADIENTS``."""
         tables = {"bias": self.bias, "key_table": self.key_table, "value_table": self.value_table}
         return {name: table for name, table in tables.items() if table is not None}
 
     def vectors(self) -> tuple[Vectors | None, Vectors | None]:
-        """The keys' and the values' tables."""
+        """The tables of the keys and of the values."""
         return self.key_table, self.value_table
 
     def of_rows(self, queries: range) -> tuple[Vectors | None, Vectors | None]:
-        """The parts of the keys' and the values' tables that some queries can read."""
+        """Return the parts of both tables of vectors that some queries can read."""
         key_table, value_table = (None if table is None else table.of_rows(queries) for table in self.vectors())
         return key_table, value_table

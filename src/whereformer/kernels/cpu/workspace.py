@@ -1,6 +1,6 @@
-"""Memory that is taken once and used again, because fresh memory costs more than the work done in it.
+"""``Workspace``: memory that is allocated once and reused, because fresh memory costs more than the work done in it.
 
-``Workspace.take`` alone hands out memory that may hold anything, so tests replace it to fill memory with NaN.
+Only ``Workspace.take`` hands out uninitialised memory, so tests replace it to fill that memory with NaN.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .. import tuning
 
 
 class Workspace:
-    """A stack of memory: what is taken belongs to whoever took it until the scope ends in which it was taken.
+    """A stack of memory: a tensor taken from it is valid until the scope ends in which it was taken.
 
-    On the CPU a little of it stays for the next call of the same thread.
+    On the CPU a small part of it stays for the next call of the same thread.
     """
 
     _kept = threading.local()
@@ -30,13 +30,13 @@ class Workspace:
         self._taken = 0
 
     def close(self) -> None:
-        """Keep the memory for the next call if it is not more than ``tuning.KEPT_BYTES``."""
+        """Keep the memory for the next call if it is at most ``tuning.KEPT_BYTES``."""
         if self.device.type == "cpu" and sum(slot.numel() for slot in self._slots) <= tuning.KEPT_BYTES:
             self._kept.cpu = self._slots
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """What is taken inside is free again afterwards."""
+        """Open a scope: what is taken inside is free again afterwards."""
         taken = self._taken
         try:
             yield
@@ -44,12 +44,12 @@ class Workspace:
             self._taken = taken
 
     def take(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor with whatever the memory held before."""
+        """Return a contiguous tensor with whatever the memory held before."""
         wanted = math.prod(size) * dtype.itemsize
         if self._taken == len(self._slots):
             self._slots.append(torch.empty(0, dtype=torch.uint8, device=self.device))
         if self._slots[self._taken].numel() < wanted:
-            # Memory made in inference mode could not be written to outside it.
+            # Memory allocated in inference mode could not be written to outside of it.
             with torch.inference_mode(False):
                 self._slots[self._taken] = torch.empty(wanted, dtype=torch.uint8, device=self.device)
         memory = self._slots[self._taken][:wanted]
@@ -57,11 +57,11 @@ class Workspace:
         return memory.view(dtype).view(size)
 
     def zeros(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The same, filled with zeros."""
+        """Return a contiguous tensor of zeros."""
         return self.take(size, dtype).zero_()
 
     def converted(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """The tensor itself if it is contiguous and of this dtype, else a copy."""
+        """Return the tensor itself if it is contiguous and has this dtype, else a copy."""
         if tensor.dtype == dtype and tensor.is_contiguous():
             return tensor
         return self.take(tuple(tensor.shape), dtype).copy_(tensor)

@@ -1,1 +1,1 @@
-"""Attention on NVIDIA GPUs, in Triton."""
+"""The "triton" backend: fused attention kernels for NVIDIA GPUs."""

@@ -1,7 +1,7 @@
-"""What the kernels are given: tensors with their strides, and numbers, in named tuples that Triton takes as arguments.
+"""The arguments of the Triton kernels: tensors with their strides, and numbers, in named tuples.
 
-A field that is None, or a constant of the compiler (``tl.constexpr``), is compiled into the kernel. Each tuple holds
-either tuples or values, never both: Triton 3.6 forgets constants in a tuple that has values beside it.
+A field that is None or a compile-time constant (``tl.constexpr``) is compiled into the kernel. Each tuple holds either
+tuples or values, never both: Triton 3.6 forgets the constants of a tuple that has values beside it.
 
 Scores are in units of log2 in all kernels, so the table of numbers and the products with a table of keys are multiplied
 by log2(e) here.
@@ -25,19 +25,19 @@ from .blocks import LARGEST_BLOCK, padded
 class RowMatrix(NamedTuple):
     """A (batch, heads, n, width) tensor with a contiguous last axis.
 
-    ``data`` is None where a call has no such tensor.
+    ``data`` is None if a call has no such tensor.
     """
 
     data: Any
     batch: Any  # the strides of the axes
     head: Any
     row: Any
-    width: Any  # a constant of the compiler
-    padded: Any  # the width of its tiles, a power of two: also a constant
+    width: Any  # a compile-time constant
+    padded: Any  # the width of its tiles, a power of two: also a compile-time constant
 
 
 class PairMatrix(NamedTuple):
-    """A (batch, heads, n_q, n_k) tensor, or None as ``data``."""
+    """A (batch, heads, n_q, n_k) tensor; ``data`` is None if a call has no such tensor."""
 
     data: Any
     batch: Any  # the strides of the axes
@@ -47,7 +47,7 @@ class PairMatrix(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What is multiplied; ``query`` and ``key``, or both factors, may be without data."""
+    """The tensors that are multiplied; ``query`` and ``key``, or both factors, may have no data."""
 
     query: RowMatrix
     key: RowMatrix
@@ -57,20 +57,20 @@ class Inputs(NamedTuple):
 
 
 class BiasTable(NamedTuple):
-    """A table of numbers over offsets, padded with its end values, so that no tile INSIDE reads beyond it."""
+    """A table of numbers over offsets, padded with its end values so that no tile INSIDE reads beyond it."""
 
-    log2: Any  # (heads, row), in units of log2; None where a call has no such table
-    row: Any  # the columns, padding included
-    shift: Any  # the offset of the first column, padding included
-    first: Any  # the offset of the first column that is no padding
-    length: Any  # how many columns are no padding
+    log2: Any  # (heads, row), in units of log2; None if a call has no such table
+    row: Any  # the number of columns, including padding
+    shift: Any  # the offset of the first column, including padding
+    first: Any  # the offset of the first column that is not padding
+    length: Any  # the number of columns that are not padding
 
 
 class VectorTable(NamedTuple):
-    """A table of vectors over offsets, as its products with the rows that it meets: (batch, heads, n_q, length)."""
+    """A table of vectors over offsets, as its products with the rows that read it: (batch, heads, n_q, length)."""
 
     products: Any  # None in kernels that do not read them
-    first: Any  # the offset of the first column; None where a call has no such table
+    first: Any  # the offset of the first column; None if a call has no such table
     length: Any
 
 
@@ -82,14 +82,14 @@ class Scale(NamedTuple):
 
 
 class TableSpan(NamedTuple):
-    """The offsets between which some table is not constant; None where there is no table."""
+    """The offsets between which some table is not constant; None if there is no table."""
 
     first: Any
     last: Any
 
 
 class Terms(NamedTuple):
-    """What makes scores out of inputs; scores are in units of log2."""
+    """What turns inputs into scores, which are in units of log2."""
 
     scale: Scale
     span: TableSpan
@@ -100,22 +100,22 @@ class Terms(NamedTuple):
 
 
 class PairRules(NamedTuple):
-    """Which queries meet which keys, at which offset, and which weights drop."""
+    """Which queries attend to which keys, at which offset, and which weights dropout removes."""
 
     n_q: Any
     n_k: Any
     heads: Any
-    causal: Any  # a constant of the compiler
-    start: Any  # the offset of the first key and the first query; 0 where positions are explicit
-    query_stride: Any  # the strides are constants of the compiler
+    causal: Any  # a compile-time constant
+    start: Any  # the offset between the first query and the first key; 0 if positions are explicit
+    query_stride: Any  # the strides are compile-time constants
     key_stride: Any
-    query_positions: Any  # None where positions are affine
+    query_positions: Any  # None if positions are affine
     query_positions_batch: Any
     key_positions: Any
     key_positions_batch: Any
-    key_ranks: Any  # how many earlier keys of the same block have the same position
+    key_ranks: Any  # the number of earlier keys of the same block at the same position
     key_mask: Any
-    key_end: Any  # for each row of the batch, one more than the last key that may be attended
+    key_end: Any  # for each row of the batch, the index after the last key that may be attended
     query_documents: Any
     key_documents: Any
     dropout_seeds: Any  # 32 bits for each row of scores
@@ -124,35 +124,35 @@ class PairRules(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """What makes a row's scores its weights, ``exp2(scores - shift - log_sum)``; each (batch, heads, n_q).
+    """What turns a row's scores into weights, ``exp2(scores - shift - log_sum)``; each (batch, heads, n_q).
 
-    ``log_sum`` is None where ``shift`` holds the sum of both: one number fewer in memory and registers. It is kept
-    apart where terms may add large numbers, beside which it would be rounded away.
+    If ``log_sum`` is None, ``shift`` holds the sum of both, which saves a number in memory and registers. They are
+    separate if terms may add large numbers, beside which ``log_sum`` would be rounded away.
     """
 
-    shift: Any  # inf in rows that may attend nothing
+    shift: Any  # inf in rows that may not attend to anything
     log_sum: Any
     delta: Any  # what softmax's gradient subtracts in each row; None in the forward
 
 
 class Known(NamedTuple):
-    """What the kernels of gradients know of each query."""
+    """What the gradient kernels know about each query."""
 
     d_out: RowMatrix
     norm: Norm
 
 
 class TableSums(NamedTuple):
-    """Sums over the keys of each query that gradients of tables are made of; None for those that are not needed."""
+    """Sums over the keys of each query, which make up the gradients of tables; None if not needed."""
 
-    bias_ends: Any  # (2, batch, heads, n_q): what lies at or beyond the ends of the bias
+    bias_ends: Any  # (2, batch, heads, n_q): the sums at or beyond the ends of the bias
     bias_rows: Any  # (batch, heads, n_q, length), with explicit positions: one sum for each row and offset
     key_table_rows: Any  # likewise, with all positions
     at_offset: Any  # likewise: the weights that meet each vector of the value table
 
 
 class QueryGradients(NamedTuple):
-    """Where the sums over keys go."""
+    """The tensors that receive sums over keys."""
 
     query: RowMatrix
     factors: RowMatrix
@@ -160,7 +160,7 @@ class QueryGradients(NamedTuple):
 
 
 class KeyGradients(NamedTuple):
-    """Where the sums over queries go."""
+    """The tensors that receive sums over queries."""
 
     key: RowMatrix
     value: RowMatrix
@@ -168,15 +168,15 @@ class KeyGradients(NamedTuple):
 
 
 def constant(number: int | bool) -> Any:
-    """A number that the kernels are compiled for."""
-    # Not at the top, because Triton does not come with every build of torch.
+    """Wrap a number as a compile-time constant of the kernels."""
+    # Imported here, because not every build of torch comes with Triton.
     import triton.language as tl
 
     return tl.constexpr(number)
 
 
 def row_matrix(tensor: Tensor | None, batch: int = 0) -> RowMatrix:
-    """A tensor as the kernels take it; where it has one row for the whole ``batch``, all read that."""
+    """Describe a tensor to the kernels; if it has one row for the whole ``batch``, all items read that row."""
     if tensor is None:
         return RowMatrix(None, 0, 0, 0, constant(16), constant(16))
     if tensor.stride(3) != 1 and tensor.shape[3] != 1:
@@ -187,7 +187,7 @@ def row_matrix(tensor: Tensor | None, batch: int = 0) -> RowMatrix:
 
 
 def pair_matrix(tensor: Tensor | None, batch: int) -> PairMatrix:
-    """The same for a tensor with a number for each pair."""
+    """Describe a tensor with one number per pair to the kernels."""
     if tensor is None:
         return PairMatrix(None, 0, 0, 0, 0)
     across = 0 if tensor.shape[0] == 1 and batch > 1 else tensor.stride(0)
@@ -195,7 +195,7 @@ def pair_matrix(tensor: Tensor | None, batch: int) -> PairMatrix:
 
 
 def inputs_of(problem: Problem) -> Inputs:
-    """What the problem multiplies."""
+    """Return the tensors that the problem multiplies."""
     batch = problem.value.shape[0]
     return Inputs(
         row_matrix(problem.query),
@@ -207,12 +207,12 @@ def inputs_of(problem: Problem) -> Inputs:
 
 
 def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
-    """A contiguous (1 or 2, batch, heads, n_q) tensor as the kernels take it."""
+    """Describe a contiguous (1 or 2, batch, heads, n_q) norm to the kernels."""
     return Norm(norm[0], norm[1] if len(norm) > 1 else None, delta)
 
 
 def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
-    """Which queries meet which keys, as the kernels take it; ``dropout_seeds`` are of the problem's rows."""
+    """Describe to the kernels which queries attend to which keys; ``dropout_seeds`` are those of the problem's rows."""
     n_q, n_k = problem.n_q, problem.value.shape[2]
     key_mask = problem.key_mask
     key_end = ranks = query_documents = key_documents = None
@@ -256,7 +256,7 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
 
 
 def _same_dtype(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors of ids or positions in one type that kernels can load and compare."""
+    """Convert two tensors of ids or positions to one type that kernels can load and compare."""
     dtype = torch.promote_types(first.dtype, second.dtype)
     if dtype in (torch.float16, torch.bfloat16):
         dtype = torch.float32
@@ -266,7 +266,7 @@ def _same_dtype(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ranks(positions: Tensor) -> Tensor:
-    """How many earlier keys of the same block of keys have the same position, int32 in the shape of ``positions``."""
+    """Count the earlier keys at the same position in each key's block; int32, in the shape of ``positions``."""
     length = positions.shape[-1]
     short = functional.pad(positions, (0, -length % LARGEST_BLOCK)).unflatten(-1, (-1, LARGEST_BLOCK))
     same = short.unsqueeze(-1) == short.unsqueeze(-2)
@@ -274,7 +274,7 @@ def _ranks(positions: Tensor) -> Tensor:
 
 
 def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
-    """What makes the problem's scores; with the output's gradient for the kernels of gradients."""
+    """Return what makes the problem's scores; the gradient kernels also need the output's gradient."""
     tables = (problem.bias, problem.key_table, problem.value_table)
     spans = [
         (first, first + table.shape[1] - 1)
@@ -300,16 +300,16 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
 
 
 def _bias_table(problem: Problem, first: int | None, last: int | None) -> BiasTable:
-    """The table of numbers; ``first`` and ``last`` are the offsets between which any table is not constant."""
+    """Return the table of numbers; ``first`` and ``last`` are the offsets between which some table is not constant."""
     bias, shift = problem.bias, problem.first[0]
     if bias is None:
         return BiasTable(None, None, None, None, None)
     length = bias.shape[1]
-    # The lowest of numbers, which masks often hold, is to stay finite: -inf alone forbids a pair.
+    # The lowest finite number, which masks often contain, must stay finite: only -inf forbids a pair.
     lowest = torch.finfo(bias.dtype).min / 4
     bias = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest)) * LOG2E
     if first is not None and last is not None and problem.query_positions is None:
-        # A tile that is not wholly beyond the ends of all tables reads at most its own extent beyond them.
+        # A tile that is not entirely beyond the ends of all tables reads at most its own extent beyond them.
         extent = LARGEST_BLOCK * (problem.affine[1] + problem.affine[3])
         before = shift - first + extent
         after = last - (shift + length - 1) + extent
@@ -323,10 +323,10 @@ def _vector_table(products: Tensor | None, table: Tensor | None, first: int) -> 
 
 
 def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
-    """The problem in runs of queries few enough for their products with tables of vectors; mostly one run."""
+    """Split the problem into runs of queries small enough for their products with tables of vectors; mostly one run."""
     lengths = [table.shape[1] for table in (problem.key_table, problem.value_table) if table is not None]
     if problem.query_positions is not None and problem.bias is not None:
-        lengths.append(problem.bias.shape[1])  # its gradient is then summed by rows, too
+        lengths.append(problem.bias.shape[1])  # its gradient is then also summed by rows
     longest, n_q = max(lengths, default=1), problem.n_q
     room = n_q * tuning.ROW_TABLE_NUMBERS
     size = n_q if n_q * longest <= room else max(tuning.FEWEST_TABLE_ROWS, room // longest)
@@ -352,6 +352,6 @@ def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
 
 
 def dropout_seeds_of(problem: Problem) -> Tensor | None:
-    """Dropout's seeds of all rows, in the 32 bits that the kernels take."""
+    """Return the dropout seeds of all rows, in the 32 bits that the kernels take."""
     seeds = problem.dropout_seeds
     return None if seeds is None else torch.where(seeds >= 2**31, seeds - 2**32, seeds).to(torch.int32)

@@ -1,4 +1,4 @@
-"""What ``backend="triton"`` can compute, and where."""
+"""Checks which calls ``backend="triton"`` can compute, and on which devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def unavailable(call: Shaped, device: torch.device) -> str | None:
-    """Why this backend cannot take the call on that device, in a line that says what can; None if it can."""
+    """Return why this backend cannot take the call on that device, and which one can; None if it can."""
     reason = _unavailable(call, device)
     return None if reason is None else f"backend 'triton' {reason}; use backend='blockwise'"
 
@@ -39,9 +39,9 @@ def _unavailable(call: Shaped, device: torch.device) -> str | None:
 
 @constant_when_compiled
 def _unavailable_on(device: torch.device) -> str | None:
-    """Why this backend cannot run on the device."""
+    """Return why this backend cannot run on the device; None if it can."""
     if device.type == "cuda" and not torch.cuda.is_available():
-        # The call will run on another machine, about whose GPU nothing is known.
+        # The call will run on another machine, whose GPU is unknown.
         return None
     if not _INSTALLED:
         return "needs Triton, which is not installed"

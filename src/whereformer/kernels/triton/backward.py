@@ -1,4 +1,4 @@
-"""The launches of the kernels of gradients, and what torch makes of their sums."""
+"""The backward pass of "triton": it launches the gradient kernels and finishes their sums with torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .blocks import blocks_of, cdiv
 
 @dataclass(frozen=True)
 class _QueryPart:
-    """Some queries of a problem, with the arguments that all kernels of gradients begin with."""
+    """Some queries of a problem, with the first arguments of all gradient kernels."""
 
     problem: Problem
     rows: slice
@@ -43,7 +43,7 @@ class _QueryPart:
 
 
 class Backward:
-    """One backward pass: fills ``gradients``, those of ``GRADIENTS`` that are needed, by name."""
+    """One backward pass, which fills ``gradients``: the needed ones of ``GRADIENTS``, by name."""
 
     def __init__(
         self, problem: Problem, d_out: Tensor, out: Tensor, norm: Tensor, gradients: dict[str, Tensor]
@@ -61,7 +61,7 @@ class Backward:
         return any(name in self.gradients for name in names)
 
     def _place(self, name: str) -> Tensor | None:
-        """Where a gradient is summed: in itself, or in float32 where torch adds more to it."""
+        """Return the memory to sum a gradient in: its own, or float32 if torch adds more to it."""
         tensor: Tensor | None = getattr(self.problem, name)
         if tensor is None:
             return None
@@ -110,7 +110,7 @@ class Backward:
         )
 
     def _row_products(self, out: Tensor) -> Tensor:
-        # Not at the top, here and below, because it imports Triton.
+        # Imported here, and likewise below, because it imports Triton.
         from .jit.gradients import row_products
 
         delta = torch.empty_like(self.norm[0], memory_format=torch.contiguous_format)
@@ -125,7 +125,7 @@ class Backward:
         return delta
 
     def _query_gradients(self, part: _QueryPart) -> None:
-        """All gradients that are sums over keys, and what follows from them."""
+        """Compute all gradients that are sums over keys, and those that follow from them."""
         from .jit.query_gradients import query_gradients
 
         problem, rows, d_out = part.problem, part.rows, part.d_out
@@ -169,7 +169,7 @@ class Backward:
             d_value_table += _fold(at_offset.mT @ d_out.float(), d_value_table)
 
     def _key_gradients(self, part: _QueryPart) -> None:
-        """All gradients that are sums over queries."""
+        """Compute all gradients that are sums over queries."""
         from .jit.key_gradients import key_gradients
 
         blocks = blocks_of("key", part.problem)
@@ -184,7 +184,7 @@ class Backward:
         )
 
     def _diagonal_gradients(self, part: _QueryPart) -> None:
-        """The bias's gradient between its ends, for affine positions."""
+        """Compute the bias's gradient between its ends, for affine positions."""
         from .jit.tile_gradients import diagonal_gradients, sum_diagonals
 
         problem, pairs, d_out = part.problem, part.pairs, part.d_out
@@ -196,7 +196,7 @@ class Backward:
         start = key_start - query_start
         divisor = math.gcd(query_stride, key_stride)
         row_blocks, key_blocks = cdiv(problem.n_q, size), cdiv(problem.n_k, size)
-        # Diagonals of tiles that read a column between the first and the last, out of those that there are.
+        # Take the diagonals of tiles that read a column between the first and the last.
         low, high = first + 1 - start, first + length - 2 - start
         if problem.causal:
             high = min(high, -start)
@@ -243,7 +243,7 @@ class Backward:
         d_bias += between
 
     def _dense_gradients(self, part: _QueryPart) -> None:
-        """The gradient of numbers for each pair."""
+        """Compute the gradient of dense scores."""
         from .jit.tile_gradients import dense_gradients
 
         blocks = blocks_of("tile", part.problem)
@@ -264,12 +264,12 @@ class Backward:
 
 
 def _fold(found: Tensor, table: Tensor) -> Tensor:
-    """A gradient for every row of the batch and head, summed to the shape of ``table``."""
+    """Sum a gradient per batch row and head to the shape of ``table``."""
     return found.sum(0) if table.shape[0] == found.shape[1] else found.sum((0, 1)).unsqueeze(0)
 
 
 def _splits(device: torch.device, programs: int, steps: int) -> int:
-    """Into how many shares of ``steps`` to divide each of few programs, so that a GPU is busy."""
+    """Return how many parts to split the ``steps`` of each program into, so that few programs keep a GPU busy."""
     if device.type != "cuda":
         return min(2, steps)
     processors = torch.cuda.get_device_properties(device).multi_processor_count

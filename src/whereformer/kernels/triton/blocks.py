@@ -1,8 +1,8 @@
 """The sizes of the kernels' tiles.
 
-They are fixed, not tuned at run time, because sums depend on the size of tiles, and results must not depend on which
-size was faster. All fit into the 99 KiB of shared memory of the smallest GPUs of compute capability 8, and into
-registers: what is more than a bias or a mask takes many of those for indices, so _RICH calls have smaller tiles.
+They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
+was faster. All fit into the 99 KiB of shared memory of the smallest GPUs of compute capability 8, and into registers.
+Anything beyond a bias or a mask takes many registers for indices, so _RICH calls have smaller tiles.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..problem import Problem
 from .available import interpreted
 
 LARGEST_BLOCK = 128
-"""Queries or keys in a tile, at most."""
+"""The most queries or keys in a tile."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The size of a kernel's tiles, and how a GPU is to run it."""
+    """The size of a kernel's tiles, and its launch options."""
 
     rows: int
     keys: int
@@ -51,7 +51,7 @@ _FLOAT = {
     "key": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
-# The interpreter's tiles are small, so that small tests have several, and of different shapes.
+# The interpreter's tiles are small, so that small tests have several, with different shapes.
 _INTERPRETED = {
     "forward": Blocks(32, 16, 4, 1),
     "query": Blocks(16, 32, 4, 1),
@@ -61,7 +61,7 @@ _INTERPRETED = {
 
 
 def blocks_of(kernel: str, problem: Problem) -> Blocks:
-    """The tiles of a problem in the kernel "forward", "query", "key" or "tile"."""
+    """Return the tile sizes of a problem in the kernel "forward", "query", "key" or "tile"."""
     if interpreted():
         return _INTERPRETED[kernel]
     widths = [padded(problem.value.shape[3])]
@@ -81,10 +81,10 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
 
 
 def padded(width: int) -> int:
-    """The next power of two that a matrix product in a kernel can have as a dimension."""
+    """Round up to a power of two that a kernel's matrix product accepts as a dimension."""
     return max(16, 1 << (width - 1).bit_length())
 
 
 def cdiv(number: int, divisor: int) -> int:
-    """How many parts of a size it takes, the last one perhaps smaller."""
+    """Divide and round up: the number of parts of a size, where the last one may be smaller."""
     return -(-number // divisor)

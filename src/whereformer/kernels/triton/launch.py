@@ -1,7 +1,7 @@
-"""``backend="triton"``: all terms fused into flash attention on NVIDIA GPUs, forward and backward, in O(n) memory.
+"""The operators of ``backend="triton"``: flash attention with all terms fused in, in O(n) memory, on NVIDIA GPUs.
 
-This module has the two custom operators and launches the forward's kernel; ``backward`` launches those of the
-gradients. What is cheap to say as matrix products over whole rows is done by torch. The kernels are in ``jit``.
+This module has the two custom operators and launches the forward kernel; ``backward`` launches the gradient kernels.
+Torch computes what is cheap as matrix products over whole rows. The kernels are in ``jit``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .blocks import blocks_of, cdiv
 
 
 def attend(call: Call) -> Tensor:
-    """The attention output, (batch, heads, n_q, value_dim) in the value's dtype."""
+    """Compute attention: (batch, heads, n_q, value_dim) in the value's dtype."""
     with without_autocast(call.value.device):
         problem = Problem.of(call)
         changes: dict[str, Any] = {}
         if problem.query_positions is not None or problem.key_positions is not None:
-            # The kernels take both as they are or both as numbers.
+            # The kernels take both sequences' positions as affine, or both as tensors.
             tables = (problem.bias, problem.key_table, problem.value_table)
             matter = call.causal or any(table is not None for table in tables)
             for name, positions in (("query", call.query_positions), ("key", call.key_positions)):
@@ -44,7 +44,7 @@ def attend(call: Call) -> Tensor:
 
 
 def _factors_dtype(call: Call) -> torch.dtype:
-    """Of factors in kernels: the value's where all came in it, which changes nothing but the speed."""
+    """Return the dtype of factors in kernels: the value's if all came in it, which only changes the speed."""
     pairs = [term for term in call.terms if isinstance(term, FactorPair)]
     came = {factors.dtype for pair in pairs for factors in (pair.query_factors, pair.key_factors)}
     return call.value.dtype if came == {call.value.dtype} else torch.float32
@@ -52,7 +52,7 @@ def _factors_dtype(call: Call) -> torch.dtype:
 
 @torch.library.custom_op("whereformer::triton_forward", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor)")
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The output and its norm, (1 or 2, batch, heads, n_q): the fields of the kernels' ``Norm``."""
+    """Return the output and its norm, (1 or 2, batch, heads, n_q): the fields of the kernels' ``Norm``."""
     problem = Problem(*arguments)
     out, norm = _empty_output(problem)
     if out.numel() == 0 or problem.n_k == 0:
@@ -71,7 +71,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Output in the layout that the next projection wants, and its norm."""
+    """Allocate the output, in the layout that suits the projection after it, and its norm."""
     value = problem.value
     batch, heads, _, value_dim = value.shape
     out = value.new_empty(batch, problem.n_q, heads, value_dim).transpose(1, 2)
@@ -101,7 +101,7 @@ def _(d_out: Tensor, out: Tensor, norm: Tensor, needed: Sequence[bool], *argumen
 
 
 def _empty_gradients(problem: Problem, needed: Sequence[bool]) -> list[Tensor]:
-    """Memory for the gradients that are needed, in the layout of their inputs."""
+    """Allocate the needed gradients, in the layout of their inputs."""
     inputs = [getattr(problem, name) for name in GRADIENTS]
     return [torch.empty_like(tensor) for tensor, wanted in zip(inputs, needed, strict=True) if wanted]
 
@@ -110,13 +110,13 @@ register_gradients(_forward, _backward)
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device."""
+    """Make this the current device, because Triton launches on that."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _run_forward(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, norm: Tensor) -> None:
     """Fill ``out`` and ``norm``, (..., batch, heads, n_q, ...) with any strides."""
-    # Not at the top, because it imports Triton.
+    # Imported here, because it imports Triton.
     from .jit.forward import forward
 
     batch, heads = problem.value.shape[:2]

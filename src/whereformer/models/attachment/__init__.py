@@ -1,8 +1,9 @@
-"""Position methods for transformers' own models, in place: any model that dispatches its attention takes one.
+"""``attach`` and ``detach``: position methods for transformers' own models, added in place.
 
 `found` finds the calls of a model's attention; `hooks` hands each of them the method and its layer; `interface` is the
 attention that transformers then calls; `own` switches the model's own positions off; `attaching` does and undoes all of
-it, and `saved` loads a checkpoint of such a model.
+this, and `saved` loads a checkpoint of such a model. Any model that dispatches its attention through transformers can
+get a method.
 """
 
 from .attaching import attach, detach

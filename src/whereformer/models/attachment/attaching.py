@@ -1,4 +1,4 @@
-"""Attaching a position method to a model of transformers, and detaching it."""
+"""``attach`` gives a transformers model a position method, and ``detach`` takes it away again."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ _UNDO = "_whereformer_undo"
 def attach(
     model: PreTrainedModel, position: str, *, keep_absolute: bool = True, **position_options: Any
 ) -> PreTrainedModel:
-    """Give a transformers model a position method, in place; its attention then goes through this library's.
+    """Give a transformers model a position method, in place; this library then computes its attention.
 
-    Every self-attention layer has the method's terms, a layer that runs several times (ALBERT) in each pass its own.
-    Cross-attention has no positions and stays as it is. A model with an encoder and a decoder has a method for each.
-    Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say.
+    Every self-attention layer gets the method's terms; a layer that runs several times (ALBERT) gets its own in each
+    pass. Cross-attention has no positions and stays as it is. In a model with an encoder and a decoder, each gets its
+    own method. Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say.
 
-    T5's own relative biases are given as a table over offsets instead of a matrix, so ``attach(t5, "none")`` is the
-    same model with less memory. Masks that are no padding, as ModernBERT's windows, stay matrices. A query that may
-    attend to nothing gets zeros, where transformers averages all values.
+    T5's own relative biases become a table over offsets instead of a matrix, so ``attach(t5, "none")`` is the same
+    model with less memory. Masks other than padding, such as ModernBERT's windows, stay matrices. A query that may not
+    attend to anything gets zeros, where transformers averages all values.
 
     Args:
-        model: any that dispatches its attention through transformers' ``AttentionInterface``, of text or of images.
+        model: any text or image model that dispatches its attention through transformers' ``AttentionInterface``.
         position: a method that acts in attention, or several joined by "+"; "none" adds nothing.
-        keep_absolute: False switches the model's own positions off: absolute embeddings, rotary ones, T5's biases.
-            Their parameters are then not in the state dict.
-        position_options: the method's own, and ``max_length`` for methods with a fixed number of positions; by default
-            the model's ``max_position_embeddings``.
+        keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
+            removes their parameters from the state dict.
+        position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
+            is the model's ``max_position_embeddings`` by default.
 
     Returns:
-        The model. ``config.whereformer`` says what was attached; the parameters, freshly drawn in the model's dtype and
-        on its device, are in its state dict, and in what ``save_pretrained`` writes. :func:`load_attached` loads that.
+        The model. ``config.whereformer`` records what was attached. The parameters are freshly drawn in the model's
+        dtype and on its device. They are part of its state dict, and ``save_pretrained`` writes them;
+        :func:`load_attached` loads such a checkpoint.
 
     Raises:
-        TypeError: if ``model`` is no PreTrainedModel, or for an option that the method does not have.
-        ValueError: for an unknown method or one that does not act in attention, a model that does not dispatch, one
-            that has a method already, or one whose positions can't be switched off.
+        TypeError: if ``model`` is not a PreTrainedModel, or for an option that the method does not have.
+        ValueError: for an unknown method, or one that does not act in attention; for a model that does not dispatch its
+            attention, already has a method, or whose positions cannot be switched off.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
@@ -98,10 +99,10 @@ def attach(
 
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
-    """Take away what :func:`attach` gave, parameters included: the model is again what it was, to the bit.
+    """Undo :func:`attach` and remove the method's parameters; the model is then bit for bit what it was.
 
     Raises:
-        TypeError: if ``model`` is no PreTrainedModel.
+        TypeError: if ``model`` is not a PreTrainedModel.
         ValueError: if nothing is attached to it.
     """
     if not isinstance(model, PreTrainedModel):
@@ -119,19 +120,19 @@ def _without_keywords(model: PreTrainedModel) -> InputError:
 
 
 def _takes_keywords(module: nn.Module) -> bool:
-    """Whether a forward takes any keyword argument."""
+    """Whether the module's forward accepts arbitrary keyword arguments."""
     parameters = inspect.signature(type(module).forward).parameters.values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 class Stack:
-    """One encoder or decoder of a model, and the method that it gets.
+    """One encoder or decoder of a model, together with the method that it gets.
 
     Args:
         stack: the innermost PreTrainedModel around the layers.
-        calls: those of its self-attention in one forward.
+        calls: the calls of its self-attention in one forward.
         name: the position method, or several joined by "+".
-        options: of the method, and sizes that :func:`attach` lets a caller change.
+        options: the method's options, and the sizes that callers of :func:`attach` may change.
     """
 
     def __init__(self, stack: PreTrainedModel, calls: list[AttentionCall], name: str, options: dict[str, Any]) -> None:

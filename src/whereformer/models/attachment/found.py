@@ -1,4 +1,4 @@
-"""What is found in a model: the calls of its attention in one forward, and the stacks that they are in."""
+"""Finds a model's attention calls by running one small forward, and groups them by encoder and decoder."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class AttentionCall:
 
     Args:
         module: the layer that calls it.
-        n_q, n_k: how many queries and keys there are.
-        num_heads, head_dim: sizes of the queries.
-        received: what the hooks of an attached method handed over; None without one.
+        n_q, n_k: the numbers of queries and keys.
+        num_heads, head_dim: the number of heads, and the width of one.
+        received: what the hooks of an attached method passed on; None without a method.
     """
 
     module: nn.Module
@@ -47,7 +47,7 @@ def _probe(
     whereformer: LayerInput | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function that notes who calls it; its output has the right shape."""
+    """An attention function that records its calls and returns an output of the right shape."""
     check_options(options)
     batch, num_heads, n_q, head_dim = query.shape
     _calls.get().append(AttentionCall(module, n_q, key.shape[2], num_heads, head_dim, whereformer))
@@ -56,7 +56,7 @@ def _probe(
 
 @torch.no_grad()
 def record_calls(model: PreTrainedModel) -> list[AttentionCall]:
-    """The attention calls of one small forward, in their order; none if the model does not dispatch them."""
+    """Record the attention calls of one small forward, in order; none if the model does not dispatch them."""
     if not model._can_set_attn_implementation():
         return []
     training = [module for module in model.modules() if module.training]
@@ -79,7 +79,7 @@ def record_calls(model: PreTrainedModel) -> list[AttentionCall]:
 
 
 def _example(model: PreTrainedModel) -> dict[str, Tensor]:
-    """A small input. Encoder and decoder get different lengths, by which cross-attention is recognised."""
+    """Build a small input. Encoder and decoder get different lengths, which identify cross-attention."""
     config = model.config
     if model.main_input_name == "pixel_values":
         size = config.image_size
@@ -98,7 +98,7 @@ def _example(model: PreTrainedModel) -> dict[str, Tensor]:
 def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
     """Switch the attention implementation."""
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    # The internal field, because the public one also sets configs inside this one.
+    # Set the internal field, because the public one also changes the configs inside this one.
     field = "_attn_implementation_internal"
     for config in configs.values():
         undo.add(setattr, config, field, getattr(config, field))
@@ -106,7 +106,7 @@ def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
 
 
 def by_stack(model: PreTrainedModel, calls: list[AttentionCall]) -> list[tuple[PreTrainedModel, list[AttentionCall]]]:
-    """Self-attention's calls, grouped by the innermost PreTrainedModel around them: an encoder or a decoder."""
+    """Group the self-attention calls by the innermost PreTrainedModel around them: an encoder or a decoder."""
     owner: dict[int, PreTrainedModel] = {}
 
     def visit(module: nn.Module, stack: PreTrainedModel) -> None:

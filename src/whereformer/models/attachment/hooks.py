@@ -1,7 +1,7 @@
-"""What a model with a position method hands to its attention: the method, the layer, and what layers share.
+"""The hooks that pass the position method, the layer's number and shared results to a model's attention.
 
-Everything travels as keyword arguments of one forward, so that nothing is kept between forwards, and a layer that is
-run again for its gradient sees what it saw before.
+Everything travels as keyword arguments of one forward. So nothing is kept between forwards, and a layer that runs again
+for its gradient sees what it saw before.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ...kernels import Positions
 from ...positions import Place, Position
 
 NAME = "whereformer"
-"""The name of the attention implementation, of each stack's position method and of the configuration's field."""
+"""The name of the attention implementation, of each stack's position submodule, and of the configuration's field."""
 
 PROBE = "whereformer_probe"
-"""The name of the attention implementation that notes who calls it."""
+"""The name of the attention implementation that records its calls."""
 
 
 class StackForward:
-    """One forward of a stack: its method, what the method shares between layers, and how many layers ran."""
+    """One forward of a stack: its method, what the method shares between layers, and the number of layers that ran."""
 
     def __init__(self, position: Position, share: bool) -> None:
         self.position = position
@@ -34,10 +34,10 @@ class StackForward:
         self.kept: tuple[Positions, Positions, Any] | None = None
 
     def shared(self, queries: Positions, keys: Positions) -> Any:
-        """What the method computes once for all layers, made when the first asks."""
+        """Return what the method computes once for all layers; the first layer that asks computes it."""
         if not self.share:
             return self.position.shared(queries, keys)
-        # Reentrant checkpointing runs layers first without gradients and later again with them.
+        # Reentrant checkpointing runs layers without gradients first, and later again with gradients.
         with_gradients = torch.is_grad_enabled()
         if self.once is None or self.once[0] != with_gradients:
             self.once, self.kept = (with_gradients, self.position.once()), None
@@ -48,12 +48,12 @@ class StackForward:
 
 @dataclass(frozen=True)
 class LayerInput:
-    """What a self-attention layer hands to the attention function.
+    """What a self-attention layer passes to the attention function.
 
     Args:
         forward: the forward that the layer runs in.
-        layer: its number, counted over the stack's passes.
-        hidden: its input (batch, n, hidden_size).
+        layer: the layer's number, counted over the stack's passes.
+        hidden: the layer's input (batch, n, hidden_size).
     """
 
     forward: StackForward
@@ -61,14 +61,14 @@ class LayerInput:
     hidden: Tensor
 
     def place(self, n_q: int, n_k: int) -> Place:
-        """Where the queries and keys are. A cache holds the keys before, so the queries are the last tokens."""
+        """Return where the queries and keys are. A cache holds the earlier keys, so the queries are the last tokens."""
         keys = Positions(0, 1, n_k)
         queries = keys if n_q == n_k else Positions(n_k - n_q, 1, n_q)
         return Place(queries, keys, self.layer, self.forward.shared(queries, keys))
 
 
 class Start:
-    """A hook before a stack runs: begins a :class:`StackForward`."""
+    """A hook that runs before a stack and begins a :class:`StackForward`."""
 
     def __init__(self, layers: list[GradientCheckpointingLayer]) -> None:
         self.layers = layers
@@ -76,13 +76,13 @@ class Start:
     def __call__(
         self, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # A checkpointed layer runs again alone, and has to make again what it got from others: so it makes its own.
+        # A checkpointed layer runs again alone and could not repeat what other layers shared, so it computes its own.
         share = not (stack.training and any(layer.gradient_checkpointing for layer in self.layers))
         return args, {**kwargs, "whereformer_forward": StackForward(getattr(stack, NAME), share)}
 
 
 class Enter:
-    """A hook before a self-attention layer runs: tells it which layer it is."""
+    """A hook that runs before a self-attention layer and passes it its number."""
 
     def __init__(self, layers: tuple[int, ...], counted: bool) -> None:
         self.layers = layers
@@ -95,14 +95,14 @@ class Enter:
         if forward is None:
             raise RuntimeError(f"whereformer: {type(module).__name__} ran outside of the model it was attached to")
         if module.config._attn_implementation not in (NAME, PROBE):
-            # Another attention function would ignore the positions silently.
+            # Another attention function would silently ignore the positions.
             raise RuntimeError(
                 f"attn_implementation: a position method is attached, so it must be {NAME!r}, "
                 f"got {module.config._attn_implementation!r}; set it back or call whereformer.detach(model)"
             )
         layer = self.layers[0]
         if self.counted:
-            # Layers that run several times are told apart by how many ran before.
+            # The number of layers that ran before tells which pass of a repeated layer this is.
             layer = forward.calls
             forward.calls += 1
             if layer not in self.layers:

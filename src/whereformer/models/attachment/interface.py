@@ -1,4 +1,4 @@
-"""What transformers calls in place of its own attention: an attention function, and a mask function."""
+"""The attention function and the mask function that transformers calls in place of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .hooks import NAME, LayerInput
 
 
 def layer_is_causal(module: nn.Module, stated: bool | None = None) -> bool:
-    """Whether attention is causal, as transformers decides: what the call states, else what the layer says."""
+    """Whether attention is causal, by transformers' rule: the call's argument, else the layer's attribute."""
     return bool(getattr(module, "is_causal", True) if stated is None else stated)
 
 
@@ -42,18 +42,18 @@ def attend(
         module: the layer that calls it.
         query: (batch, heads, n_q, head_dim).
         key, value: (batch, heads or a divisor of them, n_k, head_dim).
-        attention_mask: what :func:`mask` made, or the model itself.
+        attention_mask: a mask made by :func:`mask`, or by the model itself.
         scaling: the factor on query . key; head_dim ** -0.5 if None.
-        dropout: of the attention weights.
-        is_causal: whether later keys are masked; None: as the layer says.
-        options: whatever else the layer passes. ``whereformer`` and ``whereformer_first`` come from our hooks,
+        dropout: the dropout probability of the attention weights.
+        is_causal: whether later keys are masked; None: the layer decides.
+        options: everything else that the layer passes. ``whereformer`` and ``whereformer_first`` come from our hooks,
             ``position_bias`` and ``output_attentions`` from the model.
 
     Returns:
-        (batch, n_q, heads, head_dim), and the weights (batch, heads, n_q, n_k) if the model is to return them.
+        (batch, n_q, heads, head_dim), and the weights (batch, heads, n_q, n_k) if the model returns them.
 
     Raises:
-        InputError: for what some models do to scores and this attention does not.
+        InputError: for a change of scores that the model asks for and this attention does not have.
     """
     check_options(options)
     if key.shape[1] != query.shape[1]:
@@ -71,7 +71,7 @@ def attend(
         if attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1):
             key_mask = attention_mask[:, 0, 0].expand(len(query), key.shape[2])
         else:
-            # The mask says for every pair whether it is masked, and includes what is causal.
+            # The mask has an entry for every pair and includes causal masking.
             causal = False
             terms += (_mask_term(attention_mask, query, key.shape[2]),)
     call: dict[str, Any] = {"key_mask": key_mask, "causal": causal, "scale": scaling}
@@ -84,24 +84,24 @@ def attend(
 
 
 def _bias_terms(bias: Tensor | None, first: int | None) -> tuple[Term, ...]:
-    """T5's biases as a term: a table (1, heads, 1, offsets) from the offset ``first`` on, or one for every pair."""
+    """Turn T5's biases into a term: a table (1, heads, 1, offsets) from the offset ``first`` on, or one per pair."""
     if bias is None:
         return ()
     if first is None:
         return (DenseBias(bias),)
-    # A table of one offset says that the layer has no biases.
+    # A table with one offset means that the layer has no biases.
     return (OffsetBias(bias[0, :, 0], first),) if bias.shape[3] > 1 else ()
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raise an InputError for options with which a model's attention changes the scores in its own way."""
+    """Raise an InputError for options by which a model's attention changes the scores in its own way."""
     for name in ("softcap", "s_aux"):
         if options.get(name) is not None:
             raise InputError(name, f"whereformer's attention has none, got {options[name]!r}")
 
 
 def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
-    """A mask (1 or batch, 1 or heads, n_q, n_k), bool or added to scores, as a term."""
+    """Turn a mask (1 or batch, 1 or heads, n_q, n_k), bool or additive, into a term."""
     if mask.dim() != 4:
         raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
     if mask.dtype == torch.bool:
@@ -119,7 +119,7 @@ def mask(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor | None:
-    """A mask function of transformers: (batch, 1, 1, n_k) where padding is all there is, else (batch, 1, n_q, n_k).
+    """A mask function of transformers: it returns (batch, 1, 1, n_k) for mere padding, else (batch, 1, n_q, n_k).
 
     Causal masking is left to the attention function, which needs no matrix for it.
     """
@@ -132,7 +132,7 @@ def mask(
     if padding is None:
         return None
     padding = padding[:, kv_offset : kv_offset + kv_length]
-    # A mask that masks nothing costs time. Only on the CPU can it be looked at without waiting for the device.
+    # A mask that masks nothing costs time. Only on the CPU can this be checked without waiting for the device.
     if padding.device.type == "cpu" and not torch.compiler.is_compiling() and bool(padding.all()):
         return None
     return padding[:, None, None]

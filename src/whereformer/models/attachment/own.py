@@ -1,4 +1,4 @@
-"""The model's own positions: switched off, put back, and T5's biases as a table over offsets instead of a matrix."""
+"""The model's own positions: switches them off and back on, and turns T5's biases into a table over offsets."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .undo import Undo
 
 
 class NoEmbedding(nn.Module):
-    """Adds nothing, whatever the position."""
+    """A position embedding that adds nothing."""
 
     def forward(self, position_ids: Tensor) -> Tensor:
         return torch.zeros((), device=position_ids.device)
 
 
 class NoRotation(nn.Module):
-    """Turns nothing, whatever the position: cosine 1 and sine 0."""
+    """A rotary embedding that rotates nothing: cosine 1 and sine 0."""
 
     def forward(self, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1)
 
 
 def switches(model: PreTrainedModel) -> list[Callable[[Undo], None]]:
-    """Functions that switch the model's own positions off, one for each place where it has them."""
+    """Return functions that switch the model's own positions off, one for each place where it has them."""
     found: list[Callable[[Undo], None]] = []
     for module in model.modules():
         for name in ("position_embeddings", "wpe"):
@@ -37,7 +37,7 @@ def switches(model: PreTrainedModel) -> list[Callable[[Undo], None]]:
             if isinstance(own, nn.Embedding):
                 found.append(partial(_replace, model, module, name, NoEmbedding()))
                 if "token_type_ids" in module._buffers:
-                    # This buffer is as long as the table of positions. Without it types are zeros at any length.
+                    # This buffer is as long as the table of positions. Without it, types are zeros at any length.
                     found.append(partial(_replace, model, module, "token_type_ids", None))
             elif isinstance(own, nn.Parameter):
                 found.append(partial(_replace, model, module, name, torch.zeros_like(own)))
@@ -61,7 +61,7 @@ def _replace(model: PreTrainedModel, owner: nn.Module, name: str, by: nn.Module 
 
 
 def _put_back(model: PreTrainedModel, owner: nn.Module, name: str, own: nn.Module | Tensor) -> None:
-    # The model may have moved since.
+    # The model may have moved to another device or dtype since.
     if isinstance(own, nn.Module):
         own.to(model.device)
         for parameter in own.parameters():
@@ -85,12 +85,12 @@ def takes_bias(module: nn.Module) -> bool:
 
 
 def own_table(module: nn.Module) -> bool:
-    """Whether a layer of T5 holds the table of biases; the other layers get them from this one."""
+    """Whether a layer of T5 holds the table of biases; the other layers get the biases from this one."""
     return getattr(module, "has_relative_attention_bias", False)
 
 
 class OwnBias:
-    """A hook before an attention layer of T5: gives it the biases as a table over offsets, before it makes a matrix."""
+    """A hook before T5's attention layers that passes them the biases as a table over offsets, not a matrix."""
 
     def __init__(self, module: Any) -> None:
         furthest = module.relative_attention_max_distance

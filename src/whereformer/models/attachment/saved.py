@@ -1,4 +1,4 @@
-"""Loading a model that was saved with a position method attached."""
+"""``load_attached`` loads a model that was saved with a position method attached."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .hooks import NAME
 
 
 def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> PreTrainedModel:
-    """A model that was saved with a position method attached.
+    """Load a model that was saved with a position method attached.
 
     transformers' own ``from_pretrained`` does not know the method: it reports its parameters as unexpected and loads
-    the model without. Positions of the model's own that were off are not in the checkpoint: detached, it has untrained
-    ones.
+    the model without them. If the model's own positions were switched off, they are not in the checkpoint, and after
+    ``detach`` the model has untrained ones.
 
     Args:
         path_or_id: a folder that ``save_pretrained`` wrote, or an id on the Hugging Face Hub.
-        model_class: a class of transformers, or an auto class as ``AutoModelForMaskedLM``.
-        options: of ``from_pretrained``.
+        model_class: a class of transformers, or an auto class such as ``AutoModelForMaskedLM``.
+        options: options of ``from_pretrained``.
 
     Raises:
         ValueError: if nothing was attached when the model was saved, or a parameter of the method is missing.
     """
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # its report would list what is put in place below
+    transformers_logging.set_verbosity_error()  # its report would list what is loaded below
     try:
         model, found = model_class.from_pretrained(path_or_id, output_loading_info=True, **options)
     finally:
@@ -44,7 +44,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     hub = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
     hub_options = {name: options[name] for name in hub if name in options}
     saved = read_weights(path_or_id, part=f"{NAME}.", **hub_options)
-    # The base model's own checkpoint and that of the base model with a head differ by a prefix.
+    # The names of a base model and of a model with a head differ by a prefix.
     prefix = f"{model.base_model_prefix}."
     saved = {name.removeprefix(prefix): tensor for name, tensor in saved.items()}
     state = model.state_dict()

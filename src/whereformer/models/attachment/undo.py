@@ -1,4 +1,4 @@
-"""Changes of a model, and the way back."""
+"""``Undo``: a list of actions that takes back a series of changes to a model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Undo:
-    """Collects what takes back each of a series of changes. Copied or pickled with a model, it is about the copy."""
+    """Collects the action that takes back each change. A copy or pickle with a model refers to the copied model."""
 
     def __init__(self) -> None:
         self._actions: list[Callable[[], Any]] = []
 
     def add(self, action: Callable[..., Any], *arguments: Any) -> None:
-        """Note the call that takes back a change that was just made."""
+        """Record the call that takes back a change that was just made."""
         self._actions.append(partial(action, *arguments))
 
     def run(self) -> None:

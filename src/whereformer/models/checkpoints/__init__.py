@@ -1,1 +1,1 @@
-"""Weights of other models: their names, their layouts, and how they are loaded."""
+"""Pretrained checkpoints: loads BERT, ALBERT, RoBERTa, ELECTRA and Funnel-Transformer into this library's models."""

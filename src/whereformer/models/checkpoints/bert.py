@@ -1,6 +1,6 @@
-"""Checkpoints of BERT, ALBERT, RoBERTa and ELECTRA by our names, and the configuration to go with them.
+"""Translates state dicts and configurations of BERT, ALBERT, RoBERTa and ELECTRA into this library's.
 
-Nothing here reads or writes files: it translates names between state dicts.
+Nothing here reads or writes files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .families import Family
 from .loading import BODY, Checkpoint, no_place
 
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-# What has no counterpart here, and what it has to be.
+# Options without a counterpart here, each with the value that it must have.
 _WITHOUT = {
     "position_embedding_type": "absolute",
     "is_decoder": False,
@@ -31,9 +31,9 @@ _WITHOUT = {
 
 
 def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) -> dict[str, Any]:
-    """The arguments of :class:`EncoderConfig` that make the model of a family's configuration, as found in its file.
+    """Translate the configuration of a family's checkpoint into arguments of :class:`EncoderConfig`.
 
-    ``masked_lm`` says whether a masked-LM head is wanted.
+    ``masked_lm`` says whether the model will have a masked-LM head.
 
     Raises:
         ValueError: for an option that has no counterpart; the message names it.
@@ -70,7 +70,7 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
         "blocks": f"1x{layers}" if hasattr(config, "num_hidden_groups") else str(layers),
         "position": "learned",
         "max_position_embeddings": config.max_position_embeddings - _skipped(family, config.pad_token_id),
-        # The same function, fused.
+        # This is the same function, fused.
         "hidden_act": {"gelu_new": "gelu_pytorch_tanh"}.get(config.hidden_act, config.hidden_act),
         "hidden_dropout_prob": config.hidden_dropout_prob,
         "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
@@ -87,14 +87,14 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
 def from_bert(
     state: Mapping[str, Tensor], family: Family, config: EncoderConfig, head: Mapping[str, str], *, tied: bool
 ) -> Checkpoint:
-    """A checkpoint of a family by our names.
+    """Rename the tensors of a family's checkpoint to this library's names.
 
     Args:
         state: the checkpoint's tensors; the names of the first releases (LayerNorm.gamma) are understood.
-        family: what it is one of.
-        config: that of :func:`bert_config`.
-        head: names of the parts of its head.
-        tied: whether it matters that those of a masked-LM head are the embeddings'.
+        family: the checkpoint's family.
+        config: the configuration from :func:`bert_config`.
+        head: the names of the head's parts.
+        tied: whether to check that the masked-LM head is tied to the embeddings.
 
     Raises:
         ValueError: for a tensor that no model of the family has; the message names it.
@@ -122,12 +122,12 @@ def from_bert(
 
 
 def _modern(name: str) -> str:
-    """A tensor's name as it is since the norms' are weight and bias."""
+    """Return a tensor's current name: the norms' gamma and beta have become weight and bias."""
     return re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{'weight' if m[1] == 'gamma' else 'bias'}", name)
 
 
 def _skipped(family: Family, pad_token_id: int | None) -> int:
-    """How many rows of the position table come before the first position's."""
+    """Return the number of rows in the position table before that of the first position."""
     if not family.skips_padding:
         return 0
     if pad_token_id is None:

@@ -1,4 +1,4 @@
-"""BERT, ALBERT, RoBERTa and ELECTRA as transformers writes them: a table of names for each."""
+"""The tensor names of transformers' BERT, ALBERT, RoBERTa and ELECTRA, with ours: one table per family."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _TASKS = {
 
 
 class Family(NamedTuple):
-    """How transformers writes one kind of model. Names are ours first, theirs without ``prefix``.
+    """How transformers names the tensors of one family. Tables map our names to theirs, without ``prefix``.
 
     Args:
-        name: what its classes' names begin with.
-        prefix: what precedes the encoder's names in a model with a head.
-        models: by what follows ``name``: our class, and the names of the head's parts.
-        tied: names of tensors that are one, and the name that is read.
-        layers: what precedes the names within a layer.
-        layer: modules of a layer.
-        projection: from embeddings to wider hidden states.
-        always_projects: whether that is there also where the widths are the same.
-        pooler: where a classifier of sequences takes its dense layer from; {} if it has one of its own.
+        name: the beginning of its class names.
+        prefix: the prefix of the encoder's names in a model with a head.
+        models: our class and the names of the head's parts, by the part of the class name after ``name``.
+        tied: names of tied copies, with the name that is read.
+        layers: the prefix of names within a layer.
+        layer: the modules of a layer.
+        projection: the layer from embeddings to wider hidden states.
+        always_projects: whether that layer exists even if both widths are the same.
+        pooler: the source of the dense layer in a sequence classifier; {} if it has its own.
         unused: beginnings of names without a counterpart.
-        classifier_act: activation in a classifier of sequences.
-        masked_lm_act: activation of the masked-LM head, whatever the configuration says; None if it is that.
+        classifier_act: the activation in a sequence classifier.
+        masked_lm_act: the activation of the masked-LM head, whatever the configuration says; None: the configuration's.
         skips_padding: whether positions are counted from the one after the padding token's id.
     """
 
@@ -73,7 +73,7 @@ class Family(NamedTuple):
     skips_padding: bool = False
 
     def encoder_names(self, config: EncoderConfig) -> dict[str, str]:
-        """Our name and theirs for all tensors of an encoder."""
+        """Return our name and theirs for all tensors of an encoder."""
         modules = {
             f"layers.{layer}.{ours}": self.layers.format(layer) + theirs
             for layer in range(max(config.passes) + 1)
@@ -182,4 +182,4 @@ FAMILIES = {
         masked_lm_act="gelu",
     ),
 }
-"""By transformers' ``model_type``."""
+"""The families by transformers' ``model_type``."""

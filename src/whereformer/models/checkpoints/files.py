@@ -1,4 +1,4 @@
-"""Reading a checkpoint's files: its config.json, and its weights, from safetensors only."""
+"""Reads a checkpoint's files: its config.json, and its weights from safetensors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from transformers.utils import cached_file
 
 
 def find_config(path_or_id: str | Path) -> dict[str, Any]:
-    """What the config.json of a checkpoint says, whatever model it is of.
+    """Read the config.json of a checkpoint of any model.
 
     Raises:
-        OSError: if there is none.
+        OSError: if there is no config.json.
     """
     try:
         found: dict[str, Any] = PreTrainedConfig.get_config_dict(path_or_id)[0]
     except OSError as error:
-        # transformers' message is about names on the Hub, even if a folder was meant.
+        # The original message explains the rules for names on the Hub, even if a folder was meant.
         raise OSError(
             "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
             f"got {str(path_or_id)!r}"
@@ -30,10 +30,10 @@ def find_config(path_or_id: str | Path) -> dict[str, Any]:
 
 
 def read_weights(path_or_id: str | Path, part: str = "", **hub: Any) -> dict[str, Tensor]:
-    """The weights of a checkpoint whose names contain ``part``, from one file or several.
+    """Read the weights whose names contain ``part``, from one file or several.
 
     Raises:
-        OSError: if there is no such checkpoint, or none in safetensors.
+        OSError: if there is no such checkpoint, or it is not in safetensors.
     """
 
     def find(name: str) -> Any:

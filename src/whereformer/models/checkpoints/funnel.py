@@ -1,6 +1,6 @@
-"""Funnel-Transformer's weights, as transformers and as the authors name them, and the configuration to go with them.
+"""Translates Funnel-Transformer state dicts and configurations: between transformers', the authors' and ours.
 
-Nothing here reads or writes files: it translates names and layouts between state dicts.
+Nothing here reads or writes files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...errors import InputError
 from ..blocks import parse_blocks
 from ..config import EncoderConfig
 
-# Within a layer: our name, and transformers' within attention or ffn; the authors' differ by prefix and layout.
+# Within a layer: our name, and transformers' name within attention or ffn. The authors' differ by prefix and layout.
 _LINEAR = {
     "attention.query": "attention.q_head",
     "attention.key": "attention.k_head",
@@ -35,7 +35,7 @@ _AUTHORS = {"ffn.linear_1": "pffn.0", "ffn.linear_2": "pffn.3"}
 
 
 def funnel_config(config: Mapping[str, Any], *, decoder: bool = True) -> dict[str, Any]:
-    """The arguments of :class:`EncoderConfig` that make the model of a transformers ``FunnelConfig``.
+    """Translate a ``FunnelConfig`` of transformers into arguments of :class:`EncoderConfig`.
 
     ``decoder`` says whether the model has the decoder that the configuration describes.
 
@@ -46,7 +46,8 @@ def funnel_config(config: Mapping[str, Any], *, decoder: bool = True) -> dict[st
     repeats = config.get("block_repeats") or [1] * len(sizes)
     decoder_layers = config.get("num_decoder_layers", 2) if decoder else 0
     if decoder and not (len(sizes) > 1 and repeats[0] == 1 and decoder_layers):
-        # transformers then adds the states of an earlier pass, or the last ones to themselves, or runs no layer after.
+        # In these cases transformers adds the states of an earlier pass, adds the last states to themselves, or runs no
+        # layer after.
         raise InputError(
             "block_sizes",
             "expected a decoder to have layers, and before it several blocks of which the first does not "
@@ -72,7 +73,7 @@ def funnel_config(config: Mapping[str, Any], *, decoder: bool = True) -> dict[st
         "truncate_seq": config.get("truncate_seq", True),
         "position": "transformer_xl",
         "position_options": {"form": "factorized" if config.get("attention_type") == "factorized" else "shifted"},
-        # The same function, fused.
+        # This is the same function, fused.
         "hidden_act": {"gelu_new": "gelu_pytorch_tanh"}.get(activation, activation),
         "query_bias": False,
         "hidden_dropout_prob": config.get("hidden_dropout", 0.1),
@@ -88,10 +89,10 @@ def funnel_config(config: Mapping[str, Any], *, decoder: bool = True) -> dict[st
 
 
 def from_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-    """An :class:`Encoder`'s state dict from that of transformers' ``FunnelModel``, or ``FunnelBaseModel``.
+    """Translate the state dict of transformers' ``FunnelModel`` or ``FunnelBaseModel`` into an :class:`Encoder`'s.
 
     Raises:
-        ValueError: if a weight is missing, or has another shape than that of another layer; the message names it.
+        ValueError: if a weight is missing, or differs in shape from that of another layer; the message names it.
     """
     found = {ours: _get(state, theirs) for ours, theirs in funnel_names(config).items()}
     for ours, theirs in funnel_positions(config).items():
@@ -106,7 +107,7 @@ def from_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str,
 
 
 def funnel_names(config: EncoderConfig) -> dict[str, str]:
-    """Our name and transformers' of all tensors of an encoder but the position method's."""
+    """Return our name and transformers' for all tensors of an encoder except the position method's."""
     found = {"embeddings.word.weight": "embeddings.word_embeddings.weight"}
     found |= both({"embeddings.norm": "embeddings.layer_norm"})
     for layer, prefix in enumerate(funnel_layers(config)):
@@ -115,21 +116,21 @@ def funnel_names(config: EncoderConfig) -> dict[str, str]:
 
 
 def funnel_positions(config: EncoderConfig) -> dict[str, list[str]]:
-    """Our name of each of the position method's tensors, and transformers' of what is stacked in it."""
+    """Return our name for each tensor of the position method, and transformers' names of the tensors stacked in it."""
     layers = funnel_layers(config)
     return {f"position.{ours}": [f"{prefix}.{theirs}" for prefix in layers] for ours, theirs in _POSITION.items()}
 
 
 def both(modules: Mapping[str, str]) -> dict[str, str]:
-    """Names of modules as those of their weights and biases."""
+    """Turn names of modules into those of their weights and biases."""
     return {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in modules.items() for part in ("weight", "bias")}
 
 
 def to_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-    """The state dict of transformers' ``FunnelModel`` (or, without decoder weights, ``FunnelBaseModel``) from ours.
+    """Translate our state dict into that of ``FunnelModel`` (or, without decoder weights, ``FunnelBaseModel``).
 
     Raises:
-        ValueError: if a weight is missing, as with another position method; the message names it.
+        ValueError: if a weight is missing, as it is with another position method; the message names it.
     """
     found = {
         "embeddings.word_embeddings.weight": _get(state, "embeddings.word.weight"),
@@ -149,7 +150,7 @@ def to_funnel(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, T
 
 
 def from_authors(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-    """The state dict of transformers' ``FunnelBaseModel`` from that of the authors' PyTorch ``FunnelTFM``.
+    """Translate the state dict of the authors' PyTorch ``FunnelTFM`` into that of ``FunnelBaseModel``.
 
     Both hold the same numbers; the authors keep a linear layer's weight as (inputs, outputs) with heads as an axis.
 
@@ -181,7 +182,7 @@ def from_authors(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str
 
 
 def funnel_layers(config: EncoderConfig) -> list[str]:
-    """What transformers calls each distinct layer, the decoder's last."""
+    """Return transformers' names of the distinct layers, with the decoder's last."""
     blocks = parse_blocks(config.blocks)
     names = [f"encoder.blocks.{index}.{layer}" for index, block in enumerate(blocks) for layer in range(block.layers)]
     if config.decoder_layers != "0":
@@ -190,7 +191,7 @@ def funnel_layers(config: EncoderConfig) -> list[str]:
 
 
 def _names(layer: int, prefix: str, config: EncoderConfig) -> Iterator[tuple[str, str]]:
-    """Our name and transformers' for all parameters of a layer but the position method's."""
+    """Yield our name and transformers' for all parameters of a layer except the position method's."""
     for ours, theirs in {**_LINEAR, **_NORMS}.items():
         for parameter in ("weight", "bias"):
             if (ours, parameter) != ("attention.query", "bias") or config.query_bias:
@@ -200,7 +201,7 @@ def _names(layer: int, prefix: str, config: EncoderConfig) -> Iterator[tuple[str
 
 
 def _authors_name(layer: int, name: str) -> str:
-    """The authors' name of what transformers calls ``name`` within a layer."""
+    """Return the authors' name for what transformers calls ``name`` within a layer."""
     part, rest = name.split(".", 1)
     if part == "attention":
         return f"attn_layers.{layer}.{rest}"

@@ -1,4 +1,4 @@
-"""Whole Funnel-Transformers: transformers' models as ours and back, and the authors'."""
+"""Converts whole Funnel-Transformers: from transformers to ours and back, and from the authors' weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..heads import (
 from .funnel import both, from_authors, from_funnel, funnel_config, funnel_names, funnel_positions, to_funnel
 from .loading import BODY, Checkpoint, no_place
 
-# Transformers' model, ours, and the names of the head's parts: ours first.
+# By transformers' class: our class, and the names of the head's parts, ours first.
 FUNNELS: dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]] = {
     "FunnelModel": (Encoder, {}),
     "FunnelBaseModel": (Encoder, {}),
@@ -53,16 +53,16 @@ _TIED = "lm_head.weight"  # a copy of the embeddings
 def from_funnel_model(
     state: Mapping[str, Tensor], own: EncoderConfig, config: EncoderConfig, head: Mapping[str, str]
 ) -> Checkpoint:
-    """A checkpoint of transformers' Funnel by our names.
+    """Rename the tensors of a checkpoint of transformers' Funnel to this library's names.
 
     Args:
-        state: its tensors.
-        own: its configuration.
-        config: that of the model that is wanted.
-        head: names of the parts of its head.
+        state: the checkpoint's tensors.
+        own: the checkpoint's configuration.
+        config: the configuration of the model to build.
+        head: the names of the head's parts.
 
     Raises:
-        ValueError: for a tensor that is missing, or that no such model has; the message names it.
+        ValueError: if a tensor is missing, or no such model has it; the message names it.
     """
     state = {name.removeprefix("funnel."): tensor for name, tensor in state.items()}
     heads = {theirs for _, names in FUNNELS.values() for theirs in names.values()}
@@ -76,21 +76,21 @@ def from_funnel_model(
 
 
 def _funnel_tensors(config: EncoderConfig) -> set[str]:
-    """What transformers calls the tensors of a Funnel without its head."""
+    """Return transformers' names of all tensors of a Funnel except the head's."""
     stacked = (name for stack in funnel_positions(config).values() for name in stack)
     return {*funnel_names(config).values(), *stacked}
 
 
 def from_authors_weights(state: Mapping[str, Tensor], blocks: str, **options: Any) -> Encoder:
-    """The authors' PyTorch Funnel-Transformer, from its state dict, in evaluation mode.
+    """Build the authors' PyTorch Funnel-Transformer from its state dict, in evaluation mode.
 
-    Their files are pickles, which this library does not open; ``torch.load(file, weights_only=True)`` gives the state
-    dict. Sizes are read off its weights. Their PyTorch models have no decoder.
+    The authors' files are pickles, which this library does not open; ``torch.load(file, weights_only=True)`` returns
+    the state dict. The sizes follow from its weights. The authors' PyTorch models have no decoder.
 
     Args:
-        state: of ``FunnelTFM``.
-        blocks: the layout, as "6-3x2-3x2"; the weights don't tell.
-        options: other fields of :class:`EncoderConfig`, as ``truncate_seq=False``.
+        state: the state dict of ``FunnelTFM``.
+        blocks: the layers, such as "6-3x2-3x2", which do not follow from the weights.
+        options: other fields of :class:`EncoderConfig`, such as ``truncate_seq=False``.
 
     Raises:
         ValueError: if a weight is missing; the message names it.
@@ -112,14 +112,15 @@ def from_authors_weights(state: Mapping[str, Tensor], blocks: str, **options: An
 
 
 def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
-    """The same Funnel-Transformer as a model of transformers, which then saves itself.
+    """Convert a Funnel-Transformer into a model of transformers, which can then be saved there.
 
-    Padded batches differ there unless ours has ``mask_pooling="all"``; and where no token types are given, transformers
-    takes all of them to be 0.
+    On padded batches the results differ unless ours has ``mask_pooling="all"``. If no token types are given,
+    transformers assumes 0 for all tokens.
 
     Raises:
-        TypeError: for a model that is none of the encoder's.
-        ValueError: for what transformers' Funnel cannot be: another position method, pre-norm, a narrower embedding...
+        TypeError: for a model that is not an encoder of this library.
+        ValueError: for what transformers' Funnel does not have: another position method, pre-norm, narrower embeddings
+            and so on.
     """
     known = {ours: name for name, (ours, _) in FUNNELS.items() if ours is not Encoder}
     if isinstance(model, Encoder):
@@ -133,7 +134,7 @@ def to_transformers(model: EncoderPreTrainedModel) -> PreTrainedModel:
     config = model.config
     _check_is_funnel(config, encoder)
     if name not in WITHOUT_DECODER and not encoder.has_decoder:
-        # It would add the last states to themselves.
+        # transformers would add the last states to themselves.
         raise InputError("blocks", f"transformers' {name} has a decoder, for which a single block is too few")
     blocks = parse_blocks(config.blocks)
     theirs = FunnelConfig(
@@ -198,7 +199,7 @@ def _check_is_funnel(config: EncoderConfig, encoder: Encoder) -> None:
         raise InputError("position_options", f"transformers' Funnel has none but its form, this model {options!r}")
     first = parse_blocks(config.blocks)[0]
     if encoder.has_decoder and first.repeats > 1:
-        # It would add the states of an earlier pass.
+        # transformers would add the states of an earlier pass.
         raise InputError(
             "blocks", f"transformers' decoder is wrong where the first block repeats, got {config.blocks!r}"
         )

@@ -1,4 +1,4 @@
-"""Putting a checkpoint's tensors into a model, and saying what came of it."""
+"""Loads a checkpoint's tensors into a model, and reports which were kept, dropped and initialised."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from transformers import PreTrainedModel
 from ...errors import InputError
 
 BODY = "encoder."
-"""What precedes the encoder's names in a model with a head."""
+"""The prefix of the encoder's names in a model with a head."""
 
 
 @dataclass(frozen=True)
 class LoadingReport:
-    """What became of a checkpoint's tensors and where a model's come from; :func:`str` has a line for each field.
+    """The tensors that a model took from a checkpoint, and the others; :func:`str` has a line for each field.
 
     Args:
-        kept: tensors of the model that are the checkpoint's, as the model names them.
-        dropped: tensors of the checkpoint that the model has no place for, as the checkpoint names them, without what
-            precedes an encoder's names; where several of them would be one tensor here, as this library names that.
-        initialised: tensors of the model that are freshly drawn, as the model names them.
+        kept: the model's tensors that come from the checkpoint, by the model's names.
+        dropped: the checkpoint's tensors without a place in the model, by the checkpoint's names without the encoder's
+            prefix; if several of them would be one tensor here, by this library's name.
+        initialised: the model's tensors that are freshly drawn, by the model's names.
     """
 
     kept: tuple[str, ...] = ()
@@ -37,12 +37,12 @@ class LoadingReport:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's tensors by this library's names.
+    """A checkpoint's tensors, by this library's names.
 
     Args:
-        state: by their names in a model with a head, so that the encoder's begin with ``BODY``.
-        names: what the checkpoint itself calls them, also those that it should have and does not.
-        unused: its tensors without a counterpart, as it names them.
+        state: the tensors by their names in a model with a head, so that the encoder's begin with ``BODY``.
+        names: the checkpoint's own names for them, including tensors that it should have and does not.
+        unused: the checkpoint's names of its tensors without a counterpart.
     """
 
     state: Mapping[str, Tensor]
@@ -51,25 +51,25 @@ class Checkpoint:
 
 
 def no_place(name: str) -> InputError:
-    """What to raise for a checkpoint's tensor that no model of its kind has."""
+    """Return the error for a checkpoint's tensor that no model of its kind has."""
     return InputError("checkpoint", f"it has {name!r}, for which there is no place in a model of its configuration")
 
 
 def fill(
     model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[str], whole: bool, relabelled: bool = False
 ) -> LoadingReport:
-    """Put a checkpoint into an encoder, or a model that has one; what is missing stays as it is.
+    """Load a checkpoint into an encoder, or a model that has one; tensors that it lacks stay as they are.
 
     Args:
-        model: changed in place.
-        checkpoint: what goes in.
-        fresh: beginnings of the encoder's names that the checkpoint need not have.
-        whole: whether it has to have the head as well.
-        relabelled: whether the model has another number of labels, so that the head's tensors with a row for each are
+        model: the model, which is changed in place.
+        checkpoint: the checkpoint to load.
+        fresh: beginnings of the encoder's names that the checkpoint may lack.
+        whole: whether the checkpoint must have the head too.
+        relabelled: whether the model has another number of labels, so that the head's tensors with a row per label are
             fresh.
 
     Raises:
-        ValueError: if a tensor is missing, has another shape or no floating-point numbers; the message names it.
+        ValueError: if a tensor is missing, has another shape or is not floating point; the message names it.
     """
     start = BODY if model.base_model is model else ""
     own = {start + name: tensor for name, tensor in model.state_dict(keep_vars=True).items()}
@@ -84,11 +84,11 @@ def fill(
             known = checkpoint.names.get(name, name)
             raise InputError("checkpoint", f"{known!r} has shape {shapes}; options may have changed a size")
         if not tensor.is_floating_point():
-            # Copied, complex numbers would lose their imaginary parts and quantised ones their scales.
+            # A copy would lose the imaginary parts of complex numbers and the scales of quantised ones.
             known = checkpoint.names.get(name, name)
             raise InputError("checkpoint", f"{known!r} is {tensor.dtype}, expected floating-point numbers")
     state = {name: tensor for name, tensor in state.items() if name not in of_labels}
-    # A tensor with two names, as tied embeddings have, need be there under one of them.
+    # A tensor with two names, such as tied embeddings, needs to be there under only one of them.
     given = {id(own[name]) for name in state}
     kept = [name for name in own if id(own[name]) in given]
     missing = [name for name in own if id(own[name]) not in given]
@@ -110,7 +110,7 @@ def fill(
 
 
 def _groups(names: Collection[str]) -> list[str]:
-    """Names in short: a range for the tensors of layers, a module for its weight and bias."""
+    """Shorten names: a range for the tensors of layers, a module for its weight and bias."""
     found: dict[str, set[int]] = {}
     for name in names:
         layer = re.match(r"(.*?\blayers?)\.(\d+)\.", name)

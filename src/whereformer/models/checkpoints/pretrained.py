@@ -1,4 +1,4 @@
-"""Pretrained models as ours, also with another position method."""
+"""``load_pretrained``: loads a pretrained model as one of this library's, also with a different position method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .files import find_config, read_weights
 from .loading import BODY, Checkpoint, fill
 from .sources import config_options, source_of
 
-# Under transformers' own logger, for its handler and its verbosity.
+# A child of transformers' logger, so that its handler and verbosity apply.
 _log = logging.get_logger("transformers.whereformer")
 
 
@@ -28,22 +28,22 @@ def load_pretrained(
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> EncoderPreTrainedModel:
-    """A pretrained model as one of ours, in evaluation mode; weights are read from safetensors only.
+    """Load a pretrained model as one of this library's, in evaluation mode; weights are read from safetensors only.
 
-    BERT, ALBERT, RoBERTa, ELECTRA and Funnel-Transformer of transformers, and models of this library. With the
-    checkpoint's own position method the numbers are transformers'. ``loading_report`` of what is returned says which
-    tensors were kept, dropped and freshly initialised; there is a warning if any were dropped or initialised.
+    This takes transformers' BERT, ALBERT, RoBERTa, ELECTRA and Funnel-Transformer, and this library's own models. With
+    the checkpoint's own position method, the outputs are transformers'. The model's ``loading_report`` says which
+    tensors were kept, dropped and freshly initialised; a warning is logged if any were dropped or initialised.
 
     Args:
         path_or_id: a folder, or an id on the Hugging Face Hub.
-        position: another position method in place of the checkpoint's. Methods that are in both are kept, as the
-            trained position embeddings of a BERT in "learned+tisa"; the others have fresh parameters.
-        model_class: what to build; by default what the checkpoint was saved from. Parts that the checkpoint lacks, as
-            the head of another task, are fresh. BERT's and ALBERT's pooler is the dense layer of an
+        position: a position method to use in place of the checkpoint's. Methods that are in both keep their weights,
+            such as a BERT's trained position embeddings in "learned+tisa"; the others have fresh parameters.
+        model_class: the class to build; by default the one that was saved. Parts that the checkpoint lacks, such as the
+            head of another task, are fresh. The pooler of BERT and ALBERT becomes the dense layer of an
             :class:`EncoderForSequenceClassification`.
-        dtype: of the weights, whatever the checkpoint's is.
-        options: fields of :class:`EncoderConfig` to change, as ``mask_pooling="all"`` for the masks of transformers'
-            Funnel; what is no such field is an option of the position method. With another ``num_labels`` the
+        dtype: the dtype of the weights, whatever the checkpoint's is.
+        options: fields of :class:`EncoderConfig` to change, such as ``mask_pooling="all"`` for the masks of
+            transformers' Funnel. Any other name is an option of the position method. If ``num_labels`` changes, the
             classifier's last layer is fresh.
 
     Where transformers goes by other conventions:
@@ -58,10 +58,10 @@ def load_pretrained(
     - RoBERTa's and ELECTRA's classifiers of sequences have, in training, one dropout more: on the first token's state.
 
     Raises:
-        ValueError: for a checkpoint of another kind, or one without a tensor that is needed, with one that has no
-            place, or of another size.
+        ValueError: for an unsupported kind of checkpoint, or one whose tensors are missing, unexpected or of another
+            size.
         TypeError: for an option that neither the configuration nor the position method has.
-        OSError: if there is no such checkpoint, or none in safetensors that can be read.
+        OSError: if there is no such checkpoint, or it has no readable safetensors.
     """
     source = source_of(find_config(path_or_id), model_class, options)
     build = model_class or source.built_as
@@ -80,10 +80,11 @@ def load_pretrained(
 
 
 def read_config(path_or_id: str | Path, model_class: type[EncoderPreTrainedModel] | None = None) -> dict[str, Any]:
-    """What the config.json of a checkpoint says that :func:`load_pretrained` takes, as far as that needs no weights.
+    """Read a checkpoint's config.json and check, as far as possible without weights, that :func:`load_pretrained` takes
+    it.
 
     Raises:
-        OSError, ValueError: as there.
+        OSError, ValueError: as in :func:`load_pretrained`.
     """
     found = find_config(path_or_id)
     source_of(found, model_class, {})
@@ -91,9 +92,9 @@ def read_config(path_or_id: str | Path, model_class: type[EncoderPreTrainedModel
 
 
 def _changed(fields: Mapping[str, Any], position: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's fields with another position method and other options, where they are given."""
+    """Replace the position method and the given options in a configuration's fields."""
     own = config_options(options)
-    # The dtype is the model's, and names of labels are for a number of them.
+    # The dtype belongs to the model, and label names fit only one number of labels.
     gone = {"dtype", "torch_dtype"} | ({"id2label", "label2id"} if "num_labels" in own else set())
     changed = {name: value for name, value in fields.items() if name not in gone} | own
     kept = fields.get("position_options") or {}
@@ -112,7 +113,7 @@ def _parts(position: str) -> list[str]:
 
 
 def _places(position: str) -> dict[str, str]:
-    """What the names of each method's tensors begin with, in a composition or alone."""
+    """Return the beginning of the names of each method's tensors, for a composition or a single method."""
     parts = _parts(position)
     if len(parts) == 1:
         return {parts[0]: f"{BODY}position."}
@@ -120,7 +121,7 @@ def _places(position: str) -> dict[str, str]:
 
 
 def _recomposed(checkpoint: Checkpoint, before: str, after: str) -> tuple[Checkpoint, list[str]]:
-    """A checkpoint for a model with another position method, and what its methods' names begin with that are fresh."""
+    """Rename a checkpoint's tensors for another position method; return it with the beginnings of fresh names."""
     if _parts(before) == _parts(after):
         return checkpoint, []
     old, new = _places(before), _places(after)

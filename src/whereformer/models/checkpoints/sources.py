@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says: which of our models it is, and how its tensors are read."""
+"""Reads from a checkpoint's config.json which of our models it is, and how to read its tensors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .loading import BODY, Checkpoint
 OURS = (EncoderConfig.model_type, ElectraPretrainingConfig.model_type)
 
 KINDS = (EncoderConfig.model_type, "funnel", *FAMILIES, ElectraPretrainingConfig.model_type)
-"""What a checkpoint's model_type has to be for :func:`load_pretrained`."""
+"""The values of a checkpoint's model_type that :func:`load_pretrained` takes."""
 
 
 class CheckpointSource(NamedTuple):
-    """What a checkpoint's configuration says: our class, its configuration's fields, and how to read the tensors."""
+    """What a checkpoint is: our class, the fields of its configuration, and how to read the tensors."""
 
     built_as: type[EncoderPreTrainedModel]
     fields: Mapping[str, Any]
@@ -38,7 +38,7 @@ class CheckpointSource(NamedTuple):
 def source_of(
     found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
 ) -> CheckpointSource:
-    """How to read the checkpoint of a configuration as found in its file."""
+    """Return how to read a checkpoint, given the contents of its config.json."""
     try:
         return _source_of_kind(found, model_class, options)
     except StrictDataclassError as error:
@@ -87,17 +87,17 @@ def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> Checkpoi
             "path_or_id", "expected a masked-LM head tied to the embeddings, got tie_word_embeddings False"
         )
     saved_as = (found.get("architectures") or [""])[0]
-    # The file may leave out what is transformers' default.
+    # The file may omit transformers' defaults.
     fields = funnel_config(AutoConfig.for_model(**found).to_dict(), decoder=saved_as not in WITHOUT_DECODER)
     own = EncoderConfig.from_dict(dict(fields))
-    # The layers that are wanted, since the position method's tensors are stacked over them.
+    # The position method's tensors are stacked over the layers of this configuration.
     config = EncoderConfig.from_dict({**fields, **config_options(options)})
     return CheckpointSource(built_as, fields, partial(from_funnel_model, own=own, config=config, head=head))
 
 
 def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
     names = found.get("architectures") or []
-    # What ELECTRA trains for use is its discriminator.
+    # The discriminator is the part of ELECTRA to use.
     own = {model.__name__: model for model, _ in FUNNELS.values()} | {"Electra": EncoderForPreTraining}
     return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)
 
@@ -105,7 +105,7 @@ def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
 def _saved_as(
     found: Mapping[str, Any], known: Mapping[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]
 ) -> tuple[type[EncoderPreTrainedModel], Mapping[str, str]]:
-    """What is known of the class that a checkpoint was saved from; of the first where it does not say."""
+    """Return our class and names for the class that was saved; the first known one if the checkpoint does not say."""
     name = (found.get("architectures") or list(known))[0]
     if name not in known:
         raise InputError("path_or_id", f"expected one of {', '.join(known)}, got {name}")
@@ -113,7 +113,7 @@ def _saved_as(
 
 
 def _from_own(state: Mapping[str, Tensor]) -> Checkpoint:
-    """A checkpoint of this library by names as in a model with a head."""
+    """Rename the tensors of this library's checkpoint to those of a model with a head."""
     part = "discriminator."
     if any(name.startswith(part) for name in state):
         own = {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
@@ -126,6 +126,6 @@ def _from_own(state: Mapping[str, Tensor]) -> Checkpoint:
 
 
 def config_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that are fields of the configuration."""
+    """Return the options that are fields of the configuration."""
     known = {*EncoderConfig().to_dict(), "num_labels"}
     return {name: value for name, value in options.items() if name in known}

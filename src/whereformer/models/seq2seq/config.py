@@ -1,4 +1,4 @@
-"""The configuration of the translation Transformer."""
+"""``Seq2SeqConfig``: the configuration of the translation Transformer."""
 
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "decoder_layers": 3,
     },
 }
-"""Sizes by name: "base" and "big" are Vaswani et al.'s (2017, Table 3), "small" learns on two cores."""
+"""Named sizes: "base" and "big" are those of Vaswani et al. (2017, Table 3); "small" trains on two CPU cores."""
 
 LEAST = {
     "vocab_size": 1,
@@ -47,32 +47,32 @@ class Seq2SeqConfig(PreTrainedConfig):
         num_attention_heads: heads; they must divide hidden_size.
         intermediate_size: hidden width of the feed-forward layers.
         head_dim: width of one head; hidden_size / num_attention_heads if None.
-        encoder_layers, decoder_layers: layers.
+        encoder_layers, decoder_layers: the numbers of layers.
         position: the position method of the encoder's self-attention and, with parameters of its own, the decoder's.
         position_options: the method's options.
-        cross_position: the method of the attention from target to source; none in all the papers.
-        cross_position_options: its options.
-        max_position_embeddings: positions that methods with a fixed number of them cover.
+        cross_position: the method of the attention from target to source; the papers use none.
+        cross_position_options: the options of that method.
+        max_position_embeddings: the number of positions for methods that have a fixed number.
         norm: "post" (Vaswani et al.: normalise after adding) or "pre" (normalise a layer's input, and once at the end).
         hidden_act: activation of the feed-forward layers.
         hidden_dropout_prob, attention_probs_dropout_prob, activation_dropout_prob: dropout on embeddings and what
             layers add, on attention weights, and between the feed-forward layers.
-        label_smoothing: the share of the target that is spread over all tokens, in training.
+        label_smoothing: the share of the target that training spreads over all tokens.
         initializer_range: standard deviation that position methods draw tables of embeddings with; None:
             hidden_size ** -0.5, that of the token embeddings, which are multiplied by hidden_size ** 0.5.
         layer_norm_eps: epsilon of the layer norms.
         attention_backend: backend of :func:`whereformer.attention`.
 
     Raises:
-        ValueError: for what fits no model; the message names the field.
+        ValueError: for a combination that fits no model; the message names the field.
     """
 
     model_type = "whereformer_seq2seq"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
-    # What a cache has to hold.
+    # The number of layers that a cache has to hold.
     attribute_map: ClassVar[dict[str, str]] = {"num_hidden_layers": "decoder_layers"}
 
-    # What layers ask for and translation has one answer to: no token types, and a bias in the queries' projection.
+    # Layers ask for these; translation has no token types, and a bias in the queries' projection.
     type_vocab_size = 0
     segments = "embedding"
     query_bias = True
@@ -126,7 +126,7 @@ class Seq2SeqConfig(PreTrainedConfig):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "Seq2SeqConfig":
-        """A configuration of the papers' sizes ("base", "big"), or "small"; ``changes`` are fields.
+        """Return a configuration with the papers' sizes ("base", "big") or "small"; ``changes`` replace fields.
 
         Raises:
             ValueError: for another name.

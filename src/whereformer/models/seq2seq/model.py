@@ -22,9 +22,9 @@ from .stacks import Seq2SeqDecoder, Seq2SeqEncoder, embedded_tokens
 class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
     """An encoder and a decoder that translates, with ``config.position`` in the self-attention of both.
 
-    Source, target and output share one table of embeddings. ``generate`` keeps keys and values of what is written, and
-    position methods are asked about the new tokens only; the logits are those of a call with the whole target. Give
-    ``generate`` an ``attention_mask`` where sources are padded: of models with an encoder it does not make its own.
+    Source, target and output share one table of embeddings. ``generate`` caches keys and values, and position methods
+    only see the new tokens; the logits equal those of a call with the whole target. If sources are padded, pass
+    ``generate`` an ``attention_mask``: for models with an encoder it does not build one.
 
     Args:
         config: sizes and options.
@@ -51,7 +51,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Glorot uniform for projections, as in tensor2tensor and fairseq; N(0, 1 / hidden_size) for embeddings."""
+        """Draw projections Glorot uniform (as tensor2tensor and fairseq), embeddings from N(0, 1 / hidden_size)."""
         if isinstance(module, Position):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):
@@ -85,7 +85,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
         return self.decoder
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """The target one place to the right, behind the start token (batch, n)."""
+        """Shift the target one place to the right, after the start token (batch, n)."""
         start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
         return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.config.pad_token_id)), 1)
 
@@ -100,25 +100,27 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         **inputs: Unpack[Seq2SeqInputs],
     ) -> Seq2SeqLMOutput:
-        """Logits of every next token, and with labels the loss.
+        """Compute the logits of every next token and, with labels, the loss.
 
         Args:
             input_ids: (batch, n_source) source tokens, or ``inputs_embeds`` (batch, n_source, hidden_size).
             attention_mask: (batch, n_source), nonzero = a real token; every token is real by default.
             decoder_input_ids: (batch, n) target tokens that begin with the start token, or
                 ``decoder_inputs_embeds``; by default the labels one place to the right.
-            decoder_attention_mask: (batch, cached + n). Padding after the target needs none: nothing looks back at it.
-            encoder_outputs: of an earlier call, in place of the source.
-            past_key_values: keys and values of earlier calls; ``decoder_input_ids`` are then only what follows.
-            labels: (batch, n) target tokens, -100 where nothing is to be predicted.
+            decoder_attention_mask: (batch, cached + n). Padding after the target needs none, because no target token
+                attends to it.
+            encoder_outputs: the outputs of an earlier call, in place of the source.
+            past_key_values: keys and values of earlier calls; ``decoder_input_ids`` are then only the new tokens.
+            labels: (batch, n) target tokens, -100 where there is nothing to predict.
             use_cache: return a cache; without labels the configuration decides.
             output_hidden_states, output_attentions: also return those of both parts.
             return_dict: False for a plain tuple.
-            num_items_in_batch: the loss is the sum over tokens divided by this; their mean by default.
+            num_items_in_batch: the loss is the sum over tokens divided by this number; by default it is their mean.
 
         Returns:
             ``logits`` (batch, n, vocab_size), ``loss`` (cross-entropy in nats, in training with
-            ``config.label_smoothing``; 0 where nothing is to be predicted), ``past_key_values`` and what was asked for.
+            ``config.label_smoothing``; 0 if there is nothing to predict), ``past_key_values``, and the requested
+            outputs.
 
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
@@ -153,7 +155,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
         )
 
     def _read(self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: Seq2SeqInputs) -> BaseModelOutput:
-        """Encode the source, or take what an earlier call made of it."""
+        """Encode the source, or return the encoder's output of an earlier call."""
         given = inputs.get("encoder_outputs")
         if given is None:
             asked = {name: inputs.get(name) for name in SourceInputs.__annotations__}
@@ -166,13 +168,13 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
     def _target(
         self, decoder_input_ids: Tensor | None, labels: Tensor | None, inputs: Seq2SeqInputs, sources: int
     ) -> Tensor:
-        """The embedded target (batch, n, hidden_size), however it is given."""
+        """Return the embedded target (batch, n, hidden_size), from ids, embeddings or labels."""
         embedded = inputs.get("decoder_inputs_embeds")
         if labels is not None and decoder_input_ids is None and embedded is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         words = embedded_tokens("decoder_input_ids", self.words, decoder_input_ids, embedded)
         if len(words) != sources:
-            raise InputError("decoder_input_ids", f"expected a batch of {sources} as the source, got {len(words)}")
+            raise InputError("decoder_input_ids", f"expected a batch of {sources} like the source, got {len(words)}")
         return words
 
     def _cache(
@@ -180,7 +182,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
     ) -> EncoderDecoderCache | None:
         if given is not None:
             own = given.self_attention_cache if isinstance(given, EncoderDecoderCache) else given
-            # What is allocated in advance holds more keys than there are.
+            # A cache that is allocated in advance holds more keys than there are.
             if own is given or own.is_compileable:
                 raise InputError(
                     "past_key_values", "expected an EncoderDecoderCache of dynamic caches, got a " + type(own).__name__
@@ -197,5 +199,5 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
         check_shape("labels", labels, tuple(logits.shape[:2]))
         smoothing = self.config.label_smoothing if self.training else 0.0
         total = smoothed_cross_entropy(logits.flatten(0, 1), labels.flatten(), smoothing)
-        # A batch, or the part of one that a device gets, may have nothing to predict; its loss is 0 then.
+        # A batch, or a device's part of it, may have nothing to predict; its loss is then 0.
         return total / torch.as_tensor((labels != IGNORED).sum() if count is None else count).clamp(min=1)

@@ -10,21 +10,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORED = -100
-"""The label of a token that is not to be predicted, as everywhere in transformers."""
+"""The label of tokens that are not predicted, as everywhere in transformers."""
 AT_A_TIME = {"cpu": 2**18, "cuda": 2**26}
-"""Logits that are converted to float32 at a time: on a CPU what the cache of a core holds."""
+"""The number of logits that are converted to float32 at a time: as many as a CPU core's cache holds."""
 
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """The sum over tokens of cross-entropy in nats; as torch's, which needs three to five more tensors of logits.
+    """Sum the cross-entropy over tokens, in nats; torch's own needs three to five more tensors the size of the logits.
 
     Args:
         logits: (tokens, vocabulary), of any floating dtype.
-        labels: (tokens,), -100 where nothing is to be predicted.
+        labels: (tokens,), -100 where there is nothing to predict.
         smoothing: the share of a label that is spread over the whole vocabulary.
 
     Returns:
-        A float32 (of float64 logits a float64) scalar.
+        A float32 scalar; float64 for float64 logits.
     """
     return _Smoothed.apply(logits, labels, smoothing)  # type: ignore[no-untyped-call]
 
@@ -62,12 +62,13 @@ class _Smoothed(torch.autograd.Function):
 
 
 def _known(labels: Tensor) -> Tensor:
-    """Labels (tokens, 1) with any in place of those to be ignored; others that are no token stay, and are refused."""
+    """Return labels (tokens, 1) with a valid one in place of ignored ones. Other invalid labels stay and are
+    refused."""
     return labels.masked_fill(labels == IGNORED, 0).unsqueeze(1)
 
 
 def _parts(logits: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some rows at a time, in float32 or float64, with their labels."""
+    """Yield some rows at a time, in float32 or float64, with their labels."""
     rows = max(1, AT_A_TIME.get(logits.device.type, AT_A_TIME["cuda"]) // logits.shape[1])
     exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
     for part, wanted in zip(logits.split(rows), labels.split(rows), strict=True):

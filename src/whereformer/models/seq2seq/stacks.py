@@ -19,7 +19,7 @@ from .config import Seq2SeqConfig
 
 
 class DecoderLayer(Layer):
-    """A :class:`Layer` that between its two halves looks at the source."""
+    """A :class:`Layer` with attention to the source between its two halves."""
 
     def __init__(self, config: Seq2SeqConfig, *, content: bool, cross_content: bool) -> None:
         super().__init__(config, content=content)
@@ -45,7 +45,7 @@ class DecoderLayer(Layer):
 
 
 class _Stack(nn.Module):
-    """What encoder and decoder have in common: embeddings with positions, layers, a last norm."""
+    """The common part of encoder and decoder: embeddings with positions, layers, and a last norm."""
 
     layers: nn.ModuleList
 
@@ -58,7 +58,7 @@ class _Stack(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
 
     def embed(self, words: Tensor, positions: Positions) -> Tensor:
-        """Tokens (batch, n, hidden_size) with their positions; scaled for all methods as the paper does."""
+        """Scale tokens (batch, n, hidden_size) as the paper does, whatever the method, and add their positions."""
         return self.dropout(self.position.embed(words * self.config.hidden_size**0.5, positions))
 
     def finish(self, hidden: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Seq2SeqEncoder(_Stack):
         attention_mask: Tensor | None = None,
         **inputs: Unpack[SourceInputs],
     ) -> BaseModelOutput:
-        """States (batch, n, hidden_size) of tokens (batch, n); the mask is nonzero where they are real."""
+        """Return states (batch, n, hidden_size) of tokens (batch, n); the mask is nonzero for real tokens."""
         words = embedded_tokens("input_ids", self.words, input_ids, inputs.get("inputs_embeds"))
         with_weights = asks_for("output_attentions", inputs, self.config)
         if attention_mask is not None:
@@ -133,7 +133,7 @@ class Seq2SeqDecoder(_Stack):
         cache: EncoderDecoderCache | None,
         with_weights: bool,
     ) -> tuple[list[Tensor], list[tuple[Tensor | None, Tensor | None]]]:
-        """Hidden states, the embeddings first, and weights of every layer.
+        """Return the hidden states, embeddings first, and the weights of every layer.
 
         Args:
             words: (batch, n, hidden_size), embedded tokens that follow those in the cache.
@@ -176,7 +176,7 @@ class Seq2SeqDecoder(_Stack):
 def _context(
     position: Position, queries: Positions, keys: Tokens, cache: Cache | None, new_keys: Positions, **options: bool
 ) -> AttentionContext:
-    """The context of attention to keys of which the cache, if there is one, holds all but the new."""
+    """Return the context of attention to keys; a cache, if there is one, holds all keys except the new ones."""
     once = position.once()
     shared = position.shared(queries, keys.positions, once)
     earlier = None
@@ -203,7 +203,7 @@ def _position(
 
 
 def embedded_tokens(name: str, embeddings: nn.Embedding, ids: Tensor | None, embedded: Tensor | None) -> Tensor:
-    """Embedded tokens (batch, n, hidden_size), given either way."""
+    """Return embedded tokens (batch, n, hidden_size), from ids or as given."""
     if (ids is None) == (embedded is None):
         raise ValueError(f"{name} and {name.replace('input_ids', 'inputs_embeds')}: give exactly one of them")
     if embedded is not None:

@@ -1,9 +1,8 @@
-"""The Triton kernels of ``backend="triton"``: one tile of scores at a time, nothing of size n_q x n_k in memory.
+"""The Triton kernels of ``backend="triton"``: they compute one tile of scores at a time, in O(n) memory.
 
-Throughout, a *tile* is BLOCK_M queries by BLOCK_N keys (transposed in the kernel of the keys' gradients, so that its
-products need no transposed operand), and scores are in units of log2, because exp2 is what the hardware has.
-
-Nothing is added to memory that another program adds to as well, so that results are the same bits from run to run.
+Throughout, a *tile* is BLOCK_M queries by BLOCK_N keys. It is transposed in the kernel of the keys' gradients, so that
+its products need no transposed operand. Scores are in units of log2, because the hardware has exp2. No two programs add
+to the same memory, so results are the same bits from run to run.
 
 - ``tiles``: rows from and to memory.
 - ``scores``: the scores of a tile.
@@ -11,5 +10,5 @@ Nothing is added to memory that another program adds to as well, so that results
 - ``offsets``: sums over the keys of a row that share an offset.
 - ``forward``, ``query_gradients``, ``key_gradients``, ``tile_gradients``: the kernels.
 
-Only these modules import Triton, which does not come with every build of torch.
+Only these modules import Triton, because not every build of torch comes with it.
 """

@@ -1,9 +1,9 @@
-"""Which tiles of a row (or a column) of tiles read which part of the offset tables.
+"""The areas of tiles: which part of the offset tables each tile in a row (or column) of tiles reads.
 
-Tables are constant beyond their ends, so the tiles fall into areas: LEFT of every table and RIGHT of every table, where
-a table is one number per head (or row), INSIDE, where it is read pair by pair, and ANY, where nothing is known: there
-offsets are clamped, and keys beyond the end and future keys are masked. With affine positions the areas follow from the
-tile's place and each has a loop of its own; with explicit positions all is ANY. EDGE is INSIDE, but masked like ANY.
+Tables are constant beyond their ends, so the tiles fall into areas. LEFT and RIGHT of every table, a table is one
+number per head (or row). INSIDE, it is read pair by pair. ANY makes no assumption: offsets are clamped, and keys beyond
+the end and future keys are masked. With affine positions the areas follow from the tile's place and each has its own
+loop; with explicit positions every tile is ANY. EDGE is INSIDE, but masked like ANY.
 """
 
 # mypy: ignore-errors
@@ -18,22 +18,22 @@ EDGE = tl.constexpr(3)
 
 @triton.jit
 def _blocks_up_to(limit, stride, BLOCK: tl.constexpr):
-    """How many leading blocks have ``index * stride <= limit`` for all their indices."""
+    """Return the number of leading blocks with ``index * stride <= limit`` for all their indices."""
     return (tl.maximum(limit, -1) // stride + 1) // BLOCK
 
 
 @triton.jit
 def _first_block_from(limit, stride, BLOCK: tl.constexpr):
-    """The first block with ``index * stride >= limit`` for all its indices."""
+    """Return the first block with ``index * stride >= limit`` for all its indices."""
     return (tl.maximum(limit, 0) + stride * BLOCK - 1) // (stride * BLOCK)
 
 
 @triton.jit
 def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The key blocks between which a query block changes area.
+    """Return the key blocks at which a query block changes area.
 
-    Returns (start, left_end, inside_end, right_end, end) and band_end: LEFT lies between the first two, INSIDE, RIGHT
-    and ANY follow, and the last says where RIGHT would begin if there were no ANY.
+    These are (start, left_end, inside_end, right_end, end) and band_end. LEFT is between the first two; INSIDE, RIGHT
+    and ANY follow. At band_end RIGHT would begin if there were no ANY.
     """
     end = tl.cdiv(pairs.n_k, BLOCK_N)
     if pairs.query_positions is None:
@@ -64,9 +64,9 @@ def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl
 
 @triton.jit
 def query_areas(terms, pairs, batch, first_key, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The query blocks between which a key block changes area: (start, any_end, right_end, inside_end, end).
+    """Return the query blocks at which a key block changes area: (start, any_end, right_end, inside_end, end).
 
-    As in :func:`key_areas`, with the parts of rows and columns exchanged: ANY comes first, then RIGHT, INSIDE, LEFT.
+    This is :func:`key_areas` with rows and columns exchanged: ANY comes first, then RIGHT, INSIDE, LEFT.
     """
     end = tl.cdiv(pairs.n_q, BLOCK_M)
     if pairs.key_end is not None:

@@ -1,4 +1,4 @@
-"""The output of attention, and its rows' norms."""
+"""The forward kernel: the output of attention, and the norms of its rows."""
 
 # mypy: ignore-errors
 
@@ -14,7 +14,7 @@ from .tiles import ScoreTile, load, load_keys, load_queries, place_of, row_index
 
 
 class Softmax(NamedTuple):
-    """A softmax so far: its weighted sum of values, its peak and its sum, and its weights beyond a table's ends."""
+    """A running softmax: its weighted sum of values, its peak and sum, and its weights beyond a table's ends."""
 
     out: Any
     peak: Any
@@ -37,7 +37,7 @@ def _attend_blocks(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the key blocks from ``start`` to ``end``."""
+    """Run the online softmax over the key blocks from ``start`` to ``end``."""
     out, peak, total, ends = softmax
     rows = (first_row + tl.arange(0, BLOCK_M))[:, None]
     for block in range(start, end):
@@ -46,7 +46,7 @@ def _attend_blocks(
         keys = load_keys(inputs, pairs, place, first, BLOCK_N)
         scores = scores_of(queries, keys, tile, terms, pairs, AREA)
         new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # Rows that may attend nothing so far have no peak; any finite number gives them weights of 0.
+        # Rows without a permitted key so far have no peak; any finite number gives them weights of 0.
         reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         shrink = tl.exp2(peak - reference)
         weights = tl.exp2(scores - reference[:, None])
@@ -75,15 +75,15 @@ def forward(
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """One block of queries of one head: its output and its norm.
+    """Compute the output and the norm of one block of queries of one head.
 
-    ``at_offset`` (zeros, (batch, heads, n_q, T)) receives how much of a row's attention lies at each offset of the
-    table ``values``, (batch, heads, T, value_dim).
+    ``at_offset`` (zeros, (batch, heads, n_q, T)) receives the share of a row's attention at each offset of the table
+    ``values``, (batch, heads, T, value_dim).
     """
     blocks = tl.cdiv(pairs.n_q, BLOCK_M)
     program = tl.program_id(0)
     place = place_of(program, blocks, pairs)
-    # The last rows first: with causal attention they have the most to do.
+    # Start with the last rows: in causal attention they have the most work.
     first_row = (blocks - 1 - program % blocks) * BLOCK_M
     row = first_row + tl.arange(0, BLOCK_M)
     rows = row[:, None]
@@ -128,7 +128,7 @@ def forward(
             add_at_offsets(at_offset, weights, terms.value_table, tile, offsets_of(tile, pairs), pairs)
         ends = Ends(ends.left * normaliser, ends.right * normaliser)
         store_ends(at_offset, ends, terms.value_table, pairs, place, row)
-        # What one thread has stored, another reads.
+        # Threads read what other threads have stored.
         tl.debug_barrier()
         for first in range(0, length, BLOCK_T):
             column = first + tl.arange(0, BLOCK_T)[None, :]

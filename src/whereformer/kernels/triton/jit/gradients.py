@@ -1,4 +1,4 @@
-"""The gradient of a tile's scores, which all kernels of gradients begin with."""
+"""The gradient of a tile's scores, with which all gradient kernels begin."""
 
 # mypy: ignore-errors
 
@@ -12,7 +12,7 @@ from .tiles import ScoreTile, load, load_keys, load_numbers, load_queries, place
 
 
 class RowState(NamedTuple):
-    """What is known of each row of a tile: see ``Norm`` and ``Known``."""
+    """What is known about each row of a tile; see ``Norm`` and ``Known``."""
 
     shift: Any
     log_sum: Any
@@ -21,7 +21,7 @@ class RowState(NamedTuple):
 
 @triton.jit
 def load_rows(known, pairs, place, rows):
-    """The state of rows. Those beyond the last have an infinite shift and so no weights."""
+    """Load the state of rows. Rows beyond the last have an infinite shift, and therefore no weights."""
     shift = load_numbers(known.norm.shift, pairs, place, rows, float("inf"))
     delta = load_numbers(known.norm.delta, pairs, place, rows, 0.0)
     if known.norm.log_sum is None:
@@ -32,13 +32,13 @@ def load_rows(known, pairs, place, rows):
 
 @triton.jit
 def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs, AREA: tl.constexpr):
-    """The weights of a tile after dropout, and the gradient of its scores.
+    """Return the weights of a tile after dropout, and the gradient of its scores.
 
-    ``left`` and ``right`` are the sides of its axes, ``left_out`` and ``right_out`` what the weights' gradient is the
-    product of: the output's gradient where an axis is queries, values where it is keys.
+    ``left`` and ``right`` are the sides of its axes. The weights' gradient is the product of ``left_out`` and
+    ``right_out``: the output's gradient if an axis is queries, values if it is keys.
     """
     scores = scores_of(left, right, tile, terms, pairs, AREA)
-    # In this order: what is left of large numbers is exact, and what is added to it is not lost.
+    # The order matters: the difference of large numbers is exact, so the small number subtracted after is not lost.
     weights = tl.exp2((scores - row_state.shift) - row_state.log_sum)
     d_weights = tl.dot(left_out, tl.trans(right_out), input_precision="ieee")
     if tile.first_key >= 0:  # see scores_of
@@ -54,7 +54,7 @@ def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs
 
 @triton.jit
 def fresh_gradients(inputs, known, place, first_row, first_key, terms, pairs, AREA: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradient of the scores of any tile, with nothing loaded before."""
+    """Load everything for a tile and return the gradient of its scores."""
     rows = (first_row + tl.arange(0, BLOCK))[:, None]
     columns = (first_key + tl.arange(0, BLOCK))[None, :]
     queries = load_queries(inputs, pairs, place, first_row, BLOCK)
@@ -69,7 +69,7 @@ def fresh_gradients(inputs, known, place, first_row, first_key, terms, pairs, AR
 
 @triton.jit
 def row_products(out, d_out, delta, pairs, BLOCK_M: tl.constexpr):
-    """``delta_i = <out_i, d_out_i>``, which is what softmax's gradient subtracts in each row."""
+    """Compute ``delta_i = <out_i, d_out_i>``, which the softmax's gradient subtracts in each row."""
     blocks = tl.cdiv(pairs.n_q, BLOCK_M)
     program = tl.program_id(0)
     place = place_of(program, blocks, pairs)

@@ -1,4 +1,4 @@
-"""All gradients that are sums over queries; tiles are transposed."""
+"""The kernel of all gradients that are sums over queries; its tiles are transposed."""
 
 # mypy: ignore-errors
 
@@ -13,7 +13,7 @@ from .tiles import ScoreTile, Side, load, load_keys, place_of, store
 
 
 class KeyBlock(NamedTuple):
-    """A block of keys with what is loaded for it once."""
+    """A block of keys, with everything that is loaded once for it."""
 
     place: Any
     first_key: Any
@@ -23,7 +23,7 @@ class KeyBlock(NamedTuple):
 
 
 class KeySums(NamedTuple):
-    """The gradients of a block of keys so far."""
+    """The running sums of the gradients of a block of keys."""
 
     key: Any
     value: Any
@@ -32,7 +32,7 @@ class KeySums(NamedTuple):
 
 @triton.jit
 def _key_blocks(sums, keys, inputs, known, terms, pairs, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr):
-    """What the query blocks from ``start`` to ``end`` add to the sums of a block of keys."""
+    """Add what the query blocks from ``start`` to ``end`` contribute to the sums of a block of keys."""
     d_k, d_v, d_factors = sums
     place = keys.place
     for block in range(start, end):
@@ -56,7 +56,7 @@ def _key_blocks(sums, keys, inputs, known, terms, pairs, start, end, AREA: tl.co
 def key_gradients(
     inputs, known, gradients, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """One block of keys of one head: all gradients that are sums over queries; ADD them to what is there."""
+    """Compute all gradients that sum over queries, for one block of keys of one head; ADD them to what is there."""
     blocks = tl.cdiv(pairs.n_k, BLOCK_N)
     program = tl.program_id(0)
     place = place_of(program, blocks, pairs)

@@ -1,4 +1,4 @@
-"""Sums over the keys of a row that share an offset: what the gradients of tables, and tables of values, are made of."""
+"""Sums over a row's keys by offset, for the gradients of tables and for tables of values."""
 
 # mypy: ignore-errors
 
@@ -20,13 +20,13 @@ class Ends(NamedTuple):
 
 @triton.jit
 def no_ends(BLOCK: tl.constexpr):
-    """Sums of nothing."""
+    """Return sums that start at zero."""
     return Ends(tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32))
 
 
 @triton.jit
 def add_ends(ends, numbers, table, offsets, AREA: tl.constexpr):
-    """The ends with what a tile of numbers adds to them."""
+    """Add a tile of numbers to the ends."""
     left, right = ends.left, ends.right
     if AREA == LEFT:
         left += tl.sum(numbers, 1)
@@ -41,7 +41,7 @@ def add_ends(ends, numbers, table, offsets, AREA: tl.constexpr):
 
 @triton.jit
 def store_ends(buffer, ends, table, pairs, place, rows):
-    """The ends to the outer columns of a (batch, heads, n_q, length) buffer; a table of one column has but one."""
+    """Store the ends in the outer columns of a (batch, heads, n_q, length) buffer; a table may have only one column."""
     length = table.length
     at = buffer + row_index(pairs, place, rows) * length
     tl.store(at, tl.where(length == 1, ends.left + ends.right, ends.left), mask=rows < pairs.n_q)
@@ -50,10 +50,10 @@ def store_ends(buffer, ends, table, pairs, place, rows):
 
 @triton.jit
 def add_at_offsets(buffer, numbers, table, tile, offsets, pairs):
-    """``buffer[row, column] += numbers`` for the columns between a table's ends, which :func:`add_ends` sums.
+    """Do ``buffer[row, column] += numbers`` for the columns between a table's ends; :func:`add_ends` sums the ends.
 
-    Affine positions put all keys of a row at different offsets, so there a plain store is the sum. Explicit ones may
-    repeat: keys of a block at the same position take turns.
+    With affine positions all keys of a row have different offsets, so a plain store is the sum. Explicit positions may
+    repeat, so keys of a block at the same position take turns.
     """
     rows, columns = tile.rows, tile.columns
     column = offsets - table.first

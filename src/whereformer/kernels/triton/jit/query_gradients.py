@@ -1,4 +1,4 @@
-"""All gradients that are sums over keys."""
+"""The kernel of all gradients that are sums over keys."""
 
 # mypy: ignore-errors
 
@@ -15,7 +15,7 @@ from .tiles import ScoreTile, Side, load, load_keys, load_queries, place_of, row
 
 
 class QueryBlock(NamedTuple):
-    """A block of queries with what is loaded for it once."""
+    """A block of queries, with everything that is loaded once for it."""
 
     place: Any
     first_row: Any
@@ -26,7 +26,7 @@ class QueryBlock(NamedTuple):
 
 
 class QuerySums(NamedTuple):
-    """The sums of a block of queries: its gradients, and what the ends of each table get."""
+    """The running sums of a block of queries: its gradients, and those of the ends of each table."""
 
     query: Any
     factors: Any
@@ -49,7 +49,7 @@ def _query_blocks(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """What the key blocks from ``start`` to ``end`` add to the sums of a block of queries."""
+    """Add what the key blocks from ``start`` to ``end`` contribute to the sums of a block of queries."""
     d_q, d_factors, bias, key_table, value_table = sums
     place, first_row = queries.place, queries.first_row
     for block in range(start, end):
@@ -67,7 +67,7 @@ def _query_blocks(
         offsets = offsets_of(tile, pairs)
         if gradients.tables.bias_ends is not None:
             if AREA == INSIDE:
-                # Most tiles inside a long table touch neither end.
+                # Most tiles inside a long table read neither end.
                 low = pairs.start + first * pairs.key_stride - (first_row + BLOCK_M - 1) * pairs.query_stride
                 high = low + (BLOCK_N - 1) * pairs.key_stride + (BLOCK_M - 1) * pairs.query_stride
                 if (low <= terms.bias.first) | (high >= terms.bias.first + terms.bias.length - 1):
@@ -90,7 +90,7 @@ def _query_blocks(
 
 @triton.jit
 def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """One block of queries of one head: all gradients that are sums over keys."""
+    """Compute all gradients that sum over keys, for one block of queries of one head."""
     blocks = tl.cdiv(pairs.n_q, BLOCK_M)
     program = tl.program_id(0)
     place = place_of(program, blocks, pairs)

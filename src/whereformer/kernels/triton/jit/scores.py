@@ -1,4 +1,4 @@
-"""The scores of a tile, in units of log2, and which weights drop."""
+"""The scores of a tile, in units of log2, and the weights that dropout keeps."""
 
 # mypy: ignore-errors
 
@@ -14,7 +14,7 @@ LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float
 
 @triton.jit
 def offsets_of(tile, pairs):
-    """The offsets of a tile's pairs."""
+    """Return the offsets of a tile's pairs."""
     rows, columns, batch = tile.rows, tile.columns, tile.place.batch
     if pairs.query_positions is None:
         return columns * pairs.key_stride - rows * pairs.query_stride + pairs.start
@@ -32,7 +32,7 @@ def _clamped(column, length):
 
 @triton.jit
 def from_vector_table(table, tile, offsets, pairs, AREA: tl.constexpr):
-    """What the products with a table of vectors say about each pair of a tile."""
+    """Return what the products with a table of vectors give for each pair of a tile."""
     at = table.products + row_index(pairs, tile.place, tile.rows) * table.length
     if AREA == RIGHT:
         at += table.length - 1
@@ -43,7 +43,7 @@ def from_vector_table(table, tile, offsets, pairs, AREA: tl.constexpr):
 
 @triton.jit
 def _from_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
-    """What the table of numbers says about each pair of a tile; one number where the tile is LEFT or RIGHT."""
+    """Return what the table of numbers adds to each pair of a tile; one number if the tile is LEFT or RIGHT."""
     table = bias.log2 + tile.place.head * bias.row
     if AREA == LEFT:
         return tl.load(table)
@@ -52,7 +52,7 @@ def _from_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
     elif AREA == ANY:
         return tl.load(table + _clamped(offsets - bias.shift, bias.row))
     else:
-        # One address for the tile and small distances from it, which the compiler makes part of the loads.
+        # Use one address for the tile and small distances from it, which the compiler folds into the loads.
         corner = pairs.start + tile.first_key * pairs.key_stride - tile.first_row * pairs.query_stride - bias.shift
         at = table + corner + (tile.columns - tile.first_key) * pairs.key_stride
         return tl.load(at - (tile.rows - tile.first_row) * pairs.query_stride)
@@ -60,23 +60,24 @@ def _from_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
 
 @triton.jit
 def _from_dense(dense, tile, pairs):
-    """Numbers for each pair, in float32."""
+    """Load dense scores, in float32."""
     rows, columns = tile.rows, tile.columns
     at = (
         dense.data + tl.cast(tile.place.batch, tl.int64) * dense.batch + tl.cast(tile.place.head, tl.int64) * dense.head
     )
     at = at + rows.to(tl.int64) * dense.row + columns.to(tl.int64) * dense.column
     added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0).to(tl.float32)
-    # The smallest finite number stays finite: -inf alone forbids a pair.
+    # The lowest finite number must stay finite: only -inf forbids a pair.
     return tl.where(added == float("-inf"), added, tl.maximum(added, LOWEST))
 
 
 @triton.jit
 def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
-    """The scores of a tile, -inf where a pair may not attend; ``left`` and ``right`` are the sides of its axes.
+    """Return the scores of a tile, -inf where a pair may not attend; ``left`` and ``right`` are the sides of its axes.
 
-    A product and a sum are one rounding or two as the compiler likes. Beside a large number that makes different
-    scores, and forward and backward must make the same; so what meets large numbers is said as one.
+    The compiler may round a product and a sum once or twice. Beside a large number this gives different scores, but
+    forward and backward must compute the same ones; so products that are added to large numbers are explicit fused
+    multiply-adds.
     """
     rows, columns = tile.rows, tile.columns
     SCALED_WITH_BIAS: tl.constexpr = terms.bias.log2 is not None and not left.factors.type.is_block()
@@ -90,8 +91,8 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         factors = tl.dot(left.factors, tl.trans(right.factors), input_precision="ieee")
         scores = tl.fma(factors, LOG2E, scores)
     offsets = offsets_of(tile, pairs)
-    # No key has a negative index, but Triton's pipeliner would stage the loads of a loop's own body through shared
-    # memory: for what is gathered number by number, that is room and time for nothing.
+    # No key has a negative index, so this always holds. Without the condition, Triton's pipeliner would stage these
+    # loads through shared memory, which wastes room and time on numbers that are gathered one by one.
     if tile.first_key >= 0:
         if terms.bias.log2 is not None:
             bias = _from_bias(terms.bias, tile, offsets, pairs, AREA)
@@ -121,7 +122,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
 
 @triton.jit
 def kept(tile, pairs):
-    """Which weights of a tile survive dropout: the ``keep_mask`` of ``dropout.py``."""
+    """Return which weights of a tile survive dropout, like ``keep_mask`` in ``dropout.py``."""
     mixed = load_numbers(pairs.dropout_seeds, pairs, tile.place, tile.rows, 0).to(tl.uint32, bitcast=True)
     mixed = mixed + tile.columns.to(tl.uint32) * 0x9E3779B9
     mixed = (mixed ^ (mixed >> 16)) * 0x85EBCA6B

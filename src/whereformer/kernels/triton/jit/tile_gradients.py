@@ -1,4 +1,4 @@
-"""Gradients that are made tile by tile: of a bias between its ends, and of dense scores."""
+"""The kernels of gradients that are computed tile by tile: of a bias between its ends, and of dense scores."""
 
 # mypy: ignore-errors
 
@@ -25,11 +25,11 @@ def diagonal_gradients(
     KEY_STEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradients of the scores of all tiles with the same offsets, summed over the batch into one tile.
+    """Sum the gradients of the scores of all tiles with the same offsets, over the batch, into one tile.
 
     With affine positions the offsets of a BLOCK x BLOCK tile follow from ``key_stride * key block - query_stride *
-    query block``. Where that is the same (a *diagonal* of tiles: every KEY_STEP-th key block with every ROW_STEP-th
-    query block) one tile in registers sums them all. ``sums`` is (heads, diagonals, splits, BLOCK, BLOCK).
+    query block``. All tiles with the same offsets (a *diagonal* of tiles: every KEY_STEP-th key block with every
+    ROW_STEP-th query block) are summed in one tile in registers. ``sums`` is (heads, diagonals, splits, BLOCK, BLOCK).
     """
     program = tl.program_id(0)
     split = program % splits
@@ -37,12 +37,12 @@ def diagonal_gradients(
     head = program // splits // diagonals
     row_blocks = tl.cdiv(pairs.n_q, BLOCK)
     key_blocks = tl.cdiv(pairs.n_k, BLOCK)
-    # KEY_STEP and ROW_STEP are the strides without their common divisor, so diagonals are whole numbers.
+    # KEY_STEP and ROW_STEP are the strides divided by their common divisor, so diagonals are whole numbers.
     wanted = first_diagonal + diagonal
     row_block = (tl.maximum(-wanted, 0) + KEY_STEP - 1) // KEY_STEP
     row_end = tl.minimum(row_blocks, (tl.maximum(ROW_STEP * (key_blocks - 1) - wanted, -1) + KEY_STEP) // KEY_STEP)
     if ROW_STEP > 1:
-        # The first query block that meets a key block on this diagonal at all.
+        # Find the first query block that has a key block on this diagonal.
         while (wanted + KEY_STEP * row_block) % ROW_STEP != 0:
             row_block += 1
     count = tl.maximum(row_end - row_block + ROW_STEP - 1, 0) // ROW_STEP
@@ -73,10 +73,10 @@ def sum_diagonals(
     BLOCK: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """A table's gradient from the tiles of :func:`diagonal_gradients`; the first and the last column are not touched.
+    """Sum the tiles of :func:`diagonal_gradients` into a table's gradient, except its first and last column.
 
-    ``base`` is the offset of the first key and first query of the first diagonal's tile, ``step`` how far the next
-    diagonal's is to the right.
+    ``base`` is the offset between the first query and the first key of the first diagonal's tile; ``step`` is its
+    increase from one diagonal to the next.
     """
     blocks = tl.cdiv(length, BLOCK_T)
     head = tl.program_id(0) // blocks
@@ -98,7 +98,7 @@ def sum_diagonals(
 
 @triton.jit(do_not_specialize=["batches"])
 def dense_gradients(inputs, known, d_dense, terms, pairs, batches, BLOCK: tl.constexpr):
-    """The gradient of one tile of dense scores, summed over ``batches`` rows of the batch that share it."""
+    """Compute the gradient of one tile of dense scores, summed over the ``batches`` rows of the batch that share it."""
     key_blocks = tl.cdiv(pairs.n_k, BLOCK)
     row_blocks = tl.cdiv(pairs.n_q, BLOCK)
     program = tl.program_id(0)

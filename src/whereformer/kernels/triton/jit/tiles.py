@@ -1,4 +1,4 @@
-"""Rows from and to memory, and where a tile lies."""
+"""Loads and stores of rows, and the place of a program and of a tile."""
 
 # mypy: ignore-errors
 # Kernels are a language of their own that only looks like Python.
@@ -10,14 +10,14 @@ import triton.language as tl
 
 
 class BatchHead(NamedTuple):
-    """Which row of the batch and which head a program works on."""
+    """The batch row and the head that a program works on."""
 
     batch: Any
     head: Any
 
 
 class ScoreTile(NamedTuple):
-    """Which queries and keys a tile has; ``rows`` and ``columns`` broadcast, so that tiles may be transposed."""
+    """The queries and keys of a tile; ``rows`` and ``columns`` broadcast, so that tiles may be transposed."""
 
     place: BatchHead
     first_row: Any
@@ -27,7 +27,7 @@ class ScoreTile(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The rows of queries, or of keys, that make scores; a mere 0 for what a call does not have."""
+    """The rows of queries, or of keys, that make scores; 0 for what a call does not have."""
 
     vectors: Any
     factors: Any
@@ -35,7 +35,7 @@ class Side(NamedTuple):
 
 @triton.jit
 def place_of(program, blocks, pairs):
-    """The item and head of a program, where each head has this number of ``blocks``."""
+    """Return the batch row and head of a program; each head has ``blocks`` programs."""
     return BatchHead(program // blocks // pairs.heads, program // blocks % pairs.heads)
 
 
@@ -56,7 +56,7 @@ def _mask(matrix, first, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def load(matrix, place, first, n, BLOCK: tl.constexpr):
-    """Rows from ``first`` on, (BLOCK, padded), zeros beyond row n and beyond the width; a mere 0 without data."""
+    """Load rows from ``first`` on, (BLOCK, padded), with zeros beyond row n and beyond the width; 0 without data."""
     if matrix.data is None:
         return tl.full([], 0.0, tl.float32)
     else:
@@ -66,7 +66,7 @@ def load(matrix, place, first, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def store(matrix, tile, place, first, n, BLOCK: tl.constexpr):
-    """Rows (BLOCK, padded) to memory, from row ``first`` on; nothing without data."""
+    """Store rows (BLOCK, padded) from row ``first`` on; do nothing without data."""
     if matrix.data is not None:
         pointers = _pointers(matrix, place, first, BLOCK)
         tl.store(pointers, tile.to(matrix.data.dtype.element_ty), mask=_mask(matrix, first, n, BLOCK))
@@ -74,7 +74,7 @@ def store(matrix, tile, place, first, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_queries(inputs, pairs, place, first, BLOCK: tl.constexpr):
-    """The side of a block of queries."""
+    """Load the side of a block of queries."""
     return Side(
         load(inputs.query, place, first, pairs.n_q, BLOCK),
         load(inputs.query_factors, place, first, pairs.n_q, BLOCK),
@@ -83,7 +83,7 @@ def load_queries(inputs, pairs, place, first, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_keys(inputs, pairs, place, first, BLOCK: tl.constexpr):
-    """The side of a block of keys."""
+    """Load the side of a block of keys."""
     return Side(
         load(inputs.key, place, first, pairs.n_k, BLOCK),
         load(inputs.key_factors, place, first, pairs.n_k, BLOCK),
@@ -92,11 +92,11 @@ def load_keys(inputs, pairs, place, first, BLOCK: tl.constexpr):
 
 @triton.jit
 def row_index(pairs, place, rows):
-    """Where rows are in a (batch, heads, n_q) tensor."""
+    """Return the index of rows in a (batch, heads, n_q) tensor."""
     return (tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * pairs.n_q + rows
 
 
 @triton.jit
 def load_numbers(data, pairs, place, rows, other):
-    """One number per row, ``other`` for rows beyond the last."""
+    """Load one number per row; ``other`` for rows beyond the last."""
     return tl.load(data + row_index(pairs, place, rows), mask=rows < pairs.n_q, other=other)
