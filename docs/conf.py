@@ -19,7 +19,7 @@ extensions = [
     "docstrings",
     "formulas",
     "methods",
-    "source",
+    "links",
 ]
 exclude_patterns = ["_build", "README.md"]
 

@@ -1,5 +1,6 @@
-"""What the site's pages say is true: their Python runs, every method has a page, and every public name is listed."""
+"""What the site's pages say is true: their Python runs, links lead somewhere, methods and public names are listed."""
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -10,11 +11,14 @@ import whereformer
 import whereformer.analysis
 import whereformer.models
 import whereformer.positions
+from whereformer.positions import describe
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+PACKAGE = Path(whereformer.__file__).parent
+ALL_PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text(encoding="utf-8"))]
+PAGES = [page for page in ALL_PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
@@ -27,6 +31,46 @@ def test_the_code_of_a_page_runs(page):
 def test_every_method_has_a_page():
     pages = {page.stem for page in (DOCS / "methods").glob("*.md")} - {"index"}
     assert pages == set(whereformer.position_names()) - {"none"}
+
+
+def test_the_table_of_methods_is_that_of_the_docstrings():
+    page = (DOCS / "methods" / "index.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| \[`(\w+)`\]\(\1\.md\) \| (.*) \|$", page, re.MULTILINE))
+    described = {name: describe(name)[0] for name in whereformer.position_names() if name != "none"}
+    assert rows == {name: line.replace("``", "`").replace("|", r"\|") for name, line in described.items()}
+
+
+def test_the_list_of_files_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("files", DOCS / "_ext" / "files.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = (DOCS / "architecture" / "files.md").read_text(encoding="utf-8")
+    assert page == script.page(PACKAGE), "run python docs/_ext/files.py"
+
+
+def anchors(page):
+    """The anchors of a page's headings, as repository browsers and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_links_lead_somewhere_in_a_repository_browser_too(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    definition = re.compile(r"^\[(`[^`]+`)\]: (\S+)$", re.MULTILINE)
+    definitions = dict(definition.findall(text))
+    assert set(re.findall(r"\[(`[^`\]]+`)\](?!\()", definition.sub("", text))) == set(definitions)
+    links = [*re.findall(r"\]\(([^)\s]+)\)", text), *definitions.values()]
+    for link in links:
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if target.is_relative_to(ROOT / "src" / "whereformer"):
+            # The tests may run without the source tree, against the installed package.
+            target = PACKAGE / target.relative_to(ROOT / "src" / "whereformer")
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def test_the_reference_lists_every_public_name():

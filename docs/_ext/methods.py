@@ -5,7 +5,6 @@ Directives, each with a method's name as its argument:
 - ``method-options``: a table of its options, with defaults (``describe``) and meanings (the class' docstring).
 - ``method-facts``: what a model with the method does, tried out.
 - ``method-drawing``: what position adds to the scores of each head.
-- ``method-table``, without an argument: all methods with their first lines.
 """
 
 import inspect
@@ -20,7 +19,7 @@ from docutils.statemachine import StringList
 from matplotlib.figure import Figure
 from sphinx.util.docutils import SphinxDirective
 
-from whereformer import Encoder, EncoderConfig, PositionRangeError, build_position, position_names
+from whereformer import Encoder, EncoderConfig, PositionRangeError, build_position
 from whereformer.positions import describe
 
 HEADS, LENGTH = 4, 64
@@ -223,21 +222,9 @@ class MethodDrawing(MethodDirective):
         return [*lines, "", "{.caption}", caption]
 
 
-class MethodTable(MethodDirective):
-    """All methods with what they do."""
-
-    required_arguments = 0
-
-    def run(self):
-        names = [name for name in position_names() if name != "none"]
-        rows = [[f"[`{name}`](/methods/{name}.md)", describe(name)[0].replace("`", "")] for name in names]
-        return self.parsed(as_table(["Method", "What it does"], rows))
-
-
 def setup(app):
     """Register the directives."""
     app.add_directive("method-options", MethodOptions)
     app.add_directive("method-facts", MethodFacts)
     app.add_directive("method-drawing", MethodDrawing)
-    app.add_directive("method-table", MethodTable)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
