@@ -1,6 +1,6 @@
 """Every private name of torch that this package uses, each behind a function with a public name.
 
-Nothing promises that they stay; torch 2.12 and 2.13 have all of them. Only this module may name them, so a version of
+Nothing promises that they stay; torch 2.11, 2.12 and 2.13 have all of them. Only this module may name them, so a version of
 torch that changes one is met here.
 """
 
