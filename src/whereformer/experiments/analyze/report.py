@@ -360,7 +360,7 @@ def attention_grid(attention: AttentionFindings, name: str) -> Markup:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """The comparison of several models."""
 
     columns: list[Column]
@@ -370,7 +370,7 @@ class Comparison:
     correlation: str
 
 
-def comparison(models: Sequence[ModelFindings], score: str) -> Comparison:
+def comparison(models: Sequence[ModelFindings], score: str) -> ModelComparison:
     """Compare the models in a table, over training, and with their scores."""
     with_step, with_score = (any(getattr(model, name) is not None for model in models) for name in ("step", "score"))
     columns = [
@@ -393,7 +393,7 @@ def comparison(models: Sequence[ModelFindings], score: str) -> Comparison:
         ]
         rows.append((f"model-{number}", model.name, cells))
     points, measure = pictures.scatter_points(models)
-    return Comparison(
+    return ModelComparison(
         columns,
         rows,
         pictures.steps_drawing(models),

@@ -25,7 +25,7 @@ from ...training.optimizer import build_optimizer, linear_schedule
 from ...training.results import LossPoint
 from ...training.trainer import training_arguments
 from .models import fresh
-from .prepare import Encoded, Job
+from .prepare import Encoded, FinetuneJob
 from .results import TunedModel
 from .settings import TuningSettings
 from .variants import Variant
@@ -80,7 +80,12 @@ class LossWatch(FiniteWatch):
 
 
 def train(
-    model: EncoderForSequenceClassification, encoded: Encoded, job: Job, seed: int, out: Path, progress: Progress
+    model: EncoderForSequenceClassification,
+    encoded: Encoded,
+    job: FinetuneJob,
+    seed: int,
+    out: Path,
+    progress: Progress,
 ) -> list[LossPoint]:
     """Fine-tune a model in place.
 
@@ -127,7 +132,7 @@ def predict(
 
 
 def finetune_one(
-    job: Job, encoded: Encoded, variant: Variant, seed: int, out: Path, progress: Progress
+    job: FinetuneJob, encoded: Encoded, variant: Variant, seed: int, out: Path, progress: Progress
 ) -> tuple[TunedModel, list[list[list[float]]] | None]:
     """Do one run: fine-tune, score, and read the curves that the heads add to scores.
 
