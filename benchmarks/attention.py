@@ -27,27 +27,27 @@ from torch import Tensor
 
 from whereformer.cli.bench import Bench
 from whereformer.cli.main import execute
-from whereformer.experiments.bench.cases import SHAW_CLIP, Problem, tisa_curve
+from whereformer.experiments.bench.cases import SHAW_CLIP, BenchProblem, tisa_curve
 from whereformer.experiments.bench.results import describe_machine
 from whereformer.experiments.bench.ways import Way, gather
 
 Compute = Callable[[], Tensor]
 
 
-def eager(problem: Problem, bias: Tensor) -> Tensor:
+def eager(problem: BenchProblem, bias: Tensor) -> Tensor:
     """Attention with a full matrix of scores, as in Hugging Face's models."""
     scores = problem.query @ problem.key.transpose(-1, -2) * problem.case.head_dim**-0.5 + bias
     return scores.softmax(-1) @ problem.value
 
 
-def t5_transformers(problem: Problem) -> Compute:
+def t5_transformers(problem: BenchProblem) -> Compute:
     from transformers.models.t5.modeling_t5 import T5Attention
 
     buckets = T5Attention._relative_position_bucket(problem.offsets(), True, 32, 128)
     return lambda: eager(problem, gather(problem.parameters["weight"], buckets, problem.query.dtype))
 
 
-def t5_x_transformers(problem: Problem) -> Compute:
+def t5_x_transformers(problem: BenchProblem) -> Compute:
     import warnings
 
     with warnings.catch_warnings():
@@ -68,7 +68,7 @@ def t5_x_transformers(problem: Problem) -> Compute:
     return compute
 
 
-def tisa_eager(problem: Problem) -> Compute:
+def tisa_eager(problem: BenchProblem) -> Compute:
     columns = problem.offsets() + problem.case.n - 1
 
     def compute() -> Tensor:
@@ -78,7 +78,7 @@ def tisa_eager(problem: Problem) -> Compute:
     return compute
 
 
-def shaw_tensor2tensor(problem: Problem) -> Compute:
+def shaw_tensor2tensor(problem: BenchProblem) -> Compute:
     columns = problem.offsets().clamp(-SHAW_CLIP, SHAW_CLIP) + SHAW_CLIP
     query, key, value, case = problem.query, problem.key, problem.value, problem.case
 
@@ -96,7 +96,7 @@ def shaw_tensor2tensor(problem: Problem) -> Compute:
     return compute
 
 
-def flex(problem: Problem) -> Compute:
+def flex(problem: BenchProblem) -> Compute:
     from torch.nn.attention.flex_attention import flex_attention
 
     torch._dynamo.reset()  # else each length counts as a recompilation, and after eight nothing is compiled
@@ -114,7 +114,7 @@ def flex(problem: Problem) -> Compute:
     return compute
 
 
-def eager_bias(problem: Problem) -> Compute:
+def eager_bias(problem: BenchProblem) -> Compute:
     columns = problem.offsets() + problem.case.n - 1
     return lambda: eager(problem, gather(problem.parameters["table"], columns, problem.query.dtype))
 

@@ -76,10 +76,10 @@ class Speed:
 
     model: str
     """A BERT checkpoint of transformers."""
-    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Folder with GLUE as Parquet. Default: download from the Hub."""
     task: str = "cola"
     """A GLUE task."""
+    data: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Folder with GLUE as Parquet. Default: download from the Hub."""
     position: str = "learned"
     """The position method of our model. With "learned" it is the same model as theirs."""
     kernels: int = 5

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from typing import Annotated
 import torch
 import tyro
 from rich.console import Console
-from side_by_side import time_by_turns
+from side_by_side import SideBySide, show, write_rows
 from torch import Tensor, nn
 from transformers import FunnelBaseModel, FunnelConfig, FunnelModel
 from transformers.utils.logging import disable_progress_bar
@@ -29,8 +29,6 @@ from transformers.utils.logging import disable_progress_bar
 from whereformer import Encoder, EncoderConfig, load_pretrained
 from whereformer.analysis import cost
 from whereformer.cli.main import execute
-from whereformer.experiments.bench.timing import memory_of
-from whereformer.runs.provenance import write_results
 
 
 def _call(model: nn.Module, name: str, ids: Tensor) -> Callable[[], Tensor]:
@@ -40,19 +38,17 @@ def _call(model: nn.Module, name: str, ids: Tensor) -> Callable[[], Tensor]:
 
 
 @dataclass(frozen=True)
-class Funnel:
+class Funnel(SideBySide):
     """Measure time and memory of funnels relative to transformers' FunnelModel with the same weights."""
 
     lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "128,512"
     """Tokens in a sequence."""
     tokens: int = 1024
-    """Sequences in a batch."""
+    """Tokens in a batch."""
     blocks: str = "2-2-2"
     """Layers."""
     hidden_size: int = 768
     """Width; heads have 64."""
-    rounds: int = 5
-    """How many times each model is timed."""
     out: Path = Path("benchmarks/results/funnel.json")
     """File for the results."""
 
@@ -71,14 +67,9 @@ class Funnel:
                 for training in (False, True):
                     rows += self._time(models, calls, length, len(ids), decoder, training)
                     for row in rows[-len(calls) :]:
-                        console.print(
-                            f"n={length} {'decoder' if decoder else 'base':8}{row['direction']:9}{row['model']:28}"
-                            f"{row['ratio']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})  {row['seconds']:.2f} s  "
-                            f"FLOPs {row['flops_ratio']:.2f}  {row['mib']} MiB",
-                            highlight=False,
-                        )
-        write_results(self.out, {"method": " ".join(str(__doc__).split()), "rows": rows})
-        console.print(f"wrote {self.out}", highlight=False)
+                        label = f"n={length} {'decoder' if decoder else 'base':8}{row['direction']:9}{row['model']:28}"
+                        show(console, label, row, f"FLOPs {row['flops_ratio']:.2f}  ")
+        write_rows(console, self.out, __doc__, rows)
 
     def _models(self, decoder: bool) -> dict[str, nn.Module]:
         sizes = [int(size) for size in self.blocks.split("-")]
@@ -120,30 +111,18 @@ class Funnel:
                     calls[name]()
 
         steps = {name: partial(step, name) for name in calls}
-        times = time_by_turns(steps, models, self.rounds, "transformers")
         flops = {
             name: cost(model.config, length, batch, predictions=0).flops.layers
             for name, model in models.items()
             if name != "transformers"
         }
         flops["transformers"] = flops["whereformer"]
-        rows = []
-        for name, measured in times.items():
-            step(name)  # leaves gradients, so that the measured step only adds to them
-            rows.append(
-                {
-                    "n": length,
-                    "batch": batch,
-                    "decoder": decoder,
-                    "direction": "training" if training else "forward",
-                    "model": name,
-                    **asdict(measured),
-                    "flops_ratio": flops[name] / flops["whereformer"],
-                    "mib": memory_of(steps[name], torch.device("cpu")) // 2**20,
-                }
-            )
-            models[name].zero_grad()
-        return rows
+        direction = "training" if training else "forward"
+        shape = {"n": length, "batch": batch, "decoder": decoder, "direction": direction}
+        return [
+            {**shape, "model": name, **measured, "flops_ratio": flops[name] / flops["whereformer"]}
+            for name, measured in self.measure(steps, models, "transformers").items()
+        ]
 
 
 if __name__ == "__main__":

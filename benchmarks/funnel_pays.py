@@ -59,30 +59,30 @@ class Pays:
     """Sentences to judge by."""
     test_rows: int = 2000
     """Number of sentences to judge by, drawn at random."""
-    judgements: int = 8
-    """How many times the model is judged during fine-tuning."""
     column: str = "sentence"
     """The column with the sentences."""
-    models: str = "plain,plain + tisa,funnel,funnel + tisa"
-    """The models to train."""
-    pretrain_seconds: float = 300.0
-    """CPU seconds to pretrain each model."""
-    finetune_seconds: float = 120.0
-    """CPU seconds to fine-tune each model."""
     length: int = 128
     """Tokens in a pretraining window."""
     sentence_length: int = 64
     """Most tokens in a sentence."""
-    batch_size: int = 32
-    """Windows or sentences in a step."""
-    hidden_size: int = 192
-    """Width."""
     vocab_size: int = 8192
     """Vocabulary size of the tokenizer, which is trained on the text."""
-    seed: int = 0
-    """Seed of weights and batches."""
+    models: Annotated[str, tyro.conf.arg(metavar="A,B")] = "plain,plain + tisa,funnel,funnel + tisa"
+    """The models to train."""
+    hidden_size: int = 192
+    """Width."""
+    batch_size: int = 32
+    """Windows or sentences in a step."""
+    pretrain_seconds: float = 300.0
+    """CPU seconds to pretrain each model."""
+    finetune_seconds: float = 120.0
+    """CPU seconds to fine-tune each model."""
+    judgements: int = 8
+    """How many times the model is judged during fine-tuning."""
     out: Path = Path("benchmarks/results/funnel_pays")
     """Folder for the results. Models that it already has are not trained again."""
+    seed: int = 0
+    """Seed of weights and batches."""
 
     def run(self, console: Console) -> None:
         torch.set_num_threads(1)

@@ -5,10 +5,17 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
+from rich.console import Console
 from torch import nn
+
+from whereformer.experiments.bench.timing import memory_of
+from whereformer.runs.provenance import write_results
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,42 @@ class Times:
     ratio: float
     lowest: float
     highest: float
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Options of benchmarks that time models in turns and write a row for each."""
+
+    rounds: int = 5
+    """How many times each model is timed."""
+
+    def measure(
+        self, steps: Mapping[str, Callable[[], object]], models: Mapping[str, nn.Module], baseline: str
+    ) -> dict[str, dict[str, Any]]:
+        """Return the :class:`Times` of each step, with its peak memory beside its model's gradients as "mib"."""
+        return {
+            name: {**asdict(times), "mib": _peak(steps[name], models[name]) // 2**20}
+            for name, times in time_by_turns(steps, models, self.rounds, baseline).items()
+        }
+
+
+def _peak(step: Callable[[], object], model: nn.Module) -> int:
+    step()  # leaves gradients, so that the measured step only adds to them
+    peak = memory_of(step, torch.device("cpu"))
+    model.zero_grad()
+    return peak
+
+
+def show(console: Console, label: str, row: Mapping[str, Any], more: str = "") -> None:
+    """Print a row: the ratio with its range, the time, ``more`` and the memory."""
+    ratio = f"{row['ratio']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})"
+    console.print(f"{label}{ratio}  {row['seconds']:.2f} s  {more}{row['mib']} MiB", highlight=False)
+
+
+def write_rows(console: Console, out: Path, method: str | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the rows of a benchmark, and its docstring, which says how they were measured."""
+    write_results(out, {"method": " ".join(str(method).split()), "rows": rows})
+    console.print(f"wrote {out}", highlight=False)
 
 
 def time_by_turns(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -22,14 +22,12 @@ from typing import Annotated
 import torch
 import tyro
 from rich.console import Console
-from side_by_side import time_by_turns
+from side_by_side import SideBySide, show, write_rows
 from torch import Tensor, nn
 from transformers import T5Config, T5EncoderModel, T5Model
 
 import whereformer
 from whereformer.cli.main import execute
-from whereformer.experiments.bench.timing import memory_of
-from whereformer.runs.provenance import write_results
 
 
 def _models(encoder_only: bool, layers: int) -> dict[str, nn.Module]:
@@ -58,17 +56,15 @@ def _inputs(length: int, batch: int, encoder_only: bool, padded: bool) -> dict[s
 
 
 @dataclass(frozen=True)
-class Biases:
+class Biases(SideBySide):
     """Measure time and memory of a T5 training step with its biases as a table, relative to transformers'."""
 
     lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "128,512,1024"
     """Tokens in a sequence."""
     tokens: int = 2048
-    """Sequences in a batch."""
+    """Tokens in a batch."""
     layers: int = 6
     """Layers of the encoder, and of the decoder."""
-    rounds: int = 5
-    """How many times each model is timed."""
     out: Path = Path("benchmarks/results/t5.json")
     """File for the results."""
 
@@ -82,27 +78,13 @@ class Biases:
                 for padded in (False, True)[: 1 + (batch > 1)]:  # a single row has no padding
                     inputs = _inputs(length, batch, encoder_only, padded)
                     _check(models, inputs)
-                    for row in self._time(models, inputs):
-                        shape = {"n": length, "batch": batch, "layers": self.layers, "padded": padded}
-                        rows.append({"part": "encoder" if encoder_only else "whole", **shape, **row})
-                        console.print(
-                            f"{rows[-1]['part']} n={length} {'padded' if padded else 'full':7}{row['model']:12}"
-                            f"{row['ratio']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})  {row['seconds']:.2f} s  "
-                            f"{row['mib']} MiB",
-                            highlight=False,
-                        )
-        write_results(self.out, {"method": " ".join(str(__doc__).split()), "rows": rows})
-        console.print(f"wrote {self.out}", highlight=False)
-
-    def _time(self, models: dict[str, nn.Module], inputs: dict[str, Tensor]) -> list[dict[str, object]]:
-        steps = {name: partial(_step, model, inputs) for name, model in models.items()}
-        rows = []
-        for name, times in time_by_turns(steps, models, self.rounds, "sdpa").items():
-            steps[name]()  # leaves gradients, so that the measured step only adds to them
-            peak = memory_of(steps[name], torch.device("cpu"))
-            models[name].zero_grad()
-            rows.append({"model": name, **asdict(times), "mib": peak // 2**20})
-        return rows
+                    steps = {name: partial(_step, model, inputs) for name, model in models.items()}
+                    part = "encoder" if encoder_only else "whole"
+                    shape = {"part": part, "n": length, "batch": batch, "layers": self.layers, "padded": padded}
+                    for name, measured in self.measure(steps, models, "sdpa").items():
+                        rows.append({**shape, "model": name, **measured})
+                        show(console, f"{part} n={length} {'padded' if padded else 'full':7}{name:12}", rows[-1])
+        write_rows(console, self.out, __doc__, rows)
 
 
 def _step(model: nn.Module, inputs: dict[str, Tensor]) -> None:

@@ -19,7 +19,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from matplotlib.figure import Figure
@@ -44,28 +44,28 @@ class Translation:
     """Folder with train.parquet, validation.parquet and the test file."""
     test: str = "test.parquet"
     """The test file in that folder."""
-    languages: str = "de,fr"
+    languages: Annotated[str, tyro.conf.arg(metavar="A,B")] = "de,fr"
     """Columns to translate into, from English."""
-    methods: str = ",".join(METHODS)
+    methods: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(METHODS)
     """Position methods."""
     seeds: int = 3
     """Number of runs of each method, with seeds 0, 1, 2 and so on. All methods run with one seed before the next."""
-    steps: int = 1000
-    """Training steps of each run."""
-    batch_tokens: int = 2048
-    """Tokens in each step, on either side."""
     hidden_size: int = 128
     """Width of the model, which has three encoder layers, three decoder layers and four heads."""
     intermediate_size: int = 512
     """Width within the feed-forward layers."""
+    dropout: float = 0.0
+    """Dropout on embeddings and on the output of sublayers. Training is too short to memorise the text."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Precision; bfloat16 is mixed precision."""
+    steps: int = 1000
+    """Training steps of each run."""
+    batch_tokens: int = 2048
+    """Tokens in each step, on either side."""
     learning_rate: float = 5e-3
     """Peak of the learning rate."""
     warmup: int = 400
     """Number of steps in which the learning rate rises."""
-    dropout: float = 0.0
-    """Dropout on embeddings and on the output of sublayers. Training is too short to memorise the text."""
-    dtype: str = "bfloat16"
-    """Precision: bfloat16 or float32."""
     workers: int = 1
     """Number of runs at a time, each on one thread."""
     out: Path = Path("runs/translation")

@@ -1,4 +1,4 @@
-"""The site: Sphinx with MyST (Markdown) pages and the furo theme. `make docs` builds it; docs/README.md explains how."""
+"""The site: Sphinx with MyST (Markdown) pages and the furo theme. See docs/README.md."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Give a Hugging Face transformers BERT another position method, and measure its effect.
 
-The task is to predict the word to the left of each masked word, which requires a model that knows the order of words. The
-same small BERT is trained three times: with its own position table, without positions, and with TISA's kernels in place of
+The task is to predict the word to the left of each masked word, so the model must know the order of words. The same
+small BERT is trained three times: with its own position table, without positions, and with TISA's kernels in place of
 the table.
 """
 

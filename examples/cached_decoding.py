@@ -1,6 +1,6 @@
 """Decodes one token at a time with a cache of keys and values, with the same results as for the whole sequence at once.
 
-Positions are values: the position of a new query starts where the cache ends, so position methods need no code for caching.
+Positions are values: a new query starts where the cache ends, so position methods need no code for caching.
 """
 
 import time

@@ -1,7 +1,7 @@
 """A position method of your own in fifteen lines: a bonus for near tokens that fades exponentially.
 
-If the whole effect of a method is one number per head and offset, only `curve` needs to be written. Attention reads the curve
-as a table, so memory stays O(n). After registration, encoders, reports and commands know the method by its name.
+If the whole effect of a method is one number per head and offset, only `curve` needs to be written. Attention reads the
+curve as a table, so memory stays O(n). After registration, encoders, reports and commands know the method by its name.
 """
 
 import torch

@@ -119,7 +119,7 @@ def test_errors_of_own_tables(tmp_path):
     fails("train: expected a .csv, .* file, got '.*folder'", **{**good, "train": tmp_path / "folder"})
     fails("label: a task of your own", **{**good, "label": None})
     fails("text: expected one column or two", **{**good, "text": "a,b,c"})
-    fails("task: GLUE's tasks and a task of your own", **good, task="cola")
+    fails("task: GLUE tasks and a task of your own", **good, task="cola")
     fails(
         r"validation.jsonl, row 1: expected a label of 0 \(10\), 1 \(20\), got '1'", **own(tmp_path, [10, 20], [10, 1])
     )

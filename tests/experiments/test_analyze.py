@@ -19,7 +19,7 @@ from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
 from whereformer.experiments.analyze.run import analyze, analyze_model
 from whereformer.experiments.analyze.settings import AnalyzeOptions
-from whereformer.experiments.analyze.sources import Source, sources_of
+from whereformer.experiments.analyze.sources import ModelSource, sources_of
 from whereformer.runs.progress import Progress
 from whereformer.training.trainer import quiet_transformers
 
@@ -65,7 +65,7 @@ def options(**changes):
 
 
 def found(path, **changes):
-    return analyze_model(Source(path, "it"), options(**changes), Progress())[0]
+    return analyze_model(ModelSource(path, "it"), options(**changes), Progress())[0]
 
 
 class Steps(Progress):
@@ -217,7 +217,7 @@ def test_progress_is_whole(save):
 
 def test_one_position(save):
     path = save(ours("learned", max_position_embeddings=1))
-    model, notes = analyze_model(Source(path, "it"), options(pages=PAGES), Progress())
+    model, notes = analyze_model(ModelSource(path, "it"), options(pages=PAGES), Progress())
     assert notes == [f"{path}: a single position has no distances, so its Toeplitzness and fits mean nothing"]
     assert model.table.toeplitzness == 1
     assert [head.name for head in model.heads] == ["position-blind"] * 2

@@ -32,7 +32,7 @@ def settings(**changed):
 def measure(*ways, **changed):
     """The rows of all ways, by direction and way."""
     rows = []
-    bench.Bench(settings(**changed), ways, rows.extend, Progress()).run()
+    bench.Measurement(settings(**changed), ways, rows.extend, Progress()).run()
     return {(row.direction, row.way): row for row in rows}
 
 

@@ -13,7 +13,7 @@ from whereformer.cli.main import main
 from whereformer.data import glue
 from whereformer.experiments.finetune import run as finetune
 from whereformer.experiments.finetune.models import fresh
-from whereformer.experiments.finetune.prepare import Job, load_tasks, prepare
+from whereformer.experiments.finetune.prepare import FinetuneJob, load_tasks, prepare
 from whereformer.experiments.finetune.settings import DataSettings, TuningSettings
 from whereformer.experiments.finetune.train import predict
 from whereformer.experiments.finetune.variants import Variant, settings_of
@@ -134,7 +134,7 @@ def job_of(model, data, **tuning):
     tasks = load_tasks(DataSettings(task="cola", data=data))
     settings = settings_of(["learned+tisa"], [0, 3])
     tokenizer = AutoTokenizer.from_pretrained(model)
-    return Job(model, tokenizer, tasks, settings, [0], TuningSettings(**tuning), torch.device("cpu"))
+    return FinetuneJob(model, tokenizer, tasks, settings, [0], TuningSettings(**tuning), torch.device("cpu"))
 
 
 def test_all_models_of_a_seed_start_from_the_same_weights(model):

@@ -98,7 +98,8 @@ def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch)
     assert results["losses"][-1]["loss"] < results["losses"][0]["loss"] - 0.5
 
 
-ELECTRA = ["--objective=electra", "--num-heads=4", "--dropout=0.1"]
+AS_ELECTRA = ["--objective", "electra"]
+ELECTRA = [*AS_ELECTRA, "--num-heads=4", "--dropout=0.1"]
 FUNNEL = ["--blocks=1-1x2", "--decoder-layers=1"]
 
 
@@ -427,12 +428,9 @@ OPTIONS = "--position-options"
         (["--vocab-size", "100", "--tokenizer", "x"], "--vocab-size: only without --tokenizer"),
         (["--tokenizer", "no/such"], "--tokenizer: expected a tokenizer.json or a folder with one, got 'no/such'"),
         (["--generator-size", "0.5"], "--generator-size: only for --objective electra, got mlm"),
-        (["--objective", "electra", "--hide-masked"], "--hide-masked: only for --objective mlm"),
-        (["--objective", "electra", "--generator-size", "2"], "--generator-size: expected 0.01 to 1, got 2.0"),
-        (
-            ["--objective", "electra", "--generator-size", "0.01", *XL],
-            "--generator-size: no generator 0.01 times as wide",
-        ),
+        ([*AS_ELECTRA, "--hide-masked"], "--hide-masked: only for --objective mlm"),
+        ([*AS_ELECTRA, "--generator-size", "2"], "--generator-size: expected 0.01 to 1, got 2.0"),
+        ([*AS_ELECTRA, "--generator-size", "0.01", *XL], "--generator-size: no generator 0.01 times as wide"),
         ([*XL, "--hidden-size", "15", "--num-heads", "5"], "--hidden-size: transformer_xl needs an even one, got 15"),
         (["--position", "rope", "--num-heads", "128"], "--position: rotary_dim: expected an even number"),
         (["--embedding-size", "0"], "--embedding-size: expected at least 1, got 0"),

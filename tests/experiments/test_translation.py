@@ -21,7 +21,7 @@ from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
 from whereformer.data import parallel, subwords
 from whereformer.experiments.translate.examples import collate, prepare
-from whereformer.experiments.translate.job import Job
+from whereformer.experiments.translate.job import TranslationJob
 from whereformer.experiments.translate.model import build_config
 from whereformer.experiments.translate.settings import TranslationTraining, TranslatorSettings
 from whereformer.training import judged
@@ -176,7 +176,7 @@ def test_epochs_are_passes_over_the_text(data, tmp_path):
         training = TranslationTraining(batch_tokens=256, epochs=2.0, accumulate=accumulate, max_length=60).checked()
         model = TranslatorSettings(hidden_size=16, num_heads=2).checked()
         config = build_config(model, training, len(text.tokenizer))
-        job = Job(model, training, text, config, torch.device("cpu"))
+        job = TranslationJob(model, training, text, config, torch.device("cpu"))
         assert job.course.epochs(job.course.steps) == pytest.approx(2, rel=0.1)
         assert len(job.training_batches()) == job.course.steps * accumulate
         rows = [row for batch in job.training_batches().batch_sampler for row in batch]

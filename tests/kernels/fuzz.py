@@ -382,17 +382,16 @@ class Built:
         if content is not None:
             rows = tuple(None if each is None else each.to(content) for each in rows)
         width = self.case.head_dim or self.case.value_dim
-        ids = {
-            name: _numbers(self.options[name]) if name in self.options else None
-            for name in ("key_mask", "query_documents", "key_documents")
-        }
+        key_mask = _numbers(self.options["key_mask"]) if self.case.mask else None
+        documents = [_numbers(self.options[f"{which}_documents"]) for which in ("query", "key") if self.case.documents]
         return oracle.Inputs(
             *(None if each is None else _numbers(each) for each in rows),
             self.numbers,
             width**-0.5 if self.case.scale is None else float(self.case.scale),
             self.case.causal,
             *self.positions,
-            **ids,
+            key_mask,
+            tuple(documents) or None,
         )
 
 

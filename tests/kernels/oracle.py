@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,8 +45,7 @@ class Precision:
     smallest: float = 0.0
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """``OffsetBias`` (no width), ``OffsetKeys`` or ``OffsetValues``: (heads or 1, T) or (heads or 1, T, width)."""
 
     kind: str
@@ -55,16 +54,14 @@ class Table:
     step: int
 
 
-@dataclass(frozen=True)
-class Factors:
+class Factors(NamedTuple):
     """``FactorPair``."""
 
     query: Array
     key: Array
 
 
-@dataclass(frozen=True)
-class Dense:
+class Dense(NamedTuple):
     """``DenseBias``."""
 
     scores: Array
@@ -72,7 +69,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Inputs:
-    """A call, as float64; positions (1 or batch, n), masks and ids (batch, n)."""
+    """A call, as float64; positions (1 or batch, n), the mask and the ids of queries and keys (batch, n)."""
 
     query: Array | None
     key: Array | None
@@ -83,8 +80,7 @@ class Inputs:
     query_positions: Array
     key_positions: Array
     key_mask: Array | None = None
-    query_documents: Array | None = None
-    key_documents: Array | None = None
+    documents: tuple[Array, Array] | None = None
 
 
 @dataclass
@@ -161,8 +157,9 @@ class Oracle:
             allowed &= inputs.key_mask[item][None, :]
         if inputs.causal:
             allowed &= self.offsets(item) <= 0
-        if inputs.query_documents is not None and inputs.key_documents is not None:
-            allowed &= inputs.query_documents[item][:, None] == inputs.key_documents[item][None, :]
+        if inputs.documents is not None:
+            queries, keys = inputs.documents
+            allowed &= queries[item][:, None] == keys[item][None, :]
         return allowed
 
     def one_head(self, item: int, head: int) -> None:

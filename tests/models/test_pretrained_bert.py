@@ -331,7 +331,11 @@ def warnings_of_transformers():
     handler.emit = lambda record: records.append(record.getMessage())
     logger = logging.getLogger("transformers")
     logger.addHandler(handler)
+    # A Trainer that was told to log errors only leaves transformers at that.
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_warning()
     yield records
+    transformers.logging.set_verbosity(before)
     logger.removeHandler(handler)
 
 

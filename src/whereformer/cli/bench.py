@@ -129,7 +129,7 @@ class Bench:
         """Check and time every way. ``peers`` are more ways to compare with; ``out`` is the default folder."""
         from ..experiments.bench.report import write_plot
         from ..experiments.bench.results import BenchFolder, BenchRow
-        from ..experiments.bench.run import Bench as Measurement
+        from ..experiments.bench.run import Measurement
         from ..experiments.bench.ways import DENSE, backend
         from ..runs.folder import open_folder
         from .tables.bench import print_bench

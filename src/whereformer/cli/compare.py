@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from rich.console import Console
 
-from ..experiments.compare.settings import TrainingSettings
+from ..experiments.compare.settings import CompareTraining
 from .arguments import find_device
 
 
@@ -46,11 +46,11 @@ class Compare:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train. "auto" is a GPU if there is one."""
 
-    training: TrainingSettings = field(default_factory=TrainingSettings)
+    training: CompareTraining = field(default_factory=CompareTraining)
 
     def run(self, console: Console) -> None:
         """Train, judge and time every method, then print the ranking and write the report."""
-        from ..experiments.compare.prepare import Source, check_positions, prepare_job
+        from ..experiments.compare.prepare import TextSource, check_positions, prepare_job
         from ..experiments.compare.ranking import rank
         from ..experiments.compare.report import write_report
         from ..experiments.compare.run import DEFAULT_POSITIONS, DEFAULT_STEPS, QUICK_POSITIONS, QUICK_STEPS, compare
@@ -68,7 +68,9 @@ class Compare:
         device = find_device(self.device)
         with open_folder(self.out):
             with console.status("reading the text and training a tokenizer"):
-                job = prepare_job(Source(self.data, self.column), sizes, names, training.all_seeds, device, self.out)
+                job = prepare_job(
+                    TextSource(self.data, self.column), sizes, names, training.all_seeds, device, self.out
+                )
             text = job.text.facts
             console.print(
                 f"{text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from {text.source}; "

@@ -81,7 +81,7 @@ class Finetune:
 
         from ..experiments.finetune.gains import tables
         from ..experiments.finetune.models import load_tokenizer
-        from ..experiments.finetune.prepare import Job, load_tasks, prepare
+        from ..experiments.finetune.prepare import FinetuneJob, load_tasks, prepare
         from ..experiments.finetune.run import begin, finetune
         from ..experiments.finetune.variants import settings_of
         from ..runs.folder import open_folder
@@ -98,7 +98,7 @@ class Finetune:
                 stack.enter_context(open_folder(self.out))
             with console.status("reading rows and models"):
                 device = find_device(self.device)
-                job = Job(self.model, tokenizer, load_tasks(data), settings, seeds, tuning, device)
+                job = FinetuneJob(self.model, tokenizer, load_tasks(data), settings, seeds, tuning, device)
                 checked = prepare(job)
             results = begin(job, checked, self.out)
             print_finetuning(console, job, checked)

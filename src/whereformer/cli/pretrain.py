@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from rich.console import Console
 
 from ..errors import InputError
-from ..experiments.pretrain.settings import ModelSettings, TrainingSettings
+from ..experiments.pretrain.settings import ModelSettings, PretrainTraining
 from ..experiments.settings import check_range
 from .arguments import find_device
 
@@ -63,7 +63,7 @@ class Pretrain:
     """Print the sizes, the parameters and how many times the text is read, without training or writing anything."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
-    training: TrainingSettings = field(default_factory=TrainingSettings)
+    training: PretrainTraining = field(default_factory=PretrainTraining)
 
     def run(self, console: Console) -> None:
         """Train the model, or with --dry-run only print the plan."""
@@ -73,7 +73,7 @@ class Pretrain:
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
         from ..data import corpus
-        from ..experiments.pretrain.job import Job, batch_costs, settings_of
+        from ..experiments.pretrain.job import PretrainJob, batch_costs, settings_of
         from ..experiments.pretrain.model import build_config
         from ..experiments.pretrain.results import PretrainResults
         from ..experiments.pretrain.run import pretrain
@@ -106,7 +106,7 @@ class Pretrain:
                 text = prepare_text(documents, source, self.tokenizer, vocab_size)
                 config = build_config(model, training.length, text.vocabulary)
                 every = self.every or max(1, training.steps // 10)
-                job = Job(model, training, text, config, device, every, self.keep)
+                job = PretrainJob(model, training, text, config, device, every, self.keep)
                 plan = job.plan()
             print_plan(console, text.facts, model.blocks, training.steps, plan)
             if self.dry_run:
@@ -120,17 +120,16 @@ class Pretrain:
 
     def _tell(self, console: Console, results: PretrainResults) -> None:
         """Print the scores, the files that were written, and how to use the model."""
-        from ..training.judged import score_text
-        from .terminal import say
+        from .terminal import tell_training
 
-        scores = ", ".join(score_text(name, value) for name, value in results.scores.items())
-        say(
+        model = str(self.out / "model")
+        tell_training(
             console,
-            f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s; held-out {scores}",
-            f"wrote {self.out / 'model'} (model and tokenizer), {self.out / 'results.json'} and "
-            f"{self.out / 'checkpoints'}",
-            "\nfrom transformers import AutoTokenizer; from whereformer import Encoder\n"
-            f"tokenizer = AutoTokenizer.from_pretrained({str(self.out / 'model')!r})\n"
-            f"hidden = Encoder.from_pretrained({str(self.out / 'model')!r})"
+            self.out,
+            results,
+            "",
+            "from transformers import AutoTokenizer; from whereformer import Encoder",
+            f"tokenizer = AutoTokenizer.from_pretrained({model!r})",
+            f"hidden = Encoder.from_pretrained({model!r})"
             '(**tokenizer("some text", return_tensors="pt")).last_hidden_state',
         )

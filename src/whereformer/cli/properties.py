@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ..errors import InputError
-from ..experiments.compare.settings import TrainingSettings
+from ..experiments.compare.settings import CompareTraining
 
 if TYPE_CHECKING:
     from ..experiments.properties.comparison import Comparison
@@ -107,7 +107,7 @@ class Properties:
         import torch
 
         from ..data.masks import HELD_OUT_RATE, HeldOut
-        from ..experiments.compare.prepare import Source, check_positions, prepare_job
+        from ..experiments.compare.prepare import TextSource, check_positions, prepare_job
         from ..experiments.compare.results import BASELINE
         from ..experiments.compare.run import compare
         from ..experiments.properties.comparison import Comparison
@@ -117,7 +117,7 @@ class Properties:
         from .terminal import Bar
 
         given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "steps", "seeds", "seed")}
-        training = TrainingSettings(**{name: value for name, value in given.items() if value is not None}).checked()
+        training = CompareTraining(**{name: value for name, value in given.items() if value is not None}).checked()
         sizes = training.sizes(QUICK_STEPS if self.quick else DEFAULT_STEPS)
         chosen = names or [name for name in position_names() if name != BASELINE]
         chosen = check_positions(chosen, sizes)
@@ -125,7 +125,7 @@ class Properties:
         folder = self.out / "comparison"
         stack.enter_context(open_folder(folder))
         with console.status("reading the text and training a tokenizer"):
-            source = Source(self.data, self.column)
+            source = TextSource(self.data, self.column)
             job = prepare_job(source, sizes, [BASELINE, *chosen], training.all_seeds, torch.device("cpu"), folder)
         with Bar(console) as progress:
             results = compare(job, folder, progress, speed=False)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..runs.progress import Progress as Listener
+
+if TYPE_CHECKING:
+    from ..training.results import TrainingResults
 
 
 class Bar(Listener):
@@ -50,6 +55,24 @@ class Bar(Listener):
 
     def line(self, text: str) -> None:
         self.console.print(text, highlight=False)
+
+
+def tell_training(console: Console, out: Path, results: TrainingResults, detail: str, *usage: str) -> None:
+    """Print the time and the scores of a training, the files that were written, and how to use the model.
+
+    Args:
+        console: the terminal.
+        out: the run's folder.
+        results: the finished training's results.
+        detail: what follows the held-out scores on the first line.
+        usage: lines that show how to use the model, below an empty one.
+    """
+    from ..training.judged import score_text
+
+    scores = ", ".join(score_text(name, value) for name, value in results.scores.items())
+    took = f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s"
+    wrote = f"wrote {out / 'model'} (model and tokenizer), {out / 'results.json'} and {out / 'checkpoints'}"
+    say(console, f"{took}; held-out {scores}{detail}", f"{wrote}\n", *usage)
 
 
 def say(console: Console, *lines: str) -> None:

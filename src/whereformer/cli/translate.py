@@ -34,7 +34,7 @@ Threads = int | None
 
 
 @dataclass(frozen=True)
-class Train:
+class TranslateTrain:
     """Train a translation Transformer on parallel text, with any position method.
 
     The text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for both
@@ -72,7 +72,7 @@ class Train:
         check_range(self, threads=(1, 2**20))
         from ..data.parallel import hold_out
         from ..experiments.translate.examples import prepare
-        from ..experiments.translate.job import Job, settings_of
+        from ..experiments.translate.job import TranslationJob, settings_of
         from ..experiments.translate.model import build_config
         from ..experiments.translate.pairs import load_pairs
         from ..experiments.translate.results import TranslationResults
@@ -105,7 +105,7 @@ class Train:
             with console.status("learning a vocabulary, encoding the text"):
                 text = prepare(pairs, held_out, training.vocab_size, training.max_length)
                 config = build_config(model, training, text.facts.vocabulary)
-                job = Job(model, training, text, config, device)
+                job = TranslationJob(model, training, text, config, device)
                 plan = job.plan()
             print_translation_plan(console, text.facts, plan, training.max_length)
             if self.dry_run:
@@ -116,23 +116,15 @@ class Train:
 
     def _tell(self, console: Console, results: TranslationResults) -> None:
         """Print the scores, the files that were written, and how to use the model."""
-        from ..training.judged import score_text
-        from .terminal import say
+        from .terminal import tell_training
 
-        scores = ", ".join(score_text(name, value) for name, value in results.scores.items())
         mean = f" (mean of {len(results.averaged['steps'])} checkpoints)" if results.averaged else ""
-        say(
-            console,
-            f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s; "
-            f"held-out {scores}{mean}",
-            f"wrote {self.out / 'model'} (model and tokenizer), {self.out / 'results.json'} and "
-            f"{self.out / 'checkpoints'}",
-            f"\nwhereformer translate run {self.out / 'model'} < lines.txt",
-        )
+        usage = f"whereformer translate run {self.out / 'model'} < lines.txt"
+        tell_training(console, self.out, results, mean, usage)
 
 
 @dataclass(frozen=True)
-class Run:
+class TranslateRun:
     """Translate the lines of a file or of standard input.
 
     Each line of the input gives one line of the output, in the same order; empty lines stay empty. The command reads,
@@ -188,7 +180,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Score:
+class TranslateScore:
     """How good are translations? BLEU and chrF by sacrebleu, with signatures, and BLEU by the length of the source.
 
     Give a model and parallel text for it to translate, or a file of translations with their --references. In the second
@@ -319,9 +311,9 @@ class Translate:
     """Train a translation model on parallel text, translate with it and score it, with any position method."""
 
     command: Annotated[
-        Annotated[Train, tyro.conf.subcommand("train")]
-        | Annotated[Run, tyro.conf.subcommand("run")]
-        | Annotated[Score, tyro.conf.subcommand("score")],
+        Annotated[TranslateTrain, tyro.conf.subcommand("train")]
+        | Annotated[TranslateRun, tyro.conf.subcommand("run")]
+        | Annotated[TranslateScore, tyro.conf.subcommand("score")],
         # No prefix before the names of the options.
         tyro.conf.arg(name=""),
     ]
@@ -333,7 +325,7 @@ class Translate:
             self.command.run(console)
         except KeyboardInterrupt:
             # A training can be continued. A translation that has begun reports for itself how far it got.
-            if isinstance(self.command, Train):
+            if isinstance(self.command, TranslateTrain):
                 raise
             raise SystemExit(fail("interrupted; nothing has been written yet", 130)) from None
 

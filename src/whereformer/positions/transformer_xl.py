@@ -32,7 +32,7 @@ MOST_KEPT = 2**22
 blocks. Nothing is kept for longer sequences: there, attention takes so long that computing this again costs little."""
 
 
-class Kept:
+class RecentTensors:
     """A cache of tensors: the most recent ones, with at most ``MOST_KEPT`` numbers together.
 
     Copies and unpickled instances are empty.
@@ -53,8 +53,8 @@ class Kept:
                 self.tensors.pop(next(iter(self.tensors)), None)
         return found
 
-    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
-        return Kept, ()
+    def __reduce__(self) -> tuple[type[RecentTensors], tuple[()]]:
+        return RecentTensors, ()
 
 
 @dataclass
@@ -110,8 +110,8 @@ class TransformerXL(Position):
         self.form = form
         self.reset_cls = model.separate_cls if reset_cls is None else reset_cls
         self.dropout = nn.Dropout(dropout)
-        self._waves_kept = Kept()
-        self._vectors_kept: dict[int, tuple[Tensor, Kept]] = {}
+        self._waves_kept = RecentTensors()
+        self._vectors_kept: dict[int, tuple[Tensor, RecentTensors]] = {}
         layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
         self.content_bias = nn.Parameter(torch.empty(layers, *heads))
         self.position_bias = nn.Parameter(torch.empty(layers, *heads))
@@ -196,9 +196,9 @@ class TransformerXL(Position):
 
     def _vectors_again(self, window: Window, distinct: int, kernel: Tensor) -> Tensor:
         """Return the vectors of an earlier forward if the kernel has not changed at all; else project anew."""
-        used, vectors = self._vectors_kept.get(distinct, (None, Kept()))
+        used, vectors = self._vectors_kept.get(distinct, (None, RecentTensors()))
         if used is None or used.dtype != kernel.dtype or not torch.equal(used, kernel):
-            used, vectors = kernel.clone(), Kept()
+            used, vectors = kernel.clone(), RecentTensors()
         self._vectors_kept[distinct] = used, vectors
         return vectors.get((window.first, window.last, window.step), lambda: self._project(window, kernel))
 

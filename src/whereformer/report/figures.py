@@ -53,15 +53,15 @@ _STYLE = {
     "ytick.color": GRID,
     "ytick.labelcolor": MUTED,
 }
-_PRINTED = {
+PRINTED = {
     INK: "#1f2328",
     MUTED: "#59636e",
     GRID: "#d8dee4",
     **dict(zip(HUES, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"), strict=True)),
 }
 """The page's light colours, for figures that are saved as files."""
-_PRINT = {name: _PRINTED.get(value, value) if isinstance(value, str) else value for name, value in _STYLE.items()} | {
-    "axes.prop_cycle": cycler(color=[_PRINTED[hue] for hue in HUES]),
+PRINT = {name: PRINTED.get(value, value) if isinstance(value, str) else value for name, value in _STYLE.items()} | {
+    "axes.prop_cycle": cycler(color=[PRINTED[hue] for hue in HUES]),
     "figure.facecolor": "white",
     # Merging hundreds of images into one takes ten times as long.
     "image.composite_image": False,
@@ -143,7 +143,7 @@ def save(stem: Path, width: int, height: int, paint: Callable[[Figure], None]) -
         paint: fills the empty figure that it is given. It must use hues C0 to C5 and otherwise the style's colours.
     """
     written = []
-    with style.context(["default", _PRINT]):
+    with style.context(["default", PRINT]):
         figure = Figure(figsize=(width / 72, height / 72))
         paint(figure)
         for ending, metadata in (("png", {}), ("svg", {"Date": None})):

@@ -10,6 +10,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from .. import __version__
+
 TEMPLATES = Path(__file__).parent / "templates"
 """Templates that all pages share. A page's own template is next to the module that fills it."""
 
@@ -55,6 +57,7 @@ def _environment(folder: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["version"] = __version__
     environment.filters.update(code=code, count=count, listed=listed)
     return environment
 

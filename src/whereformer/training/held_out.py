@@ -22,7 +22,7 @@ def unigram_entropy(training: Tensor, held_out: Tensor, vocab_size: int) -> floa
 
 
 @dataclass(frozen=True)
-class Score:
+class HeldOutScore:
     """Held-out masked-LM quality: mean loss in nats, accuracy from 0 to 1, and the loss of every predicted token."""
 
     loss: float
@@ -31,7 +31,7 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(model: EncoderForMaskedLM, held_out: HeldOut, length: int, tokens_per_batch: int = 8192) -> Score:
+def evaluate(model: EncoderForMaskedLM, held_out: HeldOut, length: int, tokens_per_batch: int = 8192) -> HeldOutScore:
     """Score ``model`` (built with ``sparse_prediction``) on held-out text in windows of ``length`` tokens."""
     was_training = model.training
     model.eval()
@@ -45,4 +45,4 @@ def evaluate(model: EncoderForMaskedLM, held_out: HeldOut, length: int, tokens_p
         right += int((logits.argmax(-1) == wanted).sum())
     model.train(was_training)
     every = torch.cat(losses)
-    return Score(float(every.mean()), right / len(every), every)
+    return HeldOutScore(float(every.mean()), right / len(every), every)

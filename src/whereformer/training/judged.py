@@ -23,7 +23,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_callback import TrainerControl, TrainerState
 
 from ..runs.progress import Progress
-from .finite import check_finite
+from .finite import FiniteWatch
 from .folder import Folder, Kind
 from .results import LossPoint
 
@@ -130,7 +130,7 @@ def judge_all(
     return {name: value / count for name, (value, count) in sums.items()}
 
 
-class TrainingWatch(TrainerCallback, Generic[Kind]):
+class TrainingWatch(FiniteWatch, Generic[Kind]):
     """The callback that decides when to log, judge and save, reports progress, saves results, and stops on request.
 
     Args:
@@ -141,6 +141,7 @@ class TrainingWatch(TrainerCallback, Generic[Kind]):
     """
 
     def __init__(self, course: Course, folder: Folder[Kind], start: Kind, progress: Progress) -> None:
+        super().__init__(course.learning_rate, " (and another `out`), or more `warmup`")
         self.course = course
         self.folder = folder
         self.start = start
@@ -167,24 +168,12 @@ class TrainingWatch(TrainerCallback, Generic[Kind]):
         control.should_training_stop = step == state.max_steps or self.interrupted
         self.progress.step(1, f"step {step:,}/{state.max_steps:,}{self.loss}")
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **others: Any,
-    ) -> None:
-        logs = logs or {}
-        for name, value in logs.items():
-            if name == "grad_norm" or name.endswith("loss"):
-                advice = " (and another `out`), or more `warmup`"
-                check_finite(name, value, state.global_step, self.course.learning_rate, advice)
+    def logged(self, step: int, logs: dict[str, float]) -> None:
         if "loss" in logs:
             self.loss = f", loss {logs['loss']:.3f}"
         if "eval_loss" in logs:
             told = ", ".join(score_text(name[5:], value) for name, value in logs.items() if name.startswith("eval_"))
-            self.progress.line(f"step {state.global_step:,}: held-out {told}")
+            self.progress.line(f"step {step:,}: held-out {told}")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         self.results(state).save(self.folder.path)

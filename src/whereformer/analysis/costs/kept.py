@@ -1,4 +1,4 @@
-"""``Kept``: counts the bytes of tensors that autograd keeps for a backward."""
+"""``KeptTensors``: counts the bytes of tensors that autograd keeps for a backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
-class Kept:
+class KeptTensors:
     """Collects tensors that a backward keeps, each storage once; tensors given to ``leave_out`` count elsewhere."""
 
     def __init__(self) -> None:

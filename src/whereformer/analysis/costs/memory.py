@@ -8,7 +8,7 @@ import torch
 from transformers.activations import ACT2FN
 
 from .attention import kept_by
-from .kept import Kept
+from .kept import KeptTensors
 from .parameters import Parameters
 from .trace import META, Trace
 
@@ -152,7 +152,7 @@ class _Item:
 
     def _activation(self, *, with_output: bool) -> float:
         """Bytes that an activation keeps for each of its numbers, ``with_output`` if what follows keeps that."""
-        kept = Kept()
+        kept = KeptTensors()
         given = torch.empty(1024, dtype=self.trace.dtype, device=META, requires_grad=True)
         with kept.hooks():
             output = ACT2FN[self.config.hidden_act](given)

@@ -22,7 +22,7 @@ from ...models.encoder import position_of
 from ...models.layers import SegmentScores
 from ...positions import Place, Position
 from .attention import Computed, training
-from .kept import Kept
+from .kept import KeptTensors
 from .passes import Pass, layer_passes
 
 META = torch.device("meta")
@@ -69,7 +69,7 @@ class Trace:
             self.content = method.content
             attended = self.content and config.segments == "attention"
             segments = SegmentScores(config).to(dtype) if attended else None
-        self._kept = Kept()
+        self._kept = KeptTensors()
         self._kept.leave_out(*method.parameters(), *([] if segments is None else segments.parameters()))
         uncounted = method.uncounted_work(self.passes)
         self._others_kept = uncounted.kept

@@ -13,11 +13,11 @@ from ..terminal import say
 
 if TYPE_CHECKING:
     from ...experiments.finetune.gains import GainsTable
-    from ...experiments.finetune.prepare import Checked, Job
+    from ...experiments.finetune.prepare import Checked, FinetuneJob
     from ...experiments.seeds import Spread
 
 
-def print_finetuning(console: Console, job: Job, checked: Checked) -> None:
+def print_finetuning(console: Console, job: FinetuneJob, checked: Checked) -> None:
     """Print the tasks and models of a fine-tuning before it starts."""
     for encoded in checked.tasks:
         found = encoded.facts()

@@ -13,7 +13,6 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from ... import __version__
 from ...analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from ...analysis.fit import TisaFit
 from ...files import write_atomically
@@ -68,7 +67,6 @@ def build_report(models: Sequence[ModelFindings], facts: dict[str, Any]) -> str:
     return page.render(
         TEMPLATE,
         title=f"What did {models[0].name if len(models) == 1 else 'they'} learn about position?",
-        version=__version__,
         verdict=verdict(models),
         gradients=gradients(),
         notes=notes,
@@ -362,7 +360,7 @@ def attention_grid(attention: AttentionFindings, name: str) -> Markup:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """The comparison of several models."""
 
     columns: list[Column]
@@ -372,7 +370,7 @@ class Comparison:
     correlation: str
 
 
-def comparison(models: Sequence[ModelFindings], score: str) -> Comparison:
+def comparison(models: Sequence[ModelFindings], score: str) -> ModelComparison:
     """Compare the models in a table, over training, and with their scores."""
     with_step, with_score = (any(getattr(model, name) is not None for model in models) for name in ("step", "score"))
     columns = [
@@ -395,7 +393,7 @@ def comparison(models: Sequence[ModelFindings], score: str) -> Comparison:
         ]
         rows.append((f"model-{number}", model.name, cells))
     points, measure = pictures.scatter_points(models)
-    return Comparison(
+    return ModelComparison(
         columns,
         rows,
         pictures.steps_drawing(models),

@@ -23,7 +23,7 @@ from ...positions import PositionRangeError
 from ...runs.progress import Progress
 from .loading import load, named_errors, tokenizer_of
 from .settings import MOST_POSITIONS, AnalyzeOptions
-from .sources import Source
+from .sources import ModelSource
 from .text import measure_attention
 
 EVEN = 1e-4
@@ -36,7 +36,7 @@ MAY_DIFFER = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
 
 
 def analyze(
-    sources: Sequence[Source], options: AnalyzeOptions, progress: Progress
+    sources: Sequence[ModelSource], options: AnalyzeOptions, progress: Progress
 ) -> tuple[list[ModelFindings], list[str]]:
     """Analyse every model.
 
@@ -60,7 +60,7 @@ def analyze(
     return found, notes
 
 
-def _check(sources: Sequence[Source]) -> None:
+def _check(sources: Sequence[ModelSource]) -> None:
     """Find the errors that can be found before the first model is read, which may take long."""
     configs = []
     for source in sources:
@@ -80,7 +80,7 @@ def _check(sources: Sequence[Source]) -> None:
 
 
 @torch.no_grad()
-def analyze_model(source: Source, options: AnalyzeOptions, progress: Progress) -> tuple[ModelFindings, list[str]]:
+def analyze_model(source: ModelSource, options: AnalyzeOptions, progress: Progress) -> tuple[ModelFindings, list[str]]:
     """Analyse one model, in 100 steps of progress.
 
     Returns:
@@ -151,7 +151,7 @@ def analyze_model(source: Source, options: AnalyzeOptions, progress: Progress) -
     return findings, notes
 
 
-def _tables_of(source: Source, options: AnalyzeOptions, config: dict[str, Any]) -> ModelFindings:
+def _tables_of(source: ModelSource, options: AnalyzeOptions, config: dict[str, Any]) -> ModelFindings:
     """Analyse a model that this library cannot run, from its position tables alone."""
     with named_errors(source.path):
         weights = read_weights(source.path)

@@ -12,7 +12,7 @@ from ...errors import InputError
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model to analyse.
 
     Args:
@@ -28,7 +28,7 @@ class Source:
     step: int | None = None
 
 
-def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[Source]:
+def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[ModelSource]:
     """Return the models to analyse. A folder with checkpoints means all of them, in the order of their steps.
 
     Raises:
@@ -47,7 +47,7 @@ def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[So
         steps = [None] * len(steps)
     names = _names(paths)
     return [
-        Source(path, name, None if scores is None else scores[index], step)
+        ModelSource(path, name, None if scores is None else scores[index], step)
         for index, (path, name, step) in enumerate(zip(paths, names, steps, strict=True))
     ]
 

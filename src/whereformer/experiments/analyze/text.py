@@ -16,7 +16,7 @@ from ...data import corpus
 from ...errors import InputError
 from ...models import Encoder
 from .settings import AnalyzeOptions
-from .sources import Source
+from .sources import ModelSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,7 +28,7 @@ TOKENS_OF_A_BATCH = 512
 def measure_attention(
     encoder: Encoder,
     tokenizer: PreTrainedTokenizerBase,
-    source: Source,
+    source: ModelSource,
     options: AnalyzeOptions,
     length: int,
     on_part: Callable[[float], None],

@@ -153,7 +153,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class BenchProblem:
     """A case's tensors. The query is (batch, heads, n_q, head_dim), key and value are (batch, heads, n, head_dim)."""
 
     case: Case
@@ -161,10 +161,10 @@ class Problem:
     key: Tensor
     value: Tensor
     parameters: Parameters
+    causal: bool = False
     key_mask: Tensor | None = None
     query_positions: Positions | None = None
     key_positions: Positions | None = None
-    causal: bool = False
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -179,7 +179,7 @@ class Problem:
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of :func:`whereformer.attention`."""
-        names = ("key_mask", "query_positions", "key_positions", "causal")
+        names = ("causal", "key_mask", "query_positions", "key_positions")
         return {name: getattr(self, name) for name in names}
 
     def offsets(self) -> Tensor:
@@ -188,7 +188,7 @@ class Problem:
         queries = keys if self.query_positions is None else self.query_positions.values(self.query.device)
         return keys - queries.unsqueeze(-1)
 
-    def exact(self) -> Problem:
+    def exact(self) -> BenchProblem:
         """Return the same problem in float64."""
 
         def exact(tensor: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class Problem:
         )
 
 
-def make_problem(case: Case, device: torch.device) -> Problem:
+def make_problem(case: Case, device: torch.device) -> BenchProblem:
     """Make the random tensors of a case, always the same ones."""
     kind = KINDS[case.kind]
     with torch.random.fork_rng(devices=[]):
@@ -211,7 +211,7 @@ def make_problem(case: Case, device: torch.device) -> Problem:
             for length in (n_q, case.n, case.n)
         )
         parameters = {name: tensor.to(device) for name, tensor in kind.draw(case).items()}
-    problem = Problem(case, query, key, value, parameters, causal=kind.causal)
+    problem = BenchProblem(case, query, key, value, parameters, causal=kind.causal)
     for tensor in problem.inputs:
         tensor.requires_grad_(case.training)
     if kind.padded:

@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from ...files import write_atomically
+from ...report import figures
 from .cases import KINDS
 from .results import BenchRow
 from .ways import DENSE
 
-INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
+INK, MUTED = (figures.PRINTED[colour] for colour in (figures.INK, figures.MUTED))
 LOOKS = dict(
     zip(
         KINDS,
@@ -39,28 +40,13 @@ WIDTH = 800
 """Width of the plot in pixels."""
 
 TICKS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-_STYLE = {
-    "axes.edgecolor": GRID,
+_STYLE = figures.PRINT | {
     "axes.facecolor": "white",
-    "axes.grid": True,
-    "axes.labelcolor": MUTED,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.constrained_layout.use": True,
-    "figure.facecolor": "white",
+    "axes.labelsize": "medium",
     "font.size": 9,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
     "lines.linewidth": 1.8,
     "lines.markersize": 5,
-    "savefig.facecolor": "white",
-    "svg.fonttype": "path",
-    "svg.hashsalt": "whereformer",
-    "text.color": INK,
-    "xtick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.color": GRID,
-    "ytick.labelcolor": MUTED,
+    "lines.solid_capstyle": "projecting",
 }
 
 

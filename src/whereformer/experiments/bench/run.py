@@ -9,7 +9,7 @@ from datetime import date
 
 from ...runs.progress import Progress
 from ...runs.provenance import commit
-from .cases import Case, Problem, make_problem
+from .cases import BenchProblem, Case, make_problem
 from .check import check, in_a_line
 from .results import BenchRow
 from .settings import BenchSettings
@@ -30,7 +30,7 @@ def summarise(row: BenchRow, seconds: Sequence[float], floor: Sequence[float]) -
     )
 
 
-class Bench:
+class Measurement:
     """Checks and times all cases.
 
     Args:
@@ -49,7 +49,7 @@ class Bench:
         self.progress = progress
         self.clock = Clock(settings.device, settings.threads)
         self.checked: dict[tuple[str, str, str, bool], float | str] = {}
-        self.problem: Problem | None = None
+        self.problem: BenchProblem | None = None
 
     def run(self) -> None:
         """Measure all cases."""
@@ -125,7 +125,7 @@ class Bench:
         except Exception as error:  # a peer's failure is also a result
             return replace(row, note=in_a_line(error)), None
 
-    def _problem(self, case: Case) -> Problem:
+    def _problem(self, case: Case) -> BenchProblem:
         """Return the case's tensors, the same for all ways."""
         if self.problem is None or self.problem.case != case:
             self.problem = None  # frees its memory before the next one needs any

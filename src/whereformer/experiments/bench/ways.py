@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...kernels import DenseBias, FactorPair, OffsetBias, Term, attention
-from .cases import DTYPES, KINDS, Problem
+from .cases import DTYPES, KINDS, BenchProblem
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Way:
     """
 
     name: str
-    prepare: Callable[[Problem], Callable[[], Tensor]]
+    prepare: Callable[[BenchProblem], Callable[[], Tensor]]
     kinds: tuple[str, ...] | None = None
     ignores_terms: bool = False
 
@@ -39,7 +39,7 @@ class Way:
 def backend(name: str, ignores_terms: bool = False) -> Way:
     """Return the way that calls :func:`whereformer.attention` with one of its backends."""
 
-    def prepare(problem: Problem) -> Callable[[], Tensor]:
+    def prepare(problem: BenchProblem) -> Callable[[], Tensor]:
         def compute() -> Tensor:
             terms = () if ignores_terms else problem.terms
             return attention(problem.query, problem.key, problem.value, terms, **problem.options, backend=name)
@@ -49,7 +49,7 @@ def backend(name: str, ignores_terms: bool = False) -> Way:
     return Way(name, prepare, ignores_terms=ignores_terms)
 
 
-def _prepare_floor(problem: Problem) -> Callable[[], Tensor]:
+def _prepare_floor(problem: BenchProblem) -> Callable[[], Tensor]:
     mask = None if problem.key_mask is None else problem.key_mask[:, None, None, :]
     return lambda: functional.scaled_dot_product_attention(
         problem.query, problem.key, problem.value, attn_mask=mask, is_causal=problem.causal
@@ -68,7 +68,7 @@ def gather(table: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
     return table.to(dtype)[:, columns]
 
 
-def bias_maker(problem: Problem) -> Callable[[], Tensor]:
+def bias_maker(problem: BenchProblem) -> Callable[[], Tensor]:
     """Return a function that returns the terms as one bias in the case's dtype, with -inf for masked pairs.
 
     The index of every pair is computed only once, here, because a model could keep it.
@@ -105,7 +105,7 @@ def bias_maker(problem: Problem) -> Callable[[], Tensor]:
     return bias
 
 
-def _prepare_dense(problem: Problem) -> Callable[[], Tensor]:
+def _prepare_dense(problem: BenchProblem) -> Callable[[], Tensor]:
     bias = bias_maker(problem)
     return lambda: functional.scaled_dot_product_attention(problem.query, problem.key, problem.value, attn_mask=bias())
 
@@ -119,7 +119,7 @@ DENSE = Way("sdpa+bias", _prepare_dense, all_but("shaw"))
 """Torch's attention with the terms as a dense bias, which is what most people do today."""
 
 
-def make_step(way: Way, problem: Problem) -> Callable[[], list[Tensor]]:
+def make_step(way: Way, problem: BenchProblem) -> Callable[[], list[Tensor]]:
     """Return a function that computes the case once and returns its output and, in training, all gradients.
 
     The gradients are for one fixed random gradient of the output. A way that ignores the terms has only the gradients

@@ -35,7 +35,7 @@ class PreparedText:
 
 
 @dataclass(frozen=True)
-class Job:
+class CompareJob:
     """Everything that a comparison needs, already checked.
 
     Args:
@@ -59,7 +59,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """Where the text is: paths (none means Python's documentation), and the text column of tables."""
 
     data: Sequence[str] = ()
@@ -67,8 +67,8 @@ class Source:
 
 
 def prepare_job(
-    source: Source, sizes: Sizes, positions: Sequence[str], seeds: Sequence[int], device: torch.device, out: Path
-) -> Job:
+    source: TextSource, sizes: Sizes, positions: Sequence[str], seeds: Sequence[int], device: torch.device, out: Path
+) -> CompareJob:
     """Read the text, train a tokenizer and save it in ``out``, and encode the text.
 
     Raises:
@@ -78,10 +78,10 @@ def prepare_job(
     settings = CompareSettings(**asdict(sizes), text=corpus.fingerprint(documents), device=device.type)
     # Checked before anything in the folder changes.
     earlier_results(out, settings)
-    return Job(settings, positions, seeds, prepare_text(documents, source, sizes, out), device)
+    return CompareJob(settings, positions, seeds, prepare_text(documents, source, sizes, out), device)
 
 
-def prepare_text(documents: Sequence[str], source: Source, sizes: Sizes, out: Path) -> PreparedText:
+def prepare_text(documents: Sequence[str], source: TextSource, sizes: Sizes, out: Path) -> PreparedText:
     """Split the text, train the tokenizer on the training part, save it in ``out``, and encode both parts.
 
     Raises:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from ... import __version__
 from ...files import write_atomically
 from ...positions import describe
 from ...report import figures, heads, losses, page
@@ -43,7 +42,6 @@ def build_report(results: CompareResults, ranking: Ranking) -> str:
     return page.render(
         TEMPLATE,
         title="Which position method suits this text?",
-        version=__version__,
         verdict=ranking.verdict,
         settings=asdict(settings),
         text=asdict(text),

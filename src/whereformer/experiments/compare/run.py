@@ -9,7 +9,7 @@ from ...data.masks import HELD_OUT_RATE, IGNORED, HeldOut
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from .models import model_folder
-from .prepare import Job
+from .prepare import CompareJob
 from .results import BASELINE, CompareResults, Score, earlier_results
 from .speed import ROUNDS, measure_speed
 from .train import train_and_judge
@@ -20,7 +20,7 @@ DEFAULT_STEPS = 2400
 QUICK_STEPS = 400
 
 
-def compare(job: Job, out: Path, progress: Progress, *, speed: bool = True) -> CompareResults:
+def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = True) -> CompareResults:
     """Train and judge every method with every seed, then measure speed.
 
     ``out/results.json`` is written after every run. Runs that it already holds are not repeated.

@@ -40,7 +40,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class CompareTraining:
     """The encoder that is trained with every method, and how it is trained."""
 
     blocks: str = "4"
@@ -85,7 +85,7 @@ class TrainingSettings:
         """Every seed to train with."""
         return range(self.seed, self.seed + self.seeds)
 
-    def checked(self) -> TrainingSettings:
+    def checked(self) -> CompareTraining:
         """Check the settings and return them, with the default of ``decoder_layers`` in place of None.
 
         Raises:

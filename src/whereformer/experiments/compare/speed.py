@@ -12,7 +12,7 @@ import torch
 from ...runs.memory import peak_memory
 from ...training.optimizer import build_optimizer
 from .models import build_model
-from .prepare import Job
+from .prepare import CompareJob
 from .results import BASELINE, Speed
 from .train import train_step
 
@@ -23,7 +23,7 @@ Step = Callable[[int], None]
 """Takes a number and trains on the batch with that number."""
 
 
-def measure_speed(job: Job, on_step: Callable[[], None]) -> dict[str, Speed]:
+def measure_speed(job: CompareJob, on_step: Callable[[], None]) -> dict[str, Speed]:
     """Measure each method's training speed relative to a model without positions, and the memory of a step.
 
     In every round each method runs one step, in random order, and its time is compared with the baseline's time in the
@@ -51,7 +51,7 @@ def measure_speed(job: Job, on_step: Callable[[], None]) -> dict[str, Speed]:
     }
 
 
-def _step(job: Job, position: str) -> Step:
+def _step(job: CompareJob, position: str) -> Step:
     model = build_model(job.settings, position, job.text.vocab_size, 0).to(job.device)
     optimizer = build_optimizer(model, job.settings.learning_rate)
     batches = job.batches(0)

@@ -18,7 +18,7 @@ from ...training.finite import check_finite
 from ...training.held_out import evaluate
 from ...training.optimizer import build_optimizer, linear_schedule
 from .models import build_model, keep_model
-from .prepare import LENGTH_FACTORS, Job
+from .prepare import LENGTH_FACTORS, CompareJob
 from .results import Cannot, Run, Score
 
 
@@ -33,7 +33,7 @@ def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inpu
 
 
 def train_and_judge(
-    job: Job, position: str, seed: int, held_out: HeldOut, on_step: Callable[[float], None], folder: Path
+    job: CompareJob, position: str, seed: int, held_out: HeldOut, on_step: Callable[[float], None], folder: Path
 ) -> Run:
     """Train a method with a seed, save the model in ``folder``, and judge it.
 
@@ -71,7 +71,7 @@ def train_and_judge(
 
 
 def _scores(
-    job: Job, model: EncoderForMaskedLM, position: str, held_out: HeldOut
+    job: CompareJob, model: EncoderForMaskedLM, position: str, held_out: HeldOut
 ) -> tuple[dict[int, Score | Cannot], Tensor]:
     """Return the score at every length, and the loss of every token at the training length."""
     sizes = job.settings

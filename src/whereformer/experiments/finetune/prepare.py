@@ -46,7 +46,7 @@ def load_tasks(settings: DataSettings) -> list[Data]:
 
 
 @dataclass(frozen=True)
-class Job:
+class FinetuneJob:
     """Everything that fine-tuning needs.
 
     Args:
@@ -108,7 +108,7 @@ class Encoded:
         )
 
 
-def encode(job: Job, data: Data, config: EncoderConfig) -> Encoded:
+def encode(job: FinetuneJob, data: Data, config: EncoderConfig) -> Encoded:
     """Tokenize a task for a model with this configuration."""
     train, *judged = (
         rows.encode(split, job.tokenizer, job.tuning.max_length, config, regression=data.task.classes is None)
@@ -133,7 +133,7 @@ class Checked:
 
 
 @torch.no_grad()
-def prepare(job: Job) -> Checked:
+def prepare(job: FinetuneJob) -> Checked:
     """Tokenize all text, and check that every model can read the longest row.
 
     Raises:

@@ -9,7 +9,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ... import __version__
 from ...report import figures, heads, page
 from ...report.numbers import DASH, MINUS, decimals
 from ...report.page import Cell, Column
@@ -175,7 +174,6 @@ def build_report(results: FinetuneResults, tables: Sequence[GainsTable]) -> str:
     return page.render(
         TEMPLATE,
         title="What does position add to a pretrained model?",
-        version=__version__,
         verdict=verdict(tables),
         model=results.model,
         tables=[(table, columns(table), [shown(row) for row in table.rows]) for table in tables],

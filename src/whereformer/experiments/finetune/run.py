@@ -10,13 +10,13 @@ from ...data.corpus import fingerprint
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.trainer import quiet_transformers
-from .prepare import Checked, Job
+from .prepare import Checked, FinetuneJob
 from .results import FinetuneResults, FinetuneSettings, Shown, earlier_results
 from .train import finetune_one
 from .variants import BASELINE
 
 
-def begin(job: Job, checked: Checked, out: Path) -> FinetuneResults:
+def begin(job: FinetuneJob, checked: Checked, out: Path) -> FinetuneResults:
     """Return the results before any missing run: those of earlier runs in ``out``, updated for this job.
 
     Raises:
@@ -52,7 +52,9 @@ def begin(job: Job, checked: Checked, out: Path) -> FinetuneResults:
     )
 
 
-def finetune(job: Job, checked: Checked, results: FinetuneResults, out: Path, progress: Progress) -> FinetuneResults:
+def finetune(
+    job: FinetuneJob, checked: Checked, results: FinetuneResults, out: Path, progress: Progress
+) -> FinetuneResults:
     """Do every run that ``results`` lacks, and write ``out/results.json`` after each.
 
     Raises:

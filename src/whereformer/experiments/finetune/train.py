@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
 from ...analysis.curves import head_curves
@@ -20,12 +20,12 @@ from ...errors import InputError
 from ...models import EncoderForSequenceClassification
 from ...runs.progress import Progress
 from ...training import metrics
-from ...training.finite import check_finite
+from ...training.finite import FiniteWatch
 from ...training.optimizer import build_optimizer, linear_schedule
 from ...training.results import LossPoint
 from ...training.trainer import training_arguments
 from .models import fresh
-from .prepare import Encoded, Job
+from .prepare import Encoded, FinetuneJob
 from .results import TunedModel
 from .settings import TuningSettings
 from .variants import Variant
@@ -55,7 +55,7 @@ class Finetuner(Trainer):
         return DataLoader(self.train_dataset, batch_sampler=self.batches, collate_fn=self.collate, pin_memory=pinned)
 
 
-class LossWatch(TrainerCallback):
+class LossWatch(FiniteWatch):
     """The callback that shows progress, records the loss, and raises an error if it is not a number.
 
     Args:
@@ -65,7 +65,8 @@ class LossWatch(TrainerCallback):
     """
 
     def __init__(self, steps: int, progress: Progress, rate: float) -> None:
-        self.steps, self.progress, self.rate = steps, progress, rate
+        super().__init__(rate, " and another `out`")
+        self.steps, self.progress = steps, progress
         self.losses: list[LossPoint] = []
         self.every = max(1, steps // POINTS)
 
@@ -73,23 +74,18 @@ class LossWatch(TrainerCallback):
         control.should_log = state.global_step % self.every == 0 or state.global_step == self.steps
         self.progress.step(1, f"loss {self.losses[-1].loss:.3f}" if self.losses else "")
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **others: Any,
-    ) -> None:
-        for name, value in (logs or {}).items():
-            if name in ("loss", "grad_norm"):
-                check_finite(name, value, state.global_step, self.rate, " and another `out`")
-        if logs and "loss" in logs:
-            self.losses.append(LossPoint(state.global_step, round(logs["loss"], 4)))
+    def logged(self, step: int, logs: dict[str, float]) -> None:
+        if "loss" in logs:
+            self.losses.append(LossPoint(step, round(logs["loss"], 4)))
 
 
 def train(
-    model: EncoderForSequenceClassification, encoded: Encoded, job: Job, seed: int, out: Path, progress: Progress
+    model: EncoderForSequenceClassification,
+    encoded: Encoded,
+    job: FinetuneJob,
+    seed: int,
+    out: Path,
+    progress: Progress,
 ) -> list[LossPoint]:
     """Fine-tune a model in place.
 
@@ -136,7 +132,7 @@ def predict(
 
 
 def finetune_one(
-    job: Job, encoded: Encoded, variant: Variant, seed: int, out: Path, progress: Progress
+    job: FinetuneJob, encoded: Encoded, variant: Variant, seed: int, out: Path, progress: Progress
 ) -> tuple[TunedModel, list[list[list[float]]] | None]:
     """Do one run: fine-tune, score, and read the curves that the heads add to scores.
 

@@ -18,7 +18,7 @@ from ...models import ElectraPretrainingConfig, EncoderConfig
 from ...training.folder import KEPT_CHECKPOINTS
 from .model import count_parameters
 from .results import PretrainPlan
-from .settings import ModelSettings, TrainingSettings
+from .settings import ModelSettings, PretrainTraining
 from .text import PretrainingText
 
 HELD_OUT_WINDOWS = 1024
@@ -26,7 +26,7 @@ HELD_OUT_WINDOWS = 1024
 
 
 @dataclass(frozen=True)
-class Job:
+class PretrainJob:
     """Everything that a pretraining needs, checked when it is created.
 
     Args:
@@ -42,7 +42,7 @@ class Job:
     """
 
     model: ModelSettings
-    training: TrainingSettings
+    training: PretrainTraining
     text: PretrainingText
     config: EncoderConfig
     device: torch.device
@@ -118,7 +118,7 @@ class Job:
         )
 
 
-def batch_costs(job: Job) -> dict[str, Cost]:
+def batch_costs(job: PretrainJob) -> dict[str, Cost]:
     """Return the cost of a batch for each trained model, by name. Memory is for float32; autocast needs less."""
     training = job.training
     targets = max(1, round(training.mask_rate * training.length))
@@ -136,7 +136,7 @@ def batch_costs(job: Job) -> dict[str, Cost]:
 
 
 def settings_of(
-    model: ModelSettings, training: TrainingSettings, documents: Sequence[str], tokenizer: str, device: torch.device
+    model: ModelSettings, training: PretrainTraining, documents: Sequence[str], tokenizer: str, device: torch.device
 ) -> dict[str, Any]:
     """Return everything that decides a result. All runs in a folder share it.
 

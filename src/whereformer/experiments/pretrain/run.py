@@ -18,7 +18,7 @@ from ...training.folder import Folder, save_model
 from ...training.judged import Course, JudgedTrainer, TrainingWatch, train
 from ...training.optimizer import build_optimizer, linear_schedule
 from ...training.trainer import quiet_transformers, training_arguments
-from .job import Job
+from .job import PretrainJob
 from .model import build_model
 from .results import PretrainResults
 
@@ -61,7 +61,7 @@ class Pretrainer(JudgedTrainer):
 
 
 @quiet_transformers()
-def pretrain(job: Job, folder: Folder[PretrainResults], progress: Progress) -> PretrainResults:
+def pretrain(job: PretrainJob, folder: Folder[PretrainResults], progress: Progress) -> PretrainResults:
     """Train from the newest checkpoint or the start, save the model and return the results.
 
     Raises:

@@ -112,7 +112,7 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class PretrainTraining:
     """How the model is trained."""
 
     length: int = 128
@@ -147,7 +147,7 @@ class TrainingSettings:
     seed: int = 0
     """Seed of the weights, the windows and the masks."""
 
-    def resolved(self, objective: str) -> TrainingSettings:
+    def resolved(self, objective: str) -> PretrainTraining:
         """Check the settings and return them, with defaults in place of None.
 
         Raises:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ... import __version__
 from ...analysis.properties import LENGTHS
 from ...report import page
 from .results import PropertiesResults
@@ -68,7 +67,6 @@ def build_report(results: PropertiesResults, rows: Sequence[MethodTicks]) -> str
     return page.render(
         TEMPLATE,
         title="What can each position method do?",
-        version=__version__,
         verdict=verdict(rows),
         columns=[title(name) for name in MEANINGS],
         rows=rows,

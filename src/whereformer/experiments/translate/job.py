@@ -24,7 +24,7 @@ from .settings import TranslationTraining, TranslatorSettings
 
 
 @dataclass(frozen=True)
-class Job:
+class TranslationJob:
     """Everything that a translation training needs, already checked.
 
     Args:
@@ -102,7 +102,7 @@ class Job:
 class _Drawn:
     """A batch sampler that yields the first ``count`` batches."""
 
-    def __init__(self, job: Job, count: int) -> None:
+    def __init__(self, job: TranslationJob, count: int) -> None:
         self.job, self.count = job, count
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ from ...training.judged import JudgedTrainer, TrainingWatch, judge_all, train
 from ...training.optimizer import build_optimizer, inverse_sqrt_schedule
 from ...training.trainer import quiet_transformers, training_arguments
 from .averaging import Averaging
-from .job import Job
+from .job import TranslationJob
 from .model import generation_config
 from .results import TranslationResults
 from .settings import Decoding
@@ -33,7 +33,7 @@ def judge(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, 
 
 
 @quiet_transformers()
-def train_translator(job: Job, folder: Folder[TranslationResults], progress: Progress) -> TranslationResults:
+def train_translator(job: TranslationJob, folder: Folder[TranslationResults], progress: Progress) -> TranslationResults:
     """Train from the newest checkpoint or the start, save the model and return the results.
 
     Raises:

@@ -84,6 +84,16 @@ class Family(NamedTuple):
         return {**_EMBEDDINGS, **both(modules)}
 
 
+def _bert_models(
+    masked_lm: Mapping[str, str], pooler: Mapping[str, str]
+) -> dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]:
+    """Classes of BERT and ALBERT, which are pretrained as masked language models and classify what they pool."""
+    return {
+        **_models(masked_lm, {**pooler, **both({"classifier.out": "classifier"})}),
+        "ForPreTraining": (EncoderForMaskedLM, masked_lm),
+    }
+
+
 def _models(
     masked_lm: Mapping[str, str], sequence: Mapping[str, str]
 ) -> dict[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]:
@@ -125,10 +135,7 @@ FAMILIES = {
     "bert": Family(
         name="Bert",
         prefix="bert.",
-        models={
-            **_models(_BERT_MASKED_LM, {**_BERT_POOLER, **both({"classifier.out": "classifier"})}),
-            "ForPreTraining": (EncoderForMaskedLM, _BERT_MASKED_LM),
-        },
+        models=_bert_models(_BERT_MASKED_LM, _BERT_POOLER),
         tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
         pooler=_BERT_POOLER,
         unused=("pooler.", "cls.seq_relationship."),
@@ -136,10 +143,7 @@ FAMILIES = {
     "albert": Family(
         name="Albert",
         prefix="albert.",
-        models={
-            **_models(_ALBERT_MASKED_LM, {**_ALBERT_POOLER, **both({"classifier.out": "classifier"})}),
-            "ForPreTraining": (EncoderForMaskedLM, _ALBERT_MASKED_LM),
-        },
+        models=_bert_models(_ALBERT_MASKED_LM, _ALBERT_POOLER),
         tied={"predictions.decoder.weight": _WORDS, "predictions.decoder.bias": "predictions.bias"},
         layers="encoder.albert_layer_groups.{}.albert_layers.0.",
         layer={

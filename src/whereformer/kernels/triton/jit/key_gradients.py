@@ -31,18 +31,7 @@ class KeySums(NamedTuple):
 
 
 @triton.jit
-def _key_blocks(
-    sums,
-    keys,
-    inputs,
-    known,
-    terms,
-    pairs,
-    start,
-    end,
-    AREA: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+def _key_blocks(sums, keys, inputs, known, terms, pairs, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr):
     """Add what the query blocks from ``start`` to ``end`` contribute to the sums of a block of keys."""
     d_k, d_v, d_factors = sums
     place = keys.place
