@@ -1,4 +1,4 @@
-"""Follow every link of the built site: files, anchors, and that no page fetches anything from elsewhere.
+"""Follow every link of the built site, to files and anchors, and check that no page loads anything from elsewhere.
 
 Run: python docs/check_links.py docs/_build/html
 """
@@ -10,7 +10,7 @@ from urllib.parse import unquote, urldefrag, urlparse
 
 
 class Page(HTMLParser):
-    """The anchors of a page, what it links to, and what it loads."""
+    """A page's anchors, the targets of its links, and the files that it loads."""
 
     def __init__(self, path):
         super().__init__()
@@ -30,7 +30,7 @@ class Page(HTMLParser):
 
 
 def problems(site):
-    """A line for each link that leads nowhere, and for each thing that comes from elsewhere."""
+    """One line for each link that leads nowhere, and for each file that is loaded from elsewhere."""
     pages = {path: Page(path) for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
         name = path.relative_to(site)

@@ -1,4 +1,4 @@
-"""The site: Sphinx with MyST (Markdown) pages and the furo theme. `make docs` builds it; docs/README.md says why so."""
+"""The site: Sphinx with MyST (Markdown) pages and the furo theme. `make docs` builds it; docs/README.md explains how."""
 
 import sys
 from pathlib import Path
@@ -49,11 +49,11 @@ add_module_names = False
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 
-# A role that names nothing is an error. Types in signatures are of other libraries, whose pages are not at hand.
+# A role that refers to nothing is an error. Types of other libraries are exempt, because their pages are not included.
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!whereformer\b).*"),
-    # Types in signatures that are no public names.
+    # Types in signatures that are not public.
     ("py:class", r"whereformer\.(models\.\w+|kernels\.(terms|call))\.\w+"),
 ]
 copybutton_exclude = ".linenos, .gp"

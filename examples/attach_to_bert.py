@@ -1,7 +1,8 @@
-"""Give a BERT of transformers another position method, and see what it is worth.
+"""Give a Hugging Face transformers BERT another position method, and measure its effect.
 
-The task is to name the word to the left of a masked one, which only a model that knows order can do. The same small
-BERT is trained three times: with its own position table, with none, and with TISA's kernels in the table's place.
+The task is to predict the word to the left of each masked word, which requires a model that knows the order of words. The
+same small BERT is trained three times: with its own position table, without positions, and with TISA's kernels in place of
+the table.
 """
 
 import torch
@@ -48,7 +49,7 @@ def train(position):
 
 @torch.no_grad()
 def accuracy(model, length):
-    """The share of masked words that the model fills in, as text."""
+    """The share of masked words that the model fills in correctly, as text."""
     torch.manual_seed(1)
     words, labels = task(length, rows=200)
     if length > model.config.max_position_embeddings and not hasattr(model.config, "whereformer"):

@@ -1,6 +1,6 @@
-"""One token at a time with a cache of keys and values, with the numbers of the whole sequence at once.
+"""Decodes one token at a time with a cache of keys and values, with the same results as for the whole sequence at once.
 
-Positions are values: the new query starts where the cache ends, so a position method needs nothing for caching.
+Positions are values: the position of a new query starts where the cache ends, so position methods need no code for caching.
 """
 
 import time
@@ -20,10 +20,10 @@ if __name__ == "__main__":
         position = build_position(name, hidden_size=HEADS * WIDTH, num_heads=HEADS, causal=True)
 
         def attend(first, last, position=position):
-            """What queries ``first`` to ``last - 1`` see of all keys before ``last``."""
+            """Attend from the queries ``first`` to ``last - 1`` to all keys before ``last``."""
             queries, keys = Positions(first, 1, last - first), Positions(0, 1, last)
             new, known = Place(queries, queries), Place(queries, keys)
-            # Queries are turned at their own positions, and keys at theirs; others than rope leave both alone.
+            # Queries and keys are rotated at their own positions; of these methods, only rope rotates.
             turned = position.rotate(query[:, :, first:last], key[:, :, first:last], value[:, :, first:last], new)[0]
             at_keys = Place(keys, keys)
             _, past_key, past_value = position.rotate(*(each[:, :, :last] for each in (query, key, value)), at_keys)
@@ -38,4 +38,4 @@ if __name__ == "__main__":
             steps = [attend(token, token + 1) for token in range(LENGTH)]
             each = (time.perf_counter() - start) / LENGTH * 1e3
         difference = (torch.cat(steps, 2) - whole).abs().max().item()
-        print(f"{name:6} one token at a time differs by at most {difference:.1e}, {each:.2f} ms a token")
+        print(f"{name:6} one token at a time differs by at most {difference:.1e}, {each:.2f} ms per token")

@@ -1,7 +1,7 @@
 """A position method of your own in fifteen lines: a bonus for near tokens that fades exponentially.
 
-`curve` is all there is to write where a method's whole effect is one number per head and offset. The rest follows:
-attention reads it as a table, so memory stays O(n), and encoders, reports and commands know it by its name.
+If the whole effect of a method is one number per head and offset, only `curve` needs to be written. Attention reads the curve
+as a table, so memory stays O(n). After registration, encoders, reports and commands know the method by its name.
 """
 
 import torch
@@ -34,12 +34,12 @@ class Fading(OffsetFunction):
 if __name__ == "__main__":
     torch.manual_seed(0)
     check_position(Fading, shift_invariant=True)
-    print("keeps the laws that every position method keeps")
+    print("keeps the laws of all position methods")
 
     register("fading", Fading)
 
     position = whereformer.build_position("fading", hidden_size=32, num_heads=2)
-    print("\nwhat each head adds at offsets -4 .. 4:")
+    print("\nnumbers that each head adds at offsets -4 .. 4:")
     for row in position.curve(range(-4, 5)).tolist():
         print("   ", " ".join(f"{number:.2f}" for number in row))
 

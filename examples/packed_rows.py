@@ -1,7 +1,7 @@
-"""Several documents in one row, without padding between them, and with the numbers that they have alone.
+"""Several documents in one row without padding, with the same results as in separate rows.
 
-Positions start again with each document, and document ids keep their words apart. On a CPU attention then goes
-document by document: a packed row costs what its documents cost.
+Positions start again with each document, and document ids keep the documents apart. On a CPU, attention computes one
+document at a time, so a packed row costs as much as its documents.
 """
 
 import torch
@@ -27,7 +27,7 @@ if __name__ == "__main__":
         alone = [model(document).last_hidden_state for document in documents]
     apart = together.split(LENGTHS, 1)
     for number, (one, other) in enumerate(zip(apart, alone, strict=True)):
-        print(f"document {number}: differs from itself alone by at most {(one - other).abs().max().item():.1e}")
+        print(f"document {number}: differs from its own row by at most {(one - other).abs().max().item():.1e}")
 
     padded = len(LENGTHS) * max(LENGTHS)
     print(f"{sum(LENGTHS)} tokens in the packed row; a padded batch of the same documents has {padded}")

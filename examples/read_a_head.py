@@ -1,7 +1,7 @@
 """Train a small encoder, then read what each head learned about distance.
 
-The task needs the word two places to the left. T5's method has one number per head and bucket of offsets, so its
-curve says whether a head looks there. The kernel of TISA nearest to the curve says the same in three numbers.
+The task needs the word two places to the left. T5's method has one number per head and bucket of offsets, so its curve
+shows whether a head looks there. The TISA kernel that is nearest to the curve describes the same with three numbers.
 """
 
 import math
@@ -43,7 +43,7 @@ def train():
 
 
 def sparkline(numbers):
-    """Numbers as one block each, from the lowest to the highest."""
+    """Draw each number as a block whose height lies between the lowest and the highest number."""
     low, high = min(numbers), max(numbers)
     return "".join(BLOCKS[round((number - low) / (high - low) * (len(BLOCKS) - 1))] for number in numbers)
 

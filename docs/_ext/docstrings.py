@@ -1,4 +1,4 @@
-"""Docstrings of this project as reStructuredText: sections that Google's style does not know become paragraphs."""
+"""Converts docstrings: sections that Google's style does not define become paragraphs of reStructuredText."""
 
 import re
 
@@ -6,7 +6,7 @@ SECTION = re.compile(r"(Shape|Extrapolation|Cost|Source|Where transformers goes 
 
 
 def _paragraphs(app, what, name, obj, options, lines):
-    """Turn "Shape:" and the indented lines below it into one paragraph, and the like."""
+    """Turn "Shape:" and similar headings, with the indented lines below them, into one paragraph each."""
     result, inside = [], False
     for line in lines:
         begins = SECTION.fullmatch(line)
@@ -24,6 +24,6 @@ def _paragraphs(app, what, name, obj, options, lines):
 
 
 def setup(app):
-    """Work before napoleon, which reads what is left."""
+    """Run before napoleon, which converts the other sections."""
     app.connect("autodoc-process-docstring", _paragraphs, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

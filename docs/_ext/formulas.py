@@ -1,4 +1,4 @@
-"""Formulas as SVG, drawn by Matplotlib: pages need no script, no font and no network, and look alike everywhere."""
+"""Formulas as SVG, drawn by Matplotlib: pages need no script, no font and no network, and look the same everywhere."""
 
 from html import escape
 
@@ -8,13 +8,13 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 
 SIZE = 10
-"""Units of a drawing that are one em of the page."""
+"""The number of drawing units in one em of the page."""
 
 COMMANDS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C", Path.CLOSEPOLY: "Z"}
 
 
 def svg(tex, kind):
-    """The drawing of a formula, standing on the line of the text around it."""
+    """The drawing of a formula, aligned with the baseline of the text around it."""
     path = TextPath((0, 0), f"${' '.join(tex.split())}$", size=SIZE, prop=FontProperties(math_fontfamily="cm"))
     parts = []
     for vertices, code in path.iter_segments(simplify=False, curves=True):

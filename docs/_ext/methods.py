@@ -1,10 +1,10 @@
-"""What the pages of position methods take from the code: their options, what they can do, and a drawing.
+"""Directives for the pages of position methods: their options, measured facts and drawings come from the code.
 
-Directives, each with a method's name as its argument:
+Each directive has a method's name as its argument:
 
 - ``method-options``: a table of its options, with defaults (``describe``) and meanings (the class' docstring).
-- ``method-facts``: what a model with the method does, tried out.
-- ``method-drawing``: what position adds to the scores of each head.
+- ``method-facts``: the measured behavior of a model with the method.
+- ``method-drawing``: the numbers that position adds to the scores of each head.
 """
 
 import inspect
@@ -23,17 +23,17 @@ from whereformer import Encoder, EncoderConfig, PositionRangeError, build_positi
 from whereformer.positions import describe
 
 HEADS, LENGTH = 4, 64
-"""Of the models that are drawn; their tokens stand at 0 .. LENGTH - 1."""
+"""The sizes of the models that are drawn; their tokens have positions 0 .. LENGTH - 1."""
 
 SHIFT = LENGTH // 2
-"""By how many tokens positions are moved, to see whether a method notices."""
+"""The number of tokens by which positions are shifted, to measure whether a method depends on them."""
 
 THEMES = {"light": ("#1f2328", "#d0d7de"), "dark": ("#d7dae0", "#454b54")}
-"""The colours of text and of lines, by the site's theme."""
+"""The colors of text and of lines, by the site's theme."""
 
 
 def encoder(name, length=LENGTH):
-    """One fresh layer with a method, in float64."""
+    """One newly initialized layer with a method, in float64."""
     torch.manual_seed(1)
     config = EncoderConfig(
         vocab_size=8,
@@ -45,7 +45,7 @@ def encoder(name, length=LENGTH):
         type_vocab_size=0,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-        # So that what is drawn at random shows.
+        # Larger than usual, so that random parameters are visible.
         initializer_range=0.2,
     )
     return Encoder(config).double().eval(), torch.full((1, length), 5)
@@ -53,7 +53,7 @@ def encoder(name, length=LENGTH):
 
 @torch.no_grad()
 def scores(name):
-    """What each head's scores are where all tokens are the same, (heads, n, n), less each row's mean."""
+    """Each head's scores for a sequence of equal tokens, (heads, n, n), minus the mean of each row."""
     model, words = encoder(name)
     weights = model(words, output_attentions=True).attentions[0][0]
     logs = weights.log()
@@ -62,7 +62,7 @@ def scores(name):
 
 @torch.no_grad()
 def curves(name):
-    """What a head adds at each offset, (heads, offsets), if the method has such a curve."""
+    """The number that each head adds at each offset, (heads, offsets); None if the method has no curve."""
     position = encoder(name)[0].position
     curve = position.curve(torch.arange(1 - LENGTH, LENGTH))
     return None if curve is None else curve.double().numpy()
@@ -70,7 +70,7 @@ def curves(name):
 
 @torch.no_grad()
 def facts(name):
-    """Rows of a table: what is asked, and the answer."""
+    """Rows of a table: a question and its answer."""
     sizes = {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "max_length": 512}
     parameters = sum(parameter.numel() for parameter in build_position(name, **sizes).parameters())
     model, words = encoder(name, 2 * LENGTH)
@@ -93,7 +93,7 @@ def facts(name):
 
 
 def draw(name, folder):
-    """Write the drawing in the colours of both themes."""
+    """Write the drawing in the colors of both themes."""
     matrix, curve = scores(name), curves(name)
     offsets = np.arange(1 - LENGTH, LENGTH)
     middle = LENGTH // 2
@@ -132,7 +132,7 @@ def draw(name, folder):
 
 
 def meanings(name):
-    """What each option means: the entries of "Args" in the class' docstring."""
+    """The meaning of each option, from "Args" in the docstring of the class."""
     import whereformer.positions as positions
 
     entry = positions.METHODS[name]
@@ -160,7 +160,7 @@ def as_table(header, rows):
 
 
 class MethodDirective(SphinxDirective):
-    """What the three have in common: the name of a method, and Markdown for an answer."""
+    """The common part of the directives: the name of a method, and a result in Markdown."""
 
     required_arguments = 1
 
@@ -191,7 +191,7 @@ class MethodOptions(MethodDirective):
 
 
 class MethodFacts(MethodDirective):
-    """A table of what the method does when it is tried."""
+    """A table of the method's measured behavior."""
 
     def lines(self, name):
         return as_table(["Measured when this page was built", ""], [list(row) for row in facts(name)])
@@ -206,16 +206,17 @@ class MethodDrawing(MethodDirective):
         draw(name, folder)
         if describe(name) and curves(name) is None:
             what = (
-                f"One fresh layer, the same token everywhere: the scores of the query at {LENGTH // 2} against offset"
+                "A newly initialized layer with the same token at every position: the scores of the query at "
+                f"{LENGTH // 2} over the offset"
             )
         else:
-            what = "`position.curve(offsets)` of a freshly drawn layer"
-        caption = f"{what} (left), and the scores of one head less the mean of their row (right)."
+            what = "`position.curve(offsets)` of a newly initialized layer"
+        caption = f"{what} (left), and the scores of one head minus the mean of each row (right)."
         lines = []
         for theme in THEMES:
             lines += [
                 f":::{{image}} /_generated/{name}-{theme}.svg",
-                f":alt: What {name} adds to the scores of each head, over offsets and as a matrix",
+                f":alt: The numbers that {name} adds to the scores of each head, over offsets and as a matrix",
                 f":class: only-{theme} drawing",
                 ":::",
             ]
