@@ -285,12 +285,14 @@ def test_floater_takes_explicit_positions_below_max_length_only():
 
 
 FRACTIONS = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
+# Methods that refuse fractional positions.
+WHOLE_ONLY = {*FIXED_LENGTH, "shaw", "t5", "floater"}
 
 
 @all_methods
 def test_fractional_positions_work_or_are_refused(method):
     position, words = make(method), embeddings(5)
-    if parts_of(method) & {*FIXED_LENGTH, "shaw", "t5", "floater"}:
+    if parts_of(method) & WHOLE_ONLY:
         with pytest.raises(TypeError, match="whole"):
             run(position, words, FRACTIONS, FRACTIONS)
     else:
