@@ -97,12 +97,15 @@ def _example(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
     """Switch the attention implementation."""
-    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     # Set the internal field, because the public one also changes the configs inside this one.
     field = "_attn_implementation_internal"
-    for config in configs.values():
+    for config in {id(part.config): part.config for part in parts}.values():
         undo.add(setattr, config, field, getattr(config, field))
-    model.set_attn_implementation(name)
+    # Before some version of transformers, a model leaves the configs of its encoder and decoder alone.
+    for part in parts:
+        if part.config._attn_implementation != name:
+            part.set_attn_implementation(name)
 
 
 def by_stack(model: PreTrainedModel, calls: list[AttentionCall]) -> list[tuple[PreTrainedModel, list[AttentionCall]]]:
