@@ -40,9 +40,10 @@ docs: $(VENV)/.dev  ## Build the site, docs/_build/html/index.html; warnings are
 	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
 	$(VENV)/bin/python docs/check_links.py docs/_build/html
 
-# Memory that nobody has written is NaN in the last run.
+# The first run checks the shapes that docstrings give, in every call; in the last, memory that nobody has written is
+# NaN.
 check: lint docs  ## Everything that has to pass: lint, the site, all tests, and numbers on an older processor
-	$(PYTEST)
+	WHEREFORMER_TEST_SHAPES=1 $(PYTEST)
 	$(OLDER) $(PYTEST) -m "not slow" $(NUMERIC)
 	WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" tests/kernels
 

@@ -32,8 +32,9 @@ def _seed() -> None:
 
 
 def pytest_collection_finish() -> None:
-    # The modules that tests use are imported now, and what they import later finds checked functions there.
-    shapes.install()
+    if os.environ.get("WHEREFORMER_TEST_SHAPES") == "1":
+        # The modules that tests use are imported now, and what they import later finds checked functions there.
+        shapes.install()
     # Trainings collect garbage, and what was imported and collected is most of what is looked through.
     gc.collect()
     gc.freeze()

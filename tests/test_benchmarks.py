@@ -200,18 +200,9 @@ SMOKE_TESTS = {
 HELPERS = {"side_by_side"}
 """Files that benchmarks share."""
 
-SLOW = {"import_time"}
-"""Benchmarks that start processes, which is what they measure."""
 
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(file.stem, marks=pytest.mark.slow if file.stem in SLOW else ())
-        for file in sorted(FOLDER.glob("*.py"))
-        if file.stem not in HELPERS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [file.stem for file in sorted(FOLDER.glob("*.py")) if file.stem not in HELPERS])
 def test_benchmark_runs(name, run, tmp_path):
     assert name in SMOKE_TESTS, "a new benchmark needs a smoke test here"
     SMOKE_TESTS[name](run, tmp_path)

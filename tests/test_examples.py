@@ -27,30 +27,35 @@ def test_every_script_is_tested_here_and_listed():
     assert all(f'"{name}"' in Path(__file__).read_text(encoding="utf-8") for name in scripts)
 
 
+@pytest.mark.slow
 def test_kernels_teach_a_bert_order():
     shares = dict(re.findall(r"^(.*?) {2,}(\d+)%", printed("attach_to_bert.py"), re.MULTILINE))
     assert int(shares["TISA's kernels"]) > 80
     assert int(shares["no positions"]) < 50
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own():
     text = printed("own_method.py")
     assert "0.51 0.60 0.71 0.84 1.00 0.84 0.71 0.60 0.51" in text
     assert "position.parts.1.strength, (2,)" in text
 
 
+@pytest.mark.slow
 def test_packed_documents_are_those_alone():
     differences = [float(number) for number in re.findall(r"by at most (\S+)", printed("packed_rows.py"))]
     assert len(differences) == 3
     assert max(differences) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_cache_changes_nothing():
     differences = [float(number) for number in re.findall(r"by at most (\S+),", printed("cached_decoding.py"))]
     assert len(differences) == 5
     assert max(differences) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_head_looks_where_the_task_needs_it():
     centers = [float(number) for number in re.findall(r"at offset (\S+),", printed("read_a_head.py"))]
     assert len(centers) == 4

@@ -1,6 +1,7 @@
 """The checks of shapes check something; see tests/shapes.py."""
 
 import inspect
+import os
 from importlib import import_module
 
 import pytest
@@ -17,7 +18,12 @@ from whereformer.positions.base import Place
 
 from . import shapes
 
+installed = pytest.mark.skipif(
+    os.environ.get("WHEREFORMER_TEST_SHAPES") != "1", reason="shapes are checked where WHEREFORMER_TEST_SHAPES=1"
+)
 
+
+@installed
 def test_functions_are_checked_wherever_they_are_known():
     for name in shapes.FUNCTIONS:
         module, _, path = name.partition(":")
@@ -29,6 +35,7 @@ def test_functions_are_checked_wherever_they_are_known():
     assert whereformer.analysis.toeplitzness.shapes_are_checked
 
 
+@installed
 @pytest.mark.parametrize("name", position_names())
 def test_hooks_of_every_method_are_checked(name):
     position = build_position(name, hidden_size=8, num_heads=2)

@@ -72,12 +72,16 @@ def test_the_linear_rule_is_what_the_papers_figures_show(blocks, figure):
     assert linear_flops(funnel_config(blocks, width)) == pytest.approx(figure, abs=0.01)
 
 
-def test_a_berts_operations():
+@pytest.mark.parametrize("onednn", [False, True])
+def test_a_berts_operations(onednn):
+    # As processors count them whose products are fastest by one library and by the other.
+    with tuning.use(onednn=onednn):
+        counted = cost(EncoderConfig(), 512)
+        lengths = {length: count_flops(EncoderConfig(), length) for length in (128, 512)}
     for length, expected in ((128, 22.35), (512, 96.64)):
-        flops = count_flops(EncoderConfig(), length)
+        flops = lengths[length]
         assert flops.layers / 1e9 == pytest.approx(expected, abs=0.005)
         assert flops.training == 3 * flops.forward
-    counted = cost(EncoderConfig(), 512)
     assert counted.relative == counted.linear == 1
 
 

@@ -127,6 +127,7 @@ def test_unigram_entropy_of_uniform_text_is_the_log_of_its_vocabulary():
     assert entropy == pytest.approx(torch.log(torch.tensor(95.0)).item(), abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_vocabulary_is_the_same_in_every_process():
     """The trainer's own order changes with the process, so a fresh one has to agree with this one."""
     script = (

@@ -60,6 +60,7 @@ def test_a_word_is_the_same_piece_at_the_beginning(loaded):
     assert second[-len(first) :] == first
 
 
+@pytest.mark.slow
 def test_the_vocabulary_is_the_same_in_every_process():
     code = (
         "from tests.experiments.parallel_text import pairs; from whereformer.data import subwords; import hashlib; "

@@ -80,8 +80,18 @@ def test_files_give_the_same_as_streams(model, lines, tmp_path, capsys):
     assert out.read_text().splitlines() == [translated(line) if line.strip() else "" for line in SOME]
 
 
-@pytest.mark.parametrize("window", [1, 2, 7, 1000])
-@pytest.mark.parametrize("batch_tokens", [1, 30, 4096])
+@pytest.mark.parametrize(
+    ("window", "batch_tokens"),
+    [
+        *((2, 1), (7, 30)),
+        *(
+            pytest.param(window, batch_tokens, marks=pytest.mark.slow)
+            for window in (1, 2, 7, 1000)
+            for batch_tokens in (1, 30, 4096)
+            if (window, batch_tokens) not in ((2, 1), (7, 30))
+        ),
+    ],
+)
 def test_neither_windows_nor_batches_change_the_translations(model, window, batch_tokens):
     translator = translating.load(model, Decoding(beams=2, batch_tokens=batch_tokens), CPU)
     source, target = pairs()

@@ -46,6 +46,7 @@ def problem(length, dim=8, **tables):
     return Problem(**fields | tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bias", "keys and values"])
 def test_memory_grows_with_the_length_and_not_with_its_square(kind, monkeypatch):
     monkeypatch.setattr(tuning, "KEPT_BYTES", -1)

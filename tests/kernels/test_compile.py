@@ -60,8 +60,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("kinds", [(), ("bias",)])
+@pytest.mark.parametrize(
+    ("kinds", "dynamic"),
+    [
+        (("bias",), None),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (((), None), ((), True), (("bias",), True))),
+    ],
+)
 def test_cached_decoding(kinds, dynamic):
     model = Attention(kinds, causal=True)
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -72,7 +77,10 @@ def test_cached_decoding(kinds, dynamic):
 
 @pytest.mark.parametrize(
     ("kinds", "backend"),
-    [(("bias",), "reference"), (("bias",), "blockwise"), (("bias",), "auto"), (("keys", "values"), "blockwise")],
+    [
+        (("keys", "values"), "blockwise"),
+        *(pytest.param(("bias",), name, marks=pytest.mark.slow) for name in ("reference", "blockwise", "auto")),
+    ],
 )
 def test_tables_that_are_parameters_with_dynamic_shapes(kinds, backend):
     model = Attention(kinds, backend=backend)
@@ -90,7 +98,7 @@ def exported(model, inputs, shapes):
     return export(model, tuple(inputs), dynamic_shapes=shapes, strict=False).module()
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", ["reference", "blockwise", "auto"])
 @pytest.mark.parametrize("kinds", KINDS)
 def test_export_with_a_dynamic_length(kinds, backend, causal):

@@ -307,7 +307,8 @@ def compile_and_count(model):
     return torch.compile(model, fullgraph=True, dynamic=True, backend=backend), graphs
 
 
-@pytest.mark.parametrize("position", [pytest.param("tisa", marks=pytest.mark.slow), "transformer_xl"])
+@pytest.mark.slow
+@pytest.mark.parametrize("position", ["tisa", "transformer_xl"])
 def test_one_graph_serves_all_lengths(position):
     model = build(position, blocks="1-1", decoder_layers="1", max_position_embeddings=100)
     compiled, graphs = compile_and_count(model)

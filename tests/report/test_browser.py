@@ -56,7 +56,10 @@ def files(tmp_path_factory):
     return {name: (folder / f"{name}.html").as_uri() for name in PAGES}
 
 
-@pytest.fixture(params=PAGES)
+# All pages have the same code; what one alone has is asked of it by tests of its own.
+@pytest.fixture(
+    params=[pytest.param(name, marks=[] if name in ("analyze", "compare") else pytest.mark.slow) for name in PAGES]
+)
 def page(request, browser, files):
     """The browser with one of the pages open; nothing may have been logged when the test is over."""
     show(browser, WIDE)

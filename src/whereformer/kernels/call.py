@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack, cast
 import torch
 from torch import Tensor
 
-from .precision import as_autocast
+from .precision import as_autocast, autocasts
 from .terms import (
     DenseBias,
     FactorPair,
@@ -112,7 +112,7 @@ class Call:
     def is_plain(self) -> bool:
         """Whether torch would run the call eagerly, on plain tensors and in their own dtype."""
         tensors = [each for each in (self.query, self.key, self.value) if each is not None]
-        return all(map(is_plain, tensors)) and not torch.is_autocast_enabled(self.device.type)
+        return all(map(is_plain, tensors)) and not autocasts(self.device)
 
     @property
     def factors(self) -> int:

@@ -13,14 +13,14 @@ from .torch_private import constant_when_compiled
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Return a context without autocast; on devices that have no autocast, such as meta, it does nothing."""
     # If autocast is off there is nothing to do, except in an exported program, which may later run under it.
-    if _autocasts(device.type) or (torch.compiler.is_exporting() and _has_autocast(device.type)):
+    if autocasts(device) or (torch.compiler.is_exporting() and _has_autocast(device.type)):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
-def _autocasts(kind: str) -> bool:
-    """Whether autocast is on for a kind of device."""
-    return _has_autocast(kind) and torch.is_autocast_enabled(kind)
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on for a device; torch refuses the question for devices that have none, such as meta."""
+    return _has_autocast(device.type) and torch.is_autocast_enabled(device.type)
 
 
 # A constant, because the compiler of torch 2.11 cannot trace the question.
@@ -32,8 +32,8 @@ def _has_autocast(kind: str) -> bool:
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast tensors of one device as autocast does for torch's own attention; if it is off, return them unchanged."""
-    kind = tensors[0].device.type
-    if not _autocasts(kind):
+    device = tensors[0].device
+    if not autocasts(device):
         return tensors
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = torch.get_autocast_dtype(device.type)
     return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors)

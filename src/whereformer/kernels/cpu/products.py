@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .. import tuning
+from ..precision import autocasts
 from ..torch_private import is_hooked, transforming
 from .onednn import by_onednn, is_regular, product_transposed
 
@@ -130,7 +131,7 @@ def project(layer: nn.Module, hidden: Tensor, activation: nn.Module | None = Non
         not torch.is_grad_enabled()
         or next(activation.parameters(), None) is not None
         or is_watched(activation)
-        or torch.is_autocast_enabled(hidden.device.type)
+        or autocasts(hidden.device)
         or transforming()
     ):
         return linear(activation(hidden), layer.weight, layer.bias)
