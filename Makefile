@@ -40,12 +40,11 @@ docs: $(VENV)/.dev  ## Build the site, docs/_build/html/index.html; warnings are
 	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
 	$(VENV)/bin/python docs/check_links.py docs/_build/html
 
-# The first run checks the shapes that docstrings give, in every call; in the last, memory that nobody has written is
-# NaN.
+# In the second run, an older processor's instructions are used, the shapes that docstrings give are checked in every
+# call, and memory that nobody has written is NaN.
 check: lint docs  ## Everything that has to pass: lint, the site, all tests, and numbers on an older processor
-	WHEREFORMER_TEST_SHAPES=1 $(PYTEST)
-	$(OLDER) $(PYTEST) -m "not slow" $(NUMERIC)
-	WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" tests/kernels
+	$(PYTEST)
+	$(OLDER) WHEREFORMER_TEST_SHAPES=1 WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" $(NUMERIC) tests/test_shapes.py
 
 instruction-sets: $(VENV)/.dev  ## The tests of numbers as processors with other instructions run them; options: ARGS
 	for set in $(INSTRUCTION_SETS); do \

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def printed(name):
     """What a script prints, run as a reader runs it."""
     command = [sys.executable, "-W", "error", EXAMPLES / name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
