@@ -180,7 +180,7 @@ def test_scoring_refuses_before_it_translates(untrained, tmp_path, capsys, monke
     assert "line 2 has" in fails(capsys, "translate", "score", untrained, *data)
     for option in ("--out", "--translations"):
         message = fails(capsys, "translate", "score", untrained, *data, option, str(tmp_path))
-        assert f"{option}: cannot write '{tmp_path}'" in message
+        assert f"{option}: expected a file or a new name, got a folder: '{tmp_path}'" in message
 
 
 def test_long_lines_are_cut_or_taken_when_asked(model, untrained, lines, capsys):
