@@ -135,7 +135,10 @@ class Folder(Generic[Kind]):
 
     def problem(self, step: int) -> str | None:
         """Return why a step's checkpoint does not count, or None if it does."""
-        return manifest.problem(self.checkpoint(step), self._facts(step), alone=True)
+        place = self.checkpoint(step)
+        if any(place.rglob("*.bin")):
+            return "it has a .bin file, a pickle, which is never opened"
+        return manifest.problem(place, self._facts(step), alone=True)
 
     def accept(self, step: int, keep: int) -> None:
         """Put the checkpoint that lies beside its place there, with a manifest, and delete old ones.

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from ..files import naming
+from ..files import full_disk, naming
 from ..runs.progress import Progress
 from .finite import FiniteWatch
 from .folder import Folder, Kind
@@ -267,9 +267,11 @@ def train(
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         seconds, step = _seconds(state.log_history), state.global_step
         progress.line(f"continuing after step {step:,} of {watch.course.steps:,}")
-    trainer = make(seconds, [watch, *_tensorboard(folder.out / "tensorboard", step)])
-    trainer.remove_callback(PrinterCallback)
-    with _stopped_by_signals(watch):
+    curves = folder.out / "tensorboard"
+    # Whatever else is written names itself.
+    with naming(curves), _full_disk_of_threads(), _stopped_by_signals(watch):
+        trainer = make(seconds, [watch, *_tensorboard(curves, step)])
+        trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.state.global_step < watch.course.steps:
         progress.line(f"stopped after step {trainer.state.global_step:,}; its checkpoint is in {folder.checkpoints}")
@@ -295,6 +297,22 @@ def _stopped_by_signals(watch: TrainingWatch[Any]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _full_disk_of_threads() -> Iterator[None]:
+    """Do not print the error of a full disk from a thread: TensorBoard's raises it again at the next write."""
+    before = threading.excepthook
+
+    def told(found: threading.ExceptHookArgs) -> None:
+        if found.exc_value is None or full_disk(found.exc_value) is None:
+            before(found)
+
+    threading.excepthook = told
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _tensorboard(folder: Path, step: int) -> list[TrainerCallback]:
