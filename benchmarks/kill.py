@@ -200,7 +200,6 @@ def show(console: Console, name: str, found: dict[str, Any]) -> None:
 def import_everything() -> None:
     """Import all of the package and what it imports late, so that forks start at once."""
     torch.set_num_threads(1)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     for module in pkgutil.walk_packages(whereformer.__path__, "whereformer."):
         if "triton" not in module.name and "__main__" not in module.name:
             importlib.import_module(module.name)
