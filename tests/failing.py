@@ -1,6 +1,7 @@
-"""Helpers for tests of commands that refuse their arguments."""
+"""Helpers for tests of commands that refuse their arguments or cannot write."""
 
 import shlex
+from contextlib import contextmanager
 
 import pytest
 
@@ -16,6 +17,18 @@ def fails(capsys, *arguments):
     lines = captured.err.strip().splitlines()
     assert len(lines) == 1, captured.err
     return lines[0]
+
+
+@contextmanager
+def largest_file(size):
+    """Let this process write no file of more bytes."""
+    resource = pytest.importorskip("resource", reason="this system has no limits on the size of files")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def refusals(table):

@@ -136,6 +136,15 @@ def import_time(run, tmp_path):
     assert len(results_of(tmp_path / "times.json")["seconds"]["whereformer"]) == 1
 
 
+def kill(run, tmp_path):
+    out = tmp_path / "kill.json"
+    run("kill", "--commands=pretrain,finetune", "--kills=1", "--damages=2", "--disks=1", f"--out={out}")
+    for found in results_of(out)["commands"].values():
+        for kind, tried in (("kills", 1), ("damages", 2), ("disks", 1)):
+            counts = found[kind]
+            assert counts["tried"] == counts["equal"] == counts["nothing_lost"] == tried, counts["failed"]
+
+
 def per_call(run, tmp_path):
     run("per_call", "--rounds=1", f"--out={tmp_path / 'calls.json'}")
     assert results_of(tmp_path / "calls.json")["calls"]["torch"]["forward"]["ratio"] == 1
@@ -191,6 +200,7 @@ SMOKE_TESTS = {
     "funnel_pays": funnel_pays,
     "gpu_check": gpu_check,
     "import_time": import_time,
+    "kill": kill,
     "per_call": per_call,
     "seed_noise": seed_noise,
     "t5": t5,

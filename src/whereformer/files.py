@@ -1,16 +1,198 @@
-"""Write a file in one step, so that it is never left half written."""
+"""Write files and folders in one step and to the disk itself, never through links, and say when the disk is full."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from .errors import InputError
+
+FULL = {errno.ENOSPC: "no space left on the disk", errno.EFBIG: "the file is larger than is permitted here"}
+"""What the system's errors about a full disk mean."""
+if hasattr(errno, "EDQUOT"):
+    FULL[errno.EDQUOT] = "the disk quota is used up"
+_RUST = re.compile(r"\(os error (\d+)\)")
+"""How safetensors and tokenizers tell the number of a system's error."""
+_ZIP_WRITER = ("inline_container", "PytorchStreamWriter", "iostream error")
+"""Parts of the errors of torch.save, which does not say why it cannot write."""
+_KINDS = {
+    stat.S_ISLNK: "a symbolic link",
+    stat.S_ISDIR: "a folder",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    stat.S_ISFIFO: "a named pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISREG: "a file",
+}
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write ``path`` so that it always holds either the old content or all of the new. Text is written as UTF-8."""
+    """Write ``path`` so that it always holds either the old content or all of the new. Text is written as UTF-8.
+
+    Raises:
+        InputError: if something else than a regular file is there, or the disk is full.
+    """
+    with new_file(path) as partial, naming(path), partial.open("xb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Give a file beside ``path`` to write, which must be created, and move it to ``path`` when it is complete.
+
+    After an error ``path`` is as it was.
+
+    Raises:
+        InputError: if something else than a regular file is there, or the disk is full.
+    """
+    check_file(None, path)
     partial = path.with_name(path.name + ".partial")
-    if isinstance(content, bytes):
-        partial.write_bytes(content)
+    _remove(partial)
+    try:
+        yield partial
+        with naming(path):
+            _sync(partial)
+            os.replace(partial, path)
+            _sync(path.parent)
+    finally:
+        _remove(partial)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give an empty folder beside ``folder`` to fill, and put it in place of ``folder`` when it is complete.
+
+    After an error ``folder`` is as it was.
+
+    Raises:
+        InputError: if something else than a folder is there, or the disk is full.
+    """
+    check_folder(None, folder)
+    partial = folder.with_name(folder.name + ".partial")
+    _remove(partial)
+    try:
+        with naming(folder):
+            partial.mkdir(parents=True)
+            yield partial
+            move_folder(partial, folder)
+    finally:
+        _remove(partial)
+
+
+def move_folder(source: Path, target: Path) -> None:
+    """Write all of a folder to the disk itself, then put it in place of ``target``, which may exist."""
+    for place, _, files in os.walk(source):
+        for name in files:
+            _sync(Path(place, name))
+        _sync(Path(place))
+    _remove(target)
+    os.replace(source, target)
+    _sync(target.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder, with its parents, if it is not there.
+
+    Raises:
+        InputError: if something else is there, or the disk is full.
+    """
+    check_folder(None, folder)
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def check_file(field: str | None, path: Path) -> None:
+    """Check that an output file is new or a regular file: devices and links are not replaced or written through.
+
+    Raises:
+        InputError: for ``field``, if it is something else.
+    """
+    _check(field, path, "a file")
+
+
+def check_folder(field: str | None, path: Path) -> None:
+    """Check that an output folder is new or a folder itself, not a link to one.
+
+    Raises:
+        InputError: for ``field``, if it is something else.
+    """
+    _check(field, path, "a folder")
+
+
+def is_same_file(one: Path, other: Path) -> bool:
+    """Return whether two names are those of one file, be it by links; a name without a file is like no other."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn the errors of a full disk, whichever library raises them, into one line that names ``path``.
+
+    Raises:
+        InputError: if the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = full_disk(error)
+        if reason is None or isinstance(error, InputError):
+            raise
+        raise InputError(None, no_room(path, reason)) from None
+
+
+def full_disk(error: BaseException) -> str | None:
+    """Return what is full if an error says that nothing more can be written, else None."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return FULL.get(error.errno)
+    found = _RUST.search(str(error))
+    if found is not None:
+        return FULL.get(int(found[1]))
+    if isinstance(error, RuntimeError) and any(part in str(error) for part in _ZIP_WRITER):
+        return "the disk is full or cannot be written"
+    return None
+
+
+def no_room(path: Path | str, reason: str) -> str:
+    """Return the line that tells a user about a full disk."""
+    return f"cannot write {path}: {reason}; make room, then run the same command again"
+
+
+def _check(field: str | None, path: Path, expected: str) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return  # nothing is there, or nothing that can be seen: writing says why
+    found = next((name for test, name in _KINDS.items() if test(mode)), "something else")
+    if found != expected:
+        raise InputError(field, f"expected {expected} or a new name, got {found}: {str(path)!r}")
+
+
+def _sync(path: Path) -> None:
+    """Write a file or folder to the disk itself, where the system can."""
+    folder = path.is_dir()
+    if folder and os.name == "nt":
+        return  # folders cannot be opened there
+    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network folders have nothing to sync
+            raise
+    finally:
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     else:
-        partial.write_text(content, encoding="utf-8")
-    os.replace(partial, path)
+        path.unlink(missing_ok=True)

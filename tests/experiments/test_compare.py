@@ -1,11 +1,13 @@
 """The comparison end to end, at a size that takes seconds."""
 
 import json
+import shutil
 
 import pytest
 import torch
 
 from tests.experiments.trainings import TINY_ENCODER as TINY
+from tests.experiments.trainings import without_time
 from tests.failing import fails, refusals
 from whereformer.cli.main import main
 from whereformer.experiments.compare import run as compare
@@ -81,6 +83,49 @@ def test_an_interrupted_run_keeps_finished_methods_and_continues(text, tmp_path,
     assert results["runs"]["none"] == kept["none"]
     run(text, tmp_path, "--seeds", "2", positions="none,tisa")
     assert trained == ["none", "tisa", "none", "tisa"]
+
+
+def delete_models(out):
+    shutil.rmtree(out / "models")
+    return ["none", "tisa"]
+
+
+def flip_a_bit(out):
+    file = out / "models" / "tisa-0" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 64
+    file.write_bytes(content)
+    return ["tisa"]
+
+
+def swap_models(out):
+    for name, other in (("none-0", "x"), ("tisa-0", "none-0"), ("x", "tisa-0")):
+        (out / "models" / name).rename(out / "models" / other)
+    return ["none", "tisa"]
+
+
+@pytest.mark.parametrize("damage", [delete_models, flip_a_bit, swap_models])
+def test_a_run_whose_model_is_gone_or_changed_is_done_again(text, tmp_path, capsys, monkeypatch, damage):
+    whole = run(text, tmp_path, positions="none,tisa")
+    before = {path: path.read_bytes() for path in sorted((tmp_path / "models").rglob("*.safetensors"))}
+    expected = damage(tmp_path)
+    real, trained = compare.train_and_judge, []
+    monkeypatch.setattr(compare, "train_and_judge", lambda *args: (trained.append(args[1]), real(*args))[1])
+    capsys.readouterr()
+    again = run(text, tmp_path, positions="none,tisa")
+    assert trained == expected
+    assert f"training {expected[0]} with seed 0 again: " in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in sorted((tmp_path / "models").rglob("*.safetensors"))} == before
+    for name in ("none", "tisa"):
+        assert without_time(again["runs"][name]["0"]) == without_time(whole["runs"][name]["0"])
+
+
+def test_changed_results_are_refused(text, tmp_path, capsys):
+    run(text, tmp_path, positions="none")
+    path = tmp_path / "results.json"
+    path.write_text(path.read_text().replace('"predicted_tokens": ', '"predicted_tokens": 1'))
+    message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), "--positions=none", *TINY)
+    assert "results.json is not a complete result of this command (it was changed after it was written)" in message
 
 
 def test_other_settings_do_not_mix_with_results_already_there(text, tmp_path, capsys):

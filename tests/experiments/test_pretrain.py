@@ -1,8 +1,10 @@
 """Pretraining end to end, at a size that takes seconds."""
 
 import json
+import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from tests.experiments.trainings import TINY_ENCODER, interrupt_at, same, weights, without_time
-from tests.failing import fails
+from tests.failing import fails, largest_file
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
@@ -20,9 +22,11 @@ from whereformer.data.tokenizers import train_tokenizer
 from whereformer.data.windows import Windows, body_length, collate, end_padding
 from whereformer.experiments.pretrain import job
 from whereformer.experiments.pretrain import text as pretraining_text
+from whereformer.experiments.pretrain.results import PretrainResults
 from whereformer.experiments.pretrain.run import Pretrainer
 from whereformer.experiments.pretrain.text import prepare_text
 from whereformer.runs.folder import open_folder
+from whereformer.training.folder import Folder
 
 TINY = [*TINY_ENCODER, "--every=2", "--learning-rate=0.01"]
 
@@ -222,11 +226,162 @@ def test_a_second_ctrl_c_stops_at_once_and_keeps_the_last_checkpoint(text, tmp_p
     assert run(text, tmp_path)["step"] == 6
 
 
-def test_a_half_written_checkpoint_is_not_used(text, copy, capsys):
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+
+def swap(one, other):
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def edit_step(file):
+    file.write_text(file.read_text().replace('"global_step": 6', '"global_step": 5'))
+
+
+NEWEST = "checkpoints/checkpoint-6"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        *(
+            (lambda out, name=name: (out / NEWEST / name).unlink(), f"{name} is missing")
+            for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors", "trainer_state.json")
+        ),
+        (lambda out: (out / NEWEST / "manifest.json").unlink(), "it has no manifest"),
+        (lambda out: (out / NEWEST / "manifest.json").write_text('{"format": 1'), "its manifest.json cannot be read"),
+        (lambda out: flip(out / NEWEST / "model.safetensors"), "model.safetensors was changed"),
+        (lambda out: flip(out / NEWEST / "optimizer.pt"), "optimizer.pt was changed"),
+        (lambda out: os.truncate(out / NEWEST / "rng_state.pth", 100), "rng_state.pth has 100 bytes, not "),
+        (lambda out: os.truncate(out / NEWEST / "trainer_state.json", 0), "trainer_state.json has 0 bytes, not "),
+        (lambda out: edit_step(out / NEWEST / "trainer_state.json"), "trainer_state.json was changed"),
+        (
+            lambda out: swap(*(out / "checkpoints" / f"checkpoint-{step}" / "model.safetensors" for step in (4, 6))),
+            "checkpoint-6: model.safetensors was changed; checkpoint-4: model.safetensors was changed",
+        ),
+        (
+            lambda out: shutil.copytree(out / "checkpoints" / "checkpoint-4", out / NEWEST, dirs_exist_ok=True),
+            "it was saved with other step",
+        ),
+        (lambda out: (out / NEWEST / "optimizer.bin").write_bytes(b""), "it has a .bin file, a pickle"),
+        (lambda out: (out / NEWEST / "adapter_model.safetensors").write_bytes(b""), "does not belong to it"),
+    ],
+)
+def test_a_checkpoint_counts_only_as_it_was_saved(copy, damage, reason):
+    damage(copy)
+    folder = Folder(copy, results_of(copy)["settings"], PretrainResults)
+    found = folder.newest_checkpoint()
+    passed = "; ".join(f"{name}: {why}" for name, why in folder.passed_over.items())
+    assert reason in passed
+    assert passed.startswith("checkpoint-6: ")
+    assert found == (None if "checkpoint-4" in passed else copy / "checkpoints" / "checkpoint-4")
+
+
+def test_a_checkpoint_of_other_settings_does_not_count(copy):
+    settings = results_of(copy)["settings"]
+    for name in ("settings.json", "results.json"):
+        (copy / name).unlink()
+    folder = Folder(copy, {**settings, "seed": 1}, PretrainResults)
+    assert folder.newest_checkpoint() is None
+    assert folder.passed_over["checkpoint-6"] == "it was saved with other settings"
+    again = Folder(copy, settings, PretrainResults)
+    assert again.newest_checkpoint() == copy / NEWEST
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_run_ends_with_the_same_bits(text, finished, copy, capsys):
     shutil.rmtree(copy / "model")
-    (copy / "checkpoints" / "checkpoint-6" / "trainer_state.json").write_text('{"global_st')
+    flip(copy / NEWEST / "model.safetensors")
+    again = run(text, copy)
+    out = capsys.readouterr().out
+    assert "making model/ again: it is missing" in out
+    assert "passing over checkpoint-6: model.safetensors was changed" in out
+    assert "continuing after step 4 of 6" in out
+    assert same(weights(copy), weights(finished))
+    assert without_time(again) == without_time(results_of(finished))
+    assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_without_any_checkpoint_that_counts_the_run_starts_again(text, finished, copy, capsys):
+    shutil.rmtree(copy / "model")
+    for step in (4, 6):
+        (copy / "checkpoints" / f"checkpoint-{step}" / "manifest.json").unlink()
+    again = run(text, copy)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "checkpoint-4: it has no manifest, as if an earlier version had written it. Starting again" in out
+    assert "continuing after" not in out
+    assert same(weights(copy), weights(finished))
+    assert without_time(again) == without_time(results_of(finished))
+
+
+def test_old_checkpoints_go_only_when_newer_ones_count(text, tmp_path):
+    run(text, tmp_path, "--every=1", "--keep=3")
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["checkpoint-4", "checkpoint-5", "checkpoint-6"]
+    for name in ("model", "checkpoints/checkpoint-6"):
+        shutil.rmtree(tmp_path / name)
+    (tmp_path / "checkpoints" / "checkpoint-5" / "optimizer.pt").unlink()
+    run(text, tmp_path, "--every=2", "--keep=2")
+    # The damaged one is no longer needed, and is none of the two.
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["checkpoint-4", "checkpoint-6"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("model/model.safetensors", "making model/ again: model.safetensors has 7 bytes, not "),
+        ("model/tokenizer.json", "making model/ again: tokenizer.json has 7 bytes, not "),
+        ("results.json", "writing results.json again: it was damaged"),
+        ("settings.json", ""),
+    ],
+)
+def test_a_finished_run_is_finished_only_if_all_of_it_is_there(text, finished, copy, capsys, name, reason):
+    os.truncate(copy / name, 7)
+    again = run(text, copy)
+    out = capsys.readouterr().out
+    assert reason in out
+    assert ("is already finished" in out) is (not reason)
+    assert same(weights(copy), weights(finished))
+    assert without_time(again) == without_time(results_of(finished))
+
+
+def test_a_model_card_may_be_edited(text, copy, capsys):
+    (copy / "model" / "README.md").write_text("my model")
     run(text, copy)
-    assert "continuing after step 4 of 6" in capsys.readouterr().out
+    assert "is already finished" in capsys.readouterr().out
+
+
+def test_a_resume_opens_pickles_only_for_their_tensors(text, copy, monkeypatch):
+    for name in ("model", NEWEST):
+        shutil.rmtree(copy / name)
+    real, opened = torch.load, []
+
+    def load(file, *arguments, **options):
+        opened.append((Path(file).name, options.get("weights_only")))
+        return real(file, *arguments, **options)
+
+    monkeypatch.setattr(torch, "load", load)
+    run(text, copy)
+    assert sorted(opened) == [("optimizer.pt", True), ("rng_state.pth", True), ("scheduler.pt", True)]
+    assert not list(copy.rglob("*.bin"))
+
+
+@pytest.mark.parametrize("limit", [1_000, 8_000, 20_000, 30_000])
+def test_on_a_full_disk_one_line_says_what_to_do_and_the_same_command_continues(
+    text, finished, tmp_path, capsys, limit
+):
+    """A limit on the size of files stands for the disk: the errors differ only in their number."""
+    with largest_file(limit):
+        message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
+    assert f"cannot write {tmp_path}" in message
+    assert message.endswith("; make room, then run the same command again")
+    assert not list(tmp_path.rglob("*.partial"))
+    run(text, tmp_path)
+    assert same(weights(tmp_path), weights(finished))
 
 
 def test_a_run_that_stopped_before_its_model_was_saved_saves_it(text, finished, copy):

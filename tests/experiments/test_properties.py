@@ -144,6 +144,7 @@ def changed(comparison, folder, change):
     """A copy of the comparison with other settings."""
     shutil.copytree(comparison, folder)
     data = json.loads((folder / "results.json").read_text())
+    del data["sha256"]  # as if it had been written like this
     change(data)
     (folder / "results.json").write_text(json.dumps(data))
     return ["properties", "--out", str(folder / "out"), "--results", str(folder)]
@@ -156,12 +157,23 @@ def test_text_that_is_no_longer_there_or_another(comparison, tmp_path, capsys):
     assert "has changed; run whereformer compare again" in fails(capsys, *command)
 
 
-def test_a_comparison_without_models(comparison, tmp_path, capsys):
+def test_a_comparison_without_models(comparison, text, tmp_path, capsys):
     command = changed(comparison, tmp_path / "a", lambda data: None)
     shutil.rmtree(tmp_path / "a" / "models")
     message = fails(capsys, *command)
     assert "has no trained model of 'tisa'" in message
-    assert "run whereformer compare again" in message
+    assert "run the same whereformer compare as before" in message
+    # What the line says helps.
+    run(text, tmp_path / "a", positions=f"none,{METHODS}")
+    judge(tmp_path / "a" / "out", "--results", str(tmp_path / "a"))
+
+
+def test_a_model_that_was_changed_is_not_measured(comparison, tmp_path, capsys):
+    command = changed(comparison, tmp_path / "a", lambda data: None)
+    model = model_folder(tmp_path / "a", "rope", 0)
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    assert "model of 'rope'" in (message := fails(capsys, *command))
+    assert "model.safetensors is missing" in message
 
 
 def test_funnels_are_refused(comparison, tmp_path, capsys):

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.experiments.parallel_text import pairs, train, translated, write
-from tests.failing import fails, refusals
+from tests.failing import fails, largest_file, refusals
 from whereformer import Encoder, EncoderConfig
 from whereformer.cli.main import main
 from whereformer.experiments.translate import translating
@@ -180,7 +180,7 @@ def test_scoring_refuses_before_it_translates(untrained, tmp_path, capsys, monke
     assert "line 2 has" in fails(capsys, "translate", "score", untrained, *data)
     for option in ("--out", "--translations"):
         message = fails(capsys, "translate", "score", untrained, *data, option, str(tmp_path))
-        assert f"{option}: cannot write '{tmp_path}'" in message
+        assert f"{option}: expected a file or a new name, got a folder: '{tmp_path}'" in message
 
 
 def test_long_lines_are_cut_or_taken_when_asked(model, untrained, lines, capsys):
@@ -370,6 +370,52 @@ def test_output_and_input_are_different_files(model, lines, capsys):
     message = fails(capsys, "translate", "run", model, "--input", file, "--output", file)
     assert "--output: expected a different file from --input" in message
     assert Path(file).read_text() == "where is the cat?\n"
+
+
+def test_the_input_under_another_name_is_not_the_output(model, lines, tmp_path, capsys, monkeypatch):
+    file, other = lines("where is the cat?"), tmp_path / "other.txt"
+    os.link(file, other)
+    message = fails(capsys, "translate", "run", model, "--input", file, "--output", str(other))
+    assert f"--output: expected a different file from --input, got '{other}'" in message
+    with open(file, "rb") as stream:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
+        message = fails(capsys, "translate", "run", model, "--output", str(other))
+    assert "--output: expected a different file from --input" in message
+    assert Path(file).read_text() == "where is the cat?\n"
+    for option in ("--out", "--translations"):
+        message = fails(capsys, "translate", "score", model, "--source", file, "--target", file, option, str(other))
+        assert f"{option}: expected a different file from --source, got '{other}'" in message
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_only_regular_files_are_written(model, lines, tmp_path, capsys, kind):
+    out = tmp_path / "out.txt"
+    (tmp_path / "target").write_text("kept")
+    {"link": lambda: out.symlink_to("target"), "pipe": lambda: os.mkfifo(out), "folder": out.mkdir}[kind]()
+    found = {"link": "a symbolic link", "pipe": "a named pipe", "folder": "a folder"}[kind]
+    file = lines("where is the cat?")
+    score = ["score", "--hypotheses", file, "--references", file]
+    commands = (["run", model, "--input", file], "--output"), (score, "--out"), (score, "--translations")
+    for command, option in commands:
+        message = fails(capsys, "translate", *command, option, str(out))
+        assert f"{option}: expected a file or a new name, got {found}: '{out}'" in message
+    assert (tmp_path / "target").read_text() == "kept"
+
+
+def test_an_output_is_replaced_only_by_translations(model, lines, tmp_path, capsys):
+    file, out = lines("a " * 100), tmp_path / "out.txt"
+    out.write_text("old")
+    assert "line 1 has" in fails(capsys, "translate", "run", model, "--input", file, "--output", str(out))
+    assert out.read_text() == "old"
+    file = lines("where is the cat?", "a " * 100)
+    assert "line 2 has" in fails(capsys, "translate", "run", model, "--input", file, "--output", str(out))
+    assert out.read_text() == translated("where is the cat?") + "\n"
+    with largest_file(10):
+        file = lines("where")
+        message = fails(capsys, "translate", "run", model, "--input", file, "--output", str(out))
+    assert f"cannot write {out}: the file is larger" in message
+    assert out.read_text() == translated("where is the cat?") + "\n"
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_the_folder_of_a_training_is_as_good_as_its_model(model):

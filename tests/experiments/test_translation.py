@@ -1,6 +1,7 @@
 """Training translation end to end, at a size that takes seconds."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -81,12 +82,24 @@ def test_what_is_saved_is_the_mean_of_the_last_checkpoints(data, tmp_path):
     assert results["averaged"]["loss"] == pytest.approx(loss / count, abs=1e-3)
 
 
-def test_weights_that_are_gone_are_missed_before_training_goes_on(data, tmp_path, capsys):
-    run(data, tmp_path)
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_weights_that_the_average_lacks_are_made_again(data, tmp_path, capsys, checkpoint):
+    whole = run(data, tmp_path)
+    before = weights(tmp_path)
     shutil.rmtree(tmp_path / "model")
-    (tmp_path / "averaging" / "step-4.safetensors").unlink()
-    message = fails(capsys, "translate", "train", *data, "--out", str(tmp_path), *TINY)
-    assert "step-4.safetensors is missing, and its weights are needed for the average" in message
+    with (tmp_path / "averaging" / "step-4" / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    if not checkpoint:
+        shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-4")
+    capsys.readouterr()
+    again = run(data, tmp_path)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "making model/ again: it is missing" in out
+    assert ("step-4, but model.safetensors was changed. Starting again from the first step" in out) is not checkpoint
+    assert ("continuing after step 6 of 6" in out) is checkpoint
+    assert same(weights(tmp_path), before)
+    assert without_time(again) == without_time(whole)
 
 
 def test_one_checkpoint_is_taken_as_it_is(data, tmp_path):

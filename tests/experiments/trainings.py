@@ -30,7 +30,7 @@ def same(first, second):
 
 
 def without_time(results):
-    return {name: value for name, value in results.items() if name != "seconds"}
+    return {name: value for name, value in results.items() if name not in ("seconds", "sha256")}
 
 
 def interrupt_at(step, run, times=1):

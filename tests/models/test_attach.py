@@ -592,6 +592,17 @@ def test_saves_and_loads(name, keep, tmp_path):
     assert list(loaded.state_dict()) == list(model.state_dict())
 
 
+def test_pickles_are_not_opened(tmp_path, monkeypatch):
+    model = attach(make("bert"), "tisa")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("opened a pickle"))
+    for options in ({}, {"use_safetensors": False}):
+        with pytest.raises(OSError, match="safetensors"):
+            load_attached(tmp_path, transformers.AutoModel, **options)
+
+
 def test_heads_change_and_files_are_split(tmp_path, caplog):
     torch.manual_seed(0)
     model = attach(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).eval(), "tisa")

@@ -35,7 +35,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     WHOLE.save(tmp_path / "results.json")
     assert Whole.load(tmp_path / "results.json") == WHOLE
     content = json.loads((tmp_path / "results.json").read_text())
-    assert list(content) == ["format", "date", "machine", "versions", "settings", "by_seed", "pair", "extra"]
+    assert list(content) == ["format", "date", "machine", "versions", "settings", "by_seed", "pair", "extra", "sha256"]
     assert content["by_seed"] == {
         "0": {"share": 0.5, "layers": [1.0, None], "note": ""},
         "7": {"share": 1, "layers": [], "note": "odd"},

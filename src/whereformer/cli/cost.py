@@ -103,12 +103,12 @@ class Cost:
     def run(self, console: Console) -> None:
         """Count, then print the numbers."""
         from ..analysis import paper_table
-        from ..files import write_atomically
+        from ..files import check_file, write_atomically
         from .tables.cost import print_paper_flops
         from .terminal import say
 
-        if self.out is not None and self.out.is_dir():
-            raise InputError("out", f"expected a file, got the folder {str(self.out)!r}")
+        if self.out is not None:
+            check_file("out", self.out)
         data: Any
         if self.paper:
             rows = paper_table()

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..errors import InputError, fail
+from ..files import full_disk, no_room
 from .analyze import Analyze
 from .bench import Bench
 from .compare import Compare
@@ -78,6 +79,7 @@ def execute(command: Any) -> None:
     except InputError as error:
         raise SystemExit(fail(in_flags(error, command))) from None
     except OSError as error:
-        raise SystemExit(fail(str(error))) from None
+        full = full_disk(error)
+        raise SystemExit(fail(no_room(error.filename or "the output", full) if full else str(error))) from None
     except KeyboardInterrupt:
         raise SystemExit(fail("interrupted; finished work is kept, and the same command continues", 130)) from None

@@ -23,6 +23,7 @@ from ..experiments.translate.settings import (
     TranslatorSettings,
     ValidationData,
 )
+from ..files import check_file, full_disk, is_same_file, naming, new_file, no_room, write_atomically
 from .arguments import find_device
 
 if TYPE_CHECKING:
@@ -159,8 +160,10 @@ class TranslateRun:
             from ..experiments.translate import translating
             from .terminal import Bar
 
-            if self.output and self.input and self.output.resolve() == self.input.resolve():
-                raise InputError("output", f"expected a different file from `input`, got {str(self.output)!r}")
+            if self.output is not None:
+                check_file("output", self.output)
+                if _is_read_by(stream, self.output):
+                    raise InputError("output", f"expected a different file from `input`, got {str(self.output)!r}")
             translator = translating.load(self.model, decoding, find_device(self.device))
             _use(self.threads)
             window = 1 if self.input is None and stream.isatty() else translating.WINDOW
@@ -231,12 +234,13 @@ class TranslateScore:
             if not file.parent.is_dir():
                 raise InputError(name, f"no such folder: {str(file.parent)!r}")
             # Checked now, because a failure after translating would lose the translations.
-            if file.is_dir() or not os.access(file.parent, os.W_OK):
+            check_file(name, file)
+            if not os.access(file.parent, os.W_OK):
                 raise InputError(name, f"cannot write {str(file)!r}")
+            self._check_other(name, file)
         import json
 
         from ..experiments.translate import scoring
-        from ..files import write_atomically
         from .tables.translate import print_scores
         from .terminal import say
 
@@ -255,6 +259,17 @@ class TranslateScore:
             written.append(str(self.out))
         if written:
             say(console, f"wrote {' and '.join(written)}")
+
+    def _check_other(self, name: str, file: Path) -> None:
+        """Check that an output is none of the files that are read, nor the other output."""
+        parallel = self.parallel
+        others = [("source", parallel.source), ("target", parallel.target), *(("data", path) for path in parallel.data)]
+        others += [("hypotheses", self.hypotheses), ("references", self.references)]
+        for other, path in others:
+            if path is not None and is_same_file(file, path):
+                raise InputError(name, f"expected a different file from `{other}`, got {str(file)!r}")
+        if name == "out" and self.translations is not None and file.resolve() == self.translations.resolve():
+            raise InputError(name, f"expected a different file from `translations`, got {str(file)!r}")
 
     def _files(self) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
         """Read hypotheses, references and sources from files, and return them with the files' names."""
@@ -359,17 +374,39 @@ def _writable(file: Path | None) -> Iterator[TextIO]:
             sys.stdout.reconfigure(encoding="utf-8")
         yield sys.stdout
         return
+    failure: BaseException | None = None
+    with new_file(file) as partial:
+        try:
+            out = partial.open("x", encoding="utf-8")
+        except OSError as error:
+            raise InputError("output", f"cannot write {str(file)!r}: {error.strerror or error}") from None
+        with naming(file), out:
+            try:
+                yield out
+            except (InputError, SystemExit) as error:
+                if not out.tell():
+                    raise
+                failure = error  # about a later line: the lines before it are kept
+    if failure is not None:
+        raise failure
+
+
+def _is_read_by(stream: BinaryIO, file: Path) -> bool:
+    """Return whether a stream reads a file, by whatever name."""
     try:
-        out = file.open("w", encoding="utf-8")
-    except OSError as error:
-        raise InputError("output", f"cannot write {str(file)!r}: {error.strerror or error}") from None
-    with out:
-        yield out
+        return os.path.samestat(os.fstat(stream.fileno()), file.stat())
+    except (OSError, ValueError):
+        return False  # there is no such file, or the stream is not a file's
 
 
 def _count_lines(file: Path) -> int:
     with file.open("rb") as lines:
         return sum(1 for _ in lines)
+
+
+def _close_output() -> None:
+    """Write nothing more to standard output. Otherwise Python would complain again when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write(translations: Iterable[str], out: TextIO) -> None:
@@ -380,7 +417,11 @@ def _write(translations: Iterable[str], out: TextIO) -> None:
             print(line, file=out, flush=True)
             done += 1
     except BrokenPipeError:
-        # The reader has closed the pipe, as `head` does. Without this, Python would complain again when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_output()  # the reader has closed the pipe, as `head` does
+    except OSError as error:
+        if (full := full_disk(error)) is None or out is not sys.stdout:
+            raise
+        _close_output()
+        raise InputError(None, no_room("the standard output", full)) from None
     except KeyboardInterrupt:
         raise SystemExit(fail(f"interrupted after {done:,} lines, which have been written", 130)) from None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import TextIO
 
 from ..errors import InputError
+from ..files import check_folder, full_disk, no_room
 
 
 def open_folder(out: Path) -> TextIO:
@@ -15,13 +18,16 @@ def open_folder(out: Path) -> TextIO:
         The lock, held until it is closed.
 
     Raises:
-        InputError: if the folder can't be written, or another command holds its lock.
+        InputError: if the folder can't be written, is a link, or another command holds its lock.
     """
+    check_folder("out", out)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("w", encoding="utf-8")
+        lock = _open_lock(out / ".lock")
     except OSError as error:
-        raise InputError("out", f"cannot write {out}: {error.strerror or error}") from None
+        full = full_disk(error)
+        reason = no_room(out, full) if full else f"cannot write {out}: {error.strerror or error}"
+        raise InputError("out", reason) from None
     try:
         import fcntl
 
@@ -32,3 +38,13 @@ def open_folder(out: Path) -> TextIO:
         lock.close()
         raise InputError("out", f"another command is writing to {out}; wait for it or choose another folder") from None
     return lock
+
+
+def _open_lock(path: Path) -> TextIO:
+    """Open a lock file without following a link or waiting for a pipe, and without changing what is in it."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    handle = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise InputError("out", f"expected a file or a new name, got something else: {str(path)!r}")
+    return os.fdopen(handle, "r+", encoding="utf-8")

@@ -1,11 +1,13 @@
 """Save results dataclasses to JSON files, and load them with their types checked.
 
 An experiment's ``results.py`` declares its dataclasses, so each field's name appears in one place, and a file is
-checked when it is read. A file also has a ``format``, which changes when older files can no longer be read.
+checked when it is read. A file also has a ``format``, which changes when older files can no longer be read, and ends
+with a hash of the rest, by which damage is noticed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import types
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,9 @@ from ..errors import InputError
 from ..files import write_atomically
 
 Record = TypeVar("Record")
+
+SEAL = "sha256"
+"""The name of the hash in a JSON file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,20 +51,22 @@ class Results:
             ValueError: if a number is not finite.
         """
         content = {name: value for name, value in asdict(self).items() if value is not None}
-        write_json(path, {"format": self.FORMAT, **content}, indent=self.INDENT)
+        write_json(path, sealed({"format": self.FORMAT, **content}), indent=self.INDENT)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a file that :meth:`save` wrote.
 
         Raises:
-            InputError: if the file is not of this kind or format, or is incomplete.
+            InputError: if the file is not of this kind or format, is incomplete, or was changed.
         """
         try:
             content = read_json(path)
-            if content.pop("format", None) != cls.FORMAT:
+            if content.get("format") != cls.FORMAT:
                 raise ValueError(f"its format is not {cls.FORMAT!r}")
-            return from_json(cls, content)
+            found = from_json(cls, content)
+            check_seal(content)
+            return found
         except (OSError, ValueError) as error:
             raise InputError(
                 "out",
@@ -101,6 +108,29 @@ def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None
         ValueError: if a number is not finite, which JSON cannot express.
     """
     write_atomically(path, json.dumps(content, indent=indent, allow_nan=False) + "\n")
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON file with a hash of it at the end.
+
+    Raises:
+        ValueError: if a number is not finite.
+    """
+    return {**content, SEAL: _hash(content)}
+
+
+def check_seal(content: Mapping[str, Any]) -> None:
+    """Check the hash in the content of a JSON file; files of earlier versions have none.
+
+    Raises:
+        ValueError: if the content is not what was sealed.
+    """
+    if SEAL in content and content[SEAL] != _hash({name: value for name, value in content.items() if name != SEAL}):
+        raise ValueError("it was changed after it was written")
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The Trainer's own intervals are off. One callback decides when to log, judge and
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
+from ..files import full_disk, naming
 from ..runs.progress import Progress
 from .finite import FiniteWatch
 from .folder import Folder, Kind
@@ -55,9 +57,11 @@ class Course:
 
 
 class JudgedTrainer(Trainer):
-    """Hugging Face's Trainer with our batch order, our held-out scores, and the time of earlier runs added.
+    """Hugging Face's Trainer with our batch order, held-out scores and checkpoints, and the time of earlier runs added.
 
     Args:
+        folder: the run's folder, where checkpoints count only once they are complete.
+        keep: how many checkpoints to keep.
         course: the length of the training.
         training: all batches, in order. The Trainer's own order would change after a resume.
         held_out: batches to judge by, on the CPU.
@@ -68,6 +72,8 @@ class JudgedTrainer(Trainer):
     def __init__(
         self,
         *,
+        folder: Folder[Any],
+        keep: int,
         course: Course,
         training: DataLoader[dict[str, Tensor]],
         held_out: Iterable[dict[str, Tensor]],
@@ -76,6 +82,9 @@ class JudgedTrainer(Trainer):
         **options: Any,
     ) -> None:
         self.control: TrainerControl
+        self.folder = folder
+        self.keep = keep
+        self.saving = False
         self.course = course
         self.training = training
         self.held_out = held_out
@@ -85,6 +94,23 @@ class JudgedTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
         return self.accelerator.prepare(self.training)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save a checkpoint beside its place, and put it there when it is complete."""
+        step, writes = self.state.global_step, self.args.should_save
+        with naming(self.folder.checkpoint(step)):
+            try:
+                self.saving = True
+                super()._save_checkpoint(model, trial)
+                if writes:
+                    self.folder.accept(step, self.keep)
+            finally:
+                self.saving = False
+                if writes:
+                    shutil.rmtree(self.folder.beside, ignore_errors=True)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.folder.beside if self.saving else self.folder.checkpoints)
 
     @torch.no_grad()
     def evaluate(
@@ -214,29 +240,38 @@ def train(
     watch: TrainingWatch[Kind],
     folder: Folder[Kind],
     progress: Progress,
+    unusable: Callable[[int], str | None] = lambda step: None,
 ) -> TrainerState:
-    """Train to the end, from the folder's newest checkpoint or from the start.
+    """Train to the end, from the folder's newest checkpoint that is complete and unchanged, or from the start.
 
     Args:
         make: makes the trainer, given the seconds that earlier runs took and the callbacks.
         watch: the callback that watches the training.
         folder: the run's folder.
         progress: shows the progress.
+        unusable: returns a further reason why a step's checkpoint can't be used, or None.
 
     Raises:
         InputError: if the loss stops being a number.
         KeyboardInterrupt: if the training was interrupted; a checkpoint has been saved.
     """
     folder.claim()
-    checkpoint = folder.newest_checkpoint()
+    checkpoint = folder.newest_checkpoint(unusable)
     seconds, step = 0.0, 0
+    if (lost := folder.damage()) is not None:
+        progress.line(lost)
+    if folder.passed_over:
+        passed = "; ".join(f"{name}: {reason}" for name, reason in folder.passed_over.items())
+        progress.line(f"passing over {passed}{'' if checkpoint else '. Starting again from the first step'}")
     if checkpoint is not None:
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         seconds, step = _seconds(state.log_history), state.global_step
         progress.line(f"continuing after step {step:,} of {watch.course.steps:,}")
-    trainer = make(seconds, [watch, *_tensorboard(folder.out / "tensorboard", step)])
-    trainer.remove_callback(PrinterCallback)
-    with _stopped_by_signals(watch):
+    curves = folder.out / "tensorboard"
+    # Whatever else is written names itself.
+    with naming(curves), _full_disk_of_threads(), _stopped_by_signals(watch):
+        trainer = make(seconds, [watch, *_tensorboard(curves, step)])
+        trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.state.global_step < watch.course.steps:
         progress.line(f"stopped after step {trainer.state.global_step:,}; its checkpoint is in {folder.checkpoints}")
@@ -262,6 +297,22 @@ def _stopped_by_signals(watch: TrainingWatch[Any]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _full_disk_of_threads() -> Iterator[None]:
+    """Do not print the error of a full disk from a thread: TensorBoard's raises it again at the next write."""
+    before = threading.excepthook
+
+    def told(found: threading.ExceptHookArgs) -> None:
+        if found.exc_value is None or full_disk(found.exc_value) is None:
+            before(found)
+
+    threading.excepthook = told
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _tensorboard(folder: Path, step: int) -> list[TrainerCallback]:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ...analysis.findings import HeadFindings, ModelFindings, TableFindings
+from ...files import make_folder
 from ...report import figures
 from ...report.heatmaps import PALETTES, averaged, limits
 from ...report.numbers import decimals, signed
@@ -36,7 +37,7 @@ PANEL, GAP, LEFT, HEAD = 92, 12, 24, 30
 
 def write(models: Sequence[ModelFindings], score: str, folder: Path) -> list[Path]:
     """Write all figures as PNG and SVG, and return their paths; ``score`` is the name of the models' scores."""
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     written = []
     for model, name in zip(models, _file_names(models), strict=True):
         if model.table is not None:

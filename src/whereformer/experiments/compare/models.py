@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ...files import new_folder
 from ...models import EncoderConfig, EncoderForMaskedLM
-from .results import BASELINE
+from ...training import manifest
+from .results import BASELINE, CompareSettings
 from .settings import Sizes
 
 INITIALIZER_RANGE = 0.06
@@ -51,11 +56,26 @@ def model_folder(out: Path, position: str, seed: int) -> Path:
     return out / "models" / f"{position}-{seed}"
 
 
-def keep_model(model: EncoderForMaskedLM, folder: Path) -> None:
-    """Save a trained model for ``from_pretrained``, set to give logits at every token."""
+def model_facts(settings: CompareSettings, position: str, seed: int) -> dict[str, Any]:
+    """Return what the manifest of a trained model says about it."""
+    return {"settings": asdict(settings), "position": position, "seed": seed}
+
+
+def model_problem(out: Path, settings: CompareSettings, position: str, seed: int) -> str | None:
+    """Return why the trained model of a method and seed does not count, or None if it does."""
+    return manifest.problem(model_folder(out, position, seed), model_facts(settings, position, seed))
+
+
+def keep_model(model: EncoderForMaskedLM, folder: Path, facts: Mapping[str, Any]) -> None:
+    """Save a trained model for ``from_pretrained``, set to give logits at every token, with a manifest.
+
+    Raises:
+        InputError: if the disk is full.
+    """
     # Imported here because it imports transformers' Trainer, which takes a second.
     from ...training.trainer import quiet_transformers
 
     model.config.sparse_prediction = False
-    with quiet_transformers():
-        model.save_pretrained(folder)
+    with quiet_transformers(), new_folder(folder) as partial:
+        model.save_pretrained(partial)
+        manifest.write(partial, facts)

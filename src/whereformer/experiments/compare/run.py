@@ -8,7 +8,7 @@ from pathlib import Path
 from ...data.masks import HELD_OUT_RATE, IGNORED, HeldOut
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
-from .models import model_folder
+from .models import model_folder, model_problem
 from .prepare import CompareJob
 from .results import BASELINE, CompareResults, Score, earlier_results
 from .speed import ROUNDS, measure_speed
@@ -23,7 +23,8 @@ QUICK_STEPS = 400
 def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = True) -> CompareResults:
     """Train and judge every method with every seed, then measure speed.
 
-    ``out/results.json`` is written after every run. Runs that it already holds are not repeated.
+    ``out/results.json`` is written after every run. Runs that it already holds are not repeated, if their models are as
+    they were saved.
 
     Raises:
         InputError: if a loss stops being a number, or ``out`` holds results for other settings.
@@ -39,7 +40,13 @@ def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = Tru
         **provenance(job.device),
     )
     every = [(name, seed) for seed in job.seeds for name in job.positions]
-    missing = [(name, seed) for name, seed in every if results.run(name, seed) is None]
+    missing = []
+    for name, seed in every:
+        if results.run(name, seed) is None:
+            missing.append((name, seed))
+        elif (problem := model_problem(out, job.settings, name, seed)) is not None:
+            progress.line(f"training {name} with seed {seed} again: {model_folder(out, name, seed)}: {problem}")
+            missing.append((name, seed))
     # Judging a run takes about a tenth as long as training it; a speed round counts as one step per method.
     judging = max(1, job.settings.steps // 10)
     timed = not speed or results.speed.keys() >= set(job.positions)

@@ -17,7 +17,7 @@ from ...positions import PositionRangeError
 from ...training.finite import check_finite
 from ...training.held_out import evaluate
 from ...training.optimizer import build_optimizer, linear_schedule
-from .models import build_model, keep_model
+from .models import build_model, keep_model, model_facts
 from .prepare import LENGTH_FACTORS, CompareJob
 from .results import Cannot, Run, Score
 
@@ -56,7 +56,7 @@ def train_and_judge(
     seconds = time.perf_counter() - started
     model.eval()
     scores, token_losses = _scores(job, model, position, held_out)
-    keep_model(model, folder)
+    keep_model(model, folder, model_facts(sizes, position, seed))
     return Run(
         seconds=seconds,
         train_loss=_rounded(losses),

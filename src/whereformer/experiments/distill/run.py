@@ -11,6 +11,7 @@ import torch
 from ...analysis.distilling import distill_positions
 from ...analysis.fit import TisaFit
 from ...errors import InputError
+from ...files import new_folder
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.trainer import quiet_transformers
@@ -89,9 +90,9 @@ def distill(options: DistillOptions, out: Path, progress: Progress) -> DistillRe
         scores[name] = judge(model, encoder)
         progress.step()
         progress.line(f"{name}: {score_text(scores[name])}")
-    with quiet_transformers():
-        model.save_pretrained(out / "model")
-        tokenizer.save_pretrained(out / "model")
+    with quiet_transformers(), new_folder(out / "model") as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     results = DistillResults(
         model=options.path,
         kind=kind,

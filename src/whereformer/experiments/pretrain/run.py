@@ -14,7 +14,7 @@ from ...data.masks import IGNORED
 from ...data.windows import Windows, collate
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
-from ...training.folder import Folder, save_model
+from ...training.folder import Folder
 from ...training.judged import Course, JudgedTrainer, TrainingWatch, train
 from ...training.optimizer import build_optimizer, linear_schedule
 from ...training.trainer import quiet_transformers, training_arguments
@@ -88,6 +88,8 @@ def pretrain(job: PretrainJob, folder: Folder[PretrainResults], progress: Progre
         optimizer = build_optimizer(model, training.learning_rate)
         return Pretrainer(
             weight=job.model.discriminator_weight,
+            folder=folder,
+            keep=job.keep,
             course=course,
             training=loader(job.training_windows(), pinned=job.device.type == "cuda"),
             held_out=loader(job.held_out_windows()),
@@ -101,7 +103,6 @@ def pretrain(job: PretrainJob, folder: Folder[PretrainResults], progress: Progre
                 job.device,
                 training.seed,
                 gradient_accumulation_steps=training.accumulate,
-                save_total_limit=job.keep,
             ),
             callbacks=callbacks,
             optimizers=(optimizer, linear_schedule(optimizer, training.warmup or 1, training.steps)),
@@ -112,7 +113,6 @@ def pretrain(job: PretrainJob, folder: Folder[PretrainResults], progress: Progre
     # The saved model gives logits at every token.
     trained.config.sparse_prediction = False
     vars(trained.config).pop("use_cache", None)  # the Trainer sets it, for decoders
-    save_model(trained, job.text.tokenizer, folder.model)
     results = watch.results(state, finished=True)
-    results.save(folder.path)
+    folder.finish(trained, job.text.tokenizer, results)
     return results

@@ -14,7 +14,7 @@ from ...data.tokenizers import token_stream
 from ...errors import InputError
 from ...models import EncoderForMaskedLM
 from ...training.trainer import quiet_transformers
-from ..compare.models import model_folder
+from ..compare.models import model_folder, model_problem
 from ..compare.results import BASELINE, CompareResults
 from ..compare.settings import Sizes
 
@@ -46,17 +46,18 @@ class Comparison:
         """Load the trained model of a method.
 
         Raises:
-            InputError: if the comparison did not save it.
+            InputError: if it is not there, or not as the comparison saved it.
         """
-        folder = model_folder(self.folder, position, self.seed(position))
-        if not (folder / "config.json").is_file():
+        seed = self.seed(position)
+        folder = model_folder(self.folder, position, seed)
+        if (problem := model_problem(self.folder, self.results.settings, position, seed)) is not None:
             raise InputError(
                 "results",
-                f"{self.folder} has no trained model of {position!r} ({folder} is missing); "
-                "run whereformer compare again to save it",
+                f"{self.folder} has no trained model of {position!r} ({folder}: {problem}); "
+                "run the same whereformer compare as before to train it again",
             )
         with quiet_transformers():
-            model: EncoderForMaskedLM = EncoderForMaskedLM.from_pretrained(folder)
+            model: EncoderForMaskedLM = EncoderForMaskedLM.from_pretrained(folder, use_safetensors=True)
         return model.eval()
 
 

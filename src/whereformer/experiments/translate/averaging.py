@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from ...errors import InputError
+from ...files import new_folder
+from ...training import manifest
 from ...training.folder import Folder
+
+WEIGHTS = "model.safetensors"
+"""The file of a checkpoint's weights."""
 
 
 class Averaging(TrainerCallback):
@@ -32,35 +35,41 @@ class Averaging(TrainerCallback):
         self.keep(state.global_step)
 
     def keep(self, step: int) -> None:
-        """Copy a checkpoint's weights if they are among those to average."""
-        if step in self.steps:
-            file = self.file(step)
-            file.parent.mkdir(exist_ok=True)
-            partial = file.with_name(file.name + ".partial")
-            shutil.copyfile(self.folder.checkpoints / f"checkpoint-{step}" / "model.safetensors", partial)
-            os.replace(partial, file)
-
-    def complete(self, newest: int) -> None:
-        """Check that no weights up to the newest checkpoint are missing.
+        """Copy a checkpoint's weights if they are among those to average.
 
         Raises:
-            InputError: if some are.
+            InputError: if the disk is full.
         """
-        # The run may have stopped after saving the checkpoint and before copying it.
-        self.keep(newest)
-        for step in sorted(self.steps):
-            if step <= newest and not self.file(step).exists():
-                raise InputError("out", f"{self.file(step)} is missing, and its weights are needed for the average")
+        if step in self.steps:
+            with new_folder(self.place(step)) as partial:
+                shutil.copyfile(self.folder.checkpoint(step) / WEIGHTS, partial / WEIGHTS)
+                manifest.write(partial, self._facts(step))
 
-    def file(self, step: int) -> Path:
-        """Return the file for the weights after a step."""
-        return self.folder.out / "averaging" / f"step-{step}.safetensors"
+    def problem(self, newest: int) -> str | None:
+        """Return why the weights up to a checkpoint are not all here, or None if they are.
+
+        Those that are missing or damaged are copied again if their checkpoints still are there.
+        """
+        for step in sorted(self.steps):
+            if step <= newest and (reason := manifest.problem(self.place(step), self._facts(step))) is not None:
+                if self.folder.problem(step) is not None:
+                    return f"the average also needs averaging/{self.place(step).name}, but {reason}"
+                # The run may have stopped after saving the checkpoint and before copying it.
+                self.keep(step)
+        return None
+
+    def place(self, step: int) -> Path:
+        """Return the folder for the weights after a step."""
+        return self.folder.out / "averaging" / f"step-{step}"
+
+    def _facts(self, step: int) -> dict[str, Any]:
+        return {"step": step, "settings": self.folder.settings}
 
     def load_mean(self, model: nn.Module) -> None:
         """Load the mean of the weights into a model."""
         sums: dict[str, Tensor] = {}
         for step in sorted(self.steps):
-            for name, weight in load_file(self.file(step)).items():
+            for name, weight in load_file(self.place(step) / WEIGHTS).items():
                 sums[name] = sums[name] + weight.double() if name in sums else weight.double()
         means = {name: weight / len(self.steps) for name, weight in sums.items()}
         # Tied weights are saved once.

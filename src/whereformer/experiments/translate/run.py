@@ -12,7 +12,7 @@ from ...models import Seq2SeqForConditionalGeneration
 from ...models.seq2seq.smoothed import IGNORED
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
-from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
+from ...training.folder import KEPT_CHECKPOINTS, Folder
 from ...training.judged import JudgedTrainer, TrainingWatch, judge_all, train
 from ...training.optimizer import build_optimizer, inverse_sqrt_schedule
 from ...training.trainer import quiet_transformers, training_arguments
@@ -48,14 +48,13 @@ def train_translator(job: TranslationJob, folder: Folder[TranslationResults], pr
     )
     watch = TrainingWatch(course, folder, start, progress)
     averaging = Averaging(folder, job.averaged_steps)
-    newest = folder.newest_checkpoint()
-    if newest is not None:
-        averaging.complete(int(newest.name.rpartition("-")[2]))
 
     def make(seconds: float, callbacks: list[TrainerCallback]) -> JudgedTrainer:
         # No decay, and Adam's epsilon, as in Vaswani et al.
         optimizer = build_optimizer(model, training.learning_rate, weight_decay=0.0, eps=1e-9)
         return JudgedTrainer(
+            folder=folder,
+            keep=KEPT_CHECKPOINTS,
             course=course,
             training=job.training_batches(),
             held_out=job.held_out_batches(),
@@ -69,13 +68,12 @@ def train_translator(job: TranslationJob, folder: Folder[TranslationResults], pr
                 job.device,
                 training.seed,
                 gradient_accumulation_steps=training.accumulate,
-                save_total_limit=KEPT_CHECKPOINTS,
             ),
             callbacks=[averaging, *callbacks],
             optimizers=(optimizer, inverse_sqrt_schedule(optimizer, training.warmup)),
         )
 
-    state = train(make, watch, folder, progress)
+    state = train(make, watch, folder, progress, averaging.problem)
     results = watch.results(state, finished=True)
     if training.average > 1:
         averaging.load_mean(model)
@@ -84,8 +82,7 @@ def train_translator(job: TranslationJob, folder: Folder[TranslationResults], pr
         results = replace(results, averaged={"steps": job.averaged_steps, **rounded})
     model.config.use_cache = True  # the Trainer turns it off
     model.generation_config = generation_config(job.config, Decoding(), max_length=training.max_length)
-    save_model(model, job.text.tokenizer, folder.model)
-    results.save(folder.path)
+    folder.finish(model, job.text.tokenizer, results)
     return results
 
 

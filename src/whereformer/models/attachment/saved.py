@@ -21,7 +21,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
 
     transformers' own ``from_pretrained`` does not know the method: it reports its parameters as unexpected and loads
     the model without them. If the model's own positions were switched off, they are not in the checkpoint, and after
-    ``detach`` the model has untrained ones.
+    ``detach`` the model has untrained ones. Weights are read from safetensors only.
 
     Args:
         path_or_id: a folder that ``save_pretrained`` wrote, or an id on the Hugging Face Hub.
@@ -34,7 +34,9 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its report would list what is loaded below
     try:
-        model, found = model_class.from_pretrained(path_or_id, output_loading_info=True, **options)
+        model, found = model_class.from_pretrained(
+            path_or_id, output_loading_info=True, **{**options, "use_safetensors": True}
+        )
     finally:
         transformers_logging.set_verbosity(verbosity)
     settings = getattr(model.config, NAME, None)
