@@ -111,10 +111,10 @@ def test_the_split_keeps_every_character_once_and_is_always_the_same():
 
 
 def test_pages_end_at_words_where_they_can():
-    pieces = list(corpus.pieces_of("lorem ipsum " * 1000))
+    pieces = list(corpus.pages_of(["lorem ipsum " * 1000]))
     assert "".join(pieces) == "lorem ipsum " * 1000
     assert all(piece.startswith((" ", "lorem")) for piece in pieces)
-    assert [len(piece) for piece in corpus.pieces_of("x" * 9000)] == [4000, 4000, 1000]
+    assert [len(piece) for piece in corpus.pages_of(["x" * 9000])] == [4000, 4000, 1000]
 
 
 def test_too_little_text_to_split():

@@ -15,7 +15,9 @@ from tests.failing import fails
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
-from whereformer.data import corpus
+from whereformer.data.cache import TokenizerChoice
+from whereformer.data.corpus import Text
+from whereformer.data.seen import look_at
 from whereformer.data.tokenizers import train_tokenizer
 from whereformer.data.windows import Windows, body_length, collate, end_padding
 from whereformer.experiments.pretrain import job
@@ -148,7 +150,8 @@ def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
 
 def held_out_windows(text, out, padding):
     """As pretraining at TINY's sizes scores them, and the tokens of text in each."""
-    prepared = prepare_text(corpus.load_documents([text]), "", out / "model", 64)
+    read, cache = Text([text]), out / "cache"
+    prepared = prepare_text(read, look_at(read, cache), TokenizerChoice(None, 64), cache)
     body = body_length(16, padding)
     return Windows(
         prepared.held_out,

@@ -88,7 +88,7 @@ class Analyze:
             pages = None
             if self.text:
                 with console.status("reading the text"):
-                    documents = corpus.documents_of(self.data, self.column)
+                    documents = corpus.load_documents(self.data, self.column)
                     pages = pages_of(documents)
             options = AnalyzeOptions(
                 length=self.length,

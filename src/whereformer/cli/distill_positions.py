@@ -84,7 +84,7 @@ class DistillPositions:
             torch.set_num_threads(self.threads)
         with open_folder(self.out):
             with console.status("reading the text"):
-                documents = corpus.documents_of(self.data, self.column)
+                documents = corpus.load_documents(self.data, self.column)
             options = DistillOptions(
                 path=self.model,
                 kernels=kernels,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,8 +70,11 @@ def trained_vocabulary(size: int) -> Vocabulary:
     return Vocabulary(size, PAD, CLS, SEP, MASK, tuple(range(len(SPECIAL_TOKENS))))
 
 
-def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Train a lower-casing WordPiece tokenizer with BERT's rules. It may have fewer tokens than ``vocab_size``."""
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a lower-casing WordPiece tokenizer with BERT's rules. It may have fewer tokens than ``vocab_size``.
+
+    ``texts`` are read twice, one after another.
+    """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
@@ -84,9 +87,15 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     # The trainer numbers single characters in an order that changes from run to run, and breaks ties by number, so
     # even the set of tokens would change. Characters that are given up front, in order, have fixed numbers.
     letters: Counter[str] = Counter()
+    words: Counter[str] = Counter()
     for text in texts:
-        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
-            letters.update((word[0], *(f"##{letter}" for letter in word[1:])))
+        normal = tokenizer.normalizer.normalize_str(text)
+        words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
+        # Most words are not new, so it is faster to count whole words first, as many as fit into little memory.
+        if len(words) > 100_000:
+            _count_letters(words, letters)
+            words.clear()
+    _count_letters(words, letters)
     common = sorted(letters, key=lambda piece: (-letters[piece], piece))[: vocab_size // 2]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=[*SPECIAL_TOKENS, *sorted(common)], show_progress=False
@@ -94,6 +103,14 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     tokens = (*SPECIAL_TOKENS, *sorted(tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)))
     return tokenizer_of({token: index for index, token in enumerate(tokens)})
+
+
+def _count_letters(words: Mapping[str, int], letters: Counter[str]) -> None:
+    """Add the letters of counted words; a letter within a word is another piece than one at its beginning."""
+    for word, count in words.items():
+        letters[word[0]] += count
+        for letter in word[1:]:
+            letters[f"##{letter}"] += count
 
 
 def token_stream(tokenizer: Tokenizer, texts: Sequence[str], sep: int = SEP) -> Tensor:
@@ -140,7 +157,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def fit_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def fit_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a WordPiece tokenizer with BERT's special tokens, as a transformers tokenizer."""
     from tokenizers import decoders
 

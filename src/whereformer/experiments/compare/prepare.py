@@ -74,7 +74,7 @@ def prepare_job(
     Raises:
         InputError: if the text can't be read or is too short, or ``out`` holds results for other settings.
     """
-    documents = corpus.documents_of(source.data, source.column)
+    documents = corpus.load_documents(source.data, source.column)
     settings = CompareSettings(**asdict(sizes), text=corpus.fingerprint(documents), device=device.type)
     # Checked before anything in the folder changes.
     earlier_results(out, settings)
@@ -100,7 +100,9 @@ def prepare_text(documents: Sequence[str], source: TextSource, sizes: Sizes, out
         )
     write_atomically(out / "tokenizer.json", tokenizer.to_str())
     size = tokenizer.get_vocab_size()
-    facts = text_facts(corpus.source_of(source.data), documents, (training, held_out), streams, size)
+    summary = corpus.summary_of([document] for document in documents)
+    counts = torch.stack([torch.bincount(stream, minlength=size) for stream in streams])
+    facts = text_facts(corpus.source_of(source.data), summary, counts)
     return PreparedText(*streams, size, CompareText(**asdict(facts), data=list(source.data), column=source.column))
 
 

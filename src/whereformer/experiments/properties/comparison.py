@@ -101,7 +101,7 @@ def check_one_block(sizes: Sizes, field: str) -> None:
 def _held_out(folder: Path, results: CompareResults) -> HeldOut:
     """Read the held-out text of a comparison again."""
     try:
-        documents = corpus.documents_of(results.text.data, results.text.column)
+        documents = corpus.load_documents(results.text.data, results.text.column)
     except InputError as error:
         raise InputError("results", f"the text of {folder} can't be read again ({error.reason})") from None
     if corpus.fingerprint(documents) != results.settings.text:
