@@ -38,7 +38,8 @@ class Pretrain:
 
     data: tuple[str, ...] = ()
     """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
-    .jsonl. Default: the documentation that comes with Python."""
+    .jsonl; or a data set on the Hugging Face Hub, as hub:NAME, hub:NAME:CONFIG or hf://datasets/NAME/*.parquet.
+    Default: the documentation that comes with Python."""
 
     column: str | None = None
     """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
@@ -80,7 +81,8 @@ class Pretrain:
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
         from ..data.cache import TokenizerChoice
-        from ..data.corpus import Text
+        from ..data.corpus import Text, source_of
+        from ..data.hub import fetched
         from ..data.seen import look_at
         from ..experiments.pretrain.job import PretrainJob, settings_of
         from ..experiments.pretrain.model import build_config
@@ -101,8 +103,10 @@ class Pretrain:
         with ExitStack() as stack:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
+            scratch = Path(stack.enter_context(TemporaryDirectory())) if self.dry_run else None
             with Bar(console) as progress:
-                text = Text(self.data, self.column, progress)
+                paths = fetched(self.data, self.column, scratch or cache, progress)
+                text = Text(paths, self.column, progress, source_of(self.data))
                 seen = look_at(text, cache)
                 if not self.dry_run:
                     settings = settings_of(model, training, seen.summary.fingerprint, tokenizer, device)
@@ -112,7 +116,6 @@ class Pretrain:
                         say(console, f"{self.out} is already finished; nothing to do")
                         self._tell(console, results)
                         return
-                scratch = Path(stack.enter_context(TemporaryDirectory())) if self.dry_run else None
                 prepared = prepare_text(text, seen, choice, cache, scratch)
             config = build_config(model, training.longest, prepared.vocabulary)
             every = self.every or max(1, training.steps // 10)

@@ -8,6 +8,7 @@ stretch of pages. It is listed once the disk has it, so an interrupted encoding 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -101,8 +102,9 @@ class Index:
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
-        """Write ``index.json``."""
-        write_json(folder / "index.json", asdict(self))
+        """Write ``index.json``, with a hash of its own content."""
+        content = asdict(self)
+        write_json(folder / "index.json", {"hash": _hash(json.dumps(content).encode()), "index": content})
 
 
 def open_encoded(cache: Path, seen: SeenText, choice: TokenizerChoice) -> EncodedText | None:
@@ -165,16 +167,19 @@ def _locked(folder: Path) -> Iterator[None]:
 def _load(folder: Path) -> Index | None:
     """Return the index, or None if there is none that fits the tokenizer beside it."""
     try:
-        index = from_json(Index, read_json(folder / "index.json"))
-        if index.format == FORMAT and index.tokenizer in (None, _hash(folder / "tokenizer.json")):
+        found = read_json(folder / "index.json")
+        index = from_json(Index, found["index"])
+        intact = found["hash"] == _hash(json.dumps(found["index"]).encode())
+        fits = index.tokenizer is None or index.tokenizer == _hash((folder / "tokenizer.json").read_bytes())
+        if intact and fits and index.format == FORMAT:
             return index
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError):
         pass
     return None
 
 
-def _hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _begun(folder: Path, text: Text, choice: TokenizerChoice) -> Index:
@@ -185,7 +190,7 @@ def _begun(folder: Path, text: Text, choice: TokenizerChoice) -> Index:
             text.progress.begin("learning the vocabulary")
             tokenizer = fit_tokenizer(Pages(text, held_out=False), choice.vocab_size)
             write_atomically(folder / "tokenizer.json", tokenizer.backend_tokenizer.to_str())
-        index = Index(None if choice.path else _hash(folder / "tokenizer.json"))
+        index = Index(None if choice.path else _hash((folder / "tokenizer.json").read_bytes()))
         index.save(folder)
         return index
     intact = _intact(folder, index.shards)

@@ -81,6 +81,7 @@ class Text:
             No paths mean :func:`default_documents`.
         column: the text column of tables; by default "text", or the only column of strings.
         progress: is told the number of characters as they are read.
+        source: where the text comes from, for people to read; by default the paths.
 
     Raises:
         InputError: if there is no such file, or a folder or a pattern has none. A file's content is checked when it is
@@ -88,22 +89,22 @@ class Text:
     """
 
     def __init__(
-        self, paths: Sequence[str | Path] = (), column: str | None = None, progress: Progress | None = None
+        self,
+        paths: Sequence[str | Path] = (),
+        column: str | None = None,
+        progress: Progress | None = None,
+        source: str | None = None,
     ) -> None:
         self.paths = tuple(str(path) for path in paths)
         self.column = column
         self.progress = progress or Progress()
+        self.source = source or source_of(self.paths)
         self._found = [found for path in self.paths for found in _files(path)]
 
     @property
     def files(self) -> list[Path]:
         """The files, in the order in which they are read."""
         return [found.path for found in self._found]
-
-    @property
-    def source(self) -> str:
-        """Where the text comes from, for people to read."""
-        return source_of(self.paths)
 
     def documents(self) -> Iterator[Document]:
         """Yield every document that holds text.

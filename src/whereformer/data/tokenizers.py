@@ -87,8 +87,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     # The trainer numbers single characters in an order that changes from run to run, and breaks ties by number, so
     # even the set of tokens would change. Characters that are given up front, in order, have fixed numbers.
     letters: Counter[str] = Counter()
-    # Words always end at spaces, and most occur often, so it is faster to count what is between spaces first, as much as
-    # fits into little memory.
+    # Words always end at spaces, and most occur often, so it is faster to count what stands between spaces first, as
+    # much of it as fits into little memory.
     spaced: Counter[str] = Counter()
     for text in texts:
         spaced.update(tokenizer.normalizer.normalize_str(text).split(" "))
