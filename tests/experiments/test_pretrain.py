@@ -551,7 +551,7 @@ def test_data_may_be_several_paths_and_patterns(text, tmp_path, capsys):
     main(["pretrain", "--data", str(tmp_path / "1.txt"), str(tmp_path / "2.txt"), *common])
     assert pattern.split("tokens from")[0] == capsys.readouterr().out.split("tokens from")[0]
     message = fails(capsys, "pretrain", "--data", f"{tmp_path}/*.nothing", *common)
-    assert message == f"--data: no file matches '{tmp_path}/*.nothing'"
+    assert message == f"whereformer: --data: no file matches '{tmp_path}/*.nothing'"
 
 
 LENGTHS = "--lengths=8:0.5,16:0.5"
