@@ -35,8 +35,8 @@ class DistillPositions:
     """Numbers of kernels per head to try, separated by commas."""
 
     data: tuple[str, ...] = ()
-    """Text to fit to and to judge on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the
-    documentation that comes with Python."""
+    """Text to fit to and to judge on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md,
+    .rst, .parquet, .jsonl. Default: the documentation that comes with Python."""
 
     column: str | None = None
     """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""

@@ -35,8 +35,8 @@ FORMAT = 1
 """Format version of a cache. Another version's cache is made again."""
 SHARD = 4096
 """Number of pages in a shard: about 16 MB of text, a few seconds of work."""
-LOT = 512
-"""Number of pages that are encoded at a time, by all processors."""
+LOT = 128
+"""Number of pages that are encoded at a time, by all processors. Encoded pages take a hundred bytes per token."""
 STREAMS = ("training.ids", "held_out.ids")
 
 

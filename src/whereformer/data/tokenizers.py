@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .streams import in_lots
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -92,7 +93,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     spaced: Counter[str] = Counter()
     for text in texts:
         spaced.update(tokenizer.normalizer.normalize_str(text).split(" "))
-        if len(spaced) > 200_000:
+        if len(spaced) > 100_000:
             _count_letters(tokenizer, spaced, letters)
             spaced.clear()
     _count_letters(tokenizer, spaced, letters)
@@ -114,12 +115,12 @@ def _count_letters(tokenizer: Tokenizer, texts: Mapping[str, int], letters: Coun
                 letters[f"##{letter}"] += count
 
 
-def token_stream(tokenizer: Tokenizer, texts: Sequence[str], sep: int = SEP) -> Tensor:
+def token_stream(tokenizer: Tokenizer, texts: Iterable[str], sep: int = SEP) -> Tensor:
     """Encode all texts as one stream of ids, (tokens,), with ``sep`` after each text and no other special tokens."""
     parts = []
     # In chunks, because lists of Python integers take several times the memory of the stream.
-    for start in range(0, len(texts), 1024):
-        encoded = tokenizer.encode_batch_fast(texts[start : start + 1024], add_special_tokens=False)
+    for lot in in_lots(texts, 1024):
+        encoded = tokenizer.encode_batch_fast(lot, add_special_tokens=False)
         parts.append(torch.tensor([token for text in encoded for token in (*text.ids, sep)]))
     return torch.cat(parts)
 
