@@ -1,5 +1,6 @@
 """The cache of encoded text: the same ids as without one, whatever happens to it or to the text."""
 
+import errno
 import json
 import os
 
@@ -7,8 +8,8 @@ import pytest
 import torch
 
 from whereformer.data import cache as caches
-from whereformer.data import corpus, seen
-from whereformer.data.cache import TokenizerChoice, encode, open_encoded
+from whereformer.data import corpus, seen, streams
+from whereformer.data.cache import TokenizerChoice, open_encoded, open_or_encode
 from whereformer.data.corpus import Text
 from whereformer.data.hub import fetched
 from whereformer.data.seen import look_at
@@ -56,7 +57,7 @@ def made(file, cache, choice=CHOICE):
     told = Told()
     text = Text([file], progress=told)
     looked = look_at(text, cache)
-    return open_encoded(cache, looked, choice) or encode(cache, text, looked, choice), told
+    return open_or_encode(cache, text, looked, choice), told
 
 
 def whole(stream):
@@ -277,3 +278,43 @@ def test_columns_of_data_sets(tmp_path):
     [path] = fetched([f"hub:{folder}::train"], "de", tmp_path / "cache", Progress())
     assert corpus.load_documents([path], "de") == ["b"]
     assert [file.name for file in (tmp_path / "cache").iterdir()] == [path.split("/")[-1]]
+
+
+def test_a_full_disk_is_one_line_and_the_next_command_continues(file, tmp_path, monkeypatch):
+    expected, _ = made(file, tmp_path / "whole")
+    left, real = [3], os.fsync
+
+    def fsync(number):
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left[0] -= 1
+        real(number)
+
+    monkeypatch.setattr(streams.os, "fsync", fsync)
+    with pytest.raises(InputError, match=r"^cache: cannot write .*held_out.ids: No space left on device"):
+        made(file, tmp_path / "cache")
+    monkeypatch.setattr(streams.os, "fsync", real)
+    again, told = made(file, tmp_path / "cache")
+    assert same(expected, again)
+    assert told.lines
+
+
+def test_a_dry_run_leaves_the_cache_alone(file, tmp_path):
+    expected, _ = made(file, tmp_path / "cache")
+    before = sorted((tmp_path / "cache").rglob("*"))
+    text = Text([file])
+    looked = look_at(text, tmp_path / "cache")
+    found = open_or_encode(tmp_path / "cache", text, looked, CHOICE, tmp_path / "scratch")
+    assert same(expected, found)
+    assert not (tmp_path / "scratch").exists()
+    found = open_or_encode(tmp_path / "cache", text, looked, TokenizerChoice(None, 100), tmp_path / "scratch")
+    assert found.training.path.is_relative_to(tmp_path / "scratch")
+    assert sorted((tmp_path / "cache").rglob("*")) == before
+
+
+def test_a_text_that_settles_is_remembered_when_the_cache_is_opened(file, tmp_path):
+    file.touch()
+    made(file, tmp_path / "cache")
+    os.utime(file, (1e9, 1e9))
+    made(file, tmp_path / "cache")
+    assert made(file, tmp_path / "cache")[1].characters == 0

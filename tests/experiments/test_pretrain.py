@@ -16,6 +16,7 @@ from tests.failing import fails
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
+from whereformer.data import cache as caches
 from whereformer.data.cache import TokenizerChoice
 from whereformer.data.corpus import Text
 from whereformer.data.seen import look_at
@@ -519,9 +520,9 @@ def test_starting_again_reads_the_cache_and_ends_with_the_same_bits(text, finish
     (copy / "results.json").unlink()
     before = cached_files(copy)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pretraining_text, "encode_text", None)
+        patched.setattr(caches, "encode", None)
         again = run(text, copy)
-    assert before == cached_files(copy)
+    assert before.items() <= cached_files(copy).items()
     assert same(weights(copy), weights(finished))
     assert without_time(again) == without_time(results_of(finished))
 
@@ -531,7 +532,7 @@ def test_runs_share_a_cache_and_a_cache_may_be_deleted(text, finished, tmp_path)
     first = run(text, tmp_path / "a", shared)
     assert not (tmp_path / "a" / "cache").exists()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pretraining_text, "encode_text", None)
+        patched.setattr(caches, "encode", None)
         other = run(text, tmp_path / "b", shared, "--seed=1")
     assert first["losses"] != other["losses"]
     shutil.rmtree(tmp_path / "cache")

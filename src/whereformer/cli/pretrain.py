@@ -98,7 +98,7 @@ class Pretrain:
         # Check the settings before the text is read and encoded, which may take long.
         build_config(model, training.longest)
         choice = TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
-        tokenizer = choice.setting()
+        tokenizer = choice.setting
         cache = self.cache or self.out / "cache"
         with ExitStack() as stack:
             if not self.dry_run:

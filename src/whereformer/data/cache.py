@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +48,9 @@ class TokenizerChoice:
     path: Path | None
     vocab_size: int
 
+    @cached_property
     def setting(self) -> str:
-        """Return the entry for the tokenizer in a run's settings.
+        """The entry for the tokenizer in a run's settings.
 
         Raises:
             InputError: if there is no tokenizer at ``path``.
@@ -107,6 +109,22 @@ class Index:
         write_json(folder / "index.json", {"hash": _hash(json.dumps(content).encode()), "index": content})
 
 
+def open_or_encode(
+    cache: Path, text: Text, seen: SeenText, choice: TokenizerChoice, scratch: Path | None = None
+) -> EncodedText:
+    """Open an encoded text if the cache has it, else encode it there, or in the folder ``scratch`` if there is one.
+
+    Raises:
+        InputError: as :func:`encode` does.
+    """
+    found = open_encoded(cache, seen, choice)
+    if found is None:
+        return encode(scratch or cache, text, seen, choice)
+    if scratch is None:
+        remember(text, seen, cache)
+    return found
+
+
 def open_encoded(cache: Path, seen: SeenText, choice: TokenizerChoice) -> EncodedText | None:
     """Open an encoded text if the cache has all of it, undamaged, else return None. Every byte is checked."""
     folder = _folder(cache, seen, choice)
@@ -132,6 +150,8 @@ def encode(cache: Path, text: Text, seen: SeenText, choice: TokenizerChoice) -> 
             written, or another process is writing to it.
     """
     check_enough(text.pages(), seen.summary.characters)
+    # Learning a vocabulary reads the text twice more.
+    text.progress.start(seen.summary.characters * (1 if choice.path else 3))
     folder = _folder(cache, seen, choice)
     with _locked(folder):
         index = _begun(folder, text, choice)
@@ -151,7 +171,7 @@ def encode(cache: Path, text: Text, seen: SeenText, choice: TokenizerChoice) -> 
 
 
 def _folder(cache: Path, seen: SeenText, choice: TokenizerChoice) -> Path:
-    return cache / f"ids-{fingerprint([seen.summary.fingerprint, choice.setting()])}"
+    return cache / f"ids-{fingerprint([seen.summary.fingerprint, choice.setting])}"
 
 
 @contextmanager

@@ -58,10 +58,7 @@ def look_at(text: Text, cache: Path) -> SeenText:
         InputError: if the text can't be read.
     """
     files, now = files_of(text), time.time_ns()
-    try:
-        seen = from_json(SeenText, read_json(_record(text, cache)))
-    except (OSError, ValueError):
-        seen = None  # there is no record that can be read
+    seen = _remembered(text, cache)
     if seen is not None and seen.format == FORMAT and seen.settled and seen.files == files:
         return seen
     text.progress.start(sum(file.size for file in files))
@@ -70,9 +67,16 @@ def look_at(text: Text, cache: Path) -> SeenText:
 
 
 def remember(text: Text, seen: SeenText, cache: Path) -> None:
-    """Record a text that was read."""
-    if seen.settled:
+    """Record a text that was read, unless the record says the same."""
+    if seen.settled and seen != _remembered(text, cache):
         write_json(_record(text, cache), asdict(seen))
+
+
+def _remembered(text: Text, cache: Path) -> SeenText | None:
+    try:
+        return from_json(SeenText, read_json(_record(text, cache)))
+    except (OSError, ValueError):
+        return None  # there is no record that can be read
 
 
 def files_of(text: Text) -> list[SeenFile]:

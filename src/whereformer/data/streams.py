@@ -6,12 +6,15 @@ import os
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import torch
 from torch import Tensor
+
+from ..errors import InputError
 
 BLOCK = 1 << 20
 """Number of tokens that are read at a time when a whole stream is read."""
@@ -97,23 +100,30 @@ class Appended:
     Args:
         path: the file. It is created if it is missing.
         size: the bytes of it to keep; what follows them is dropped.
+
+    Raises:
+        InputError: if the file can't be written; every method may raise it.
     """
 
     def __init__(self, path: Path, size: int) -> None:
-        self.file = path.open("ab")
-        self.file.truncate(size)
+        self.path = path
         self.size, self.crc = 0, 0
+        with self._writing():
+            self.file = path.open("ab")
+            self.file.truncate(size)
 
     def write(self, data: bytes) -> None:
         """Append to the current shard."""
-        self.file.write(data)
+        with self._writing():
+            self.file.write(data)
         self.size += len(data)
         self.crc = zlib.crc32(data, self.crc)
 
     def end_shard(self) -> tuple[int, int]:
         """Wait until the disk has the shard, and return its size in bytes and its CRC-32."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        with self._writing():
+            self.file.flush()
+            os.fsync(self.file.fileno())
         found = self.size, self.crc
         self.size, self.crc = 0, 0
         return found
@@ -122,7 +132,17 @@ class Appended:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.file.close()
+        # What is left in the buffer belongs to no shard.
+        with suppress(OSError):
+            self.file.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Name the file in the errors of the operating system."""
+        try:
+            yield
+        except OSError as error:
+            raise InputError("cache", f"cannot write {self.path}: {error.strerror or error}") from None
 
 
 def in_lots(items: Iterable[str], count: int) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ...data.cache import TokenizerChoice, encode, open_encoded
+from ...data.cache import TokenizerChoice, open_or_encode
 from ...data.corpus import Text
 from ...data.masks import Batches, HeldOut
 from ...data.seen import SeenText, look_at
@@ -89,8 +89,7 @@ def prepare_text(text: Text, seen: SeenText, sizes: Sizes, out: Path) -> Prepare
     Raises:
         InputError: if there is too little text for the longest length to judge.
     """
-    cache, choice = out / "cache", TokenizerChoice(None, sizes.vocab_size)
-    encoded = open_encoded(cache, seen, choice) or encode(cache, text, seen, choice)
+    encoded = open_or_encode(out / "cache", text, seen, TokenizerChoice(None, sizes.vocab_size))
     longest = max(max(LENGTH_FACTORS) * sizes.length, HeldOut.GROUP)
     if len(encoded.held_out) < longest or len(encoded.training) < longest:
         raise InputError(
