@@ -168,6 +168,18 @@ def t5(run, tmp_path):
     assert len(results_of(out)["rows"]) == 2 * 2 * 3  # encoder and whole, full and padded
 
 
+def text_memory(run, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(parallel_text.pairs()[0] * 30))
+    run(
+        "text_memory",
+        *(f"--text={text}", "--times=1,2", "--steps=1", "--hidden-size=16", "--vocab-size=64", f"--out={tmp_path}"),
+    )
+    first, second = results_of(tmp_path / "results.json")["rows"]
+    assert second["bytes"] == 2 * first["bytes"]
+    assert all(row[part]["peak"] > 1e8 for row in (first, second) for part in ("encoded", "cached"))
+
+
 def translation(run, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
@@ -204,6 +216,7 @@ SMOKE_TESTS = {
     "per_call": per_call,
     "seed_noise": seed_noise,
     "t5": t5,
+    "text_memory": text_memory,
     "translation": translation,
     "translation_speed": translation_speed,
 }

@@ -7,16 +7,16 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from whereformer.data import corpus
+from whereformer.data import corpus, documents
 from whereformer.errors import InputError
 
 
 @pytest.mark.slow
 def test_the_default_text_is_python_s_own_documentation():
-    documents = corpus.default_documents()
-    assert sum(map(len, documents)) > 1_000_000
-    assert any("Doc/reference" in document or "statement" in document for document in documents)
-    assert all(document.strip() for document in documents)
+    found = corpus.default_documents()
+    assert sum(map(len, found)) > 1_000_000
+    assert any("Doc/reference" in document or "statement" in document for document in found)
+    assert all(document.strip() for document in found)
 
 
 def test_docstrings_are_found_in_every_statement_that_may_hold_one(tmp_path):
@@ -101,20 +101,20 @@ def test_a_folder_without_text_is_named(tmp_path):
 
 
 def test_the_split_keeps_every_character_once_and_is_always_the_same():
-    documents = [f"document {number}. " + "word and another word\n" * 900 for number in range(12)]
-    training, held_out = corpus.split_documents(documents)
-    assert (training, held_out) == corpus.split_documents(documents)
-    total = sum(map(len, documents))
+    texts = [f"document {number}. " + "word and another word\n" * 900 for number in range(12)]
+    training, held_out = corpus.split_documents(texts)
+    assert (training, held_out) == corpus.split_documents(texts)
+    total = sum(map(len, texts))
     assert sum(map(len, training)) + sum(map(len, held_out)) == total
     assert 0.05 < sum(map(len, held_out)) / total < 0.15
     assert max(map(len, training)) <= corpus.PIECE
 
 
 def test_pages_end_at_words_where_they_can():
-    pieces = list(corpus.pieces_of("lorem ipsum " * 1000))
+    pieces = list(corpus.pages_of(["lorem ipsum " * 1000]))
     assert "".join(pieces) == "lorem ipsum " * 1000
     assert all(piece.startswith((" ", "lorem")) for piece in pieces)
-    assert [len(piece) for piece in corpus.pieces_of("x" * 9000)] == [4000, 4000, 1000]
+    assert [len(piece) for piece in corpus.pages_of(["x" * 9000])] == [4000, 4000, 1000]
 
 
 def test_too_little_text_to_split():
@@ -131,3 +131,83 @@ def test_json_lines_have_one_text_column_and_may_miss_it(tmp_path):
     lines = tmp_path / "rows.jsonl"
     lines.write_text('{"text": "a", "id": "1"}\n{"text": null, "id": "2"}\n{"id": "3"}\n{"text": "b\u2028c \\ud83d"}\n')
     assert corpus.load_documents([lines]) == ["a", "b\u2028c ?"]
+
+
+def test_patterns_match_files_in_order_and_none_is_an_error(tmp_path):
+    for name in ("b.txt", "a.txt", "inner/c.txt", "inner/deep/d.md", "blank.txt"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("" if name == "blank.txt" else name)
+    assert corpus.load_documents([f"{tmp_path}/*.txt"]) == ["a.txt", "b.txt"]
+    assert corpus.load_documents([f"{tmp_path}/**/*.txt"]) == ["a.txt", "b.txt", "inner/c.txt"]
+    assert corpus.load_documents([f"{tmp_path}/**/[cd].*", tmp_path / "b.txt"]) == [
+        "inner/c.txt",
+        "inner/deep/d.md",
+        "b.txt",
+    ]
+    with pytest.raises(InputError, match=r"data: no file matches '.*\*\.json'"):
+        corpus.load_documents([f"{tmp_path}/*.json"])
+    with pytest.raises(InputError, match="no text in"):
+        corpus.load_documents([f"{tmp_path}/blank*"])
+    # A file whose name looks like a pattern is that file.
+    (tmp_path / "x[1].txt").write_text("itself")
+    assert corpus.load_documents([tmp_path / "x[1].txt"]) == ["itself"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+def test_a_text_read_in_blocks_is_the_text(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(documents, "BLOCK", size)
+    file = tmp_path / "a.txt"
+    file.write_bytes("\ufeff \n caf\xe9 \u4e2d \U0001f600\r\nend".encode())
+    assert corpus.load_documents([file]) == [" \n caf\xe9 \u4e2d \U0001f600\r\nend"]
+    file.write_bytes(b"good text " + "caf\xe9".encode("latin-1"))
+    with pytest.raises(InputError, match=r"is not UTF-8 text \(byte 13: "):
+        corpus.load_documents([file])
+    file.write_bytes(b" " * 100)
+    with pytest.raises(InputError, match="is empty"):
+        corpus.load_documents([file])
+
+
+@pytest.mark.parametrize("size", [1, 999, 4000, 4001, 100_000])
+def test_pages_do_not_depend_on_the_parts_of_a_document(size):
+    document = "\n\n".join("lorem ipsum " * count for count in range(150))
+    parts = [document[start : start + size] for start in range(0, len(document), size)]
+    assert list(corpus.pages_of(parts)) == list(corpus.pages_of([document]))
+
+
+def test_the_pages_of_a_text_are_those_of_its_documents(tmp_path):
+    (tmp_path / "a.txt").write_text("a page of text. " * 3000)
+    parquet.write_table(
+        pa.table({"text": ["one " * 2000, "", "two " * 1500]}), tmp_path / "b.parquet", row_group_size=1
+    )
+    text = corpus.Text([tmp_path])
+    split = corpus.split_documents(corpus.load_documents([tmp_path]))
+    assert (list(corpus.Pages(text, held_out=False)), list(corpus.Pages(text, held_out=True))) == split
+    assert [len("".join(document)) for document in text.documents()] == [48_000, 8000, 6000]
+
+
+def test_tables_are_read_row_by_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "ROWS", 2)
+    parquet.write_table(pa.table({"text": [str(row) for row in range(9)]}), tmp_path / "a.parquet", row_group_size=3)
+    lines = "".join(json.dumps({"text": str(row)}) + "\n" for row in range(9, 12))
+    (tmp_path / "b.jsonl").write_text(lines + "no JSON\n")
+    found = corpus.Text([tmp_path]).documents()
+    assert ["".join(next(found)) for _ in range(12)] == [str(row) for row in range(12)]
+    with pytest.raises(InputError, match=r"b.jsonl, line 4: not JSON"):
+        next(found)
+
+
+@pytest.mark.parametrize("line", ['{"text": "a", "n": ' + "9" * 5000 + "}", "[" * 100_000 + "]" * 100_000])
+def test_strange_json_is_refused_in_a_line(tmp_path, line):
+    (tmp_path / "a.jsonl").write_text(line)
+    with pytest.raises(InputError, match=r"a.jsonl, line 1: not JSON"):
+        corpus.load_documents([tmp_path])
+
+
+def test_parquet_that_is_not_utf8_is_refused(tmp_path):
+    array = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe")]
+    )
+    parquet.write_table(pa.table({"text": array}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a.parquet is not UTF-8 text: b'\\xff\\xfe'"):
+        corpus.load_documents([tmp_path])

@@ -17,13 +17,18 @@ from tests.failing import fails, largest_file
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
-from whereformer.data import corpus
+from whereformer.data import cache as caches
+from whereformer.data.cache import TokenizerChoice
+from whereformer.data.corpus import Text
+from whereformer.data.seen import look_at
 from whereformer.data.tokenizers import train_tokenizer
 from whereformer.data.windows import Windows, body_length, collate, end_padding
 from whereformer.experiments.pretrain import job
 from whereformer.experiments.pretrain import text as pretraining_text
 from whereformer.experiments.pretrain.results import PretrainResults
 from whereformer.experiments.pretrain.run import Pretrainer
+from whereformer.experiments.pretrain.schedule import Stage, StagedBatches
+from whereformer.experiments.pretrain.settings import PretrainTraining
 from whereformer.experiments.pretrain.text import prepare_text
 from whereformer.runs.folder import open_folder
 from whereformer.training.folder import Folder
@@ -152,7 +157,8 @@ def test_electra_keeps_its_discriminator(text, tmp_path, capsys):
 
 def held_out_windows(text, out, padding):
     """As pretraining at TINY's sizes scores them, and the tokens of text in each."""
-    prepared = prepare_text(corpus.load_documents([text]), "", out / "model", 64)
+    read, cache = Text([text]), out / "cache"
+    prepared = prepare_text(read, look_at(read, cache), TokenizerChoice(None, 64), cache)
     body = body_length(16, padding)
     return Windows(
         prepared.held_out,
@@ -654,3 +660,139 @@ def test_a_thread_can_train(text, tmp_path):
     thread.join()
     assert not errors
     assert (tmp_path / "model" / "config.json").exists()
+
+
+def cached_files(out):
+    return {
+        path: path.stat().st_mtime_ns for path in (out / "cache").rglob("*") if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_starting_again_reads_the_cache_and_ends_with_the_same_bits(text, finished, copy):
+    for part in ("checkpoints", "model"):
+        shutil.rmtree(copy / part)
+    (copy / "results.json").unlink()
+    before = cached_files(copy)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(caches, "encode", None)
+        again = run(text, copy)
+    assert before.items() <= cached_files(copy).items()
+    assert same(weights(copy), weights(finished))
+    assert without_time(again) == without_time(results_of(finished))
+
+
+def test_runs_share_a_cache_and_a_cache_may_be_deleted(text, finished, tmp_path):
+    shared = f"--cache={tmp_path / 'cache'}"
+    first = run(text, tmp_path / "a", shared)
+    assert not (tmp_path / "a" / "cache").exists()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(caches, "encode", None)
+        other = run(text, tmp_path / "b", shared, "--seed=1")
+    assert first["losses"] != other["losses"]
+    shutil.rmtree(tmp_path / "cache")
+    shutil.rmtree(tmp_path / "a" / "model")
+    assert without_time(run(text, tmp_path / "a")) == without_time(results_of(finished))
+    assert same(weights(tmp_path / "a"), weights(finished))
+
+
+def test_data_may_be_several_paths_and_patterns(text, tmp_path, capsys):
+    story = Path(text).read_text()
+    half = len(story) // 2
+    for name, part in (("1.txt", story[:half]), ("2.txt", story[half:])):
+        (tmp_path / name).write_text(part)
+    common = [*TINY, "--dry-run", "--out", str(tmp_path / "out")]
+    main(["pretrain", "--data", f"{tmp_path}/?.txt", *common])
+    pattern = capsys.readouterr().out
+    main(["pretrain", "--data", str(tmp_path / "1.txt"), str(tmp_path / "2.txt"), *common])
+    assert pattern.split("tokens from")[0] == capsys.readouterr().out.split("tokens from")[0]
+    message = fails(capsys, "pretrain", "--data", f"{tmp_path}/*.nothing", *common)
+    assert message == f"whereformer: --data: no file matches '{tmp_path}/*.nothing'"
+
+
+LENGTHS = "--lengths=8:0.5,16:0.5"
+STAGED = [option for option in TINY if not option.startswith("--length")]
+
+
+def staged(text, out, *more):
+    main(["pretrain", "--data", text, "--out", str(out), *STAGED, LENGTHS, *more])
+    return results_of(out)
+
+
+def test_a_length_schedule_trains_on_short_windows_and_then_on_long_ones(text, tmp_path, capsys, monkeypatch):
+    seen = []
+    real = Pretrainer.training_step
+
+    def training_step(self, model, inputs, *others):
+        seen.append(tuple(inputs["input_ids"].shape))
+        return real(self, model, inputs, *others)
+
+    monkeypatch.setattr(Pretrainer, "training_step", training_step)
+    results = staged(text, tmp_path, "--position=learned")
+    assert seen == [(4, 8)] * 3 + [(2, 16)] * 3
+    assert results["tokens_seen"] == 6 * 32
+    assert (results["settings"]["lengths"], results["settings"]["length"]) == ("8:0.5,16:0.5", 16)
+    # Position tables are as long as the longest window.
+    assert results["positional_parameters"] == 16 * 16
+    windows = held_out_windows(text, tmp_path, 0)
+    batch = collate([windows[row] for row in range(len(windows))])
+    with torch.no_grad():
+        score = float(EncoderForMaskedLM.from_pretrained(tmp_path / "model").eval()(**batch).loss)
+    assert results["held_out"][-1]["loss"] == pytest.approx(score, abs=1e-3)
+    assert "steps 1 to 3: 4 windows of 8 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options", [["--dropout=0.2", "--accumulate=2"], pytest.param([*ELECTRA, *FUNNEL], marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_schedule_continues_to_the_bit_on_both_sides_of_the_switch(text, tmp_path, options, step):
+    whole = staged(text, tmp_path / "whole", *options, "--keep=9")
+    resumed = shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(resumed / "model")
+    for path in (resumed / "checkpoints").iterdir():
+        if int(path.name.split("-")[1]) > step:
+            shutil.rmtree(path)
+    again = staged(text, resumed, *options, "--keep=9")
+    assert same(weights(tmp_path / "whole"), weights(resumed))
+    assert without_time(whole) == without_time(again)
+
+
+def test_a_schedule_of_one_length_is_that_length(text, finished, tmp_path):
+    main(["pretrain", "--data", text, "--out", str(tmp_path), *STAGED, "--lengths=16:1"])
+    assert same(weights(tmp_path), weights(finished))
+
+
+def test_a_dry_run_shows_the_schedule_and_what_its_batches_cost(text, tmp_path, capsys):
+    main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *STAGED, LENGTHS, "--dry-run"])
+    out = capsys.readouterr().out
+    assert "steps 1 to 3: 4 windows of 8 tokens\nsteps 4 to 6: 2 windows of 16 tokens" in out
+    assert "a batch of 8-token windows" in out
+    assert "a batch of 16-token windows" in out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--lengths", "128"], "--lengths: expected lengths and shares such as '128:0.9,512:0.1', got '128'"),
+        (["--lengths", "128:0.9,512"], "--lengths: expected lengths and shares such as"),
+        (["--lengths", "128:0.9,512:x"], "--lengths: expected lengths and shares such as"),
+        (["--lengths", ""], "--lengths: expected lengths and shares such as"),
+        (["--lengths", "128:0.9,512:0.2"], "--lengths: expected shares that add up to 1, got 1.1"),
+        (["--lengths", "128:nan,512:0.1"], "--lengths: expected shares above 0 and up to 1, got nan"),
+        (["--lengths", "128:1.5,512:-0.5"], "--lengths: expected shares above 0 and up to 1, got 1.5"),
+        (["--lengths", "4:0.9,512:0.1"], "--lengths: expected lengths of at least 8, got 4"),
+        (["--lengths", "128:0.9,512:0.1", "--steps", "4"], "--lengths: expected at least one step of each length"),
+        (["--lengths", "128:0.9,512:0.1", "--length", "128"], "--lengths: only without --length"),
+    ],
+)
+def test_bad_schedules_give_one_line(arguments, expected, tmp_path, capsys):
+    assert expected in fails(capsys, "pretrain", "--out", str(tmp_path / "out"), *arguments)
+
+
+def test_berts_schedule():
+    stages = PretrainTraining(lengths="128:0.9,512:0.1", steps=1000, batch_size=16).resolved("mlm").stages()
+    assert stages == [Stage(128, 900, 16, 1), Stage(512, 100, 4, 1)]
+    assert [stage.rows_per_step * stage.length for stage in stages] == [2048, 2048]
+    batches = list(StagedBatches([Stage(8, 2, 3, 1), Stage(16, 1, 2, 2)]))
+    assert batches == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]

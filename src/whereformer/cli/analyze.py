@@ -40,8 +40,8 @@ class Analyze:
     """Number of positions to look at. Default: those of the model, at most 512."""
 
     data: tuple[str, ...] = ()
-    """Text to measure attention over: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the
-    documentation that comes with Python."""
+    """Text to measure attention over: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md,
+    .rst, .parquet, .jsonl. Default: the documentation that comes with Python."""
 
     column: str | None = None
     """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
@@ -88,7 +88,7 @@ class Analyze:
             pages = None
             if self.text:
                 with console.status("reading the text"):
-                    documents = corpus.documents_of(self.data, self.column)
+                    documents = corpus.load_documents(self.data, self.column)
                     pages = pages_of(documents)
             options = AnalyzeOptions(
                 length=self.length,

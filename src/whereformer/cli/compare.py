@@ -31,8 +31,8 @@ class Compare:
     sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
 
     data: tuple[str, ...] = ()
-    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation that comes
-    with Python."""
+    """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
+    .jsonl. Default: the documentation that comes with Python."""
 
     column: str | None = None
     """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""

@@ -35,8 +35,8 @@ class DistillPositions:
     """Numbers of kernels per head to try, separated by commas."""
 
     data: tuple[str, ...] = ()
-    """Text to fit to and to judge on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the
-    documentation that comes with Python."""
+    """Text to fit to and to judge on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md,
+    .rst, .parquet, .jsonl. Default: the documentation that comes with Python."""
 
     column: str | None = None
     """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
@@ -84,7 +84,7 @@ class DistillPositions:
             torch.set_num_threads(self.threads)
         with open_folder(self.out):
             with console.status("reading the text"):
-                documents = corpus.documents_of(self.data, self.column)
+                documents = corpus.load_documents(self.data, self.column)
             options = DistillOptions(
                 path=self.model,
                 kernels=kernels,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from ..experiments.settings import check_range
 from .arguments import find_device
 
 if TYPE_CHECKING:
+    from ..experiments.pretrain.job import PretrainJob
     from ..experiments.pretrain.results import PretrainResults
 
 
@@ -26,7 +28,8 @@ class Pretrain:
     For a larger model, raise --blocks, --hidden-size, --num-heads, --vocab-size and --steps, and lower --learning-rate.
     One page in ten is held out, and the model is scored on these pages during training.
 
-    Writes model/ (the model and its tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json,
+    The text may be larger than memory: it is encoded once, into cache/, and read from there a window at a time. Also
+    writes model/ (the model and its tokenizer, for Encoder.from_pretrained and AutoTokenizer), results.json,
     checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
     command then continues and ends with the same weights.
     """
@@ -34,14 +37,19 @@ class Pretrain:
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
     data: tuple[str, ...] = ()
-    """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation that
-    comes with Python."""
+    """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
+    .jsonl; or a data set on the Hugging Face Hub, as hub:NAME, hub:NAME:CONFIG or hf://datasets/NAME/*.parquet.
+    Default: the documentation that comes with Python."""
 
     column: str | None = None
     """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
 
     out: Path = Path("runs/pretrain")
     """Folder for the model, checkpoints and results."""
+
+    cache: Path | None = None
+    """Folder for the encoded text, which is made once and then read a window at a time. Runs on the same text can share
+    it. Default: cache/ in --out."""
 
     tokenizer: Path | None = None
     """A tokenizer.json, or the folder of a saved Hugging Face tokenizer. Default: WordPiece, learned from the text."""
@@ -72,51 +80,64 @@ class Pretrain:
         check_range(self, vocab_size=(64, float("inf")), every=(1, float("inf")), keep=(1, float("inf")))
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
-        from ..data import corpus
-        from ..experiments.pretrain.job import PretrainJob, batch_costs, settings_of
+        from ..data.cache import TokenizerChoice
+        from ..data.corpus import Text, source_of
+        from ..data.hub import fetched
+        from ..data.seen import look_at
+        from ..experiments.pretrain.job import PretrainJob, settings_of
         from ..experiments.pretrain.model import build_config
         from ..experiments.pretrain.results import PretrainResults
         from ..experiments.pretrain.run import pretrain
-        from ..experiments.pretrain.text import prepare_text, tokenizer_setting
+        from ..experiments.pretrain.text import prepare_text
         from ..runs.folder import open_folder
         from ..training.folder import Folder
         from .tables.plans import print_plan
         from .terminal import Bar, say
 
         device = find_device(self.device)
-        vocab_size = self.vocab_size or 4096
         # Check the settings before the text is read and encoded, which may take long.
-        build_config(model, training.length)
-        tokenizer = tokenizer_setting(self.tokenizer, vocab_size)
+        build_config(model, training.longest)
+        choice = TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
+        tokenizer = choice.setting
+        cache = self.cache or self.out / "cache"
         with ExitStack() as stack:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
-            with console.status("reading the text"):
-                documents = corpus.documents_of(self.data, self.column)
-            if not self.dry_run:
-                settings = settings_of(model, training, documents, tokenizer, device)
-                folder = Folder(self.out, settings, PretrainResults)
-                results = folder.finished()
-                if results is not None:
-                    say(console, f"{self.out} is already finished; nothing to do")
-                    self._tell(console, results)
-                    return
-            with console.status("encoding the text" if self.tokenizer else "training a tokenizer, encoding the text"):
-                source = corpus.source_of(self.data)
-                text = prepare_text(documents, source, self.tokenizer, vocab_size)
-                config = build_config(model, training.length, text.vocabulary)
-                every = self.every or max(1, training.steps // 10)
-                job = PretrainJob(model, training, text, config, device, every, self.keep)
-                plan = job.plan()
-            print_plan(console, text.facts, model.blocks, training.steps, plan)
+            scratch = Path(stack.enter_context(TemporaryDirectory())) if self.dry_run else None
+            with Bar(console) as progress:
+                paths = fetched(self.data, self.column, scratch or cache, progress)
+                text = Text(paths, self.column, progress, source_of(self.data))
+                seen = look_at(text, cache)
+                if not self.dry_run:
+                    settings = settings_of(model, training, seen.summary.fingerprint, tokenizer, device)
+                    folder = Folder(self.out, settings, PretrainResults)
+                    results = folder.finished()
+                    if results is not None:
+                        say(console, f"{self.out} is already finished; nothing to do")
+                        self._tell(console, results)
+                        return
+                prepared = prepare_text(text, seen, choice, cache, scratch)
+            config = build_config(model, training.longest, prepared.vocabulary)
+            every = self.every or max(1, training.steps // 10)
+            job = PretrainJob(model, training, prepared, config, device, every, self.keep)
+            print_plan(console, prepared.facts, model.blocks, job.stages, job.plan())
             if self.dry_run:
-                for part, batch in batch_costs(job).items():
-                    steps = f" ({training.accumulate} batches per step)" if training.accumulate > 1 else ""
-                    say(console, f"\n{part}, a batch{steps}:\n{batch}")
+                self._tell_costs(console, job)
                 return
             with Bar(console) as progress:
                 results = pretrain(job, folder, progress)
             self._tell(console, results)
+
+    def _tell_costs(self, console: Console, job: PretrainJob) -> None:
+        """Print what a batch of each length costs."""
+        from ..experiments.pretrain.job import batch_costs
+        from .terminal import say
+
+        for stage in job.stages:
+            for part, batch in batch_costs(job, stage).items():
+                steps = f" ({stage.batches} batches per step)" if stage.batches > 1 else ""
+                length = f" of {stage.length}-token windows" if len(job.stages) > 1 else ""
+                say(console, f"\n{part}, a batch{length}{steps}:\n{batch}")
 
     def _tell(self, console: Console, results: PretrainResults) -> None:
         """Print the scores, the files that were written, and how to use the model."""

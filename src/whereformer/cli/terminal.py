@@ -45,7 +45,7 @@ class Bar(Listener):
         self.bar.stop()
 
     def start(self, steps: int) -> None:
-        self.bar.update(self.task, total=steps)
+        self.bar.update(self.task, total=steps, completed=0)
 
     def begin(self, label: str) -> None:
         self.bar.update(self.task, description=label, detail="")

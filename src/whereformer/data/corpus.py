@@ -1,20 +1,22 @@
-"""Plain text to train on: the user's files, or the documentation that comes with Python."""
+"""Plain text to train on, read as a stream: the user's files, or the documentation that comes with Python."""
 
 from __future__ import annotations
 
 import ast
+import glob
 import hashlib
-import json
 import sysconfig
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ..errors import InputError
+from ..runs.progress import Progress
+from .documents import TABLE_SUFFIXES, TEXT_SUFFIXES, Document, documents_in
 
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
-TABLE_SUFFIXES = (".parquet", ".jsonl", ".ndjson")
 PIECE = 4000
 """Text is split into pieces of about this number of characters (a page or two) before some are held out."""
 HELD_OUT = 10
@@ -71,157 +73,201 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
         yield node
 
 
-def fingerprint(documents: Iterable[str]) -> str:
-    """Return a short hash of the text, so that results from different texts can be told apart."""
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(document.encode())
-        digest.update(b"\0")
-    return digest.hexdigest()[:16]
+class Text:
+    """The text of files, read anew in every pass. No more of it is in memory than a part of a document.
+
+    Args:
+        paths: files, folders and patterns such as "data/**/*.txt". Folders are searched for files with known suffixes.
+            No paths mean :func:`default_documents`.
+        column: the text column of tables; by default "text", or the only column of strings.
+        progress: is told the number of characters as they are read.
+        source: where the text comes from, for people to read; by default the paths.
+
+    Raises:
+        InputError: if there is no such file, or a folder or a pattern has none. A file's content is checked when it is
+            read.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | Path] = (),
+        column: str | None = None,
+        progress: Progress | None = None,
+        source: str | None = None,
+    ) -> None:
+        self.paths = tuple(str(path) for path in paths)
+        self.column = column
+        self.progress = progress or Progress()
+        self.source = source or source_of(self.paths)
+        self._found = [found for path in self.paths for found in _files(path)]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files, in the order in which they are read."""
+        return [found.path for found in self._found]
+
+    def documents(self) -> Iterator[Document]:
+        """Yield every document that holds text.
+
+        Raises:
+            InputError: if a file is empty, not UTF-8 or has no text; the message names the file.
+        """
+        none = True
+        for document in self._documents():
+            none = False
+            yield self._told(document)
+        if none:
+            raise InputError("data", f"no text in {', '.join(self.paths)}")
+
+    def pages(self) -> Iterator[str]:
+        """Yield the pages of all documents, as :func:`pages_of` cuts them."""
+        for document in self.documents():
+            yield from pages_of(document)
+
+    def _documents(self) -> Iterator[Document]:
+        if not self.paths:
+            yield from ([document] for document in self._default)
+        for file in self._found:
+            empty = True
+            for document in documents_in(file.path, self.column):
+                empty = False
+                yield document
+            if empty and file.named:
+                raise InputError("data", f"{file.path} is empty")
+
+    @cached_property
+    def _default(self) -> list[str]:
+        return default_documents()
+
+    def _told(self, document: Document) -> Document:
+        for part in document:
+            self.progress.step(len(part))
+            yield part
 
 
-def documents_of(paths: Sequence[str | Path], column: str | None = None) -> list[str]:
-    """Return the documents in ``paths``, or :func:`default_documents` if there are no paths."""
-    return load_documents(paths, column) if paths else default_documents()
+@dataclass(frozen=True)
+class Pages:
+    """The training pages or the held-out pages of a text, in order. Each iteration reads the text again."""
+
+    text: Text
+    held_out: bool
+
+    def __iter__(self) -> Iterator[str]:
+        return (page for index, page in enumerate(self.text.pages()) if is_held_out(index) == self.held_out)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of text, and whether it was named itself rather than found in a folder or by a pattern."""
+
+    path: Path
+    named: bool
+
+
+def _files(given: str) -> Iterator[_File]:
+    """Yield the files that a path or a pattern means."""
+    path = Path(given)
+    if given and path.is_dir():
+        known = TEXT_SUFFIXES + TABLE_SUFFIXES
+        found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in known)
+        if not found:
+            raise InputError("data", f"{path} holds no {', '.join(known)} file")
+        yield from (_File(file, named=False) for file in found)
+    elif given and path.exists():
+        yield _File(path, named=True)
+    elif glob.has_magic(given):
+        # Sorted as text, so that the order does not depend on the file system.
+        matches = [Path(match) for match in sorted(glob.glob(given, recursive=True))]
+        found = [match for match in matches if match.is_file()]
+        if not found:
+            raise InputError("data", f"no file matches {given!r}")
+        yield from (_File(file, named=False) for file in found)
+    else:
+        raise InputError("data", f"no such file or folder: {given!r}")
 
 
 def source_of(paths: Sequence[str]) -> str:
-    """Describe where these documents come from, for people to read."""
+    """Describe where a text comes from, for people to read."""
     return ", ".join(paths) or "the documentation inside this Python"
 
 
 def load_documents(paths: Sequence[str | Path], column: str | None = None) -> list[str]:
-    """Read documents from text, Parquet and JSON Lines files, and from folders of them.
-
-    Args:
-        paths: files or folders. Folders are searched for files with known suffixes. A text file is one document; a
-            table has one document per row. A file with an unknown suffix is read as text.
-        column: the text column of tables; by default "text", or the only column of strings.
-
-    Raises:
-        InputError: if a file is missing, empty, not UTF-8 or has no text; the message names the file.
-    """
-    documents = []
-    for given in paths:
-        path = Path(given)
-        if not str(given) or not path.exists():
-            raise InputError("data", f"no such file or folder: {str(given)!r}")
-        files = [path]
-        if path.is_dir():
-            known = TEXT_SUFFIXES + TABLE_SUFFIXES
-            files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in known)
-            if not files:
-                raise InputError("data", f"{path} holds no {', '.join(known)} file")
-        for file in files:
-            read = {".parquet": _parquet, ".jsonl": _json_lines, ".ndjson": _json_lines}.get(file.suffix.lower())
-            try:
-                found = [_text(file)] if read is None else read(file, column)
-            except OSError as error:
-                raise InputError("data", f"cannot read {file}: {error.strerror or error}") from None
-            found = [document for document in found if document.strip()]
-            if not found and not path.is_dir():
-                raise InputError("data", f"{file} is empty")
-            documents += found
-    if not documents:
-        raise InputError("data", f"no text in {', '.join(str(path) for path in paths)}")
-    return documents
+    """Return all documents of a text that fits in memory; the arguments and errors are those of :class:`Text`."""
+    return ["".join(document) for document in Text(paths, column).documents()]
 
 
-def _text(file: Path) -> str:
-    data = file.read_bytes()
-    if b"\0" in data:
-        raise InputError("data", f"{file} is a binary file, expected UTF-8 text")
-    return _decode(data, file)
+def fingerprint(documents: Iterable[str]) -> str:
+    """Return a short hash of the text, so that results from different texts can be told apart."""
+    return summary_of([document] for document in documents).fingerprint
 
 
-def _decode(data: bytes, file: Path) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError("data", f"{file} is not UTF-8 text (byte {error.start}: {error.reason})") from None
+@dataclass(frozen=True)
+class Summary:
+    """A text in short: a hash of all of it, and the number of its documents and characters."""
+
+    fingerprint: str
+    documents: int
+    characters: int
 
 
-def _json_lines(file: Path, column: str | None) -> list[str]:
-    rows = []
-    # Not splitlines(): it also splits at separators that JSON strings may contain unescaped.
-    for number, line in enumerate(_decode(file.read_bytes(), file).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError("data", f"{file}, line {number}: not JSON ({error.msg})") from None
-        if isinstance(row, str):
-            row = {"text": row}
-        if not isinstance(row, dict):
-            raise InputError("data", f"{file}, line {number}: expected an object or a string, got {line[:40]!r}")
-        rows.append(row)
-    strings = {name: None for row in rows for name, value in row.items() if isinstance(value, str)}
-    if not rows:
-        return []
-    name = _pick(list(strings), column, str(file))
-    # JSON allows half a surrogate pair; nothing else does.
-    return [row[name].encode("utf-8", "replace").decode() for row in rows if isinstance(row.get(name), str)]
+def summary_of(documents: Iterable[Document]) -> Summary:
+    """Read all documents and summarise them."""
+    digest, count, characters = hashlib.sha256(), 0, 0
+    for document in documents:
+        for part in document:
+            digest.update(part.encode())
+            characters += len(part)
+        digest.update(b"\0")
+        count += 1
+    return Summary(digest.hexdigest()[:16], count, characters)
 
 
-def _parquet(file: Path, column: str | None) -> list[str]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        schema = parquet.read_schema(file)
-        strings = [
-            field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-        ]
-        name = _pick(strings, column, str(file))
-        return [value for value in parquet.read_table(file, columns=[name])[name].to_pylist() if value]
-    except pa.ArrowException as error:
-        raise InputError("data", f"{file} is not a Parquet file ({str(error).splitlines()[0]})") from None
+def is_held_out(index: int) -> bool:
+    """Return whether a page is held out. Only its place decides, so the split is the same in every run."""
+    return index % HELD_OUT == HELD_OUT // 2
 
 
-def _pick(strings: Sequence[str], column: str | None, where: str) -> str:
-    """Return the name of the column to read."""
-    if column is None:
-        if "text" in strings:
-            return "text"
-        if len(strings) == 1:
-            return strings[0]
-        columns = ", ".join(strings) or "none"
-        raise InputError("data", f"{where}: which column is the text? name one with `column` (strings: {columns})")
-    if column not in strings:
-        raise InputError("column", f"{where} has no string column {column!r}; it has {', '.join(strings) or 'none'}")
-    return column
-
-
-def split_documents(documents: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Cut every document at blank lines or line ends into pages, and hold one page in ten out.
-
-    Which pages are held out depends only on their place, so the split is the same in every run.
+def split_documents(documents: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Cut every document into pages, and hold one page in ten out.
 
     Returns:
-        training and held-out pieces.
+        training and held-out pages.
 
     Raises:
         InputError: if there are too few pages to hold one out.
     """
-    pieces = [piece for document in documents for piece in pieces_of(document)]
-    held_out = pieces[HELD_OUT // 2 :: HELD_OUT]
-    training = [piece for index, piece in enumerate(pieces) if index % HELD_OUT != HELD_OUT // 2]
-    if not held_out or not training:
-        characters = sum(len(piece) for piece in pieces)
+    pages = [page for document in documents for page in pages_of([document])]
+    check_enough(pages, sum(map(len, pages)))
+    held_out = [page for index, page in enumerate(pages) if is_held_out(index)]
+    return [page for index, page in enumerate(pages) if not is_held_out(index)], held_out
+
+
+def check_enough(pages: Iterable[str], characters: int) -> None:
+    """Check that there are enough pages to hold one out; only the first few are read.
+
+    Raises:
+        InputError: if there are not.
+    """
+    if not any(is_held_out(index) for index, _ in enumerate(pages)):
         raise InputError(
             "data",
             f"too little text to hold some out: {characters} characters, expected more than {PIECE * HELD_OUT // 2}",
         )
-    return training, held_out
 
 
-def pieces_of(document: str) -> Iterator[str]:
-    """Yield pages of about PIECE characters, each cut at the last blank line, line end or space that fits."""
-    start = 0
-    while len(document) - start > PIECE:
-        cuts = (document.rfind(mark, start + PIECE // 2, start + PIECE) for mark in ("\n\n", "\n", " "))
-        end = next((cut for cut in cuts if cut != -1), start + PIECE)
-        yield document[start:end]
-        start = end
-    yield document[start:]
+def pages_of(document: Document) -> Iterator[str]:
+    """Yield pages of about PIECE characters, each cut at the last blank line, line end or space that fits.
+
+    The pages are the same however the document is divided into parts.
+    """
+    text = ""
+    for part in document:
+        text += part
+        start = 0
+        while len(text) - start > PIECE:
+            cuts = (text.rfind(mark, start + PIECE // 2, start + PIECE) for mark in ("\n\n", "\n", " "))
+            end = next((cut for cut in cuts if cut != -1), start + PIECE)
+            yield text[start:end]
+            start = end
+        text = text[start:]
+    yield text

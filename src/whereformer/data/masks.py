@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .streams import Stream
 from .tokenizers import CLS, PAD, Vocabulary, trained_vocabulary
 
 IGNORED = -100
@@ -48,7 +49,7 @@ class Batches:
     """Training batches cut from random places in a stream. Only the seed and the step decide which places.
 
     Args:
-        stream: (tokens,) ids.
+        stream: the ids to cut from.
         batch_size: rows per batch.
         length: tokens per row; the first is [CLS].
         rate: share of masked tokens.
@@ -56,7 +57,7 @@ class Batches:
         seed: seed of places and masks.
     """
 
-    stream: Tensor
+    stream: Stream
     batch_size: int
     length: int
     rate: float
@@ -68,7 +69,7 @@ class Batches:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) % 2**63)
         body = self.length - 1
         starts = torch.randint(len(self.stream) - body + 1, (self.batch_size, 1), generator=generator)
-        tokens = self.stream[starts + torch.arange(body)]
+        tokens = torch.stack([self.stream[start : start + body] for start in starts.flatten().tolist()])
         tokens = torch.cat((torch.full_like(starts, CLS), tokens), 1)
         return mask_tokens(tokens, self.rate, trained_vocabulary(self.vocab_size), generator)
 
@@ -77,7 +78,7 @@ class HeldOut:
     """Held-out text with one fixed set of masks, so that every method and length predicts the same tokens.
 
     Args:
-        stream: (tokens,) ids.
+        stream: the ids; all of them are kept in memory.
         rate: share of masked tokens.
         vocab_size: tokens in the trained vocabulary.
     """
@@ -85,10 +86,10 @@ class HeldOut:
     GROUP = 64
     """Masks are spread evenly: the rate holds within every group of this number of tokens."""
 
-    def __init__(self, stream: Tensor, rate: float, vocab_size: int) -> None:
-        stream = stream[: len(stream) // self.GROUP * self.GROUP]
+    def __init__(self, stream: Stream, rate: float, vocab_size: int) -> None:
+        tokens = stream[: len(stream) // self.GROUP * self.GROUP]
         generator = torch.Generator().manual_seed(0)
-        inputs, labels = mask_tokens(stream.view(-1, self.GROUP), rate, trained_vocabulary(vocab_size), generator)
+        inputs, labels = mask_tokens(tokens.view(-1, self.GROUP), rate, trained_vocabulary(vocab_size), generator)
         self.inputs, self.labels = inputs.flatten(), labels.flatten()
 
     def windows(self, length: int, tokens_per_batch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

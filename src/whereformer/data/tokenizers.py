@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .streams import in_lots
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,8 +71,11 @@ def trained_vocabulary(size: int) -> Vocabulary:
     return Vocabulary(size, PAD, CLS, SEP, MASK, tuple(range(len(SPECIAL_TOKENS))))
 
 
-def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Train a lower-casing WordPiece tokenizer with BERT's rules. It may have fewer tokens than ``vocab_size``."""
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a lower-casing WordPiece tokenizer with BERT's rules. It may have fewer tokens than ``vocab_size``.
+
+    ``texts`` are read twice, one after another.
+    """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
@@ -84,9 +88,15 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     # The trainer numbers single characters in an order that changes from run to run, and breaks ties by number, so
     # even the set of tokens would change. Characters that are given up front, in order, have fixed numbers.
     letters: Counter[str] = Counter()
+    # Words always end at spaces, and most occur often, so it is faster to count what stands between spaces first, as
+    # much of it as fits into little memory.
+    spaced: Counter[str] = Counter()
     for text in texts:
-        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
-            letters.update((word[0], *(f"##{letter}" for letter in word[1:])))
+        spaced.update(tokenizer.normalizer.normalize_str(text).split(" "))
+        if len(spaced) > 100_000:
+            _count_letters(tokenizer, spaced, letters)
+            spaced.clear()
+    _count_letters(tokenizer, spaced, letters)
     common = sorted(letters, key=lambda piece: (-letters[piece], piece))[: vocab_size // 2]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=[*SPECIAL_TOKENS, *sorted(common)], show_progress=False
@@ -96,12 +106,21 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     return tokenizer_of({token: index for index, token in enumerate(tokens)})
 
 
-def token_stream(tokenizer: Tokenizer, texts: Sequence[str], sep: int = SEP) -> Tensor:
+def _count_letters(tokenizer: Tokenizer, texts: Mapping[str, int], letters: Counter[str]) -> None:
+    """Add the letters of counted texts; a letter within a word is another piece than one at its beginning."""
+    for text, count in texts.items():
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
+            letters[word[0]] += count
+            for letter in word[1:]:
+                letters[f"##{letter}"] += count
+
+
+def token_stream(tokenizer: Tokenizer, texts: Iterable[str], sep: int = SEP) -> Tensor:
     """Encode all texts as one stream of ids, (tokens,), with ``sep`` after each text and no other special tokens."""
     parts = []
     # In chunks, because lists of Python integers take several times the memory of the stream.
-    for start in range(0, len(texts), 1024):
-        encoded = tokenizer.encode_batch_fast(texts[start : start + 1024], add_special_tokens=False)
+    for lot in in_lots(texts, 1024):
+        encoded = tokenizer.encode_batch_fast(lot, add_special_tokens=False)
         parts.append(torch.tensor([token for text in encoded for token in (*text.ids, sep)]))
     return torch.cat(parts)
 
@@ -140,7 +159,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def fit_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def fit_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a WordPiece tokenizer with BERT's special tokens, as a transformers tokenizer."""
     from tokenizers import decoders
 

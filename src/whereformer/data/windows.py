@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .masks import mask_tokens
+from .streams import Stream
 from .tokenizers import Vocabulary
 
 if TYPE_CHECKING:
@@ -32,13 +33,14 @@ class Windows(Dataset[dict[str, Tensor]]):
         rate: share of masked tokens.
         hide_masked: whether attention skips [MASK].
         rows: number of rows; at most one pass if they are not shuffled.
+        first: number of the first row, after the rows of shorter or longer windows.
         seed: seed of places and masks.
         shuffled: whether each pass has a random order of its own.
     """
 
     def __init__(
         self,
-        stream: Tensor,
+        stream: Stream,
         vocabulary: Vocabulary,
         *,
         length: int,
@@ -48,6 +50,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         rows: int,
         seed: int,
         shuffled: bool,
+        first: int = 0,
     ) -> None:
         self.stream = stream
         self.vocabulary = vocabulary
@@ -59,17 +62,17 @@ class Windows(Dataset[dict[str, Tensor]]):
         self.rows = rows
         self.seed = seed
         self.shuffled = shuffled
+        self.first = first
         self.order: tuple[int, Tensor, int] | None = None
 
     def __len__(self) -> int:
         return self.rows
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
-        start = self._start(row)
-        places = torch.arange(start, start + self.body) % len(self.stream)
+        row += self.first
         ids = self.vocabulary
         end = torch.tensor([ids.sep] + [ids.pad] * self.padding)
-        tokens = torch.cat((torch.tensor([ids.cls]), self.stream[places], end))[None]
+        tokens = torch.cat((torch.tensor([ids.cls]), self._text(row), end))[None]
         inputs, labels = mask_tokens(tokens, self.rate, ids, self._generator(row))
         item = {"input_ids": inputs[0], "labels": labels[0]}
         # Attention is faster without a mask.
@@ -79,8 +82,14 @@ class Windows(Dataset[dict[str, Tensor]]):
             item["attention_mask"] = real.long()
         return item
 
+    def _text(self, row: int) -> Tensor:
+        """Return the tokens of text in a row, (body,). After its end, the stream continues at its beginning."""
+        start = self._start(row) % len(self.stream)
+        text = self.stream[start : start + self.body]
+        return torch.cat((text, self.stream[: self.body - len(text)])) if len(text) < self.body else text
+
     def _start(self, row: int) -> int:
-        """Return the place in the stream where a row starts. After its end, the stream continues at its beginning."""
+        """Return the place in the stream where a row starts, or a place that many lengths of the stream later."""
         if not self.shuffled:
             return row * self.per_pass // self.rows * self.body
         number, index = divmod(row, self.per_pass)

@@ -7,7 +7,7 @@ class Progress:
     """Receives the progress of a run. This base class ignores it; subclasses show it."""
 
     def start(self, steps: int) -> None:
-        """Called once the number of steps of the whole job is known."""
+        """Called when a job begins and the number of its steps is known."""
 
     def begin(self, label: str) -> None:
         """Called when a part of the job begins."""

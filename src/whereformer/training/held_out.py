@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from ..models import EncoderForMaskedLM
 
 
-def unigram_entropy(training: Tensor, held_out: Tensor, vocab_size: int) -> float:
-    """Return the held-out loss, in nats, of guessing by token frequency: what a model without context can reach."""
-    counts = torch.bincount(training, minlength=vocab_size).double() + 1.0
-    return float(-(counts / counts.sum()).log()[held_out].mean())
+def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
+    """Return the held-out loss, in nats, of guessing by token frequency: what a model without context can reach.
+
+    Args:
+        training, held_out: (tokens,), how often each token of the vocabulary occurs in these parts of the text.
+    """
+    counts = training.double() + 1.0
+    return float(-((counts / counts.sum()).log() * held_out).sum() / held_out.sum())
 
 
 @dataclass(frozen=True)

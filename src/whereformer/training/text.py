@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..data.corpus import Summary
 from .held_out import unigram_entropy
 
 
@@ -31,29 +31,21 @@ class TextFacts:
     unigram_entropy: float
 
 
-def text_facts(
-    source: str,
-    documents: Sequence[str],
-    parts: tuple[Sequence[str], Sequence[str]],
-    streams: tuple[Tensor, Tensor],
-    vocab_size: int,
-) -> TextFacts:
+def text_facts(source: str, summary: Summary, counts: Tensor) -> TextFacts:
     """Collect facts about prepared text.
 
     Args:
         source: where it comes from, for people to read.
-        documents: the whole text.
-        parts: the training pieces and the held-out pieces.
-        streams: the tokens of both parts, (tokens,) each.
-        vocab_size: tokens in the tokenizer's vocabulary.
+        summary: the text in short.
+        counts: (2, tokens), how often each token of the vocabulary occurs in the training and the held-out part.
     """
-    training, held_out = streams
+    training, held_out = counts
     return TextFacts(
         source=source,
-        documents=len(documents),
-        characters=sum(len(piece) for part in parts for piece in part),
-        training_tokens=len(training),
-        held_out_tokens=len(held_out),
-        vocabulary=vocab_size,
-        unigram_entropy=unigram_entropy(training, held_out, vocab_size),
+        documents=summary.documents,
+        characters=summary.characters,
+        training_tokens=int(training.sum()),
+        held_out_tokens=int(held_out.sum()),
+        vocabulary=len(training),
+        unigram_entropy=unigram_entropy(training, held_out),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -10,21 +11,29 @@ from ..terminal import say
 
 if TYPE_CHECKING:
     from ...experiments.pretrain.results import PretrainPlan
+    from ...experiments.pretrain.schedule import Stage
     from ...experiments.translate.results import TranslationFacts, TranslationPlan
     from ...training.results import TrainingPlan
     from ...training.text import TextFacts
 
 
-def print_plan(console: Console, text: TextFacts, blocks: str, steps: int, plan: PretrainPlan) -> None:
+def print_plan(console: Console, text: TextFacts, blocks: str, stages: Sequence[Stage], plan: PretrainPlan) -> None:
     """Print the plan of a pretraining: the text, the model and how many times it reads the text."""
     lengths = ", ".join(f"{length:,}" for length in plan.block_lengths)
     lines = (
         f"text: {text.training_tokens:,} training and {text.held_out_tokens:,} held-out tokens from "
         f"{text.source}; guessing by frequency: loss {text.unigram_entropy:.2f}",
         f"{_model_size(plan, text.vocabulary)}; blocks {blocks} of {lengths} tokens",
-        f"training: {steps:,} steps of {plan.tokens_per_step:,} tokens; {_passes(plan)}",
+        f"training: {sum(stage.steps for stage in stages):,} steps of {plan.tokens_per_step:,} tokens; {_passes(plan)}",
     )
     say(console, *lines)
+    step = 0
+    for stage in stages if len(stages) > 1 else ():
+        say(
+            console,
+            f"steps {step + 1:,} to {step + stage.steps:,}: {stage.rows_per_step:,} windows of {stage.length:,} tokens",
+        )
+        step += stage.steps
 
 
 def print_translation_plan(console: Console, text: TranslationFacts, plan: TranslationPlan, max_length: int) -> None:

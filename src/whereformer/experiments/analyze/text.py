@@ -114,4 +114,4 @@ def _text_ids(pages: Sequence[str], tokenizer: PreTrainedTokenizerBase, count: i
 
 def pages_of(documents: Sequence[str]) -> list[str]:
     """Split the documents into pages."""
-    return [piece for document in documents for piece in corpus.pieces_of(document)]
+    return [piece for document in documents for piece in corpus.pages_of([document])]

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from ...data import corpus
+from ...data.cache import TokenizerChoice, open_or_encode
+from ...data.corpus import Text
 from ...data.masks import Batches, HeldOut
-from ...data.tokenizers import token_stream, train_tokenizer
+from ...data.seen import SeenText, look_at
+from ...data.streams import Stream
 from ...errors import InputError
 from ...files import write_atomically
 from ...positions import build_position
@@ -26,10 +27,10 @@ LENGTH_FACTORS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class PreparedText:
-    """The encoded text: its training and held-out streams, (tokens,) ids each, with facts about it."""
+    """The encoded text: its training and held-out streams with facts about it."""
 
-    training: Tensor
-    held_out: Tensor
+    training: Stream
+    held_out: Stream
     vocab_size: int
     facts: CompareText
 
@@ -74,34 +75,33 @@ def prepare_job(
     Raises:
         InputError: if the text can't be read or is too short, or ``out`` holds results for other settings.
     """
-    documents = corpus.documents_of(source.data, source.column)
-    settings = CompareSettings(**asdict(sizes), text=corpus.fingerprint(documents), device=device.type)
+    text = Text(source.data, source.column)
+    seen = look_at(text, out / "cache")
+    settings = CompareSettings(**asdict(sizes), text=seen.summary.fingerprint, device=device.type)
     # Checked before anything in the folder changes.
     earlier_results(out, settings)
-    return CompareJob(settings, positions, seeds, prepare_text(documents, source, sizes, out), device)
+    return CompareJob(settings, positions, seeds, prepare_text(text, seen, sizes, out), device)
 
 
-def prepare_text(documents: Sequence[str], source: TextSource, sizes: Sizes, out: Path) -> PreparedText:
-    """Split the text, train the tokenizer on the training part, save it in ``out``, and encode both parts.
+def prepare_text(text: Text, seen: SeenText, sizes: Sizes, out: Path) -> PreparedText:
+    """Train a tokenizer on the training part, save it in ``out``, and encode both parts, or find them in the cache.
 
     Raises:
         InputError: if there is too little text for the longest length to judge.
     """
-    training, held_out = corpus.split_documents(documents)
-    tokenizer = train_tokenizer(training, sizes.vocab_size)
-    streams = token_stream(tokenizer, training), token_stream(tokenizer, held_out)
+    encoded = open_or_encode(out / "cache", text, seen, TokenizerChoice(None, sizes.vocab_size))
     longest = max(max(LENGTH_FACTORS) * sizes.length, HeldOut.GROUP)
-    if len(streams[1]) < longest or len(streams[0]) < longest:
+    if len(encoded.held_out) < longest or len(encoded.training) < longest:
         raise InputError(
             "data",
-            f"too little text: {len(streams[0])} training and {len(streams[1])} held-out tokens, "
+            f"too little text: {len(encoded.training)} training and {len(encoded.held_out)} held-out tokens, "
             f"expected at least {longest} of each to judge {longest} tokens at a time; give more text or "
             "a smaller `length`",
         )
-    write_atomically(out / "tokenizer.json", tokenizer.to_str())
-    size = tokenizer.get_vocab_size()
-    facts = text_facts(corpus.source_of(source.data), documents, (training, held_out), streams, size)
-    return PreparedText(*streams, size, CompareText(**asdict(facts), data=list(source.data), column=source.column))
+    write_atomically(out / "tokenizer.json", encoded.tokenizer.backend_tokenizer.to_str())
+    facts = text_facts(text.source, seen.summary, encoded.counts)
+    about = CompareText(**asdict(facts), data=list(text.paths), column=text.column)
+    return PreparedText(encoded.training, encoded.held_out, encoded.vocabulary.size, about)
 
 
 def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
 from ...analysis import Cost, cost
-from ...data import corpus
 from ...data.masks import HELD_OUT_RATE
+from ...data.streams import Stream
 from ...data.windows import Windows, body_length, end_padding
 from ...errors import InputError
 from ...models import ElectraPretrainingConfig, EncoderConfig
 from ...training.folder import KEPT_CHECKPOINTS
 from .model import count_parameters
 from .results import PretrainPlan
+from .schedule import Stage, StagedBatches
 from .settings import ModelSettings, PretrainTraining
 from .text import PretrainingText
 
@@ -50,82 +52,122 @@ class PretrainJob:
     keep: int = KEPT_CHECKPOINTS
 
     def __post_init__(self) -> None:
-        length, padding = self.training.length, end_padding(self.config)
-        if body_length(length, padding) < 4:
-            raise InputError(
-                "length", f"expected at least {6 + padding} for blocks {self.config.blocks!r}, got {length}"
-            )
-        body = self.body
-        for name, stream in (("training", self.text.training), ("held-out", self.text.held_out)):
-            if len(stream) < body:
+        padding, field = end_padding(self.config), "lengths" if self.training.lengths else "length"
+        for stage in self.stages:
+            body = body_length(stage.length, padding)
+            if body < 4:
                 raise InputError(
-                    "data",
-                    f"too little text: {len(stream)} {name} tokens, expected at least {body} for one window; "
-                    "give more text or a smaller `length`",
+                    field, f"expected at least {6 + padding} for blocks {self.config.blocks!r}, got {stage.length}"
                 )
+            for name, stream in (("training", self.text.training), ("held-out", self.text.held_out)):
+                if len(stream) < body:
+                    raise InputError(
+                        "data",
+                        f"too little text: {len(stream)} {name} tokens, expected at least {body} for one window; "
+                        f"give more text or a smaller `{field}`",
+                    )
 
-    @property
-    def body(self) -> int:
-        """Number of text tokens in a window."""
-        return body_length(self.training.length, end_padding(self.config))
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The stages of training, in order: one for each length of windows."""
+        return self.training.stages()
 
-    @property
-    def rows_per_step(self) -> int:
-        """Number of windows in a step."""
-        return self.training.batch_size * self.training.accumulate
+    def rows_per_pass(self, length: int) -> int:
+        """Return the number of windows of this length in the training text."""
+        return len(self.text.training) // body_length(length, end_padding(self.config))
 
-    @property
-    def rows_per_pass(self) -> int:
-        """Number of windows in the training text."""
-        return len(self.text.training) // self.body
+    def epochs(self, step: int) -> float:
+        """Return how many times the text has been read after this step."""
+        return sum(
+            steps * stage.rows_per_step / self.rows_per_pass(stage.length)
+            for stage, steps in zip(self.stages, self._steps_until(step), strict=True)
+        )
+
+    def tokens_seen(self, step: int) -> int:
+        """Return the number of tokens, without padding, that have been read after this step."""
+        padding = end_padding(self.config)
+        return sum(
+            steps * stage.rows_per_step * (stage.length - padding)
+            for stage, steps in zip(self.stages, self._steps_until(step), strict=True)
+        )
+
+    def _steps_until(self, step: int) -> list[int]:
+        """Return how many steps of each stage have been taken after this step."""
+        found = []
+        for stage in self.stages:
+            found.append(min(step, stage.steps))
+            step -= found[-1]
+        return found
 
     def plan(self) -> PretrainPlan:
         """Return the facts that are known before training."""
+        first = self.stages[0]
         return PretrainPlan(
             **count_parameters(self.config, self.model.objective),
-            block_lengths=list(self.config.block_lengths(self.training.length)),
-            tokens_per_step=self.rows_per_step * self.training.length,
-            steps_per_epoch=self.rows_per_pass / self.rows_per_step,
-            epochs=self.training.steps * self.rows_per_step / self.rows_per_pass,
+            block_lengths=list(self.config.block_lengths(self.stages[-1].length)),
+            tokens_per_step=first.rows_per_step * first.length,
+            steps_per_epoch=self.rows_per_pass(first.length) / first.rows_per_step,
+            epochs=self.epochs(self.training.steps),
         )
 
-    def training_windows(self) -> Windows:
-        """Return the windows of all steps."""
-        return self._windows(
-            self.text.training,
-            rate=self.training.mask_rate,
-            rows=self.training.steps * self.rows_per_step,
-            seed=self.training.seed,
-            shuffled=True,
-        )
+    def training_windows(self) -> ConcatDataset[dict[str, Tensor]]:
+        """Return the windows of all steps, stage after stage."""
+        parts, first = [], 0
+        for stage in self.stages:
+            rows = stage.steps * stage.rows_per_step
+            parts.append(
+                self._windows(
+                    self.text.training,
+                    length=stage.length,
+                    rate=self.training.mask_rate,
+                    rows=rows,
+                    first=first,
+                    seed=self.training.seed,
+                    shuffled=True,
+                )
+            )
+            first += rows
+        return ConcatDataset(parts)
+
+    def training_batches(self) -> StagedBatches:
+        """Return the rows of each batch of :meth:`training_windows`."""
+        return StagedBatches(self.stages)
 
     def held_out_windows(self) -> Windows:
-        """Return the held-out windows: always the same rows and masks, whatever seed and mask rate training uses."""
-        rows = min(HELD_OUT_WINDOWS, len(self.text.held_out) // self.body)
-        return self._windows(self.text.held_out, rate=HELD_OUT_RATE, rows=rows, seed=0, shuffled=False)
+        """Return the held-out windows, of the last length: always the same rows and masks.
 
-    def _windows(self, stream: Tensor, *, rate: float, rows: int, seed: int, shuffled: bool) -> Windows:
+        They do not depend on the seed and the mask rate of training.
+        """
+        length = self.stages[-1].length
+        most = len(self.text.held_out) // body_length(length, end_padding(self.config))
+        rows = min(HELD_OUT_WINDOWS, most)
+        return self._windows(
+            self.text.held_out, length=length, rate=HELD_OUT_RATE, rows=rows, first=0, seed=0, shuffled=False
+        )
+
+    def _windows(
+        self, stream: Stream, *, length: int, rate: float, rows: int, first: int, seed: int, shuffled: bool
+    ) -> Windows:
         return Windows(
             stream,
             self.text.vocabulary,
-            length=self.training.length,
+            length=length,
             padding=end_padding(self.config),
             hide_masked=self.training.hide_masked,
             rate=rate,
             rows=rows,
             seed=seed,
             shuffled=shuffled,
+            first=first,
         )
 
 
-def batch_costs(job: PretrainJob) -> dict[str, Cost]:
+def batch_costs(job: PretrainJob, stage: Stage) -> dict[str, Cost]:
     """Return the cost of a batch for each trained model, by name. Memory is for float32; autocast needs less."""
-    training = job.training
-    targets = max(1, round(training.mask_rate * training.length))
+    targets = max(1, round(job.training.mask_rate * stage.length))
 
     def of(config: EncoderConfig, predictions: int) -> Cost:
-        length, batch_size, device = training.length, training.batch_size, job.device.type
-        return cost(config, length, batch_size, predictions=predictions, device=device)
+        return cost(config, stage.length, stage.batch_size, predictions=predictions, device=job.device.type)
 
     if isinstance(job.config, ElectraPretrainingConfig):
         return {
@@ -136,11 +178,10 @@ def batch_costs(job: PretrainJob) -> dict[str, Cost]:
 
 
 def settings_of(
-    model: ModelSettings, training: PretrainTraining, documents: Sequence[str], tokenizer: str, device: torch.device
+    model: ModelSettings, training: PretrainTraining, text: str, tokenizer: str, device: torch.device
 ) -> dict[str, Any]:
     """Return everything that decides a result. All runs in a folder share it.
 
-    ``tokenizer`` is the tokenizer's hash, or describes how it is trained.
+    ``text`` is the text's hash, and ``tokenizer`` the tokenizer's, or describes how it is trained.
     """
-    text = corpus.fingerprint(documents)
     return {**asdict(model), **asdict(training), "tokenizer": tokenizer, "text": text, "device": device.type}

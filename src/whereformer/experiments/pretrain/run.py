@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from ...data.masks import IGNORED
-from ...data.windows import Windows, collate
+from ...data.windows import collate
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.folder import Folder
@@ -75,14 +75,11 @@ def pretrain(job: PretrainJob, folder: Folder[PretrainResults], progress: Progre
         steps=training.steps,
         every=job.every,
         learning_rate=training.learning_rate,
-        epochs=lambda step: step * job.rows_per_step / job.rows_per_pass,
-        tokens_seen=lambda step: step * job.rows_per_step * (job.body + 2),
+        epochs=job.epochs,
+        tokens_seen=job.tokens_seen,
     )
     start = PretrainResults(**vars(job.plan()), settings=folder.settings, text=job.text.facts, **provenance(job.device))
     watch = TrainingWatch(course, folder, start, progress)
-
-    def loader(windows: Windows, *, pinned: bool = False) -> DataLoader[dict[str, Tensor]]:
-        return DataLoader(windows, batch_size=training.batch_size, collate_fn=collate, pin_memory=pinned)
 
     def make(seconds: float, callbacks: list[TrainerCallback]) -> Pretrainer:
         optimizer = build_optimizer(model, training.learning_rate)
@@ -91,8 +88,13 @@ def pretrain(job: PretrainJob, folder: Folder[PretrainResults], progress: Progre
             folder=folder,
             keep=job.keep,
             course=course,
-            training=loader(job.training_windows(), pinned=job.device.type == "cuda"),
-            held_out=loader(job.held_out_windows()),
+            training=DataLoader(
+                job.training_windows(),
+                batch_sampler=job.training_batches(),
+                collate_fn=collate,
+                pin_memory=job.device.type == "cuda",
+            ),
+            held_out=DataLoader(job.held_out_windows(), batch_size=job.stages[-1].batch_size, collate_fn=collate),
             judge=judge_masked_lm if objective == "mlm" else judge_electra,
             seconds=seconds,
             model=model,

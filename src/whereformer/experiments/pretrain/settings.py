@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ...errors import InputError
 from ..settings import check_range
+from .schedule import SHORTEST, Stage, parsed_lengths, stages_of
 
 
 def parsed_options(text: str | None, field: str = "position_options") -> dict[str, Any]:
@@ -115,14 +116,19 @@ class ModelSettings:
 class PretrainTraining:
     """How the model is trained."""
 
-    length: int = 128
-    """Tokens in a window, including [CLS] and [SEP]."""
+    length: int | None = None
+    """Tokens in a window, including [CLS] and [SEP]. Default: 128."""
+
+    lengths: str | None = None
+    """Several lengths instead, each with its share of the steps, such as 128:0.9,512:0.1 (as for BERT and ALBERT).
+    Batches have fewer of the longer windows, so that every step has about the same number of tokens. Held-out text is
+    scored at the last length."""
 
     steps: int = 2000
     """Number of training steps."""
 
     batch_size: int = 16
-    """Number of windows that go through the model at a time."""
+    """Number of windows that go through the model at a time; with `lengths`, of the first length."""
 
     accumulate: int = 1
     """Number of batches in a step. With more than one, a step can have more windows than fit into memory at a time."""
@@ -154,7 +160,9 @@ class PretrainTraining:
             InputError: if a field is invalid; it names the field.
         """
         most = float("inf")
-        check_range(self, length=(8, most), steps=(1, most), batch_size=(1, most), accumulate=(1, most))
+        if self.length is not None and self.lengths is not None:
+            raise InputError("lengths", f"only without `length`, got {self.lengths!r} and {self.length}")
+        check_range(self, length=(SHORTEST, most), steps=(1, most), batch_size=(1, most), accumulate=(1, most))
         check_range(self, warmup=(0, self.steps), seed=(0, 2**32 - 1))
         if not 0 < self.learning_rate < most:
             raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")
@@ -164,4 +172,26 @@ class PretrainTraining:
             raise InputError(
                 "hide_masked", f"only for `objective` mlm, got {objective}, which sees samples instead of [MASK]"
             )
-        return dataclasses.replace(self, warmup=max(1, self.steps // 10 if self.warmup is None else self.warmup))
+        lengths, length = None, 128 if self.length is None else self.length
+        if self.lengths is not None:
+            pairs = parsed_lengths(self.lengths)
+            lengths, length = ",".join(f"{length}:{share:g}" for length, share in pairs), pairs[-1][0]
+        warmup = max(1, self.steps // 10 if self.warmup is None else self.warmup)
+        found = dataclasses.replace(self, length=length, lengths=lengths, warmup=warmup)
+        found.stages()
+        return found
+
+    @property
+    def longest(self) -> int:
+        """The most tokens in a window."""
+        return max(stage.length for stage in self.stages())
+
+    def stages(self) -> list[Stage]:
+        """Return the stages of training, in order; the settings must be resolved.
+
+        Raises:
+            InputError: if a length gets no step.
+        """
+        assert self.length is not None
+        lengths = [(self.length, 1.0)] if self.lengths is None else parsed_lengths(self.lengths)
+        return stages_of(lengths, self.steps, self.batch_size, self.accumulate)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...data import corpus
+from ...data.corpus import Pages, Text
 from ...data.masks import HELD_OUT_RATE, HeldOut
+from ...data.seen import look_at
 from ...data.tokenizers import token_stream
 from ...errors import InputError
 from ...models import EncoderForMaskedLM
@@ -102,14 +103,15 @@ def check_one_block(sizes: Sizes, field: str) -> None:
 def _held_out(folder: Path, results: CompareResults) -> HeldOut:
     """Read the held-out text of a comparison again."""
     try:
-        documents = corpus.documents_of(results.text.data, results.text.column)
+        text = Text(results.text.data, results.text.column)
+        seen = look_at(text, folder / "cache")
     except InputError as error:
         raise InputError("results", f"the text of {folder} can't be read again ({error.reason})") from None
-    if corpus.fingerprint(documents) != results.settings.text:
+    if seen.summary.fingerprint != results.settings.text:
         raise InputError("results", f"the text of {folder} has changed; run whereformer compare again")
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the tokenizers library raises nothing narrower
         raise InputError("results", f"cannot read {folder / 'tokenizer.json'} ({error})") from None
-    stream = token_stream(tokenizer, corpus.split_documents(documents)[1])
+    stream = token_stream(tokenizer, Pages(text, held_out=True))
     return HeldOut(stream, HELD_OUT_RATE, tokenizer.get_vocab_size())

@@ -1,0 +1,109 @@
+"""Measure how the peak memory of ``whereformer pretrain`` grows with its text, and how fast it starts from the cache.
+
+Run: .venv/bin/python benchmarks/text_memory.py --text FILE [--times 1,4,16] [--out runs/text_memory]
+
+The file is repeated to make larger texts. For each text, one process encodes it and trains a tiny model, and another
+trains the same model again from the cache. Memory is what the operating system counts as the most resident bytes of the
+process, pages of mapped files included. Writes results.json.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from whereformer.cli.main import execute
+from whereformer.errors import InputError
+from whereformer.runs.provenance import write_results
+
+SETTLE = 3
+"""Seconds to wait after a text is written: the hash of a file that has only just changed is not remembered."""
+
+
+@dataclass(frozen=True)
+class TextMemory:
+    """Measure peak memory and time of pretraining on a text that is repeated."""
+
+    text: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """A file of plain text."""
+    times: Annotated[str, tyro.conf.arg(metavar="N,N")] = "1,4,16"
+    """How often the file is repeated."""
+    steps: int = 4
+    """Training steps."""
+    hidden_size: int = 64
+    """Width of the model, which has one layer."""
+    vocab_size: int = 4096
+    """Size of the vocabulary, which is learned from the text."""
+    out: Path = Path("runs/text_memory")
+    """Folder for results.json, and meanwhile for the texts and the runs."""
+
+    def run(self, console: Console) -> None:
+        if not self.text.is_file():
+            raise InputError("text", f"no such file: {str(self.text)!r}")
+        rows = [self._measured(int(count)) for count in self.times.split(",")]
+        first = rows[0]
+        table = Table(
+            "text, MB", "encoded: peak, MB", "growth", "seconds", "from the cache: peak, MB", "growth", "seconds"
+        )
+        for row in rows:
+            more = row["bytes"] - first["bytes"]
+            shown = [f"{row['bytes'] / 1e6:,.0f}"]
+            for part in ("encoded", "cached"):
+                growth = row[part]["peak"] - first[part]["peak"]
+                row[part]["growth"] = growth / more if more else 0.0
+                shown += [
+                    f"{row[part]['peak'] / 1e6:,.0f}",
+                    f"{row[part]['growth']:.1%}",
+                    f"{row[part]['seconds']:.1f}",
+                ]
+            table.add_row(*shown)
+        console.print(table)
+        write_results(self.out / "results.json", {"rows": rows})
+        console.print(f"wrote {self.out / 'results.json'}; growth is the share of the text's growth")
+
+    def _measured(self, count: int) -> dict[str, Any]:
+        """Return the peak memory and the time with and without a cache, for the text ``count`` times."""
+        folder = self.out / f"times_{count}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        text = folder / "text.txt"
+        with text.open("wb") as written:
+            for _ in range(count):
+                with self.text.open("rb") as read:
+                    shutil.copyfileobj(read, written)
+        time.sleep(SETTLE)
+        found = {"times": count, "bytes": text.stat().st_size}
+        for part in ("encoded", "cached"):
+            found[part] = self._pretrained(text, folder / "cache", folder / part)
+        shutil.rmtree(folder)
+        return found
+
+    def _pretrained(self, text: Path, cache: Path, out: Path) -> dict[str, float]:
+        """Pretrain in a process of its own; return its peak memory in bytes and its seconds."""
+        command = [sys.executable, "-m", "whereformer", "pretrain"]
+        command += [f"--data={text}", f"--cache={cache}", f"--out={out}", "--device=cpu"]
+        command += [f"--steps={self.steps}", f"--every={self.steps}", f"--vocab-size={self.vocab_size}"]
+        command += ["--blocks=1", "--num-heads=2", f"--hidden-size={self.hidden_size}"]
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise InputError("text", f"pretraining on {text} failed with exit code {process.returncode}")
+        # In kibibytes, but on macOS in bytes.
+        unit = 1 if sys.platform == "darwin" else 1024
+        return {"peak": usage.ru_maxrss * unit, "seconds": round(time.perf_counter() - started, 1)}
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(TextMemory))

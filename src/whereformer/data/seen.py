@@ -1,0 +1,101 @@
+"""Summarise a text once, and remember the result for as long as its files do not change."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..errors import InputError
+from ..runs.results import from_json, read_json, write_json
+from .corpus import Summary, Text, summary_of
+
+FORMAT = 1
+"""Format version of a record."""
+SETTLED = 2_000_000_000
+"""Nanoseconds. A file that changed less than this before it was read may change again under the same time stamp."""
+
+
+@dataclass(frozen=True)
+class SeenFile:
+    """A file when it was read: its path, its size in bytes, and when it changed last (ns)."""
+
+    path: str
+    size: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class SeenText:
+    """A text that has been read.
+
+    Args:
+        summary: the text in short.
+        files: its files, just before they were read.
+        time: when that was (ns).
+    """
+
+    summary: Summary
+    files: list[SeenFile]
+    time: int
+    format: int = FORMAT
+
+    @property
+    def settled(self) -> bool:
+        """Whether a later change of a file is sure to change its size or its time."""
+        return bool(self.files) and all(file.changed + SETTLED < self.time for file in self.files)
+
+
+def look_at(text: Text, cache: Path) -> SeenText:
+    """Summarise a text. Its files are read only if they have changed since :func:`remember` recorded them.
+
+    Args:
+        text: the text.
+        cache: the folder with the records.
+
+    Raises:
+        InputError: if the text can't be read.
+    """
+    files, now = files_of(text), time.time_ns()
+    seen = _remembered(text, cache)
+    if seen is not None and seen.format == FORMAT and seen.settled and seen.files == files:
+        return seen
+    text.progress.start(sum(file.size for file in files))
+    text.progress.begin("reading the text")
+    return SeenText(summary_of(text.documents()), files, now)
+
+
+def remember(text: Text, seen: SeenText, cache: Path) -> None:
+    """Record a text that was read, unless the record says the same."""
+    if seen.settled and seen != _remembered(text, cache):
+        write_json(_record(text, cache), asdict(seen))
+
+
+def _remembered(text: Text, cache: Path) -> SeenText | None:
+    try:
+        return from_json(SeenText, read_json(_record(text, cache)))
+    except (OSError, ValueError):
+        return None  # there is no record that can be read
+
+
+def files_of(text: Text) -> list[SeenFile]:
+    """Return the files of a text as they are now.
+
+    Raises:
+        InputError: if one is not there.
+    """
+    found = []
+    for path in text.files:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise InputError("data", f"cannot read {path}: {error.strerror or error}") from None
+        found.append(SeenFile(str(path.absolute()), status.st_size, status.st_mtime_ns))
+    return found
+
+
+def _record(text: Text, cache: Path) -> Path:
+    names = [text.column or "", *(str(path.absolute()) for path in text.files)]
+    key = hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+    return cache / f"text-{key[:16]}.json"

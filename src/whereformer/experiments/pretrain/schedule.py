@@ -1,0 +1,95 @@
+"""The stages of a pretraining: short windows for most of the steps, then longer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ...errors import InputError
+
+SHORTEST = 8
+"""The least tokens in a window."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps in a row with windows of one length.
+
+    Args:
+        length: tokens in a window.
+        steps: number of steps.
+        batch_size: windows in a batch.
+        batches: batches in a step.
+    """
+
+    length: int
+    steps: int
+    batch_size: int
+    batches: int
+
+    @property
+    def rows_per_step(self) -> int:
+        """Number of windows in a step."""
+        return self.batch_size * self.batches
+
+
+def parsed_lengths(text: str) -> list[tuple[int, float]]:
+    """Parse lengths with their shares of the steps, such as "128:0.9,512:0.1".
+
+    Raises:
+        InputError: if the text is something else, or the shares do not add up to 1.
+    """
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        found = [(int(length), float(share)) for length, share in pairs]
+    except ValueError:
+        raise InputError("lengths", f"expected lengths and shares such as '128:0.9,512:0.1', got {text!r}") from None
+    for length, share in found:
+        if length < SHORTEST:
+            raise InputError("lengths", f"expected lengths of at least {SHORTEST}, got {length}")
+        if not 0 < share <= 1:
+            raise InputError("lengths", f"expected shares above 0 and up to 1, got {share}")
+    total = sum(share for _, share in found)
+    if abs(total - 1) > 1e-6:
+        raise InputError("lengths", f"expected shares that add up to 1, got {total:g} in {text!r}")
+    return found
+
+
+def stages_of(lengths: Sequence[tuple[int, float]], steps: int, batch_size: int, batches: int) -> list[Stage]:
+    """Divide the steps among the lengths. All steps have about the same number of tokens.
+
+    Args:
+        lengths: each length with its share of the steps, in order.
+        steps: number of steps.
+        batch_size: windows of the first length in a batch. Of longer windows, a batch has fewer, but at least one.
+        batches: batches in a step.
+
+    Raises:
+        InputError: if a length gets no step.
+    """
+    ends = [round(share * steps) for share in accumulate(share for _, share in lengths)]
+    found = []
+    for (length, _), (start, end) in zip(lengths, pairwise([0, *ends]), strict=True):
+        if start == end:
+            raise InputError("lengths", f"expected at least one step of each length, got none of {length} in {steps}")
+        rows = max(1, round(batch_size * lengths[0][0] / length))
+        found.append(Stage(length, end - start, rows, batches))
+    return found
+
+
+class StagedBatches:
+    """A batch sampler: the rows of all batches, stage after stage, as a function of the stages alone."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self.stages = stages
+
+    def __len__(self) -> int:
+        return sum(stage.steps * stage.batches for stage in self.stages)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = 0
+        for stage in self.stages:
+            for _ in range(stage.steps * stage.batches):
+                yield list(range(first, first + stage.batch_size))
+                first += stage.batch_size
