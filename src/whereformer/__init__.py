@@ -6,10 +6,11 @@ position methods need only torch; models need transformers too.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Type checkers take it to be true. The module typing would be an import too.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .kernels import attention, attention_weights, explain
     from .kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
     from .models import (
@@ -81,6 +82,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name in ("kernels", "positions"):
         return import_module(f"{__name__}.{name}")
     if name not in __all__:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from types import FrameType
 
-from ._extras import require
+# Type checkers take it to be true. Other modules are imported where Ctrl-C is looked after.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 def main() -> None:
     """Run the command line. If a dependency is missing, print one line and exit with code 2."""
-    # Before anything else is imported. A process that ignores Ctrl-C, as one in the background does, stays so.
+    # A process that ignores Ctrl-C, as one in the background does, stays so.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
+    from ._extras import require
+
     try:
         require(
             "train",

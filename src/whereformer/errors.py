@@ -51,6 +51,15 @@ def printable(text: str) -> str:
     return text
 
 
+def shown(value: object, width: int = 60) -> str:
+    """Return ``repr(value)`` for an error, cut to ``width`` characters: values of strangers may be of any size."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; lists within lists
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= width else f"{text[:width]}..."
+
+
 def one_line(message: str) -> str:
     """Return an error's message as one printable line: every run of white space becomes a space."""
     line = printable(" ".join(message.split()))
