@@ -308,7 +308,7 @@ def _other_tokenizer(folder):
             _replaced(
                 "config.json", lambda file: file.read_bytes().replace(b'"hidden_size": 64', b'"hidden_size": 32')
             ),
-            "its config.json says (",
+            "hidden_size 64 would fit, got 32",
         ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (_other_tokenizer, "the tokenizer of"),

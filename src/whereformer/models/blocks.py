@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from ..errors import InputError, shown
 
-
 MOST_LAYERS = 1000
 """The most layers, counted once per pass, which is what the deepest Transformers have."""
 

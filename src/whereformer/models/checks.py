@@ -44,7 +44,9 @@ def check_kinds(config: Any, extra: Mapping[str, Any]) -> None:
             value = getattr(config, name)
             if kind not in _KINDS or (value is None and (vars(base)[name] is None or NoneType in get_args(hint))):
                 continue
-            if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
+            if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (
+                kind is bool
+            ):
                 raise InputError(name, f"expected {_KINDS[kind]}, got {shown(value)}")
     for name in extra:
         if not name.isidentifier() or callable(getattr(type(config), name, None)):

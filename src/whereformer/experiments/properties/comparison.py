@@ -12,7 +12,7 @@ from ...data import corpus
 from ...data.masks import HELD_OUT_RATE, HeldOut
 from ...data.tokenizers import token_stream
 from ...errors import InputError
-from ...models import EncoderForMaskedLM
+from ...models import EncoderForMaskedLM, load_pretrained
 from ...training.trainer import quiet_transformers
 from ..compare.models import model_folder
 from ..compare.results import BASELINE, CompareResults
@@ -55,9 +55,13 @@ class Comparison:
                 f"{self.folder} has no trained model of {position!r} ({folder} is missing); "
                 "run whereformer compare again to save it",
             )
-        with quiet_transformers():
-            model: EncoderForMaskedLM = EncoderForMaskedLM.from_pretrained(folder)
-        return model.eval()
+        try:
+            with quiet_transformers():
+                model = load_pretrained(folder, model_class=EncoderForMaskedLM)
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError("results", f"the model in {folder} can't be read ({error})") from None
+        assert isinstance(model, EncoderForMaskedLM)
+        return model
 
 
 def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comparison, list[str]]:

@@ -33,7 +33,9 @@ def find_config(path_or_id: str | Path) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError, TypeError, AttributeError, KeyError) as error:
         # An integer of thousands of digits, lists within lists, or no object.
-        raise InputError("path_or_id", f"the config.json of {path_or_id} can't be read ({one_line(str(error))})") from None
+        raise InputError(
+            "path_or_id", f"the config.json of {path_or_id} can't be read ({one_line(str(error))})"
+        ) from None
     if not isinstance(found, dict):
         raise InputError("path_or_id", f"expected an object in the config.json of {path_or_id}, got {shown(found)}")
     return found
@@ -137,9 +139,7 @@ def read_tensors(files: Sequence[Path], part: str = "") -> dict[str, Tensor]:
     return dict(_read(files, lambda opened, name: opened.get_tensor(name), part))
 
 
-def _read(
-    files: Sequence[Path], read: Callable[[Any, str], Tensor], part: str = ""
-) -> Iterator[tuple[str, Tensor]]:
+def _read(files: Sequence[Path], read: Callable[[Any, str], Tensor], part: str = "") -> Iterator[tuple[str, Tensor]]:
     for file in files:
         try:
             with safe_open(str(file), "pt") as opened:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -110,12 +111,16 @@ def fill(
     )
 
 
+HEADS = "num_attention_heads x head_dim"
 _SIZES = {
     r"embeddings\.word\.weight": ("vocab_size", "embedding_size"),
     r"embeddings\.token_type\.weight": ("type_vocab_size", "embedding_size"),
-    r"embeddings?\.weight": ("vocab_size", "hidden_size"),
+    r"words\.weight": ("vocab_size", "hidden_size"),
     r"position\.weight": ("max_position_embeddings", "embedding_size"),
     r".*\.up\.weight": ("intermediate_size", "hidden_size"),
+    r".*\.down\.weight": ("hidden_size", "intermediate_size"),
+    r".*\.(query|key|value)\.(weight|bias)": (HEADS, "hidden_size"),
+    r".*\.attention\.out\.weight": ("hidden_size", HEADS),
     r".*\bnorm\.weight": ("hidden_size",),
 }
 """The configuration's fields for the sizes of tensors, by our names."""
@@ -132,12 +137,15 @@ def misfit(shown_as: str, name: str, found: Tensor, own: Tensor, config: Any) ->
         config: the model's configuration, of which the error names the fields that do not fit, where they are known.
     """
     fields_of = next((names for pattern, names in _SIZES.items() if re.fullmatch(pattern, name)), ())
+    sizes = {**vars(config), HEADS: getattr(config, "num_attention_heads", 0) * (getattr(config, "head_dim", 0) or 0)}
     fitting = [
         f"{size} {here} would fit, got {there}"
         for size, here, there in zip(fields_of, found.shape, own.shape, strict=False)
-        if here != there and getattr(config, size, None) == there
+        if here != there and sizes.get(size) == there
     ]
-    said = f"{shown_as!r} has shape {tuple(found.shape)}, this model {tuple(own.shape)}; options may have changed a size"
+    said = (
+        f"{shown_as!r} has shape {tuple(found.shape)}, this model {tuple(own.shape)}; options may have changed a size"
+    )
     return InputError("checkpoint", f"{said} ({', '.join(fitting)})" if fitting else said)
 
 
@@ -150,6 +158,26 @@ def check_layers(config: EncoderConfig, header: Collection[str]) -> None:
     layers = max(config.passes) + 1
     if layers > len(header):
         raise InputError("blocks", f"the checkpoint has {len(header)} tensors, too few for {layers} different layers")
+
+
+def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tensor]) -> None:
+    """Build a model without memory, and compare its shapes with a checkpoint's, by transformers' rules for names.
+
+    Args:
+        build: builds the model.
+        header: the checkpoint's tensors on the meta device, by name.
+
+    Raises:
+        InputError: if one has another shape.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = build()
+    prefix = f"{model.base_model_prefix}."
+    bare = {name.removeprefix(prefix): tensor for name, tensor in header.items()}
+    for name, own in model.state_dict().items():
+        found = bare.get(name.removeprefix(prefix), own)
+        if found.shape != own.shape:
+            raise misfit(name, name.removeprefix(prefix), found, own, model.config)
 
 
 LARGEST = 1e10

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
+from ...errors import InputError, one_line
 from ...positions import describe
 from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
@@ -82,8 +83,11 @@ def load_pretrained(
     header = read_header(files)
     check_layers(config, header)
     # First without memory, which a configuration of a stranger could ask for without end.
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        filled(build(config), header)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            filled(build(config), header)
+    except (RuntimeError, ArithmeticError) as error:
+        raise InputError("config", f"no model has these sizes ({one_line(str(error))})") from None
     weights = read_tensors(files)
     check_weights(weights)
     model = filled(build(config).to(dtype), weights)
