@@ -1,16 +1,38 @@
 """whereformer: swappable, inspectable and fast position methods for self-attention.
 
-Importing this package needs only torch. Names that need transformers are imported on first use.
+Names are imported on first use, so that the command line can look after Ctrl-C before torch is imported. Attention and
+position methods need only torch; models need transformers too.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+# Type checkers take it to be true. The module typing would be an import too.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-from .kernels import attention, attention_weights, explain
-from .kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
-from .positions import Place, PositionRangeError, build_position, position_names
+    from .kernels import attention, attention_weights, explain
+    from .kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+    from .models import (
+        Electra,
+        ElectraPretrainingConfig,
+        Encoder,
+        EncoderConfig,
+        EncoderForMaskedLM,
+        EncoderForPreTraining,
+        EncoderForQuestionAnswering,
+        EncoderForSequenceClassification,
+        EncoderForTokenClassification,
+        Seq2SeqConfig,
+        Seq2SeqForConditionalGeneration,
+        attach,
+        detach,
+        from_authors_weights,
+        load_attached,
+        load_pretrained,
+        to_transformers,
+    )
+    from .positions import Place, PositionRangeError, build_position, position_names
 
 __version__ = "0.1.0"
 
@@ -48,10 +70,27 @@ __all__ = [
 ]
 
 
+_KERNELS = {"attention", "attention_weights", "explain"}
+_TERMS = {"DenseBias", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetValues", "Positions"}
+_POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
+_MODULES = {
+    **dict.fromkeys(_KERNELS, "kernels"),
+    **dict.fromkeys(_TERMS, "kernels.terms"),
+    **dict.fromkeys(_POSITIONS, "positions"),
+}
+"""Where a name comes from, if not from ``models``."""
+
+
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in ("kernels", "positions"):
+        return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.models"), name)
+    found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'models')}"), name)
+    globals()[name] = found  # so that the next use is as fast as any name
+    return found
 
 
 def __dir__() -> list[str]:

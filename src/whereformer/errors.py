@@ -1,8 +1,11 @@
-"""InputError, the error for bad input that users read, and how the command line prints it."""
+"""InputError, the error for bad input that users read, and how text of strangers is printed."""
 
 from __future__ import annotations
 
+import re
 import sys
+import unicodedata
+from contextlib import suppress
 
 
 class InputError(ValueError):
@@ -25,7 +28,46 @@ class InputError(ValueError):
         return self.reason if self.field is None else f"{self.field}: {self.reason}"
 
 
+LONGEST_WORD = 400
+"""Longer words, such as a name that fills a screen, are cut in the middle."""
+LONGEST_LINE = 4000
+"""Longer errors are cut at the end."""
+
+
+def printable(text: str) -> str:
+    """Return text in one line that changes nothing but itself on a terminal.
+
+    Names in checkpoints, configurations, tables and folders are written by strangers. Control characters, escape
+    sequences, marks that reverse the direction of writing, and halves of surrogate pairs become escapes as in Python
+    (``\\x1b``, ``\\n``, ``\\u202e``). A word of more than LONGEST_WORD characters is cut in the middle.
+    """
+    if not text.isprintable():
+        text = "".join(
+            each if each.isprintable() or unicodedata.category(each) == "Zs" else each.encode("unicode_escape").decode()
+            for each in text
+        )
+    if len(text) > LONGEST_WORD:
+        text = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:200]}...{word[0][-100:]}", text)
+    return text
+
+
+def shown(value: object, width: int = 60) -> str:
+    """Return ``repr(value)`` for an error, cut to ``width`` characters: values of strangers may be of any size."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; lists within lists
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= width else f"{text[:width]}..."
+
+
+def one_line(message: str) -> str:
+    """Return an error's message as one printable line: every run of white space becomes a space."""
+    line = printable(" ".join(message.split()))
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."
+
+
 def fail(message: str, code: int = 2) -> int:
     """Print one line to stderr and return the exit code: 2 for bad input."""
-    print(f"whereformer: {' '.join(message.split())}", file=sys.stderr)
+    with suppress(OSError):  # a closed output, so that nobody is there to tell
+        print(f"whereformer: {one_line(message)}", file=sys.stderr, flush=True)
     return code

@@ -419,7 +419,7 @@ def test_bad_models(save, refused, tmp_path, tokenizer):
         state["position.weight"][3, 2] = float("nan")
 
     line = refused(broken(save(ours(), "nan"), spoil), "--no-text")
-    assert "position.weight has numbers that are not finite" in line
+    assert "'position.weight' has numbers that are not finite" in line
     line = refused(broken(save(ours(), "lacking"), lambda state: state.pop("position.weight")), "--no-text")
     assert "it has no 'encoder.position.weight', which this model needs" in line
 

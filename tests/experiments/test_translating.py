@@ -216,14 +216,17 @@ class Recording:
         return self.model.generate(sources, **options)
 
 
-def test_what_reads_less_than_all_is_no_error(model, capsys, monkeypatch):
+def test_what_reads_less_than_all_ends_the_command_without_a_word(model, capsys, monkeypatch):
     given(monkeypatch, b"where is the cat?\n")
     read, write = os.pipe()
     out = os.fdopen(write, "w")
     os.close(read)
     monkeypatch.setattr(sys, "stdout", out)
-    main(["translate", "run", model])
+    with pytest.raises(SystemExit) as stopped:
+        main(["translate", "run", model])
     out.close()
+    assert stopped.value.code == 141
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -305,7 +308,7 @@ def _other_tokenizer(folder):
             _replaced(
                 "config.json", lambda file: file.read_bytes().replace(b'"hidden_size": 64', b'"hidden_size": 32')
             ),
-            "its config.json says (",
+            "hidden_size 64 would fit, got 32",
         ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (_other_tokenizer, "the tokenizer of"),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InputError, shown
 from ..positions import build_position
 from ..positions.t5 import T5
 
@@ -30,6 +31,9 @@ def embedding_table(weights: Mapping[str, Tensor], config: Mapping[str, Any]) ->
     """Return the name and the position embeddings (n, width) in float64, the encoder's if there are several; or None.
 
     Args: weights: a checkpoint's weights by name.
+
+    Raises:
+        InputError: if the table has no rows for positions.
     """
     names = sorted((name for name in weights if EMBEDDINGS.search(name)), key=lambda name: ("decoder" in name, name))
     for name in names:
@@ -39,7 +43,9 @@ def embedding_table(weights: Mapping[str, Tensor], config: Mapping[str, Any]) ->
             padding = config.get("pad_token_id")
             start = ROWS_BEFORE.get(str(kind), 0)
             if kind in COUNTED_FROM_PADDING:
-                start = (1 if padding is None else int(padding)) + 1
+                start = (1 if padding is None else _whole("pad_token_id", padding, len(table))) + 1
+            if table[start:].numel() == 0:
+                raise InputError("checkpoint", f"{name!r} has shape {tuple(table.shape)}, which holds no positions")
             return name, table[start:].double()
     return None
 
@@ -53,12 +59,21 @@ def bucket_curves(
         weights: the weights of a checkpoint of T5, mT5 or a similar model, by name.
         config: its config.json.
         offsets: key position - query position, whole.
+
+    Raises:
+        InputError: if a table is none of T5's.
     """
     for part in ("encoder", "decoder"):
         curves = {}
         for name in sorted(weights):
             match = BUCKETS.search(name)
             if match and f"{part}." in name:
+                if weights[name].dim() != 2 or not weights[name].is_floating_point() or not weights[name].numel():
+                    raise InputError(
+                        "checkpoint",
+                        f"{name!r} is {weights[name].dtype} of shape {tuple(weights[name].shape)}, expected numbers for "
+                        "(buckets, heads)",
+                    )
                 buckets, heads = weights[name].shape
                 position = build_position(
                     "t5",
@@ -66,7 +81,9 @@ def bucket_curves(
                     num_heads=heads,
                     causal=part == "decoder",
                     num_buckets=buckets,
-                    max_distance=int(config.get("relative_attention_max_distance", 128)),
+                    max_distance=_whole(
+                        "relative_attention_max_distance", config.get("relative_attention_max_distance", 128)
+                    ),
                 )
                 assert isinstance(position, T5)
                 with torch.no_grad():
@@ -75,3 +92,10 @@ def bucket_curves(
         if curves:
             return part, dict(sorted(curves.items()))
     return None
+
+
+def _whole(name: str, value: Any, most: int = 2**31 - 1) -> int:
+    """Check a number of a stranger's configuration."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise InputError(name, f"expected a whole number from 0 to {most} in config.json, got {shown(value)}")
+    return value

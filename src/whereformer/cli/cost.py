@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 MOST = 2**20
 """The largest size that ``cost`` accepts. Beyond it, torch could not hold the number of bytes."""
-MOST_LAYERS = 1000
-"""The most layers, which is what the deepest Transformers have. Counting visits each layer and takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class Cost:
         import torch
 
         from ..analysis import cost
-        from ..models import EncoderConfig, parse_blocks
+        from ..models import EncoderConfig
         from ..training.model_options import as_setting
 
         sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
@@ -145,11 +143,6 @@ class Cost:
                     if name in EncoderConfig.__dataclass_fields__
                 },
             )
-            for name in ("blocks", "decoder_layers"):
-                given = getattr(config, name)
-                layers = 0 if given == "0" else sum(block.layers * block.repeats for block in parse_blocks(given))
-                if layers > MOST_LAYERS:
-                    raise InputError(name, f"expected at most {MOST_LAYERS} layers, got {layers}")
             return cost(
                 config,
                 self.length,

@@ -8,21 +8,20 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Union, cast
 
 import tyro
-from rich.console import Console
 
 from .. import __version__
-from ..errors import InputError, fail
-from ..files import full_disk, no_room
 from .analyze import Analyze
 from .bench import Bench
 from .compare import Compare
 from .cost import Cost
 from .distill_positions import DistillPositions
+from .ending import ending
 from .finetune import Finetune
-from .flags import in_flags, registry
+from .flags import registry
 from .positions import ListPositions
 from .pretrain import Pretrain
 from .properties import Properties
+from .terminal import output
 from .translate import Translate
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -42,9 +41,16 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the ``whereformer`` command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given == ["--version"]:
-        print(f"whereformer {__version__}")
-        return
+    with ending():
+        if given == ["--version"]:
+            print(f"whereformer {__version__}")
+            return
+        command = _parse(given)
+    execute(command)
+
+
+def _parse(given: Sequence[str]) -> Any:
+    """Read the command line: the command, with its options as fields."""
     # In the list of commands each has one paragraph; the help of one command has all.
     parsers = (
         Annotated[
@@ -55,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         for name, command in COMMANDS.items()
     )
-    command = tyro.cli(
+    return tyro.cli(
         cast(Any, Union[tuple(parsers)]),  # noqa: UP007  # the union of all commands
         prog="whereformer",
         description="Token positions as a swappable, inspectable and fast part of self-attention.",
@@ -63,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         registry=registry(),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
-    execute(command)
 
 
 def _summary(command: Callable[..., Any]) -> str:
@@ -72,14 +77,6 @@ def _summary(command: Callable[..., Any]) -> str:
 
 
 def execute(command: Any) -> None:
-    """Run a command. If it fails on bad input or is interrupted, print one line to stderr and exit with a code."""
-    try:
-        # Without markup, because paths may hold brackets.
-        command.run(Console(markup=False, width=None if sys.stdout.isatty() else 100))
-    except InputError as error:
-        raise SystemExit(fail(in_flags(error, command))) from None
-    except OSError as error:
-        full = full_disk(error)
-        raise SystemExit(fail(no_room(error.filename or "the output", full) if full else str(error))) from None
-    except KeyboardInterrupt:
-        raise SystemExit(fail("interrupted; finished work is kept, and the same command continues", 130)) from None
+    """Run a command. If it fails or is interrupted, print one line to stderr and exit with a code."""
+    with ending(command):
+        command.run(output())

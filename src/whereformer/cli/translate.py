@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, T
 import tyro
 from rich.console import Console
 
-from ..errors import InputError, fail
+from ..errors import InputError, fail, printable
 from ..experiments.settings import check_range
 from ..experiments.translate.settings import (
     Decoding,
@@ -23,7 +23,7 @@ from ..experiments.translate.settings import (
     TranslatorSettings,
     ValidationData,
 )
-from ..files import check_file, full_disk, is_same_file, naming, new_file, no_room, write_atomically
+from ..files import check_file, is_same_file, naming, new_file, write_atomically
 from .arguments import find_device
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class TranslateRun:
         check_range(self, threads=(1, 2**20))
         with _opened(self.input) as stream:
             from ..experiments.translate import translating
-            from .terminal import Bar
+            from .terminal import Bar, Terminal
 
             if self.output is not None:
                 check_file("output", self.output)
@@ -168,7 +168,7 @@ class TranslateRun:
             _use(self.threads)
             window = 1 if self.input is None and stream.isatty() else translating.WINDOW
             lines = translating.lines_of("input", str(self.input or "the standard input"), stream)
-            errors = Console(stderr=True, markup=False)
+            errors = Terminal(stderr=True)
             with ExitStack() as stack:
                 progress = None
                 if errors.is_terminal and window > 1:
@@ -301,12 +301,12 @@ class TranslateScore:
                 raise InputError(name, "either a model or files, got both")
         from ..experiments.translate import translating
         from ..experiments.translate.pairs import load_pairs
-        from .terminal import Bar
+        from .terminal import Bar, Terminal
 
         pairs = load_pairs(self.parallel.checked())
         translator = translating.load(str(self.model), decoding, find_device(self.device))
         _use(self.threads)
-        with Bar(Console(stderr=True, markup=False)) as progress:
+        with Bar(Terminal(stderr=True)) as progress:
             progress.start(len(pairs))
             progress.begin("translating")
             hypotheses = translator.translate(pairs.source, progress.step)
@@ -404,24 +404,13 @@ def _count_lines(file: Path) -> int:
         return sum(1 for _ in lines)
 
 
-def _close_output() -> None:
-    """Write nothing more to standard output. Otherwise Python would complain again when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _write(translations: Iterable[str], out: TextIO) -> None:
     """Write line by line, so that finished translations are kept whatever happens next."""
+    shown = printable if out.isatty() else str
     done = 0
     try:
         for line in translations:
-            print(line, file=out, flush=True)
+            print(shown(line), file=out, flush=True)
             done += 1
-    except BrokenPipeError:
-        _close_output()  # the reader has closed the pipe, as `head` does
-    except OSError as error:
-        if (full := full_disk(error)) is None or out is not sys.stdout:
-            raise
-        _close_output()
-        raise InputError(None, no_room("the standard output", full)) from None
     except KeyboardInterrupt:
         raise SystemExit(fail(f"interrupted after {done:,} lines, which have been written", 130)) from None

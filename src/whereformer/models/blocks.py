@@ -3,7 +3,10 @@
 import re
 from typing import NamedTuple
 
-from ..errors import InputError
+from ..errors import InputError, shown
+
+MOST_LAYERS = 1000
+"""The most layers, counted once per pass, which is what the deepest Transformers have."""
 
 
 class Block(NamedTuple):
@@ -20,12 +23,16 @@ def parse_blocks(blocks: str, name: str = "blocks") -> tuple[Block, ...]:
     the argument ``name``.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: for anything else, and for more than MOST_LAYERS layers.
     """
     parsed = []
     for part in str(blocks).split("-"):
-        match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", part.strip())
+        # More digits than Python reads would be an error of another kind.
+        match = re.fullmatch(r"([1-9][0-9]{0,20})(?:x([1-9][0-9]{0,20}))?", part.strip())
         if match is None:
-            raise InputError(name, f"expected layers as '12', '1x12' or '4-4-4', got {blocks!r}")
+            raise InputError(name, f"expected layers as '12', '1x12' or '4-4-4', got {shown(blocks)}")
         parsed.append(Block(int(match[1]), int(match[2] or 1)))
+    passes = sum(block.layers * block.repeats for block in parsed)
+    if passes > MOST_LAYERS:
+        raise InputError(name, f"expected at most {MOST_LAYERS} layers, got {passes}")
     return tuple(parsed)

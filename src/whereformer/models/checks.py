@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from inspect import get_annotations
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from ..errors import InputError
+from ..errors import InputError, shown
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
@@ -17,13 +19,49 @@ def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
         raise InputError(name, f"expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
-def check_least(config: Any, least: Mapping[str, int]) -> None:
-    """Raise an InputError for a field that is not None and below its least value."""
-    for name, bound in least.items():
+MOST_WIDTH = 2**20
+"""The largest width and number of heads. Beyond it, torch could not hold the number of a weight's bytes."""
+MOST_IDS = 2**31 - 1
+"""The largest number of tokens, positions or types, which 32 bits still count."""
+
+_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", dict: "a dictionary"}
+
+
+def check_kinds(config: Any, extra: Mapping[str, Any]) -> None:
+    """Raise an InputError for a field of one of our configurations whose value is of another kind than declared.
+
+    A configuration may come from a stranger's config.json, where anything can stand anywhere.
+
+    Args:
+        config: the configuration. A field that may be None, or is by default, passes.
+        extra: entries that are no fields. transformers makes them attributes, so they must not hide a method.
+    """
+    own = [each for each in type(config).__mro__ if each.__module__.partition(".")[0] == __name__.partition(".")[0]]
+    for base in own:
+        for name, hint in get_annotations(base, eval_str=True).items():
+            declared = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+            kind = get_origin(declared) or declared
+            value = getattr(config, name)
+            if kind not in _KINDS or (value is None and (vars(base)[name] is None or NoneType in get_args(hint))):
+                continue
+            if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (
+                kind is bool
+            ):
+                raise InputError(name, f"expected {_KINDS[kind]}, got {shown(value)}")
+    for name in extra:
+        if not name.isidentifier() or callable(getattr(type(config), name, None)):
+            raise InputError("config", f"it has no field {shown(name)}")
+
+
+def check_bounds(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Raise an InputError for a field that is not None and below its least or above its greatest value."""
+    for name, (least, most) in bounds.items():
         value = getattr(config, name)
-        # "value < bound" would let NaN pass.
-        if value is not None and not value >= bound:
-            raise InputError(name, f"expected at least {bound}, got {value}")
+        # "value < least" would let NaN pass.
+        if value is not None and not value >= least:
+            raise InputError(name, f"expected at least {least}, got {shown(value)}")
+        if value is not None and not value <= most:
+            raise InputError(name, f"expected at most {most}, got {shown(value)}")
 
 
 def check_choices(config: Any, choices: Mapping[str, Collection[str]]) -> None:
@@ -31,13 +69,13 @@ def check_choices(config: Any, choices: Mapping[str, Collection[str]]) -> None:
     for name, known in choices.items():
         if getattr(config, name) not in known:
             expected = " or ".join(repr(choice) for choice in known)
-            raise InputError(name, f"expected {expected}, got {getattr(config, name)!r}")
+            raise InputError(name, f"expected {expected}, got {shown(getattr(config, name))}")
 
 
 def check_activation(config: Any, name: str) -> None:
     """Raise an InputError for a field that does not name an activation of transformers."""
     if getattr(config, name) not in ACT2FN:
-        raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {getattr(config, name)!r}")
+        raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {shown(getattr(config, name))}")
 
 
 def width_of_heads(config: Any) -> int:

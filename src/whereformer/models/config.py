@@ -5,9 +5,17 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from .blocks import parse_blocks
-from .checks import check_activation, check_choices, check_least, width_of_heads
+from .checks import (
+    MOST_IDS,
+    MOST_WIDTH,
+    check_activation,
+    check_bounds,
+    check_choices,
+    check_kinds,
+    width_of_heads,
+)
 from .pooling import Pooling
 
 CHOICES = {
@@ -19,17 +27,18 @@ CHOICES = {
 }
 """The allowed values of fields that take one of a few."""
 
-LEAST = {
-    "vocab_size": 1,
-    "hidden_size": 1,
-    "embedding_size": 1,
-    "num_attention_heads": 1,
-    "intermediate_size": 1,
-    "head_dim": 1,
-    "max_position_embeddings": 1,
-    "type_vocab_size": 0,
+BOUNDS: dict[str, tuple[float, float]] = {
+    "vocab_size": (1, MOST_IDS),
+    **dict.fromkeys(("hidden_size", "embedding_size", "num_attention_heads", "head_dim"), (1, MOST_WIDTH)),
+    "intermediate_size": (1, 8 * MOST_WIDTH),
+    "max_position_embeddings": (1, MOST_IDS),
+    "type_vocab_size": (0, MOST_IDS),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "activation_dropout_prob"), (0, 1)),
+    "classifier_dropout": (0, 1),
+    "initializer_range": (0, 1e3),
+    "layer_norm_eps": (0, 1),
 }
-"""The least value of numeric fields that have one."""
+"""The least and the greatest value of numeric fields."""
 
 ELECTRA_FIELDS = ("generator_size", "discriminator_weight")
 """Fields that only ElectraPretrainingConfig has; earlier versions wrote them into the config.json of every model."""
@@ -122,19 +131,25 @@ class EncoderConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        self.blocks = str(self.blocks)
+        # Whole numbers of layers are fine as numbers too.
+        for name in ("blocks", "decoder_layers"):
+            if type(getattr(self, name)) is int:
+                setattr(self, name, shown(getattr(self, name)))
+        check_kinds(self, kwargs)
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
-            raise InputError("num_hidden_layers", f"say blocks={str(kwargs['num_hidden_layers'])!r} instead")
+            raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
         for name in ELECTRA_FIELDS:
             if name in kwargs:
                 raise InputError(name, f"only ElectraPretrainingConfig has this option, got {kwargs[name]!r}")
-        check_least(self, LEAST)
+        check_bounds(self, BOUNDS)
+        # That of padding is a row of the table.
+        if self.pad_token_id is not None:
+            check_bounds(self, {"pad_token_id": (-self.vocab_size, self.vocab_size - 1)})
         check_activation(self, "hidden_act")
         check_activation(self, "classifier_act")
         self.head_dim = width_of_heads(self)
         check_choices(self, CHOICES)
-        self.decoder_layers = str(self.decoder_layers)
         if self.decoder_layers != "0":
             decoder = parse_blocks(self.decoder_layers, "decoder_layers")
             if len(decoder) > 1:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from ..errors import InputError
-from .checks import check_shape
+from .checks import check_bounds, check_shape
 from .config import EncoderConfig
 from .encoder import EncoderPreTrainedModel
 from .heads import EncoderForMaskedLM, EncoderForPreTraining
@@ -42,8 +42,7 @@ class ElectraPretrainingConfig(EncoderConfig):
         # "value <= 0" would let NaN pass.
         if not self.generator_size > 0:
             raise InputError("generator_size", f"expected a positive number, got {self.generator_size}")
-        if not self.discriminator_weight >= 0:
-            raise InputError("discriminator_weight", f"expected at least 0, got {self.discriminator_weight}")
+        check_bounds(self, {"generator_size": (0, 1e3), "discriminator_weight": (0, 1e9)})
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:

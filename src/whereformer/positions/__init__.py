@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
+from math import inf
+from numbers import Real
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from .base import ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, Work
 
 __all__ = [
@@ -103,8 +106,9 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
     for part in classes:
         own = _options(part)
         unused -= own.keys()
-        given = {**wanted, **options}
-        parts.append(part(model, **{option: value for option, value in given.items() if option in own}))
+        given = {option: value for option, value in {**wanted, **options}.items() if option in own}
+        _check_options(part, given)
+        parts.append(part(model, **given))
     if unused:
         known = sorted(set().union(*(_options(part) for part in classes)))
         named = name if isinstance(name, str) else name.__name__
@@ -128,6 +132,36 @@ def _options(method: type[Position]) -> dict[str, Any]:
         for name, parameter in sorted(parameters.items())
         if parameter.kind is parameter.KEYWORD_ONLY
     }
+
+
+MOST = 2**20
+"""The largest whole number of an option; some methods work through this many numbers when they are built."""
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "int": (int, "a whole number"),
+    "float": (Real, "a number"),
+    "bool": (bool, "True or False"),
+}
+
+
+def _check_options(method: type[Position], given: Mapping[str, Any]) -> None:
+    """Check the options of a method by its signature, since a stranger's config.json may give them.
+
+    Raises:
+        InputError: for a value of another kind, or a number beyond any use.
+    """
+    parameters = inspect.signature(method.__init__).parameters
+    for option, value in given.items():
+        hint = str(parameters[option].annotation)
+        kind, named = _KINDS.get(hint.partition(" | ")[0], (object, ""))
+        if value is None and hint.endswith("None"):
+            continue
+        if not isinstance(value, kind) or (kind is not object and isinstance(value, bool) != (kind is bool)):
+            raise InputError(option, f"expected {named}, got {shown(value)}")
+        if isinstance(value, int) and kind is int and value > MOST:
+            raise InputError(option, f"expected at most {MOST}, got {shown(value)}")
+        if isinstance(value, Real) and not abs(float(value)) < inf:
+            raise InputError(option, f"expected a finite number, got {shown(value)}")
 
 
 def _find(name: str) -> type[Position]:

@@ -17,6 +17,7 @@ from ...analysis.toeplitz import diagonals, from_diagonals, pairs, toeplitz_part
 from ...errors import InputError
 from ...models import Encoder
 from ...models.checkpoints.files import find_config, read_weights
+from ...models.checkpoints.loading import check_weights
 from ...models.checkpoints.pretrained import read_config
 from ...models.checkpoints.sources import KINDS
 from ...positions import PositionRangeError
@@ -153,14 +154,14 @@ def analyze_model(source: ModelSource, options: AnalyzeOptions, progress: Progre
 
 def _tables_of(source: ModelSource, options: AnalyzeOptions, config: dict[str, Any]) -> ModelFindings:
     """Analyse a model that this library cannot run, from its position tables alone."""
+    kind = str(config.get("model_type"))
     with named_errors(source.path):
         weights = read_weights(source.path)
-    kind = str(config.get("model_type"))
-    found = embedding_table(weights, config)
-    positions = MOST_POSITIONS if found is None else len(found[1])
-    length = min(positions, MOST_POSITIONS) if options.length is None else options.length
-    offsets = torch.arange(1 - length, length)
-    curves = bucket_curves(weights, config, offsets)
+        found = embedding_table(weights, config)
+        positions = MOST_POSITIONS if found is None else len(found[1])
+        length = min(positions, MOST_POSITIONS) if options.length is None else options.length
+        offsets = torch.arange(1 - length, length)
+        curves = bucket_curves(weights, config, offsets)
     if found is None and curves is None:
         raise InputError(
             "model",
@@ -171,10 +172,9 @@ def _tables_of(source: ModelSource, options: AnalyzeOptions, config: dict[str, A
         raise InputError(
             "length", f"expected at most {positions}, the number of positions of {source.path}, got {length}"
         )
-    read = [] if found is None else [found[1]]
     part, layers = curves or ("", {})
-    if not all(bool(each.isfinite().all()) for each in (*read, *layers.values())):
-        raise InputError("model", f"{source.path}: its positions have numbers that are not finite")
+    with named_errors(source.path):
+        check_weights(dict(filter(None, [found])) | {f"layer {layer}": curve for layer, curve in layers.items()})
     heads = [
         head
         for layer, curve in layers.items()

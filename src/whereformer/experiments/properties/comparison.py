@@ -13,7 +13,7 @@ from ...data.masks import HELD_OUT_RATE, HeldOut
 from ...data.seen import look_at
 from ...data.tokenizers import token_stream
 from ...errors import InputError
-from ...models import EncoderForMaskedLM
+from ...models import EncoderForMaskedLM, load_pretrained
 from ...training.trainer import quiet_transformers
 from ..compare.models import model_folder, model_problem
 from ..compare.results import BASELINE, CompareResults
@@ -57,9 +57,13 @@ class Comparison:
                 f"{self.folder} has no trained model of {position!r} ({folder}: {problem}); "
                 "run the same whereformer compare as before to train it again",
             )
-        with quiet_transformers():
-            model: EncoderForMaskedLM = EncoderForMaskedLM.from_pretrained(folder, use_safetensors=True)
-        return model.eval()
+        try:
+            with quiet_transformers():
+                model = load_pretrained(folder, model_class=EncoderForMaskedLM)
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError("results", f"the model in {folder} can't be read ({error})") from None
+        assert isinstance(model, EncoderForMaskedLM)
+        return model
 
 
 def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comparison, list[str]]:

@@ -17,6 +17,8 @@ from ...data import batches, subwords
 from ...data.parallel import split_lines
 from ...errors import InputError
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
+from ...models.checkpoints.files import find_weights, read_header
+from ...models.checkpoints.loading import check_header, check_weights
 from ...positions import PositionRangeError
 from ...training.trainer import quiet_transformers
 from .model import generation_config
@@ -202,21 +204,20 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
             )
         if Path(model).is_dir() and not (Path(model) / "tokenizer.json").exists():
             raise InputError("model", f"{model} has no tokenizer.json")
+        check_header(lambda: Seq2SeqForConditionalGeneration(config), read_header(find_weights(model)))
         with quiet_transformers():
             found, report = Seq2SeqForConditionalGeneration.from_pretrained(
-                model, config=config, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
+                model, config=config, use_safetensors=True, output_loading_info=True
             )
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except InputError:
-        raise
+        check_weights(found.state_dict())
+    except InputError as error:
+        raise InputError("model", error.reason if error.field == "model" else f"{model}: {error}") from None
     except Exception as error:
         # For a broken file the libraries raise all kinds of errors, even a plain Exception.
         raise InputError("model", f"cannot read {model}: {error}") from None
     if report["missing_keys"]:
         raise InputError("model", f"{model} lacks {min(report['missing_keys'])}")
-    if report["mismatched_keys"]:
-        name, there, expected = min(report["mismatched_keys"])
-        raise InputError("model", f"{name} of {model} is {tuple(there)}, but its config.json says {tuple(expected)}")
     special = tokenizer.convert_tokens_to_ids(list(subwords.SPECIAL_TOKENS))
     if special != [subwords.PAD, subwords.START, subwords.END] or len(tokenizer) > config.vocab_size:
         raise InputError("model", f"the tokenizer of {model} belongs to another model")

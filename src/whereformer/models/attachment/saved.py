@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ...errors import InputError
-from ..checkpoints.files import read_weights
+from ...errors import InputError, shown
+from ..checkpoints.files import find_weights, read_header, read_tensors
+from ..checkpoints.loading import check_header, check_weights
 from .attaching import attach
 from .hooks import NAME
+
+SETTINGS = {"position", "keep_absolute", "options"}
+"""What a model's config.json says of what was attached."""
 
 
 def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> PreTrainedModel:
@@ -29,23 +36,31 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
         options: options of ``from_pretrained``.
 
     Raises:
-        ValueError: if nothing was attached when the model was saved, or a parameter of the method is missing.
+        ValueError: if nothing was attached when the model was saved, a parameter of the method is missing, or the sizes
+            in the configuration are not those of the weights, which is found before memory is taken.
+        OSError: if there is no such checkpoint, or it is not in safetensors.
     """
+    hub = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+    hub_options = {name: options[name] for name in hub if name in options}
+    files = find_weights(path_or_id, **hub_options)
+    _check_sizes(path_or_id, model_class, read_header(files), hub_options)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # its report would list what is loaded below
     try:
         model, found = model_class.from_pretrained(
-            path_or_id, output_loading_info=True, **{**options, "use_safetensors": True}
+            path_or_id,
+            **{"trust_remote_code": False, **options, "use_safetensors": True, "output_loading_info": True},
         )
     finally:
         transformers_logging.set_verbosity(verbosity)
     settings = getattr(model.config, NAME, None)
     if settings is None:
         raise InputError("path_or_id", f"nothing was attached to the model in {path_or_id}; use from_pretrained")
+    if not isinstance(settings, dict) or not settings.keys() >= SETTINGS or not isinstance(settings["options"], dict):
+        raise InputError("path_or_id", f"its config.json does not say what was attached, got {shown(settings)}")
     attach(model, settings["position"], keep_absolute=settings["keep_absolute"], **settings["options"])
-    hub = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
-    hub_options = {name: options[name] for name in hub if name in options}
-    saved = read_weights(path_or_id, part=f"{NAME}.", **hub_options)
+    saved = read_tensors(files, part=f"{NAME}.")
+    check_weights(saved)
     # The names of a base model and of a model with a head differ by a prefix.
     prefix = f"{model.base_model_prefix}."
     saved = {name.removeprefix(prefix): tensor for name, tensor in saved.items()}
@@ -61,3 +76,15 @@ def load_attached(path_or_id: str | Path, model_class: Any, **options: Any) -> P
     if fresh := sorted(name for name in found["missing_keys"] if name in state):
         logging.getLogger(__name__).warning("not in the checkpoint, so freshly drawn: %s", ", ".join(fresh))
     return model
+
+
+def _check_sizes(
+    path_or_id: str | Path, model_class: Any, header: Mapping[str, Tensor], hub: Mapping[str, Any]
+) -> None:
+    """Compare the sizes in a checkpoint's configuration with its weights, before the model is built."""
+    config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=False, **hub)
+    for name, value in config.to_dict().items():
+        if re.search(r"layers?$", name) and type(value) is int and value > len(header):
+            raise InputError(name, f"the checkpoint has {len(header)} tensors, too few for {value} layers")
+    build = getattr(model_class, "from_config", None) or model_class._from_config
+    check_header(lambda: build(config), header)

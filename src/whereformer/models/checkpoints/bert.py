@@ -102,7 +102,7 @@ def from_bert(
     state = {_modern(name).removeprefix(family.prefix): tensor for name, tensor in state.items()}
     unused = []
     for copy, name in family.tied.items():
-        if copy in state and not torch.equal(state.setdefault(name, state[copy]), state[copy]):
+        if copy in state and not _same(state.setdefault(name, state[copy]), state[copy]):
             if tied:
                 raise InputError("checkpoint", f"expected {copy!r} to equal {name!r}, got others; heads here are tied")
             unused.append(copy)
@@ -119,6 +119,11 @@ def from_bert(
             raise no_place(name)
     unused += [name for name in state if name not in names.values()]
     return Checkpoint(translated, names, tuple(unused))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers; on the meta device, which has none, the same shape."""
+    return one.shape == other.shape and (one.is_meta or torch.equal(one, other))
 
 
 def _modern(name: str) -> str:

@@ -1,15 +1,19 @@
-"""Reads a checkpoint's files: its config.json, and its weights from safetensors."""
+"""Reads a checkpoint's files: its config.json, the shapes of its weights, and the weights, from safetensors only."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
+
+from ...errors import InputError, one_line, shown
 
 
 def find_config(path_or_id: str | Path) -> dict[str, Any]:
@@ -17,47 +21,131 @@ def find_config(path_or_id: str | Path) -> dict[str, Any]:
 
     Raises:
         OSError: if there is no config.json.
+        InputError: if it holds something else.
     """
     try:
-        found: dict[str, Any] = PreTrainedConfig.get_config_dict(path_or_id)[0]
+        found = PreTrainedConfig.get_config_dict(path_or_id)[0]
     except OSError as error:
         # The original message explains the rules for names on the Hub, even if a folder was meant.
         raise OSError(
             "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
             f"got {str(path_or_id)!r}"
         ) from error
+    except (ValueError, RecursionError, TypeError, AttributeError, KeyError) as error:
+        # An integer of thousands of digits, lists within lists, or no object.
+        raise InputError(
+            "path_or_id", f"the config.json of {path_or_id} can't be read ({one_line(str(error))})"
+        ) from None
+    if not isinstance(found, dict):
+        raise InputError("path_or_id", f"expected an object in the config.json of {path_or_id}, got {shown(found)}")
     return found
 
 
-def read_weights(path_or_id: str | Path, part: str = "", **hub: Any) -> dict[str, Tensor]:
-    """Read the weights whose names contain ``part``, from one file or several.
+def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
+    """Return the files with a checkpoint's weights, one or several.
+
+    The names of several stand in an index, which may be a stranger's: they must stay in the checkpoint's folder.
+
+    Args:
+        path_or_id: a folder, or an id on the Hugging Face Hub.
+        hub: options of the Hub, such as ``revision``.
 
     Raises:
         OSError: if there is no such checkpoint, or it is not in safetensors.
+        InputError: if its index is damaged, or names a file elsewhere.
     """
 
-    def find(name: str) -> Any:
+    def find(name: str) -> str | None:
         return cached_file(path_or_id, name, _raise_exceptions_for_missing_entries=False, **hub)
 
-    files = [find("model.safetensors")]
-    if files == [None]:
-        index = find("model.safetensors.index.json")
-        if index is None:
-            message = f"path_or_id: {path_or_id} has no model.safetensors; weights are read from safetensors only"
-            if find("pytorch_model.bin") is not None:
-                message += (
-                    ", since its pytorch_model.bin is a pickle, which can run any code when it is opened; if you trust "
-                    "it, load it in transformers with the class that its config.json names, and "
-                    "save_pretrained(a folder)"
-                )
-            raise OSError(message)
-        names = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
-        files = [cached_file(path_or_id, name, **hub) for name in names]
-    weights = {}
+    whole = find("model.safetensors")
+    if whole is not None:
+        return [Path(whole)]
+    index = find("model.safetensors.index.json")
+    if index is None:
+        message = f"path_or_id: {path_or_id} has no model.safetensors; weights are read from safetensors only"
+        if find("pytorch_model.bin") is not None:
+            message += (
+                ", since its pytorch_model.bin is a pickle, which can run any code when it is opened; if you trust "
+                "it, load it in transformers with the class that its config.json names, and "
+                "save_pretrained(a folder)"
+            )
+        raise OSError(message)
+    files = []
+    for name in _names(Path(index)):
+        file = Path(str(cached_file(path_or_id, name, **hub)))
+        if Path(path_or_id).is_dir() and not _inside(file, Path(index).parent):
+            raise InputError("path_or_id", f"{index} names {shown(name)}, which is a link out of its folder")
+        files.append(file)
+    return files
+
+
+def _names(index: Path) -> list[str]:
+    """Read the names of files from an index, and check that they are names and no paths."""
+    try:
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(listed.values()))
+        strange = [name for name in names if not name.endswith(".safetensors") or not name.isprintable()]
+        strange += [name for name in names if "/" in name or "\\" in name or name.startswith(".")]
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            "path_or_id", f"{index} is no index of weights ({type(error).__name__}: {one_line(str(error))})"
+        ) from None
+    if strange or not names:
+        given = shown(strange[0]) if strange else "no files"
+        raise InputError("path_or_id", f"{index} must name safetensors files in its own folder, got {given}")
+    return names
+
+
+def _inside(file: Path, folder: Path) -> bool:
+    """Whether a file lies in a folder, or is a link of the Hub's cache, where a snapshot's files are beside it."""
+    target, folder = file.resolve(), folder.resolve()
+    blobs = folder.parent.parent / "blobs"
+    return target.parent == folder or (folder.parent.name == "snapshots" and target.parent == blobs)
+
+
+def read_header(files: Sequence[Path]) -> dict[str, Tensor]:
+    """Read the names, shapes and dtypes of weights, as tensors on the meta device, which take no memory.
+
+    Raises:
+        OSError: if a file is not in safetensors.
+    """
+
+    def shape(opened: Any, name: str) -> Tensor:
+        sizes = opened.get_slice(name).get_shape()
+        # A slice without elements has the dtype.
+        kind = (opened.get_slice(name)[0:0] if sizes else opened.get_tensor(name)).dtype
+        return torch.empty(sizes, dtype=kind, device="meta")
+
+    return dict(_read(files, shape))
+
+
+def read_weights(path_or_id: str | Path, part: str = "", **hub: Any) -> dict[str, Tensor]:
+    """Read the weights whose names contain ``part``.
+
+    Raises:
+        OSError: if there is no such checkpoint, or it is not in safetensors.
+        InputError: as for :func:`find_weights`.
+    """
+    return read_tensors(find_weights(path_or_id, **hub), part)
+
+
+def read_tensors(files: Sequence[Path], part: str = "") -> dict[str, Tensor]:
+    """Read the weights whose names contain ``part`` from files.
+
+    Raises:
+        OSError: if a file is not in safetensors.
+    """
+    return dict(_read(files, lambda opened, name: opened.get_tensor(name), part))
+
+
+def _read(files: Sequence[Path], read: Callable[[Any, str], Tensor], part: str = "") -> Iterator[tuple[str, Tensor]]:
     for file in files:
         try:
             with safe_open(str(file), "pt") as opened:
-                weights.update({name: opened.get_tensor(name) for name in opened.keys() if part in name})  # noqa: SIM118
-        except SafetensorError as error:
-            raise OSError(f"path_or_id: {file} is not safetensors, or not all of it was downloaded ({error})") from None
-    return weights
+                for name in opened.keys():  # noqa: SIM118  # it is no dictionary
+                    if part in name:
+                        yield name, read(opened, name)
+        except (SafetensorError, RuntimeError, OverflowError, TypeError) as error:
+            reason = f"{file} is not safetensors, or not all of it was downloaded ({one_line(str(error))})"
+            raise OSError(f"path_or_id: {reason}") from None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...errors import InputError
+from ...errors import InputError, printable
+from ..config import EncoderConfig
 
 BODY = "encoder."
 """The prefix of the encoder's names in a model with a head."""
@@ -32,7 +36,7 @@ class LoadingReport:
 
     def __str__(self) -> str:
         lines = ((part.name, getattr(self, part.name)) for part in fields(self))
-        return "\n".join(f"{name}: {', '.join(_groups(names))}" for name, names in lines if names)
+        return "\n".join(f"{name}: {printable(', '.join(_groups(names)))}" for name, names in lines if names)
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,7 @@ def fill(
             if relabelled and not name.startswith(BODY) and own[name].shape[1:] == tensor.shape[1:]:
                 of_labels.add(name)
                 continue
-            shapes = f"{tuple(tensor.shape)}, this model {tuple(own[name].shape)}"
-            known = checkpoint.names.get(name, name)
-            raise InputError("checkpoint", f"{known!r} has shape {shapes}; options may have changed a size")
+            raise misfit(checkpoint.names.get(name, name), name.removeprefix(BODY), tensor, own[name], model.config)
         if not tensor.is_floating_point():
             # A copy would lose the imaginary parts of complex numbers and the scales of quantised ones.
             known = checkpoint.names.get(name, name)
@@ -107,6 +109,94 @@ def fill(
         (*dropped, *checkpoint.unused),
         tuple(name.removeprefix(start) for name in missing),
     )
+
+
+HEADS = "num_attention_heads x head_dim"
+_SIZES = {
+    r"embeddings\.word\.weight": ("vocab_size", "embedding_size"),
+    r"embeddings\.token_type\.weight": ("type_vocab_size", "embedding_size"),
+    r"words\.weight": ("vocab_size", "hidden_size"),
+    r"position\.weight": ("max_position_embeddings", "embedding_size"),
+    r".*\.up\.weight": ("intermediate_size", "hidden_size"),
+    r".*\.down\.weight": ("hidden_size", "intermediate_size"),
+    r".*\.(query|key|value)\.(weight|bias)": (HEADS, "hidden_size"),
+    r".*\.attention\.out\.weight": ("hidden_size", HEADS),
+    r".*\bnorm\.weight": ("hidden_size",),
+}
+"""The configuration's fields for the sizes of tensors, by our names."""
+
+
+def misfit(shown_as: str, name: str, found: Tensor, own: Tensor, config: Any) -> InputError:
+    """Return the error for a checkpoint's tensor of another shape than the model's.
+
+    Args:
+        shown_as: the checkpoint's name for it.
+        name: ours, without the prefix of the encoder.
+        found: the checkpoint's tensor.
+        own: the model's.
+        config: the model's configuration, of which the error names the fields that do not fit, where they are known.
+    """
+    fields_of = next((names for pattern, names in _SIZES.items() if re.fullmatch(pattern, name)), ())
+    sizes = {**vars(config), HEADS: getattr(config, "num_attention_heads", 0) * (getattr(config, "head_dim", 0) or 0)}
+    fitting = [
+        f"{size} {here} would fit, got {there}"
+        for size, here, there in zip(fields_of, found.shape, own.shape, strict=False)
+        if here != there and sizes.get(size) == there
+    ]
+    said = (
+        f"{shown_as!r} has shape {tuple(found.shape)}, this model {tuple(own.shape)}; options may have changed a size"
+    )
+    return InputError("checkpoint", f"{said} ({', '.join(fitting)})" if fitting else said)
+
+
+def check_layers(config: EncoderConfig, header: Collection[str]) -> None:
+    """Check, before a model is built, that a checkpoint has a tensor for each of its layers.
+
+    Raises:
+        InputError: if it has fewer.
+    """
+    layers = max(config.passes) + 1
+    if layers > len(header):
+        raise InputError("blocks", f"the checkpoint has {len(header)} tensors, too few for {layers} different layers")
+
+
+def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tensor]) -> None:
+    """Build a model without memory, and compare its shapes with a checkpoint's, by transformers' rules for names.
+
+    Args:
+        build: builds the model.
+        header: the checkpoint's tensors on the meta device, by name.
+
+    Raises:
+        InputError: if one has another shape.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = build()
+    prefix = f"{model.base_model_prefix}."
+    bare = {name.removeprefix(prefix): tensor for name, tensor in header.items()}
+    for name, own in model.state_dict().items():
+        found = bare.get(name.removeprefix(prefix), own)
+        if found.shape != own.shape:
+            raise misfit(name, name.removeprefix(prefix), found, own, model.config)
+
+
+LARGEST = 1e10
+"""No training makes larger weights than this. Their products are no longer numbers in float32."""
+
+
+def check_weights(weights: Mapping[str, Tensor]) -> None:
+    """Check that weights are numbers that a model can compute with.
+
+    Raises:
+        InputError: if some are not finite, or too large; it names the tensor.
+    """
+    for name, tensor in weights.items():
+        if tensor.numel() == 0 or not tensor.is_floating_point():
+            continue
+        largest = float(tensor.abs().max())  # NaN if there is one
+        if not largest <= LARGEST:
+            what = f"as large as {largest:.3g}" if isfinite(largest) else "that are not finite"
+            raise InputError("checkpoint", f"{name!r} has numbers {what}; this checkpoint is broken")
 
 
 def _groups(names: Collection[str]) -> list[str]:

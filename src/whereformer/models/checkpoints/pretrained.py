@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.utils import logging
 
+from ...errors import InputError, one_line
 from ...positions import describe
 from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
-from .files import find_config, read_weights
-from .loading import BODY, Checkpoint, fill
+from .files import find_config, find_weights, read_header, read_tensors
+from .loading import BODY, Checkpoint, check_layers, check_weights, fill
 from .sources import config_options, source_of
 
 # A child of transformers' logger, so that its handler and verbosity apply.
@@ -58,8 +60,8 @@ def load_pretrained(
     - RoBERTa's and ELECTRA's classifiers of sequences have, in training, one dropout more: on the first token's state.
 
     Raises:
-        ValueError: for an unsupported kind of checkpoint, or one whose tensors are missing, unexpected or of another
-            size.
+        ValueError: for an unsupported kind of checkpoint, or one whose tensors are missing, unexpected, of another
+            size or not finite. Sizes are compared before any memory is taken.
         TypeError: for an option that neither the configuration nor the position method has.
         OSError: if there is no such checkpoint, or it has no readable safetensors.
     """
@@ -68,12 +70,28 @@ def load_pretrained(
     if build.base_model_prefix != Encoder.base_model_prefix:
         raise TypeError(f"model_class: expected Encoder or a model that has one, got {build.__name__}")
     config = EncoderConfig.from_dict(_changed(source.fields, position, options))
-    model = build(config).to(dtype)
     before = source.fields.get("position", "learned")
-    checkpoint, fresh = _recomposed(source.translate(read_weights(path_or_id)), before, config.position)
     relabelled = config.num_labels != EncoderConfig.from_dict(dict(source.fields)).num_labels
-    whole = type(model) is source.built_as
-    model.loading_report = fill(model, checkpoint, fresh=fresh, whole=whole, relabelled=relabelled)
+
+    def filled(model: EncoderPreTrainedModel, weights: Mapping[str, Tensor]) -> EncoderPreTrainedModel:
+        checkpoint, fresh = _recomposed(source.translate(weights), before, config.position)
+        whole = type(model) is source.built_as
+        model.loading_report = fill(model, checkpoint, fresh=fresh, whole=whole, relabelled=relabelled)
+        return model
+
+    files = find_weights(path_or_id)
+    header = read_header(files)
+    check_layers(config, header)
+    # First without memory, which a configuration of a stranger could ask for without end.
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            filled(build(config), header)
+    except (RuntimeError, ArithmeticError) as error:
+        raise InputError("config", f"no model has these sizes ({one_line(str(error))})") from None
+    weights = read_tensors(files)
+    check_weights(weights)
+    model = filled(build(config).to(dtype), weights)
+    assert model.loading_report is not None
     if model.loading_report.dropped or model.loading_report.initialised:
         _log.warning(f"{path_or_id} as {type(model).__name__}\n{model.loading_report}")
     return model.eval()

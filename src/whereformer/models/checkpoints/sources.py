@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig
 
-from ...errors import InputError
+from ...errors import InputError, one_line
 from ..config import EncoderConfig
 from ..electra import ElectraPretrainingConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
@@ -38,11 +38,21 @@ class CheckpointSource(NamedTuple):
 def source_of(
     found: Mapping[str, Any], model_class: type[EncoderPreTrainedModel] | None, options: Mapping[str, Any]
 ) -> CheckpointSource:
-    """Return how to read a checkpoint, given the contents of its config.json."""
+    """Return how to read a checkpoint, given the contents of its config.json.
+
+    Raises:
+        InputError: if it is of another kind, or its configuration fits no model.
+    """
     try:
         return _source_of_kind(found, model_class, options)
+    except InputError:
+        raise
     except StrictDataclassError as error:
-        raise InputError("path_or_id", f"in its config.json: {' '.join(str(error).split())}") from None
+        raise InputError("path_or_id", f"in its config.json: {one_line(str(error))}") from None
+    except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError, RecursionError) as error:
+        # In a stranger's file anything can stand anywhere.
+        reason = f"{type(error).__name__}: {one_line(str(error))}"
+        raise InputError("path_or_id", f"its config.json describes no model ({reason})") from None
 
 
 def _source_of_kind(
@@ -97,6 +107,7 @@ def _of_funnel(found: Mapping[str, Any], options: Mapping[str, Any]) -> Checkpoi
 
 def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
     names = found.get("architectures") or []
+    EncoderConfig.from_dict(dict(found))  # for its errors
     # The discriminator is the part of ELECTRA to use.
     own = {model.__name__: model for model, _ in FUNNELS.values()} | {"Electra": EncoderForPreTraining}
     return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)

@@ -4,8 +4,10 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from ...errors import InputError
-from ..checks import check_activation, check_choices, check_least, width_of_heads
+from ...errors import InputError, shown
+from ..blocks import MOST_LAYERS
+from ..checks import MOST_IDS, check_activation, check_bounds, check_choices, check_kinds, width_of_heads
+from ..config import BOUNDS as ENCODER_BOUNDS
 from ..config import CHOICES
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -26,16 +28,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Named sizes: "base" and "big" are those of Vaswani et al. (2017, Table 3); "small" trains on two CPU cores."""
 
-LEAST = {
-    "vocab_size": 1,
-    "hidden_size": 1,
-    "num_attention_heads": 1,
-    "intermediate_size": 1,
-    "head_dim": 1,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "max_position_embeddings": 1,
+_NOT_HERE = ("embedding_size", "type_vocab_size", "classifier_dropout")
+BOUNDS: dict[str, tuple[float, float]] = {
+    **{name: bound for name, bound in ENCODER_BOUNDS.items() if name not in _NOT_HERE},
+    **dict.fromkeys(("bos_token_id", "eos_token_id"), (-1, MOST_IDS)),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MOST_LAYERS)),
 }
+"""The least and the greatest value of numeric fields."""
 
 
 class Seq2SeqConfig(PreTrainedConfig):
@@ -107,14 +106,15 @@ class Seq2SeqConfig(PreTrainedConfig):
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        check_least(self, LEAST)
+        check_kinds(self, kwargs)
+        check_bounds(self, BOUNDS)
         self.head_dim = width_of_heads(self)
         check_choices(self, {"norm": CHOICES["norm"]})
         check_activation(self, "hidden_act")
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)
             if token is None or not 0 <= token < self.vocab_size:
-                raise InputError(name, f"expected a token of the {self.vocab_size}, got {token}")
+                raise InputError(name, f"expected a token of the {self.vocab_size}, got {shown(token)}")
         if not 0 <= self.label_smoothing < 1:
             raise InputError("label_smoothing", f"expected a number in [0, 1), got {self.label_smoothing}")
         if self.initializer_range is None:

@@ -1,0 +1,142 @@
+"""How a command ends: bad input, Ctrl-C, a closed output and our own faults each give one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from .. import __version__
+from ..errors import InputError, fail
+from ..files import full_disk, no_room
+from .flags import in_flags
+
+CLOSED = 141
+"""The exit code where the reader of the output has closed it: that of a program which SIGPIPE ends."""
+
+OURS = "WHEREFORMER_TRACEBACK"
+"""The environment variable that also prints the traceback of a fault of ours."""
+
+
+@contextmanager
+def ending(command: Any = None) -> Iterator[None]:
+    """Turn what goes wrong in a command, or in reading the command line if there is none yet, into its exit.
+
+    Raises:
+        SystemExit: with code 2 for bad input, 1 for a fault of ours, 130 after Ctrl-C, and 141, without a word, where
+            the reader of the output has closed it.
+    """
+    _usable_streams()
+    pressed: list[int] = []
+    try:
+        with _interruptible(pressed):
+            try:
+                yield
+            finally:
+                _flush()
+    except KeyboardInterrupt:
+        raise SystemExit(_interrupted(command)) from None
+    except BrokenPipeError:
+        _silence()
+        raise SystemExit(CLOSED) from None
+    except Exception as error:
+        # Some libraries turn an interrupt during their import into an error of their own.
+        raise SystemExit(_interrupted(command) if pressed else _failed(error, command)) from None
+
+
+def _interrupted(command: Any) -> int:
+    kept = "" if command is None else "; finished work is kept, and the same command continues"
+    return fail(f"interrupted{kept}", 130)
+
+
+def _failed(error: Exception, command: Any) -> int:
+    if isinstance(error, InputError):
+        return fail(str(error) if command is None else in_flags(error, command))
+    if full := full_disk(error):
+        return fail(no_room(getattr(error, "filename", None) or "the output", full))
+    if isinstance(error, OSError):
+        return fail(str(error))
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        return fail(f"not enough memory for these sizes ({str(error) or type(error).__name__})")
+    text = f"whereformer {__version__}\n{sys.argv}\n\n{''.join(traceback.format_exception(error))}"
+    if os.environ.get(OURS):
+        print(text, file=sys.stderr)
+    found = (str(error).splitlines() or [""])[0]
+    return fail(
+        f"this is a fault of whereformer, please report it: {type(error).__name__}: {found:.200}{_kept(text, command)}",
+        1,
+    )
+
+
+def _kept(text: str, command: Any) -> str:
+    """Write a traceback to a file in the run's folder, or in that of temporary files, and say where it is."""
+    out = getattr(getattr(command, "command", command), "out", None)
+    beside = [out] if isinstance(out, Path) and out.is_dir() else []
+    for folder in (*beside, Path(tempfile.gettempdir())):
+        with suppress(OSError):
+            number, name = tempfile.mkstemp(prefix="error-", suffix=".txt", dir=folder)
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            return f" (its traceback is in {name})"
+    return ""
+
+
+@contextmanager
+def _interruptible(pressed: list[int]) -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt, and note it in ``pressed``, unless this process ignores it."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        pressed.append(number)
+        raise KeyboardInterrupt
+
+    try:
+        signal.signal(signal.SIGINT, stop)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _usable_streams() -> None:
+    """Give both outputs a place to write to, and characters that their encoding lacks an escape."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed before the command began
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open as long as the process
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    """Write what is buffered. When Python exits, it would complain in its own way."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "the standard output") from None
+
+
+def _silence() -> None:
+    """Send the rest of a closed output nowhere, or Python would complain of it again when it exits."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _redirect(stream)
+
+
+def _redirect(stream: TextIO) -> None:
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
