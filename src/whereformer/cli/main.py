@@ -17,6 +17,7 @@ from .bench import Bench
 from .compare import Compare
 from .cost import Cost
 from .distill_positions import DistillPositions
+from .export import Export
 from .finetune import Finetune
 from .flags import in_flags, registry
 from .positions import ListPositions
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "analyze": Analyze,
     "distill-positions": DistillPositions,
     "properties": Properties,
+    "export": Export,
     "cost": Cost,
     "positions": ListPositions,
 }
