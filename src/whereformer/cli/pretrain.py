@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..experiments.pretrain.settings import ModelSettings, PretrainTraining
 from ..experiments.settings import check_range
 from .arguments import find_device
+from .flags import in_words
 
 if TYPE_CHECKING:
     from ..experiments.pretrain.results import PretrainResults
@@ -95,7 +96,7 @@ class Pretrain:
                 documents = corpus.documents_of(self.data, self.column)
             if not self.dry_run:
                 settings = settings_of(model, training, documents, tokenizer, device)
-                folder = Folder(self.out, settings, PretrainResults)
+                folder = Folder(self.out, settings, PretrainResults, in_words(self, "pretrain"))
                 results = folder.finished()
                 if results is not None:
                     say(console, f"{self.out} is already finished; nothing to do")

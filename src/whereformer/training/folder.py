@@ -17,6 +17,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import InputError
 from ..runs.results import read_json, refuse_other_settings, write_json
+from .card import write_card
 from .results import TrainingResults
 
 if TYPE_CHECKING:
@@ -38,12 +39,15 @@ class Folder(Generic[Kind]):
         out: the folder.
         settings: everything that decides the result.
         kind: the dataclass of its results.
+        command: the command of this training, for the model card.
+
     Raises:
         InputError: if the folder holds a run with other settings, or files of another command.
     """
 
-    def __init__(self, out: Path, settings: dict[str, Any], kind: type[Kind]) -> None:
+    def __init__(self, out: Path, settings: dict[str, Any], kind: type[Kind], command: str = "") -> None:
         self.out = out
+        self.command = command
         self.settings = settings
         self.kind = kind
         self.path = out / "results.json"
@@ -88,11 +92,14 @@ class Folder(Generic[Kind]):
         return None
 
 
-def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Save the model and its tokenizer to ``folder``, completely or not at all."""
+def save_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, results: TrainingResults, command: str
+) -> None:
+    """Save the model, its tokenizer and its model card to ``folder``, completely or not at all."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
+    write_card(partial, model, results, command)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)

@@ -112,7 +112,9 @@ def pretrain(job: PretrainJob, folder: Folder[PretrainResults], progress: Progre
     # The saved model gives logits at every token.
     trained.config.sparse_prediction = False
     vars(trained.config).pop("use_cache", None)  # the Trainer sets it, for decoders
-    save_model(trained, job.text.tokenizer, folder.model)
+    # What loads the tokenizer truncates to the length that the model was trained at.
+    job.text.tokenizer.model_max_length = training.length
     results = watch.results(state, finished=True)
+    save_model(trained, job.text.tokenizer, folder.model, results, folder.command)
     results.save(folder.path)
     return results

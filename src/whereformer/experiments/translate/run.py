@@ -84,7 +84,7 @@ def train_translator(job: TranslationJob, folder: Folder[TranslationResults], pr
         results = replace(results, averaged={"steps": job.averaged_steps, **rounded})
     model.config.use_cache = True  # the Trainer turns it off
     model.generation_config = generation_config(job.config, Decoding(), max_length=training.max_length)
-    save_model(model, job.text.tokenizer, folder.model)
+    save_model(model, job.text.tokenizer, folder.model, results, folder.command)
     results.save(folder.path)
     return results
 
