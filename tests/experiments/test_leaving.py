@@ -5,12 +5,13 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
-from huggingface_hub import ModelCard
+from huggingface_hub import HfApi, ModelCard
 
 import whereformer
 from tests.experiments.trainings import TINY_ENCODER
@@ -66,6 +67,7 @@ def test_the_command_of_the_card_makes_the_same_model(out, folder, tmp_path):
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_the_code_of_the_card_runs_in_a_fresh_process_and_not_without_the_import(folder):
     code = ModelCard.load(folder + "/README.md").text.split("```python\n")[1].split("```")[0]
     code = (
@@ -91,22 +93,31 @@ def test_auto_classes_load_the_folder(folder, auto):
     torch.testing.assert_close(body.position.parts[1].amplitude, own.position.parts[1].amplitude, rtol=0, atol=0)
 
 
-@pytest.mark.slow
 def test_push_to_hub_sends_the_folder(folder, monkeypatch):
     """What would be sent, as the calls of huggingface_hub that need a network are replaced."""
-    sent = set()
-    place = SimpleNamespace(repo_id="someone/mine")
+    sent = {}
+    card = ModelCard.load(folder + "/README.md")
 
     def create_commit(*_, operations, **__):
-        sent.update(operation.path_in_repo for operation in operations)
+        for operation in operations:
+            content = operation.path_or_fileobj
+            sent[operation.path_in_repo] = content if isinstance(content, bytes) else Path(content).read_bytes()
 
-    monkeypatch.setattr(transformers.utils.hub, "create_repo", lambda *_, **__: place)
-    monkeypatch.setattr(transformers.utils.hub, "create_commit", create_commit)
+    def create_repo(*_, **__):
+        return SimpleNamespace(repo_id="someone/mine")
+
+    # Versions of transformers call the class or names of their own.
+    for place, options in ((HfApi, {}), (transformers.utils.hub, {"raising": False})):
+        monkeypatch.setattr(place, "create_repo", create_repo, **options)
+        monkeypatch.setattr(place, "create_commit", create_commit, **options)
+    monkeypatch.setattr(ModelCard, "load", lambda *_, **__: card)
     transformers.AutoModelForMaskedLM.from_pretrained(folder).push_to_hub("someone/mine")
-    assert {"config.json", "model.safetensors"} <= sent
+    for name in ("config.json", "model.safetensors"):
+        assert sent[name] == Path(folder, name).read_bytes()
+    assert b"library_name: whereformer" in sent["README.md"]
     sent.clear()
     transformers.AutoTokenizer.from_pretrained(folder).push_to_hub("someone/mine")
-    assert {"tokenizer.json", "tokenizer_config.json"} <= sent
+    assert {"tokenizer.json", "tokenizer_config.json"} <= sent.keys()
 
 
 def test_fill_mask(folder):
