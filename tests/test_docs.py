@@ -9,6 +9,7 @@ import pytest
 
 import whereformer
 import whereformer.analysis
+import whereformer.exporting
 import whereformer.models
 import whereformer.positions
 from whereformer.positions import describe
@@ -76,7 +77,7 @@ def test_links_lead_somewhere_in_a_repository_browser_too(page):
 def test_the_reference_lists_every_public_name():
     text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = {name.rpartition(".")[2] for name in re.findall(r"auto\w+:: ([\w.]+)", text)}
-    modules = whereformer, whereformer.positions, whereformer.models, whereformer.analysis
+    modules = whereformer, whereformer.positions, whereformer.models, whereformer.analysis, whereformer.exporting
     assert {name for module in modules for name in module.__all__} - listed == set()
 
 

@@ -71,8 +71,8 @@ def bucket_curves(
                 if weights[name].dim() != 2 or not weights[name].is_floating_point() or not weights[name].numel():
                     raise InputError(
                         "checkpoint",
-                        f"{name!r} is {weights[name].dtype} of shape {tuple(weights[name].shape)}, expected numbers for "
-                        "(buckets, heads)",
+                        f"{name!r} is {weights[name].dtype} of shape {tuple(weights[name].shape)}, expected numbers "
+                        "for (buckets, heads)",
                     )
                 buckets, heads = weights[name].shape
                 position = build_position(

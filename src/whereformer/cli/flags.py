@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import re
+import shlex
 from pathlib import Path
 from textwrap import dedent
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -62,6 +63,25 @@ def flags_of(command: Any) -> dict[str, str]:
         value = getattr(command, field.name)
         flags |= flags_of(value) if dataclasses.is_dataclass(value) else {field.name: flag(field.name)}
     return flags | getattr(command, "FLAGS", {})
+
+
+def in_words(command: Any, name: str) -> str:
+    """Return the command line that gives a command, which shells read, with every option that is not the default."""
+    return shlex.join([PACKAGE, *name.split(), *_words(command, getattr(command, "FLAGS", {}))])
+
+
+def _words(options: Any, flags: dict[str, str]) -> list[str]:
+    words: list[str] = []
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            words += _words(value, flags)
+        elif value != _default(field) and value is not None:
+            switch = isinstance(value, bool)
+            known = flags.get(field.name, flag(field.name if value or not switch else f"no_{field.name}"))
+            listed = value if isinstance(value, tuple) else () if switch else (value,)
+            words += [known, *map(str, listed)]
+    return words
 
 
 def flag(name: str) -> str:

@@ -16,6 +16,7 @@ from .compare import Compare
 from .cost import Cost
 from .distill_positions import DistillPositions
 from .ending import ending
+from .export import Export
 from .finetune import Finetune
 from .flags import registry
 from .positions import ListPositions
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "analyze": Analyze,
     "distill-positions": DistillPositions,
     "properties": Properties,
+    "export": Export,
     "cost": Cost,
     "positions": ListPositions,
 }

@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..experiments.pretrain.settings import ModelSettings, PretrainTraining
 from ..experiments.settings import check_range
 from .arguments import find_device
+from .flags import in_words
 
 if TYPE_CHECKING:
     from ..experiments.pretrain.job import PretrainJob
@@ -110,7 +111,7 @@ class Pretrain:
                 seen = look_at(text, cache)
                 if not self.dry_run:
                     settings = settings_of(model, training, seen.summary.fingerprint, tokenizer, device)
-                    folder = Folder(self.out, settings, PretrainResults)
+                    folder = Folder(self.out, settings, PretrainResults, in_words(self, "pretrain"))
                     results = folder.finished()
                     if results is not None:
                         say(console, f"{self.out} is already finished; nothing to do")

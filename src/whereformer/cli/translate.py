@@ -25,6 +25,7 @@ from ..experiments.translate.settings import (
 )
 from ..files import check_file, is_same_file, naming, new_file, write_atomically
 from .arguments import find_device
+from .flags import in_words
 
 if TYPE_CHECKING:
     from ..experiments.translate.results import TranslationResults
@@ -97,7 +98,8 @@ class TranslateTrain:
                 else:
                     held_out = load_pairs(validation)
             if not self.dry_run:
-                folder = Folder(self.out, settings_of(model, training, pairs, held_out, device), TranslationResults)
+                decisive = settings_of(model, training, pairs, held_out, device)
+                folder = Folder(self.out, decisive, TranslationResults, in_words(self, "translate train"))
                 results = folder.finished()
                 if results is not None:
                     say(console, f"{self.out} is already finished; nothing to do")

@@ -7,6 +7,7 @@ module has to follow when torch changes one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +53,15 @@ def constant_when_compiled(function: AnyFunction) -> AnyFunction:
 
 # The compiler guards the transforms that it reads by itself.
 constant_when_compiled(derivatives)
+
+
+def size_oblivious() -> AbstractContextManager[None]:
+    """Let exported programs serve sizes of 0 and 1 too; torch has no public name for this option."""
+    # Imported here, because this import takes as long as that of this whole package.
+    import torch.fx.experimental._config as options
+
+    found: AbstractContextManager[None] = options.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    return found
 
 
 # --- modules

@@ -212,6 +212,12 @@ class Position(nn.Module):
         """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve."""
         return None
 
+    def tabulate(self, length: int) -> None:
+        """Keep a table of ``length`` positions, in place of steps that an exported program cannot take for any length.
+
+        Models call this on a copy before they are exported. Most methods take no such steps, and do nothing here.
+        """
+
     def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
         """The work of a forward that the hooks skip on the "meta" device; none for most methods.
 
@@ -326,7 +332,7 @@ def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.dev
         outside = positions.length > 0 and (first < 0 or positions.last >= rows)
         if outside:
             worst = first if first < 0 else positions.last
-            raise PositionRangeError(_out_of_range(name, rows, worst))
+            raise PositionRangeError(out_of_range(name, rows, worst))
         return position_values(positions, device).clamp(min=0)
     if positions.is_floating_point():
         raise TypeError(f"{name}: needs whole positions, got {positions.dtype}")
@@ -334,13 +340,14 @@ def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.dev
     if can_look(positions) and positions.numel():
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= rows:
-            raise PositionRangeError(_out_of_range(name, rows, low if low < 0 else high))
+            raise PositionRangeError(out_of_range(name, rows, low if low < 0 else high))
         return positions
     # A negative index would silently count from the end.
     return positions.masked_fill(positions < 0, rows)
 
 
-def _out_of_range(name: str, rows: int, position: int) -> str:
+def out_of_range(name: str, rows: int, position: int) -> str:
+    """Return what is wrong with a position that a table of ``rows`` positions lacks."""
     return (
         f"{name} covers positions 0 to {rows - 1} (max_length {rows}), got position {position}; "
         "raise max_length or choose a method that extrapolates"
@@ -400,6 +407,10 @@ class Sum(Position):
 
     def query_terms(self, query: Tensor, place: Place) -> tuple[Term, ...]:
         return tuple(term for part, own in self._places(place) for term in part.query_terms(query, own))
+
+    def tabulate(self, length: int) -> None:
+        for part in self:
+            part.tabulate(length)
 
     def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
         works = [part.uncounted_work(places) for part in self]

@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
-from .base import ModelShape, Place, Position, Work, float_dtype, table_rows
+from .base import ModelShape, Place, Position, PositionRangeError, Work, float_dtype, out_of_range, table_rows
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
 """The time between neighbouring positions: 0.01 in float32, as in the authors' models."""
@@ -157,6 +157,8 @@ class Floater(Position):
         self.out = nn.Linear(width + 1, width)
         self.query_hidden = nn.Linear(width + 1, width) if query_flow else None
         self.query_out = nn.Linear(width + 1, width) if query_flow else None
+        self.table: Tensor | None
+        self.register_buffer("table", None, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -167,8 +169,21 @@ class Floater(Position):
                 nn.init.xavier_normal_(linear.weight)
                 nn.init.zeros_(linear.bias)
 
+    @torch.no_grad()
+    def tabulate(self, length: int) -> None:
+        self.table = None
+        self.table = self.trajectory(length)
+
     def trajectory(self, length: int) -> Tensor:
-        """Return the vectors of positions 0 .. length - 1, (length, 3, num_layers, width), in float32 or wider."""
+        """Return the vectors of positions 0 .. length - 1, (length, 3, num_layers, width), in float32 or wider.
+
+        Raises:
+            PositionRangeError: if they come from a table (:meth:`tabulate`), which is shorter.
+        """
+        if self.table is not None:
+            if length > len(self.table):
+                raise PositionRangeError(out_of_range("floater's table", len(self.table), length - 1))
+            return self.table[:length]
         if self.query_hidden is None or self.query_out is None:
             return self._integrate(self.initial, self.hidden, self.out, length)
         queries = self._integrate(self.initial[:1], self.query_hidden, self.query_out, length)
@@ -201,7 +216,8 @@ class Floater(Position):
         """Return the trajectory, as long as these positions need it."""
         length = max(self._length(queries), self._length(keys))
         made = self.once() if once is None else once
-        if not made or len(made[0]) < length:
+        # "len" would fix the length of an exported program.
+        if not made or made[0].shape[0] < length:
             made[:] = [self.trajectory(length)]
         return made[0][:length]
 
@@ -209,8 +225,8 @@ class Floater(Position):
         vectors = self.shared(place.queries, place.keys) if place.shared is None else place.shared
         vectors = vectors[:, :, place.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
-        query_rows = table_rows(place.queries, len(vectors), "floater", query.device)
-        key_rows = table_rows(place.keys, len(vectors), "floater", key.device)
+        query_rows = table_rows(place.queries, vectors.shape[0], "floater", query.device)
+        key_rows = table_rows(place.keys, vectors.shape[0], "floater", key.device)
         # (..., n, heads, head_dim) -> (..., heads, n, head_dim)
         return (
             query + vectors[:, 0][query_rows].transpose(-2, -3),

@@ -19,6 +19,7 @@ from ..errors import InputError
 from ..files import check_folder, move_folder, new_folder
 from ..runs.results import check_seal, read_json, refuse_other_settings, sealed, write_json
 from . import manifest
+from .card import write_card
 from .results import TrainingResults
 
 if TYPE_CHECKING:
@@ -40,12 +41,15 @@ class Folder(Generic[Kind]):
         out: the folder.
         settings: everything that decides the result.
         kind: the dataclass of its results.
+        command: the command of this training, for the model card.
+
     Raises:
         InputError: if the folder holds a run with other settings, or files of another command.
     """
 
-    def __init__(self, out: Path, settings: dict[str, Any], kind: type[Kind]) -> None:
+    def __init__(self, out: Path, settings: dict[str, Any], kind: type[Kind], command: str = "") -> None:
         self.out = out
+        self.command = command
         self.settings = settings
         self.kind = kind
         self.path = out / "results.json"
@@ -166,7 +170,7 @@ class Folder(Generic[Kind]):
                 shutil.rmtree(self.checkpoint(each), ignore_errors=True)
 
     def finish(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, results: Kind) -> None:
-        """Save the trained model with its tokenizer, then the results.
+        """Save the trained model with its tokenizer and its model card, then the results.
 
         Raises:
             InputError: if the disk is full.
@@ -174,6 +178,7 @@ class Folder(Generic[Kind]):
         with new_folder(self.model) as partial:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
+            write_card(partial, model, results, self.command)
             manifest.write(partial, {"settings": self.settings})
         results.save(self.path)
 

@@ -115,6 +115,8 @@ def pretrain(job: PretrainJob, folder: Folder[PretrainResults], progress: Progre
     # The saved model gives logits at every token.
     trained.config.sparse_prediction = False
     vars(trained.config).pop("use_cache", None)  # the Trainer sets it, for decoders
+    # What loads the tokenizer truncates to the length that the model was trained at.
+    job.text.tokenizer.model_max_length = training.longest
     results = watch.results(state, finished=True)
     folder.finish(trained, job.text.tokenizer, results)
     return results

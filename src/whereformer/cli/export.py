@@ -1,0 +1,141 @@
+"""The command ``whereformer export``: write a model as a program that runs without this library."""
+
+from __future__ import annotations
+
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import tyro
+from rich.console import Console
+
+from ..errors import InputError
+
+if TYPE_CHECKING:
+    from ..exporting import Exported
+
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a model as ONNX or as a program of torch.export, which run without this library, for any batch and length.
+
+    It takes encoders with and without a head: models of this library, and BERT, ALBERT, RoBERTa, ELECTRA and
+    Funnel-Transformer checkpoints of transformers. The file is compared with the model at batches and lengths that were
+    not exported. The tokenizer.json is written beside it. Prints the inputs, the outputs and a snippet that was run.
+    """
+
+    FLAGS: ClassVar = {"model": "MODEL"}
+
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """A folder, or an id on the Hugging Face Hub."""
+
+    to: Literal["onnx", "torch"]
+    """onnx: a file for ONNX Runtime. torch: a .pt2 file for torch.export.load."""
+
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """The file to write. Default: onnx/model.onnx or torch/model.pt2 in the model's folder."""
+
+    quantize: Literal["int8"] | None = None
+    """Round the weights to 8 bits, for ONNX: a quarter of the size, and faster on many CPUs."""
+
+    def run(self, console: Console) -> None:
+        """Export the model, write its tokenizer and print how to use them."""
+        if self.quantize and self.to == "torch":
+            raise InputError("quantize", "only for ONNX, whose library rounds weights; use `to` onnx")
+        from ..experiments.analyze.loading import named_errors, tokenizer_of
+        from ..exporting import to_onnx, to_torch
+        from ..models import load_pretrained
+        from ..training.trainer import quiet_transformers
+        from .terminal import say
+
+        out = self._out()
+        with named_errors(self.model), quiet_transformers():
+            model = load_pretrained(self.model)
+        if model.loading_report and model.loading_report.initialised:
+            raise InputError("model", f"{self.model}: it lacks {', '.join(model.loading_report.initialised)}")
+        tokenizer, reason = tokenizer_of(self.model)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with console.status("exporting"):
+            found = to_torch(model, out) if self.to == "torch" else to_onnx(model, out, int8=self.quantize == "int8")
+        if backend is None:
+            say(console, f"no tokenizer.json: {reason or 'the tokenizer is not a fast one'}")
+        else:
+            self._write_tokenizer(out.parent / "tokenizer.json", backend.to_str())
+        self._tell(console, found, None if backend is None else out.parent / "tokenizer.json")
+
+    def _out(self) -> Path:
+        """Return the file to write."""
+        if self.out is None:
+            if not Path(self.model).is_dir():
+                raise InputError("out", f"needed for {self.model!r}, which is not a folder")
+            return Path(self.model) / self.to / f"model{SUFFIXES[self.to]}"
+        if self.out.is_dir():
+            raise InputError("out", f"expected a file, got the folder {str(self.out)!r}")
+        if self.out.suffix != SUFFIXES[self.to]:
+            raise InputError("out", f"expected a name that ends in {SUFFIXES[self.to]}, got {str(self.out)!r}")
+        return self.out
+
+    def _write_tokenizer(self, file: Path, content: str) -> None:
+        from ..files import write_atomically
+
+        if file.exists() and file.read_bytes() != content.encode():
+            raise InputError("out", f"{file} is another tokenizer; choose another folder")
+        write_atomically(file, content)
+
+    def _tell(self, console: Console, found: Exported, tokenizer: Path | None) -> None:
+        """Print what was written, and run the snippet that is printed."""
+        from .terminal import say
+
+        lengths = f"at least {found.min_length}"
+        if found.max_length is not None:
+            lengths = f"from {found.min_length} to {found.max_length}"
+        error = f"equal to the model to {found.error:.1e}"
+        if found.quantized_error is not None:
+            error = f"{100 * found.quantized_error:.1f}% off the model's outputs (root mean square)"
+        say(console, f"wrote {found.file} ({found.file.stat().st_size / 2**20:.1f} MiB)")
+        if tokenizer is not None:
+            say(console, f"wrote {tokenizer}")
+        say(console, f"inputs: {', '.join(found.inputs)}, each int64 (batch, length)")
+        say(console, f"outputs: {', '.join(found.outputs)}, float32")
+        say(console, f"batch: at least 1; length: {lengths}")
+        say(console, f"checked at batches and lengths that were not exported: {error}")
+        snippet = snippet_of(found, tokenizer)
+        output = StringIO()
+        with redirect_stdout(output):
+            exec(compile(snippet, "<snippet>", "exec"), {})
+        say(console, f"\nThis code was run and printed {output.getvalue().strip()}:\n\n{snippet}")
+
+
+def snippet_of(found: Exported, tokenizer: Path | None) -> str:
+    """Return Python code that uses an exported file and prints the shape of its first output."""
+    onnx = found.file.suffix == SUFFIXES["onnx"]
+    library, array, imported = ("numpy", "array", "onnxruntime") if onnx else ("torch", "tensor", None)
+    lines = [f"import {name}" for name in (library, imported) if name]
+    if tokenizer is None:
+        lines += ["", f"ids = {library}.{array}([[1] * {found.min_length + 2}] * 2)"]
+        values = {"input_ids": "ids", "attention_mask": f"{library}.ones_like(ids)"}
+        values["token_type_ids"] = f"{library}.zeros_like(ids)"
+    else:
+        lines += ["from tokenizers import Tokenizer", "", f"tokenizer = Tokenizer.from_file({str(tokenizer)!r})"]
+        if found.max_length is not None:
+            lines.append(f"tokenizer.enable_truncation({found.max_length})")
+        least = found.min_length if found.min_length > 1 else None
+        lines.append(f"tokenizer.enable_padding({'' if least is None else f'pad_to_multiple_of={least}'})")
+        lines.append('rows = tokenizer.encode_batch(["A first text.", "Another text, which is longer."])')
+        sources = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        values = {name: f"{library}.{array}([row.{field} for row in rows])" for name, field in sources.items()}
+    lines.append("inputs = {")
+    lines += [f'    "{name}": {values[name]},' for name in found.inputs]
+    lines.append("}")
+    if onnx:
+        lines.append(f"session = onnxruntime.InferenceSession({str(found.file)!r})")
+        lines.append(f"{', '.join(found.outputs)}{',' if len(found.outputs) == 1 else ''} = session.run(None, inputs)")
+    else:
+        lines.append(f"model = torch.export.load({str(found.file)!r}).module()")
+        lines.append(f"{', '.join(found.outputs)}{',' if len(found.outputs) == 1 else ''} = model(**inputs)")
+    return "\n".join([*lines, f"print(tuple({found.outputs[0]}.shape))"])

@@ -1,0 +1,256 @@
+"""Exported programs compute what the model does, at batches and lengths that were not exported."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import whereformer
+from tests.exporting.models import LONGEST, exportable
+from whereformer import (
+    Encoder,
+    EncoderForMaskedLM,
+    EncoderForPreTraining,
+    EncoderForQuestionAnswering,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+    Seq2SeqConfig,
+    Seq2SeqForConditionalGeneration,
+)
+from whereformer.exporting import to_onnx, to_torch
+from whereformer.models import pooling
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not installed")
+
+FIXED = {"learned", "synthesizer", "tupe", "floater"}
+"""Methods with an end: a fixed number of positions or, for floater, a table in place of its solver."""
+
+PLAIN = {"blocks": "2"}
+FUNNEL = {"blocks": "1-1-1"}
+WITH_DECODER = {"blocks": "1-1-1", "decoder_layers": "1"}
+
+
+def inputs_of(model, batch, length, padded):
+    ids = torch.randint(1, 50, (batch, length))
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, (length + 1) // 2 :] = 0
+    types = (torch.arange(length) > length // 2).long().expand(batch, -1)
+    return {"input_ids": ids, "attention_mask": mask} | (
+        {"token_type_ids": types} if model.config.type_vocab_size else {}
+    )
+
+
+def runner(found):
+    """The exported file as a function from inputs to a tuple of tensors."""
+    if found.file.suffix == ".pt2":
+        module = torch.export.load(found.file).module()
+        return lambda inputs: module(**inputs)
+    session = onnxruntime.InferenceSession(found.file, providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == list(found.inputs)
+    assert all(each.shape == ["batch", "length"] for each in session.get_inputs())
+    assert [each.name for each in session.get_outputs()] == list(found.outputs)
+    return lambda inputs: [
+        torch.from_numpy(array) for array in session.run(None, {name: each.numpy() for name, each in inputs.items()})
+    ]
+
+
+def largest_difference(model, found):
+    """Between the file's outputs and the model's, whose own backend is not the exported one."""
+    run, largest = runner(found), 0.0
+    longest = LONGEST if found.max_length is None else found.max_length
+    for batch, length in ((1, found.min_length), (2, found.min_length + 1), (3, 17), (1, 30), (4, longest)):
+        for padded in (False, True):
+            inputs = inputs_of(model, batch, length, padded)
+            with torch.no_grad():
+                wanted = model(**inputs)
+                outputs = run(inputs)
+            for name, output in zip(found.outputs, outputs, strict=True):
+                assert output.shape == wanted[name].shape
+                largest = max(largest, float((output - wanted[name]).abs().max()))
+    return largest
+
+
+def check(model, file):
+    found = to_torch(model, file) if file.suffix == ".pt2" else to_onnx(model, file)
+    assert found.error < 1e-5
+    assert largest_difference(model, found) < 1e-5
+    return found
+
+
+@pytest.mark.parametrize("position", ["learned+tisa", "floater"])
+def test_torch_quickly(position, tmp_path):
+    found = check(exportable(EncoderForMaskedLM, position), tmp_path / "model.pt2")
+    assert (found.outputs, found.min_length, found.max_length) == (("logits",), 1, LONGEST)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_onnx_quickly(tmp_path):
+    found = check(exportable(EncoderForSequenceClassification, "rope"), tmp_path / "model.onnx")
+    assert (found.inputs, found.max_length) == (("input_ids", "attention_mask"), None)
+
+
+@pytest.mark.slow
+def test_a_funnel_of_two_blocks(tmp_path):
+    found = check(exportable(EncoderForMaskedLM, "t5", blocks="1-1", decoder_layers="1"), tmp_path / "model.pt2")
+    assert found.min_length == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["model.pt2", "model.onnx"])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (EncoderForMaskedLM, PLAIN),
+        (EncoderForSequenceClassification, PLAIN),
+        (EncoderForMaskedLM, WITH_DECODER),
+        (EncoderForSequenceClassification, FUNNEL),
+    ],
+    ids=["masked LM", "classifier", "funnel with decoder", "funnel"],
+)
+@pytest.mark.parametrize("position", [*whereformer.position_names(), "learned+tisa", "tupe+t5"])
+def test_every_method_and_head(position, kind, shape, file, tmp_path):
+    found = check(exportable(kind, position, **shape), tmp_path / file)
+    assert (found.max_length is not None) == bool(FIXED & set(position.split("+")))
+    assert found.min_length == (1 if shape is PLAIN else 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["model.pt2", "model.onnx"])
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (Encoder, {}),
+        (Encoder, {**FUNNEL, "separate_cls": False}),
+        (EncoderForPreTraining, {**WITH_DECODER, "type_vocab_size": 2}),
+        (EncoderForTokenClassification, {"type_vocab_size": 2, "blocks": "1x2"}),
+        (EncoderForQuestionAnswering, {**WITH_DECODER, "segments": "attention", "type_vocab_size": 2}),
+        (Encoder, {**WITH_DECODER, "pooling": "max", "truncate_seq": False, "norm": "pre", "pool_query_only": False}),
+        (EncoderForMaskedLM, {"embedding_size": 8, "attention_backend": "blockwise"}),
+    ],
+)
+def test_every_head_and_shape(kind, changes, file, tmp_path):
+    model = exportable(kind, "transformer_xl", **changes)
+    found = check(model, tmp_path / file)
+    assert ("token_type_ids" in found.inputs) == bool(model.config.type_vocab_size)
+
+
+@pytest.mark.slow
+def test_a_program_runs_where_only_torch_is_imported(tmp_path):
+    model = exportable(EncoderForMaskedLM, "floater")
+    file = to_torch(model, tmp_path / "model.pt2").file
+    code = f"""
+import sys, torch
+ids = torch.ones(3, 7).long()
+(logits,) = torch.export.load({str(file)!r}).module()(input_ids=ids, attention_mask=ids)
+assert "whereformer" not in sys.modules
+print(float(logits.abs().sum()))
+"""
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert float(out) == pytest.approx(float(model(torch.ones(3, 7).long()).logits.abs().sum()), rel=1e-5)
+
+
+def test_the_program_refuses_lengths_outside_its_range(tmp_path):
+    run = torch.export.load(to_torch(exportable(Encoder, "floater"), tmp_path / "model.pt2").file).module()
+    ids = torch.ones(1, LONGEST + 1, dtype=torch.long)
+    with pytest.raises(AssertionError, match=f"<= {LONGEST}"):
+        run(input_ids=ids, attention_mask=ids)
+
+
+def test_the_model_itself_stays_as_it_is(tmp_path):
+    model = exportable(Encoder, "floater", hidden_dropout_prob=0.5).train()
+    to_torch(model, tmp_path / "model.pt2")
+    assert model.training
+    assert model.layers[0].attention.backend == "auto"
+    assert model.position.table is None
+    assert model(torch.ones(1, LONGEST + 9, dtype=torch.long)).last_hidden_state.shape[1] == LONGEST + 9
+
+
+def test_floaters_table_is_its_trajectory_and_has_an_end():
+    position = whereformer.build_position("floater", hidden_size=8, num_heads=2, substeps=1)
+    wanted = position.trajectory(9)
+    position.tabulate(9)
+    torch.testing.assert_close(position.trajectory(7), wanted[:7], rtol=0, atol=0)
+    assert "table" not in position.state_dict()
+    with pytest.raises(whereformer.PositionRangeError, match="floater's table covers positions 0 to 8"):
+        position.trajectory(10)
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+@pytest.mark.parametrize("separate", [True, False])
+def test_the_least_length_can_be_pooled_and_one_less_cannot(times, separate):
+    from whereformer.exporting.program import least_length
+
+    way = pooling.Pooling("mean", separate, True, "any")
+
+    def pooled(length):
+        lengths = [length]
+        for _ in range(times):
+            if not way.applies_to(lengths[-1]):
+                return None
+            lengths.append(way.length(lengths[-1]))
+        return lengths
+
+    least = least_length(way, times)
+    assert pooled(least) is not None
+    assert least == 1 or pooled(least - 1) is None
+
+
+def rounded_to_int8(model):
+    """The same model with weights and products' inputs rounded to 8 bits in plain PyTorch, one scale per tensor."""
+
+    def round_to(tensor, low, high, scale, zero=0):
+        return ((tensor / scale).round().add(zero).clamp(low, high) - zero) * scale
+
+    def activations(module, arguments):
+        (hidden,) = arguments
+        low, high = hidden.min().clamp(max=0), hidden.max().clamp(min=0)
+        scale = (high - low) / 255
+        return (round_to(hidden, 0, 255, scale, (-low / scale).round()),)
+
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+                module.weight.copy_(round_to(module.weight, -127, 127, module.weight.abs().max() / 127))
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_pre_hook(activations)
+    return model
+
+
+@pytest.mark.slow
+def test_int8_is_as_exact_as_rounding_to_8_bits_is(tmp_path):
+    """At most twice the error that the same rounding makes in plain PyTorch."""
+    make = {"hidden_size": 64, "vocab_size": 500, "position": "tisa"}
+    torch.manual_seed(1)
+    model = exportable(EncoderForMaskedLM, **make)
+    torch.manual_seed(1)
+    rounded = rounded_to_int8(exportable(EncoderForMaskedLM, **make))
+    found = to_onnx(model, tmp_path / "model.onnx", int8=True)
+    run, errors = runner(found), torch.zeros(2)
+    sizes = torch.zeros(1)
+    for batch, length in ((4, 30), (2, 17), (8, 9)):
+        inputs = inputs_of(model, batch, length, padded=True)
+        with torch.no_grad():
+            wanted = model(**inputs).logits
+            errors += torch.stack(
+                [(each - wanted).square().sum() for each in (run(inputs)[0], rounded(**inputs).logits)]
+            )
+            sizes += wanted.square().sum()
+    ours, plain = (errors / sizes).sqrt().tolist()
+    assert 0 < ours < 2 * plain
+    assert ours < 0.1
+    assert found.quantized_error == pytest.approx(ours, rel=0.5)
+    whole = to_onnx(model, tmp_path / "float.onnx")
+    assert found.file.stat().st_size < 0.6 * whole.file.stat().st_size
+
+
+def test_other_models_are_refused(tmp_path):
+    translator = Seq2SeqForConditionalGeneration(Seq2SeqConfig.preset("small", vocab_size=20, hidden_size=8))
+    with pytest.raises(ValueError, match=r"model: expected an Encoder .* got Seq2SeqForConditionalGeneration"):
+        to_torch(translator, tmp_path / "model.pt2")
+    with pytest.raises(ValueError, match=r"model: expected a model in float32, got torch.float64"):
+        to_torch(exportable(Encoder, "none").double(), tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
