@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..files import naming
 
 BLOCK = 1 << 20
 """Number of tokens that are read at a time when a whole stream is read."""
@@ -140,7 +141,8 @@ class Appended:
     def _writing(self) -> Iterator[None]:
         """Name the file in the errors of the operating system."""
         try:
-            yield
+            with naming(self.path):
+                yield
         except OSError as error:
             raise InputError("cache", f"cannot write {self.path}: {error.strerror or error}") from None
 
