@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 from rich.console import Console
@@ -33,6 +33,8 @@ class Finetune:
     Writes results.json, results.md and report.html (with what each head learned). Ctrl-C keeps every finished run; the
     same command then does the missing ones.
     """
+
+    MANY: ClassVar = True
 
     model: str
     """The pretrained model: a folder, or an id on the Hugging Face Hub."""
@@ -84,10 +86,15 @@ class Finetune:
         from ..experiments.finetune.prepare import FinetuneJob, load_tasks, prepare
         from ..experiments.finetune.run import begin, finetune
         from ..experiments.finetune.variants import settings_of
+        from ..runs import ranks
         from ..runs.folder import open_folder
+        from ..training.shared import check_rows
         from .tables.finetune import print_finetuning, print_gains
         from .terminal import Bar
 
+        check_rows(tuning.batch_size)
+        device = find_device(self.device)
+        ranks.join(device)
         settings = settings_of(listed("position", self.position), sorted(set(kernels)))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -97,10 +104,9 @@ class Finetune:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
             with console.status("reading rows and models"):
-                device = find_device(self.device)
                 job = FinetuneJob(self.model, tokenizer, load_tasks(data), settings, seeds, tuning, device)
                 checked = prepare(job)
-            results = begin(job, checked, self.out)
+            results = ranks.from_main(lambda: begin(job, checked, self.out))
             print_finetuning(console, job, checked)
             if self.dry_run:
                 return
@@ -108,7 +114,8 @@ class Finetune:
                 results = finetune(job, checked, results, self.out, progress)
             found = tables(results)
             print_gains(console, found)
-            self._write(console, results, found)
+            if ranks.is_main():
+                self._write(console, results, found)
 
     def _write(self, console: Console, results: FinetuneResults, found: Sequence[GainsTable]) -> None:
         """Write the table as Markdown and as an HTML page."""

@@ -11,7 +11,8 @@ import tyro
 from rich.console import Console
 
 from .. import __version__
-from ..errors import InputError, fail
+from ..errors import InputError
+from ..runs import ranks
 from .analyze import Analyze
 from .bench import Bench
 from .compare import Compare
@@ -21,6 +22,7 @@ from .finetune import Finetune
 from .flags import in_flags, registry
 from .positions import ListPositions
 from .pretrain import Pretrain
+from .processes import check_processes, fail
 from .properties import Properties
 from .translate import Translate
 
@@ -74,10 +76,18 @@ def execute(command: Any) -> None:
     """Run a command. If it fails on bad input or is interrupted, print one line to stderr and exit with a code."""
     try:
         # Without markup, because paths may hold brackets.
-        command.run(Console(markup=False, width=None if sys.stdout.isatty() else 100))
+        check_processes(command)
+        quiet = not ranks.is_main()
+        command.run(Console(markup=False, width=None if sys.stdout.isatty() else 100, quiet=quiet))
+        ranks.leave()
     except InputError as error:
         raise SystemExit(fail(in_flags(error, command))) from None
     except OSError as error:
         raise SystemExit(fail(str(error))) from None
     except KeyboardInterrupt:
         raise SystemExit(fail("interrupted; finished work is kept, and the same command continues", 130)) from None
+    except RuntimeError:
+        # A process loses its connection to one that has failed, which has said why.
+        if not ranks.another_failed():
+            raise
+        raise SystemExit(2) from None

@@ -32,6 +32,7 @@ class Pretrain:
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
+    MANY: ClassVar = True
 
     data: tuple[str, ...] = ()
     """Text to train on: files or folders with .txt, .md, .rst, .parquet, .jsonl. Default: the documentation that
@@ -78,12 +79,16 @@ class Pretrain:
         from ..experiments.pretrain.results import PretrainResults
         from ..experiments.pretrain.run import pretrain
         from ..experiments.pretrain.text import prepare_text, tokenizer_setting
+        from ..runs import ranks
         from ..runs.folder import open_folder
         from ..training.folder import Folder
+        from ..training.shared import check_rows
         from .tables.plans import print_plan
         from .terminal import Bar, say
 
+        check_rows(training.batch_size)
         device = find_device(self.device)
+        ranks.join(device)
         vocab_size = self.vocab_size or 4096
         # Check the settings before the text is read and encoded, which may take long.
         build_config(model, training.length)
@@ -96,14 +101,15 @@ class Pretrain:
             if not self.dry_run:
                 settings = settings_of(model, training, documents, tokenizer, device)
                 folder = Folder(self.out, settings, PretrainResults)
-                results = folder.finished()
+                results = ranks.from_main(folder.finished)
                 if results is not None:
                     say(console, f"{self.out} is already finished; nothing to do")
                     self._tell(console, results)
                     return
             with console.status("encoding the text" if self.tokenizer else "training a tokenizer, encoding the text"):
                 source = corpus.source_of(self.data)
-                text = prepare_text(documents, source, self.tokenizer, vocab_size)
+                with ranks.main_first():
+                    text = prepare_text(documents, source, self.tokenizer, vocab_size)
                 config = build_config(model, training.length, text.vocabulary)
                 every = self.every or max(1, training.steps // 10)
                 job = PretrainJob(model, training, text, config, device, every, self.keep)

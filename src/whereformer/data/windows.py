@@ -22,7 +22,8 @@ class Windows(Dataset[dict[str, Tensor]]):
 
     Shuffled rows read the whole stream once in every ``per_pass`` rows, cut at different places each time. Rows that
     are not shuffled are spread evenly over the stream. An item has ``input_ids``, ``labels`` (-100 where nothing is
-    predicted) and, if some tokens must not be attended to, ``attention_mask``; each has shape (length,).
+    predicted) and, if some tokens must not be attended to, ``attention_mask``; each has shape (length,). It
+    may also have ``uniforms``, random numbers from 0 to 1 with which ELECTRA's generator draws its samples.
 
     Args:
         stream: (tokens,) ids.
@@ -34,6 +35,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         rows: number of rows; at most one pass if they are not shuffled.
         seed: seed of places and masks.
         shuffled: whether each pass has a random order of its own.
+        uniforms: whether items have ``uniforms``.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         rows: int,
         seed: int,
         shuffled: bool,
+        uniforms: bool = False,
     ) -> None:
         self.stream = stream
         self.vocabulary = vocabulary
@@ -59,6 +62,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         self.rows = rows
         self.seed = seed
         self.shuffled = shuffled
+        self.uniforms = uniforms
         self.order: tuple[int, Tensor, int] | None = None
 
     def __len__(self) -> int:
@@ -70,13 +74,16 @@ class Windows(Dataset[dict[str, Tensor]]):
         ids = self.vocabulary
         end = torch.tensor([ids.sep] + [ids.pad] * self.padding)
         tokens = torch.cat((torch.tensor([ids.cls]), self.stream[places], end))[None]
-        inputs, labels = mask_tokens(tokens, self.rate, ids, self._generator(row))
+        generator = self._generator(row)
+        inputs, labels = mask_tokens(tokens, self.rate, ids, generator)
         item = {"input_ids": inputs[0], "labels": labels[0]}
         # Attention is faster without a mask.
         if self.padding or self.hide_masked:
             real = inputs[0] != ids.mask if self.hide_masked else torch.ones(tokens.shape[1], dtype=torch.bool)
             real[tokens.shape[1] - self.padding :] = False
             item["attention_mask"] = real.long()
+        if self.uniforms:
+            item["uniforms"] = torch.rand(tokens.shape[1], generator=generator)
         return item
 
     def _start(self, row: int) -> int:

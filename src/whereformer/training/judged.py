@@ -12,20 +12,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
+from ..runs import ranks
 from ..runs.progress import Progress
 from .finite import FiniteWatch
 from .folder import Folder, Kind
 from .results import LossPoint
+from .shared import SharedTrainer
 
 Judge = Callable[[nn.Module, dict[str, Tensor]], dict[str, tuple[float, int]]]
 """Scores a batch: takes a model and a batch, and returns a sum and the number of items summed for each score."""
@@ -54,22 +56,22 @@ class Course:
         return step % self.every == 0 or step == self.steps
 
 
-class JudgedTrainer(Trainer):
+class JudgedTrainer(SharedTrainer):
     """Hugging Face's Trainer with our batch order, our held-out scores, and the time of earlier runs added.
 
     Args:
         course: the length of the training.
-        training: all batches, in order. The Trainer's own order would change after a resume.
-        held_out: batches to judge by, on the CPU.
+        held_out: this process's batches to judge by, on the CPU.
         judge: scores a batch.
         seconds: time that earlier runs took.
+
+    The other arguments are those of :class:`SharedTrainer`.
     """
 
     def __init__(
         self,
         *,
         course: Course,
-        training: DataLoader[dict[str, Tensor]],
         held_out: Iterable[dict[str, Tensor]],
         judge: Judge,
         seconds: float,
@@ -77,23 +79,16 @@ class JudgedTrainer(Trainer):
     ) -> None:
         self.control: TrainerControl
         self.course = course
-        self.training = training
         self.held_out = held_out
         self.judge = judge
         self.started = time.perf_counter() - seconds
-        super().__init__(train_dataset=training.dataset, **options)
-
-    def get_train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
-        return self.accelerator.prepare(self.training)
+        super().__init__(**options)
 
     @torch.no_grad()
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Return mean scores over all held-out data, however it is batched.
-
-        Random numbers drawn afterwards are the same as if nothing had been evaluated.
-        """
+        """Return mean scores over all held-out data, however it is batched and divided among processes."""
         means = self.means(judge_all(self.model, self.held_out, self.judge, self.args.device, bf16=self.args.bf16))
         scores = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
         self.log(dict(scores))
@@ -103,6 +98,11 @@ class JudgedTrainer(Trainer):
     def means(self, found: dict[str, float]) -> dict[str, float]:
         """Return the means to report, "loss" first."""
         return found
+
+    def _save_checkpoint(self, *arguments: Any) -> None:
+        super()._save_checkpoint(*arguments)
+        # Each process writes a file.
+        ranks.wait()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # The Trainer counts all steps as one epoch; people mean passes over the data.
@@ -114,19 +114,30 @@ class JudgedTrainer(Trainer):
 def judge_all(
     model: nn.Module, batches: Iterable[dict[str, Tensor]], judge: Judge, device: torch.device, *, bf16: bool = False
 ) -> dict[str, float]:
-    """Return mean scores over all batches, by name. Random numbers drawn afterwards are unaffected."""
+    """Return mean scores over all batches of all processes, by name. Random numbers drawn afterwards are unaffected.
+
+    Args:
+        model: the model; after the call it is in training or evaluation as before.
+        batches: this process's batches, on the CPU.
+        judge: scores a batch.
+        device: where the model is.
+        bf16: whether to use mixed precision.
+    """
     was_training = model.training
     model.eval()
-    sums: dict[str, tuple[float, int]] = {}
+    found = []
+    # A DataLoader draws a random number.
     with torch.random.fork_rng([torch.cuda.current_device()] if device.type == "cuda" else []):
-        torch.manual_seed(0)  # ELECTRA's generator draws its tokens
         for batch in batches:
             moved = {name: value.to(device) for name, value in batch.items()}
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                for name, (value, count) in judge(model, moved).items():
-                    before = sums.get(name, (0.0, 0))
-                    sums[name] = before[0] + value, before[1] + count
+                found.append(judge(model, moved))
     model.train(was_training)
+    sums: dict[str, tuple[float, int]] = {}
+    for scores in chain.from_iterable(ranks.gather(found)):
+        for name, (value, count) in scores.items():
+            before = sums.get(name, (0.0, 0))
+            sums[name] = before[0] + value, before[1] + count
     return {name: value / count for name, (value, count) in sums.items()}
 
 
@@ -161,11 +172,13 @@ class TrainingWatch(FiniteWatch, Generic[Kind]):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         step = state.global_step
         judged = self.course.is_judged(step)
+        # All processes stop after the same step.
+        stopped = ranks.totals([self.interrupted]) != [0]
         control.should_evaluate = judged
-        control.should_save = judged or self.interrupted
+        control.should_save = judged or stopped
         # Logging checks that the loss is still a number, so it comes before every checkpoint.
         control.should_log = control.should_save or step % self.log_every == 0
-        control.should_training_stop = step == state.max_steps or self.interrupted
+        control.should_training_stop = step == state.max_steps or stopped
         self.progress.step(1, f"step {step:,}/{state.max_steps:,}{self.loss}")
 
     def logged(self, step: int, logs: dict[str, float]) -> None:
@@ -176,7 +189,8 @@ class TrainingWatch(FiniteWatch, Generic[Kind]):
             self.progress.line(f"step {step:,}: held-out {told}")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        self.results(state).save(self.folder.path)
+        if ranks.is_main():
+            self.results(state).save(self.folder.path)
 
     def results(self, state: TrainerState, finished: bool = False) -> Kind:
         """Return the results after ``state.global_step`` steps."""
@@ -227,8 +241,9 @@ def train(
         InputError: if the loss stops being a number.
         KeyboardInterrupt: if the training was interrupted; a checkpoint has been saved.
     """
-    folder.claim()
-    checkpoint = folder.newest_checkpoint()
+    if ranks.is_main():
+        folder.claim()
+    checkpoint = ranks.from_main(folder.newest_checkpoint)
     seconds, step = 0.0, 0
     if checkpoint is not None:
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -236,6 +251,9 @@ def train(
         progress.line(f"continuing after step {step:,} of {watch.course.steps:,}")
     trainer = make(seconds, [watch, *_tensorboard(folder.out / "tensorboard", step)])
     trainer.remove_callback(PrinterCallback)
+    if step or ranks.rank():
+        # For dropout, if the checkpoint has no state for this process. None repeats the numbers of another or of a step.
+        torch.manual_seed(hash((trainer.args.seed, step, ranks.rank())))
     with _stopped_by_signals(watch):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.state.global_step < watch.course.steps:
@@ -252,7 +270,8 @@ def _stopped_by_signals(watch: TrainingWatch[Any]) -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if watch.interrupted:
+        # A launcher passes on the signal that its processes may have got already.
+        if watch.interrupted and ranks.size() == 1:
             raise KeyboardInterrupt
         watch.interrupted = True
 
@@ -266,7 +285,7 @@ def _stopped_by_signals(watch: TrainingWatch[Any]) -> Iterator[None]:
 
 def _tensorboard(folder: Path, step: int) -> list[TrainerCallback]:
     """Return a callback that writes TensorBoard's files, if that is installed; it hides old entries after ``step``."""
-    if find_spec("tensorboard") is None:
+    if find_spec("tensorboard") is None or not ranks.is_main():
         return []
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations import TensorBoardCallback

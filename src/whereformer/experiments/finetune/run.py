@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ...data.corpus import fingerprint
+from ...runs import ranks
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.trainer import quiet_transformers
@@ -71,14 +72,16 @@ def finetune(
     progress.start(sum(job.steps(encoded) for encoded, _, _ in missing))
     if len(missing) < len(every):
         progress.line(f"{len(every) - len(missing)} of {len(every)} runs are already done")
-    results.save(path)
+    if ranks.is_main():
+        results.save(path)
     for number, (encoded, seed, variant) in enumerate(missing, 1):
         name = encoded.data.task.name
         progress.begin(f"{name}, {variant.name} ({number}/{len(missing)})")
         with quiet_transformers():
             found, curves = finetune_one(job, encoded, variant, seed, out, progress)
         results = results.with_run(name, variant, seed, found, curves)
-        results.save(path)
+        if ranks.is_main():
+            results.save(path)
         scores = ", ".join(
             f"{judged} {metric} {100 * value:.1f}".strip()
             for judged, by_metric in found.scores.items()

@@ -115,6 +115,7 @@ class PretrainJob:
             rows=rows,
             seed=seed,
             shuffled=shuffled,
+            uniforms=self.model.objective == "electra",
         )
 
 

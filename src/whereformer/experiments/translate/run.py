@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 
 from ...models import Seq2SeqForConditionalGeneration
 from ...models.seq2seq.smoothed import IGNORED
+from ...runs import ranks
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.folder import KEPT_CHECKPOINTS, Folder, save_model
@@ -32,6 +33,11 @@ def judge(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, 
     return {"loss": (float(out.loss) * count, count), "accuracy": (float(right), count)}
 
 
+def count(batch: dict[str, Tensor]) -> dict[str, int]:
+    """Count the target tokens of a batch, which the loss is a mean over."""
+    return {"loss": int((batch["labels"] != IGNORED).sum())}
+
+
 @quiet_transformers()
 def train_translator(job: TranslationJob, folder: Folder[TranslationResults], progress: Progress) -> TranslationResults:
     """Train from the newest checkpoint or the start, save the model and return the results.
@@ -48,8 +54,8 @@ def train_translator(job: TranslationJob, folder: Folder[TranslationResults], pr
     )
     watch = TrainingWatch(course, folder, start, progress)
     averaging = Averaging(folder, job.averaged_steps)
-    newest = folder.newest_checkpoint()
-    if newest is not None:
+    newest = ranks.from_main(folder.newest_checkpoint)
+    if newest is not None and ranks.is_main():
         averaging.complete(int(newest.name.rpartition("-")[2]))
 
     def make(seconds: float, callbacks: list[TrainerCallback]) -> JudgedTrainer:
@@ -58,6 +64,7 @@ def train_translator(job: TranslationJob, folder: Folder[TranslationResults], pr
         return JudgedTrainer(
             course=course,
             training=job.training_batches(),
+            count=count,
             held_out=job.held_out_batches(),
             judge=judge,
             seconds=seconds,
@@ -78,14 +85,17 @@ def train_translator(job: TranslationJob, folder: Folder[TranslationResults], pr
     state = train(make, watch, folder, progress)
     results = watch.results(state, finished=True)
     if training.average > 1:
+        ranks.wait()  # until the main process has copied the last weights
         averaging.load_mean(model)
         scores = judge_all(model, job.held_out_batches(), judge, job.device, bf16=training.dtype == "bfloat16")
         rounded = {name: round(value, 4) for name, value in scores.items()}
         results = replace(results, averaged={"steps": job.averaged_steps, **rounded})
     model.config.use_cache = True  # the Trainer turns it off
     model.generation_config = generation_config(job.config, Decoding(), max_length=training.max_length)
-    save_model(model, job.text.tokenizer, folder.model)
-    results.save(folder.path)
+    if ranks.is_main():
+        save_model(model, job.text.tokenizer, folder.model)
+        results.save(folder.path)
+    ranks.wait()
     return results
 
 
