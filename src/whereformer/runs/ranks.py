@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-# torch is imported where it is used, because the command line asks for the number of processes before anything else.
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch import distributed
+from torch.distributed.rendezvous import rendezvous
 
 Value = TypeVar("Value")
 
@@ -49,10 +49,7 @@ def join(device: torch.device) -> None:
     """
     if size() == 1 or _joined:
         return
-    import torch
-    from torch import distributed
-
-    store, number, count = next(distributed.rendezvous("env://", timeout=PATIENCE))
+    store, number, count = next(rendezvous("env://", timeout=PATIENCE))
     _joined.update(store=store, group=None)
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -65,8 +62,6 @@ def join(device: torch.device) -> None:
 def leave() -> None:
     """Leave the other processes at the end of a run."""
     if _joined:
-        from torch import distributed
-
         distributed.destroy_process_group()
         _joined.clear()
 
@@ -90,19 +85,15 @@ def from_main(make: Callable[[], Value]) -> Value:
     """Return what ``make`` returns in the main process, in all processes. Only the main process calls it."""
     if size() == 1:
         return make()
-    from torch import distributed
-
     found: list[Any] = [make() if is_main() else None]
     distributed.broadcast_object_list(found, src=0, group=_joined["group"])
-    return found[0]  # type: ignore[no-any-return]
+    return found[0]
 
 
 def gather(value: Value) -> list[Value]:
     """Return the values of all processes, in the order of their numbers, in all processes."""
     if size() == 1:
         return [value]
-    from torch import distributed
-
     found: list[Any] = [None] * size()
     distributed.all_gather_object(found, value, group=_joined["group"])
     return found
@@ -112,9 +103,6 @@ def totals(values: Sequence[int]) -> list[int]:
     """Return the sum of each value over all processes."""
     if size() == 1:
         return list(values)
-    import torch
-    from torch import distributed
-
     sums = torch.tensor(values, dtype=torch.int64)
     distributed.all_reduce(sums, group=_joined["group"])
     return sums.tolist()

@@ -252,7 +252,7 @@ def train(
     trainer = make(seconds, [watch, *_tensorboard(folder.out / "tensorboard", step)])
     trainer.remove_callback(PrinterCallback)
     if step or ranks.rank():
-        # For dropout, if the checkpoint has no state for this process. None repeats the numbers of another or of a step.
+        # For dropout, if the checkpoint has no state for this process: numbers that no other process and step has.
         torch.manual_seed(hash((trainer.args.seed, step, ranks.rank())))
     with _stopped_by_signals(watch):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

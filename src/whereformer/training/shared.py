@@ -58,8 +58,9 @@ def shared_loader(
         collate: makes a batch of rows.
         pinned: whether to put batches into pinned memory.
     """
+    marked: Dataset[Any] = _Marked(rows)
     sampler: Any = _Shares(batches)  # a DataLoader's types ask for a list, which would take long for large texts
-    return DataLoader(_Marked(rows), batch_sampler=sampler, collate_fn=_Collate(collate), pin_memory=pinned)
+    return DataLoader(marked, batch_sampler=sampler, collate_fn=_Collate(collate), pin_memory=pinned)
 
 
 class _Shares:
