@@ -195,14 +195,13 @@ def _context(
     **options: bool,
 ) -> AttentionContext:
     """Return the context of attention to keys; a cache, if there is one, holds all keys except the new ones."""
-    if not share:
-        return AttentionContext(position, Tokens(queries), keys, None, **options)
-    once = position.once()
-    shared = position.shared(queries, keys.positions, once)
-    earlier = None
-    if cache is not None:
-        among_new = shared if new_keys == keys.positions else position.shared(queries, new_keys, once)
-        earlier = Earlier(cache, new_keys, among_new)
+    shared, earlier = None, None
+    if share:
+        once = position.once()
+        shared = position.shared(queries, keys.positions, once)
+        if cache is not None:
+            among_new = shared if new_keys == keys.positions else position.shared(queries, new_keys, once)
+            earlier = Earlier(cache, new_keys, among_new)
     return AttentionContext(position, Tokens(queries), keys, shared, earlier=earlier, **options)
 
 
