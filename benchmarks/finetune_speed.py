@@ -34,10 +34,10 @@ from transformers import (
 from whereformer.cli.main import execute
 from whereformer.data import batches, glue, rows
 from whereformer.experiments.finetune.models import load, load_tokenizer
-from whereformer.experiments.finetune.train import Finetuner
 from whereformer.experiments.finetune.variants import Variant
 from whereformer.runs.provenance import write_results
 from whereformer.training.optimizer import build_optimizer
+from whereformer.training.shared import SharedTrainer, shared_loader
 from whereformer.training.trainer import quiet_transformers
 
 PEER = "transformers"
@@ -173,7 +173,11 @@ class Speed:
             trainer = Trainer(train_dataset=plain, data_collator=counting, **options)
         else:
             counting = Counting(encoded.packed if "packed" in name else encoded.padded, "ids")
-            trainer = Finetuner(batches=mine, collate=counting, train_dataset=encoded, **options)
+            trainer = SharedTrainer(
+                training=shared_loader(encoded, mine, counting),
+                count=lambda batch: {"loss": len(batch["labels"])},
+                **options,
+            )
         trainer.remove_callback(PrinterCallback)
         with quiet_transformers():
             trainer.train()

@@ -150,6 +150,16 @@ def per_call(run, tmp_path):
     assert results_of(tmp_path / "calls.json")["calls"]["torch"]["forward"]["ratio"] == 1
 
 
+def scaling(run, tmp_path):
+    out = tmp_path / "scaling.json"
+    # The processes import the benchmark by its name.
+    run_in_processes = [sys.executable, str(FOLDER / "scaling.py"), "--blocks=1", "--hidden-size=16", "--length=16"]
+    subprocess.run([*run_in_processes, "--steps=1", "--rounds=2", f"--out={out}"], check=True, capture_output=True)
+    found = results_of(out)
+    assert set(found["seconds"]) == {"alone", "side by side", "together", "adding up"}
+    assert found["predicted_seconds"] > 0
+
+
 def seed_noise(run, tmp_path):
     """It measures nothing, but reads what ``whereformer compare`` has measured."""
     losses = {"a": {"0": 1.0, "1": 2.0}, "b": {"0": 3.0, "1": 6.0}}
@@ -214,6 +224,7 @@ SMOKE_TESTS = {
     "import_time": import_time,
     "kill": kill,
     "per_call": per_call,
+    "scaling": scaling,
     "seed_noise": seed_noise,
     "t5": t5,
     "text_memory": text_memory,

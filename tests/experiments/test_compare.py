@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.experiments.trainings import TINY_ENCODER as TINY
-from tests.experiments.trainings import without_time
+from tests.experiments.trainings import same, without_time
 from tests.failing import fails, refusals
 from whereformer.cli.main import main
 from whereformer.experiments.compare import run as compare
@@ -252,3 +253,20 @@ def test_other_text_does_not_mix_with_results_already_there(text, tmp_path, caps
 def test_paths_with_brackets_are_printed_as_they_are(text, tmp_path, capsys):
     run(text, tmp_path / "[b]out[/b]", positions="none")
     assert "[b]out[/b]/report.html" in capsys.readouterr().out
+
+
+def test_several_runs_at_a_time_give_the_same_results(text, tmp_path):
+    alone, spread = (
+        run(text, tmp_path / name, f"--jobs={jobs}", "--steps=2", positions="none,tisa")["runs"]
+        for name, jobs in (("alone", 1), ("spread", 2))
+    )
+    assert alone.keys() == spread.keys()
+    for position, by_seed in alone.items():
+        found = {**spread[position]["0"], "seconds": 0}
+        assert found == {**by_seed["0"], "seconds": 0}
+    for position in ("none", "tisa"):
+        first, second = (
+            load_file(tmp_path / name / "models" / f"{position}-0" / "model.safetensors")
+            for name in ("alone", "spread")
+        )
+        assert same(first, second)

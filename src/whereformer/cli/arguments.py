@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     import torch
 
 
+MOST_JOBS = 1024
+"""The most runs that a command does at a time."""
+
+
 def find_device(name: str) -> torch.device:
     """Return the device that a ``--device`` option names: "auto", "cpu" or "cuda".
 

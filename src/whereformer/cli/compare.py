@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 from rich.console import Console
 
 from ..experiments.compare.settings import CompareTraining
-from .arguments import find_device
+from ..experiments.settings import check_range
+from .arguments import MOST_JOBS, find_device
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class Compare:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train. "auto" is a GPU if there is one."""
 
+    jobs: int | None = None
+    """Number of runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
+    GPU, or 1 on the CPU."""
+
     training: CompareTraining = field(default_factory=CompareTraining)
 
     def run(self, console: Console) -> None:
@@ -56,9 +61,11 @@ class Compare:
         from ..experiments.compare.run import DEFAULT_POSITIONS, DEFAULT_STEPS, QUICK_POSITIONS, QUICK_STEPS, compare
         from ..positions import position_names
         from ..runs.folder import open_folder
+        from ..runs.jobs import number_of_jobs
         from .tables.compare import print_ranking
         from .terminal import Bar, say
 
+        check_range(self, jobs=(1, MOST_JOBS))
         names: Sequence[str] = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
         if self.positions is not None:
             names = position_names() if self.positions == "all" else self.positions.split(",")
@@ -78,7 +85,7 @@ class Compare:
                 highlight=False,
             )
             with Bar(console) as progress:
-                results = compare(job, self.out, progress)
+                results = compare(job, self.out, progress, jobs=number_of_jobs(self.jobs, device))
             ranking = rank(results)
             report = self.out / "report.html"
             write_report(results, ranking, report)

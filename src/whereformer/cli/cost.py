@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ from ..errors import InputError
 
 if TYPE_CHECKING:
     from .. import analysis
+    from ..models import EncoderConfig
 
 
 MOST = 2**20
@@ -91,6 +92,19 @@ class Cost:
     device: Literal["cpu", "cuda"] = "cpu"
     """Device to count memory for. This machine need not have it."""
 
+    devices: int | None = None
+    """Also print what a training step costs on this number of devices: memory, traffic and time of DDP, FSDP and
+    context parallelism, with the batch above on each device."""
+
+    flops: float = 989e12
+    """Operations per second at a device's peak, of which 40% is reached. Default: an H200's in bfloat16."""
+
+    link: float = 450e9
+    """Bytes per second between neighbours in a machine of eight devices."""
+
+    network: float = 400e9
+    """Bytes per second between such machines, all adapters of a machine together."""
+
     paper: bool = False
     """Print what the models of the Funnel-Transformer paper cost relative to BERT-base instead, counted as in the
     authors' code. Of the other options, only --out has an effect."""
@@ -101,10 +115,14 @@ class Cost:
     def run(self, console: Console) -> None:
         """Count, then print the numbers."""
         from ..analysis import paper_table
+        from ..analysis.costs.devices import Hardware, describe, ways
         from ..files import check_file, write_atomically
         from .tables.cost import print_paper_flops
         from .terminal import say
 
+        for name in ("flops", "link", "network"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(name, f"expected a positive number, got {getattr(self, name)}")
         if self.out is not None:
             check_file("out", self.out)
         data: Any
@@ -113,14 +131,18 @@ class Cost:
             data = [{"model": row.model, **row.relative} for row in rows]
             print_paper_flops(console, rows)
         else:
-            found = self._count()
+            config, found = self._count()
             data = found.to_dict()
             say(console, str(found))
+            if self.devices is not None:
+                hardware = Hardware(flops=self.flops, link=self.link, network=self.network)
+                data["devices"] = [asdict(way) for way in ways(found, config, self.devices, hardware)]
+                say(console, describe(found, config, self.devices, hardware))
         if self.out is not None:
             write_atomically(self.out, json.dumps(data, indent=2, allow_nan=False) + "\n")
             say(console, f"wrote {self.out}")
 
-    def _count(self) -> analysis.Cost:
+    def _count(self) -> tuple[EncoderConfig, analysis.Cost]:
         import torch
 
         from ..analysis import cost
@@ -143,7 +165,7 @@ class Cost:
                     if name in EncoderConfig.__dataclass_fields__
                 },
             )
-            return cost(
+            return config, cost(
                 config,
                 self.length,
                 self.batch_size,

@@ -15,9 +15,11 @@ from types import FrameType
 from typing import Any, TextIO
 
 from .. import __version__
-from ..errors import InputError, fail
+from ..errors import InputError
 from ..files import full_disk, no_room
+from ..runs import ranks
 from .flags import in_flags
+from .processes import fail
 
 CLOSED = 141
 """The exit code where the reader of the output has closed it: that of a program which SIGPIPE ends."""
@@ -64,6 +66,8 @@ def _failed(error: Exception, command: Any) -> int:
         return fail(no_room(getattr(error, "filename", None) or "the output", full))
     if isinstance(error, OSError):
         return fail(str(error))
+    if isinstance(error, RuntimeError) and ranks.another_failed():
+        return 2  # the connection to a process was lost that has failed, and has said why
     if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
         return fail(f"not enough memory for these sizes ({str(error) or type(error).__name__})")
     text = f"whereformer {__version__}\n{sys.argv}\n\n{''.join(traceback.format_exception(error))}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.console import Console
 from ..errors import InputError
 from ..experiments.finetune.settings import DataSettings, TuningSettings
 from ..experiments.settings import check_range, listed
-from .arguments import find_device
+from .arguments import MOST_JOBS, find_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,8 @@ class Finetune:
     Writes results.json, results.md and report.html (with what each head learned). Ctrl-C keeps every finished run; the
     same command then does the missing ones.
     """
+
+    MANY: ClassVar = True
 
     model: str
     """The pretrained model: a folder, or an id on the Hugging Face Hub."""
@@ -65,13 +67,17 @@ class Finetune:
     dry_run: bool = False
     """Check everything, print what would be done and stop."""
 
+    jobs: int | None = None
+    """Number of runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
+    GPU, or 1 on the CPU and in processes that a launcher started, which share each run."""
+
     task: DataSettings = field(default_factory=DataSettings)
     tuning: TuningSettings = field(default_factory=TuningSettings)
 
     def run(self, console: Console) -> None:
         """Fine-tune every model on every task, then print the gains and write the report."""
         data, tuning = self.task.checked(), self.tuning.checked()
-        check_range(self, seeds=(1, 2**20), seed=(0, 2**31), threads=(1, 2**20))
+        check_range(self, seeds=(1, 2**20), seed=(0, 2**31), threads=(1, 2**20), jobs=(1, MOST_JOBS))
         kernels = []
         for text in listed("kernels", self.kernels):
             if not text.isdecimal():
@@ -84,10 +90,18 @@ class Finetune:
         from ..experiments.finetune.prepare import FinetuneJob, load_tasks, prepare
         from ..experiments.finetune.run import begin, finetune
         from ..experiments.finetune.variants import settings_of
+        from ..runs import ranks
         from ..runs.folder import open_folder
+        from ..runs.jobs import number_of_jobs
+        from ..training.shared import check_rows
         from .tables.finetune import print_finetuning, print_gains
         from .terminal import Bar
 
+        check_rows(tuning.batch_size)
+        if ranks.size() > 1 and self.jobs not in (None, 1):
+            raise InputError("jobs", f"expected 1 in {ranks.size()} processes, which share each run, got {self.jobs}")
+        device = find_device(self.device)
+        ranks.join(device)
         settings = settings_of(listed("position", self.position), sorted(set(kernels)))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -97,18 +111,19 @@ class Finetune:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
             with console.status("reading rows and models"):
-                device = find_device(self.device)
                 job = FinetuneJob(self.model, tokenizer, load_tasks(data), settings, seeds, tuning, device)
                 checked = prepare(job)
-            results = begin(job, checked, self.out)
+            results = ranks.from_main(lambda: begin(job, checked, self.out))
             print_finetuning(console, job, checked)
             if self.dry_run:
                 return
+            jobs = 1 if ranks.size() > 1 else number_of_jobs(self.jobs, device)
             with Bar(console) as progress:
-                results = finetune(job, checked, results, self.out, progress)
+                results = finetune(job, checked, results, self.out, progress, jobs)
             found = tables(results)
             print_gains(console, found)
-            self._write(console, results, found)
+            if ranks.is_main():
+                self._write(console, results, found)
 
     def _write(self, console: Console, results: FinetuneResults, found: Sequence[GainsTable]) -> None:
         """Write the table as Markdown and as an HTML page."""

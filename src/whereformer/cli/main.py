@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, cast
 import tyro
 
 from .. import __version__
+from ..runs import ranks
 from .analyze import Analyze
 from .bench import Bench
 from .compare import Compare
@@ -21,6 +22,7 @@ from .finetune import Finetune
 from .flags import registry
 from .positions import ListPositions
 from .pretrain import Pretrain
+from .processes import check_processes
 from .properties import Properties
 from .terminal import output
 from .translate import Translate
@@ -81,4 +83,6 @@ def _summary(command: Callable[..., Any]) -> str:
 def execute(command: Any) -> None:
     """Run a command. If it fails or is interrupted, print one line to stderr and exit with a code."""
     with ending(command):
-        command.run(output())
+        check_processes(command)
+        command.run(output(quiet=not ranks.is_main()))
+        ranks.leave()

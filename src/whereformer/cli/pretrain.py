@@ -36,6 +36,7 @@ class Pretrain:
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
+    MANY: ClassVar = True
 
     data: tuple[str, ...] = ()
     """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
@@ -90,12 +91,16 @@ class Pretrain:
         from ..experiments.pretrain.results import PretrainResults
         from ..experiments.pretrain.run import pretrain
         from ..experiments.pretrain.text import prepare_text
+        from ..runs import ranks
         from ..runs.folder import open_folder
         from ..training.folder import Folder
+        from ..training.shared import check_rows
         from .tables.plans import print_plan
         from .terminal import Bar, say
 
+        check_rows(training.batch_size)
         device = find_device(self.device)
+        ranks.join(device)
         # Check the settings before the text is read and encoded, which may take long.
         build_config(model, training.longest)
         choice = TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
@@ -106,18 +111,20 @@ class Pretrain:
                 stack.enter_context(open_folder(self.out))
             scratch = Path(stack.enter_context(TemporaryDirectory())) if self.dry_run else None
             with Bar(console) as progress:
-                paths = fetched(self.data, self.column, scratch or cache, progress)
+                with ranks.main_first():
+                    paths = fetched(self.data, self.column, scratch or cache, progress)
                 text = Text(paths, self.column, progress, source_of(self.data))
                 seen = look_at(text, cache)
                 if not self.dry_run:
                     settings = settings_of(model, training, seen.summary.fingerprint, tokenizer, device)
                     folder = Folder(self.out, settings, PretrainResults, in_words(self, "pretrain"))
-                    results = folder.finished()
+                    results = ranks.from_main(folder.finished)
                     if results is not None:
                         say(console, f"{self.out} is already finished; nothing to do")
                         self._tell(console, results)
                         return
-                prepared = prepare_text(text, seen, choice, cache, scratch)
+                with ranks.main_first():
+                    prepared = prepare_text(text, seen, choice, cache, scratch)
             config = build_config(model, training.longest, prepared.vocabulary)
             every = self.every or max(1, training.steps // 10)
             job = PretrainJob(model, training, prepared, config, device, every, self.keep)

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..experiments.compare.settings import CompareTraining
+from ..experiments.settings import check_range
+from .arguments import MOST_JOBS
 
 if TYPE_CHECKING:
     from ..experiments.properties.comparison import Comparison
@@ -67,6 +69,9 @@ class Properties:
     seed: int | None = None
     """The first seed. Default: 0."""
 
+    jobs: int = 1
+    """Number of methods at a time, each in a process of its own; they share the threads. Default: 1."""
+
     def run(self, console: Console) -> None:
         """Measure every method, then print the table and write the report."""
         from ..experiments.properties.comparison import load_comparison
@@ -75,6 +80,7 @@ class Properties:
         from .tables.properties import print_properties
         from .terminal import Bar
 
+        check_range(self, jobs=(1, MOST_JOBS))
         names = self._names()
         for name in ("data", "column", "quick", "length", "steps", "seeds", "seed"):
             if self.results is not None and getattr(self, name) not in (None, (), False):
@@ -87,7 +93,7 @@ class Properties:
                     comparison, names = load_comparison(self.results, names)
                 stack.enter_context(open_folder(self.out))
             with Bar(console) as progress:
-                results, rows = measure_properties(comparison, names, self.out, progress)
+                results, rows = measure_properties(comparison, names, self.out, progress, self.jobs)
             print_properties(console, rows)
             self._write(console, results, rows)
 
@@ -128,7 +134,7 @@ class Properties:
             source = TextSource(self.data, self.column)
             job = prepare_job(source, sizes, [BASELINE, *chosen], training.all_seeds, torch.device("cpu"), folder)
         with Bar(console) as progress:
-            results = compare(job, folder, progress, speed=False)
+            results = compare(job, folder, progress, speed=False, jobs=self.jobs)
         held_out = HeldOut(job.text.held_out, HELD_OUT_RATE, job.text.vocab_size)
         return Comparison(folder, results, held_out), chosen
 

@@ -40,9 +40,9 @@ class Terminal(Console):
         raise BrokenPipeError
 
 
-def output() -> Terminal:
+def output(*, quiet: bool = False) -> Terminal:
     """Return the console of a command: as wide as the terminal, and 100 columns in a file or a pipe."""
-    return Terminal(width=None if sys.stdout.isatty() else 100)
+    return Terminal(width=None if sys.stdout.isatty() else 100, quiet=quiet)
 
 
 class Bar(Listener):

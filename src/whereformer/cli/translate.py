@@ -48,6 +48,7 @@ class TranslateTrain:
     """
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
+    MANY: ClassVar = True
 
     parallel: ParallelData = field(default_factory=ParallelData)
     validation: ValidationData = field(default_factory=ValidationData)
@@ -79,12 +80,14 @@ class TranslateTrain:
         from ..experiments.translate.pairs import load_pairs
         from ..experiments.translate.results import TranslationResults
         from ..experiments.translate.run import train_translator
+        from ..runs import ranks
         from ..runs.folder import open_folder
         from ..training.folder import Folder
         from .tables.plans import print_translation_plan
         from .terminal import Bar, say
 
         device = find_device(self.device)
+        ranks.join(device)
         _use(self.threads)
         # Check the settings before the text is read and encoded, which may take long.
         build_config(model, training, training.vocab_size)
@@ -100,13 +103,14 @@ class TranslateTrain:
             if not self.dry_run:
                 decisive = settings_of(model, training, pairs, held_out, device)
                 folder = Folder(self.out, decisive, TranslationResults, in_words(self, "translate train"))
-                results = folder.finished()
+                results = ranks.from_main(folder.finished)
                 if results is not None:
                     say(console, f"{self.out} is already finished; nothing to do")
                     self._tell(console, results)
                     return
             with console.status("learning a vocabulary, encoding the text"):
-                text = prepare(pairs, held_out, training.vocab_size, training.max_length)
+                with ranks.main_first():
+                    text = prepare(pairs, held_out, training.vocab_size, training.max_length)
                 config = build_config(model, training, text.facts.vocabulary)
                 job = TranslationJob(model, training, text, config, device)
                 plan = job.plan()

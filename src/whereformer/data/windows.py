@@ -23,7 +23,8 @@ class Windows(Dataset[dict[str, Tensor]]):
 
     Shuffled rows read the whole stream once in every ``per_pass`` rows, cut at different places each time. Rows that
     are not shuffled are spread evenly over the stream. An item has ``input_ids``, ``labels`` (-100 where nothing is
-    predicted) and, if some tokens must not be attended to, ``attention_mask``; each has shape (length,).
+    predicted) and, if some tokens must not be attended to, ``attention_mask``; each has shape (length,). It
+    may also have ``uniforms``, random numbers from 0 to 1 with which ELECTRA's generator draws its samples.
 
     Args:
         stream: (tokens,) ids.
@@ -36,6 +37,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         first: number of the first row, after the rows of shorter or longer windows.
         seed: seed of places and masks.
         shuffled: whether each pass has a random order of its own.
+        uniforms: whether items have ``uniforms``.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         seed: int,
         shuffled: bool,
         first: int = 0,
+        uniforms: bool = False,
     ) -> None:
         self.stream = stream
         self.vocabulary = vocabulary
@@ -63,6 +66,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         self.seed = seed
         self.shuffled = shuffled
         self.first = first
+        self.uniforms = uniforms
         self.order: tuple[int, Tensor, int] | None = None
 
     def __len__(self) -> int:
@@ -73,13 +77,16 @@ class Windows(Dataset[dict[str, Tensor]]):
         ids = self.vocabulary
         end = torch.tensor([ids.sep] + [ids.pad] * self.padding)
         tokens = torch.cat((torch.tensor([ids.cls]), self._text(row), end))[None]
-        inputs, labels = mask_tokens(tokens, self.rate, ids, self._generator(row))
+        generator = self._generator(row)
+        inputs, labels = mask_tokens(tokens, self.rate, ids, generator)
         item = {"input_ids": inputs[0], "labels": labels[0]}
         # Attention is faster without a mask.
         if self.padding or self.hide_masked:
             real = inputs[0] != ids.mask if self.hide_masked else torch.ones(tokens.shape[1], dtype=torch.bool)
             real[tokens.shape[1] - self.padding :] = False
             item["attention_mask"] = real.long()
+        if self.uniforms:
+            item["uniforms"] = torch.rand(tokens.shape[1], generator=generator)
         return item
 
     def _text(self, row: int) -> Tensor:

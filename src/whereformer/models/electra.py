@@ -168,6 +168,7 @@ class Electra(EncoderPreTrainedModel):
         *,
         labels: Tensor,
         sampled_ids: Tensor | None = None,
+        uniforms: Tensor | None = None,
         **inputs: Unpack[TokenInputs],
     ) -> ElectraOutput:
         """Let the generator predict the targets, sample from it, and let the discriminator judge every token.
@@ -180,6 +181,8 @@ class Electra(EncoderPreTrainedModel):
             sampled_ids: (batch, n) the discriminator's input; by default ``input_ids`` with a sample from the
                 generator's distribution at every target, masked or not. A sample that happens to be the original counts
                 as original.
+            uniforms: (batch, n) random numbers from 0 to 1, of which those at the targets draw the samples. By default
+                they are drawn anew. With the same numbers and the same logits, the samples are the same.
 
         Raises:
             ValueError: for shapes that do not fit, or labels without a target; the message names the argument.
@@ -187,12 +190,15 @@ class Electra(EncoderPreTrainedModel):
         check_shape("labels", labels, input_ids.shape)
         if sampled_ids is not None:
             check_shape("sampled_ids", sampled_ids, input_ids.shape)
+        if uniforms is not None:
+            check_shape("uniforms", uniforms, input_ids.shape)
         targets = labels != -100
         generated = self.generator(input_ids, attention_mask, labels=labels, **inputs, return_dict=True)
         if len(generated.logits) == 0:
             raise InputError("labels", "expected at least one target, got -100 everywhere")
         if sampled_ids is None:
-            sampled_ids = input_ids.masked_scatter(targets, sample(generated.logits).to(input_ids.dtype))
+            drawn = sample(generated.logits, None if uniforms is None else uniforms[targets])
+            sampled_ids = input_ids.masked_scatter(targets, drawn.to(input_ids.dtype))
         original = sampled_ids == torch.where(targets, labels, input_ids)
         judged = self.discriminator(sampled_ids, attention_mask, labels=original, **inputs, return_dict=True)
         real = torch.ones_like(targets) if attention_mask is None else attention_mask.bool()
@@ -210,8 +216,19 @@ class Electra(EncoderPreTrainedModel):
 
 
 @torch.no_grad()
-def sample(logits: Tensor) -> Tensor:
-    """Sample from the distributions of logits (targets, vocab_size): the largest logit after adding Gumbel noise."""
-    # Minus the logarithm of an exponential variable is Gumbel noise. Half precision would be too coarse for it.
-    noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log()
-    return (logits.float() - noise).argmax(-1)
+def sample(logits: Tensor, uniforms: Tensor | None = None) -> Tensor:
+    """Sample from the distributions of logits (targets, vocab_size): the token in which a uniform number falls.
+
+    Args:
+        logits: (targets, vocab_size).
+        uniforms: (targets,) numbers from 0 to 1, 1 excluded; drawn if None.
+
+    Returns:
+        (targets,) token ids.
+    """
+    if uniforms is None:
+        uniforms = torch.rand(len(logits), device=logits.device)
+    # In single precision, the sum of many small chances would be too coarse for rare tokens.
+    ends = logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)
+    # A token whose chance is 0 begins where it ends, and no number falls there.
+    return torch.searchsorted(ends, uniforms.double().unsqueeze(1) * ends[:, -1:], right=True).squeeze(1)

@@ -19,7 +19,7 @@ from .checkpoints.loading import LoadingReport
 from .checks import check_shape
 from .config import EncoderConfig
 from .inputs import EncoderInputs, asks_for, takes
-from .layers import AttentionContext, Layer, SegmentScores, check_types, number_of_types
+from .layers import AttentionContext, Layer, SegmentScores, check_types, may_share, number_of_types
 from .pooling import Tokens, unpool
 
 
@@ -242,7 +242,8 @@ class _Run:
         self.encoder, self.with_weights, self.with_states = encoder, with_weights, with_states
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
-        self.once = encoder.position.once()
+        self.share = may_share(encoder.layers)
+        self.once = encoder.position.once() if self.share else None
         self.last_context: AttentionContext | None = None
         self.hidden: Tensor
         self.add(hidden)
@@ -252,7 +253,7 @@ class _Run:
         last = self.last_context
         if last is None or last.queries is not queries or last.keys is not keys:
             position = self.encoder.position
-            shared = position.shared(queries.positions, keys.positions, self.once)
+            shared = position.shared(queries.positions, keys.positions, self.once) if self.share else None
             last = AttentionContext(position, queries, keys, shared, with_weights=self.with_weights)
             self.last_context = last
         return last

@@ -187,6 +187,21 @@ class SegmentScores(nn.Module):
         return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))
 
 
+def may_share(layers: nn.ModuleList) -> bool:
+    """Return whether layers may use gradients through what was computed once for all of them.
+
+    Reentrant checkpointing runs each layer's backward on its own, and what they share could run backward only once. So
+    every layer then computes its own.
+    """
+    return not any(
+        isinstance(layer, GradientCheckpointingLayer)
+        and layer.gradient_checkpointing
+        and layer.training
+        and getattr(layer._gradient_checkpointing_func, "keywords", {}).get("use_reentrant", True)
+        for layer in layers
+    )
+
+
 class Layer(GradientCheckpointingLayer):
     """Self-attention and a feed-forward network, each with a residual and a norm before or after it."""
 

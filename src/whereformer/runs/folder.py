@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from ..errors import InputError
 from ..files import check_folder, full_disk, no_room
+from .ranks import is_main
 
 
-def open_folder(out: Path) -> TextIO:
+def open_folder(out: Path) -> AbstractContextManager[Any]:
     """Create the output folder, check that it is writable, and lock it against other commands.
 
     Returns:
-        The lock, held until it is closed.
+        The lock, held until it is closed. Of several processes of a run, only the main one holds it.
 
     Raises:
         InputError: if the folder can't be written, is a link, or another command holds its lock.
     """
+    if not is_main():
+        return nullcontext()
     check_folder("out", out)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -13,21 +13,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
 from ..files import full_disk, naming
+from ..runs import ranks
 from ..runs.progress import Progress
 from .finite import FiniteWatch
 from .folder import Folder, Kind
 from .results import LossPoint
+from .shared import SharedTrainer
 
 Judge = Callable[[nn.Module, dict[str, Tensor]], dict[str, tuple[float, int]]]
 """Scores a batch: takes a model and a batch, and returns a sum and the number of items summed for each score."""
@@ -56,17 +58,18 @@ class Course:
         return step % self.every == 0 or step == self.steps
 
 
-class JudgedTrainer(Trainer):
+class JudgedTrainer(SharedTrainer):
     """Hugging Face's Trainer with our batch order, held-out scores and checkpoints, and the time of earlier runs added.
 
     Args:
         folder: the run's folder, where checkpoints count only once they are complete.
         keep: how many checkpoints to keep.
         course: the length of the training.
-        training: all batches, in order. The Trainer's own order would change after a resume.
-        held_out: batches to judge by, on the CPU.
+        held_out: this process's batches to judge by, on the CPU.
         judge: scores a batch.
         seconds: time that earlier runs took.
+
+    The other arguments are those of :class:`SharedTrainer`.
     """
 
     def __init__(
@@ -75,7 +78,6 @@ class JudgedTrainer(Trainer):
         folder: Folder[Any],
         keep: int,
         course: Course,
-        training: DataLoader[dict[str, Tensor]],
         held_out: Iterable[dict[str, Tensor]],
         judge: Judge,
         seconds: float,
@@ -86,14 +88,10 @@ class JudgedTrainer(Trainer):
         self.keep = keep
         self.saving = False
         self.course = course
-        self.training = training
         self.held_out = held_out
         self.judge = judge
         self.started = time.perf_counter() - seconds
-        super().__init__(train_dataset=training.dataset, **options)
-
-    def get_train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
-        return self.accelerator.prepare(self.training)
+        super().__init__(**options)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save a checkpoint beside its place, and put it there when it is complete."""
@@ -102,8 +100,10 @@ class JudgedTrainer(Trainer):
             try:
                 self.saving = True
                 super()._save_checkpoint(model, trial)
+                ranks.wait()  # until every process has written its random state
                 if writes:
                     self.folder.accept(step, self.keep)
+                ranks.wait()  # until the checkpoint counts
             finally:
                 self.saving = False
                 if writes:
@@ -116,10 +116,7 @@ class JudgedTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Return mean scores over all held-out data, however it is batched.
-
-        Random numbers drawn afterwards are the same as if nothing had been evaluated.
-        """
+        """Return mean scores over all held-out data, however it is batched and divided among processes."""
         means = self.means(judge_all(self.model, self.held_out, self.judge, self.args.device, bf16=self.args.bf16))
         scores = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
         self.log(dict(scores))
@@ -140,19 +137,30 @@ class JudgedTrainer(Trainer):
 def judge_all(
     model: nn.Module, batches: Iterable[dict[str, Tensor]], judge: Judge, device: torch.device, *, bf16: bool = False
 ) -> dict[str, float]:
-    """Return mean scores over all batches, by name. Random numbers drawn afterwards are unaffected."""
+    """Return mean scores over all batches of all processes, by name. Random numbers drawn afterwards are unaffected.
+
+    Args:
+        model: the model; after the call it is in training or evaluation as before.
+        batches: this process's batches, on the CPU.
+        judge: scores a batch.
+        device: where the model is.
+        bf16: whether to use mixed precision.
+    """
     was_training = model.training
     model.eval()
-    sums: dict[str, tuple[float, int]] = {}
+    found = []
+    # A DataLoader draws a random number.
     with torch.random.fork_rng([torch.cuda.current_device()] if device.type == "cuda" else []):
-        torch.manual_seed(0)  # ELECTRA's generator draws its tokens
         for batch in batches:
             moved = {name: value.to(device) for name, value in batch.items()}
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                for name, (value, count) in judge(model, moved).items():
-                    before = sums.get(name, (0.0, 0))
-                    sums[name] = before[0] + value, before[1] + count
+                found.append(judge(model, moved))
     model.train(was_training)
+    sums: dict[str, tuple[float, int]] = {}
+    for scores in chain.from_iterable(ranks.gather(found)):
+        for name, (value, count) in scores.items():
+            before = sums.get(name, (0.0, 0))
+            sums[name] = before[0] + value, before[1] + count
     return {name: value / count for name, (value, count) in sums.items()}
 
 
@@ -187,11 +195,13 @@ class TrainingWatch(FiniteWatch, Generic[Kind]):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         step = state.global_step
         judged = self.course.is_judged(step)
+        # All processes stop after the same step.
+        stopped = ranks.totals([self.interrupted]) != [0]
         control.should_evaluate = judged
-        control.should_save = judged or self.interrupted
+        control.should_save = judged or stopped
         # Logging checks that the loss is still a number, so it comes before every checkpoint.
         control.should_log = control.should_save or step % self.log_every == 0
-        control.should_training_stop = step == state.max_steps or self.interrupted
+        control.should_training_stop = step == state.max_steps or stopped
         self.progress.step(1, f"step {step:,}/{state.max_steps:,}{self.loss}")
 
     def logged(self, step: int, logs: dict[str, float]) -> None:
@@ -202,7 +212,8 @@ class TrainingWatch(FiniteWatch, Generic[Kind]):
             self.progress.line(f"step {step:,}: held-out {told}")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        self.results(state).save(self.folder.path)
+        if ranks.is_main():
+            self.results(state).save(self.folder.path)
 
     def results(self, state: TrainerState, finished: bool = False) -> Kind:
         """Return the results after ``state.global_step`` steps."""
@@ -255,10 +266,11 @@ def train(
         InputError: if the loss stops being a number.
         KeyboardInterrupt: if the training was interrupted; a checkpoint has been saved.
     """
-    folder.claim()
-    checkpoint = folder.newest_checkpoint(unusable)
+    if ranks.is_main():
+        folder.claim()
+    checkpoint = ranks.from_main(lambda: folder.newest_checkpoint(unusable))
     seconds, step = 0.0, 0
-    if (lost := folder.damage()) is not None:
+    if (lost := ranks.from_main(folder.damage)) is not None:
         progress.line(lost)
     if folder.passed_over:
         passed = "; ".join(f"{name}: {reason}" for name, reason in folder.passed_over.items())
@@ -272,6 +284,9 @@ def train(
     with naming(curves), _full_disk_of_threads(), _stopped_by_signals(watch):
         trainer = make(seconds, [watch, *_tensorboard(curves, step)])
         trainer.remove_callback(PrinterCallback)
+        if step or ranks.rank():
+            # For dropout, if the checkpoint has no state for this process: numbers that no other process and step has.
+            torch.manual_seed(hash((trainer.args.seed, step, ranks.rank())))
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if trainer.state.global_step < watch.course.steps:
         progress.line(f"stopped after step {trainer.state.global_step:,}; its checkpoint is in {folder.checkpoints}")
@@ -287,7 +302,8 @@ def _stopped_by_signals(watch: TrainingWatch[Any]) -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if watch.interrupted:
+        # A launcher passes on the signal that its processes may have got already.
+        if watch.interrupted and ranks.size() == 1:
             raise KeyboardInterrupt
         watch.interrupted = True
 
@@ -317,7 +333,7 @@ def _full_disk_of_threads() -> Iterator[None]:
 
 def _tensorboard(folder: Path, step: int) -> list[TrainerCallback]:
     """Return a callback that writes TensorBoard's files, if that is installed; it hides old entries after ``step``."""
-    if find_spec("tensorboard") is None:
+    if find_spec("tensorboard") is None or not ranks.is_main():
         return []
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations import TensorBoardCallback

@@ -11,6 +11,8 @@ import torch
 from transformers import TrainingArguments
 from transformers import logging as transformers_logging
 
+from ..runs import ranks
+
 
 class Settings(Protocol):
     """The training settings that the Trainer's arguments need."""
@@ -29,19 +31,21 @@ def training_arguments(
 
     Args:
         folder: folder for checkpoints.
-        settings: the batch size and dtype.
+        settings: the batch size of all processes together, and the dtype.
         steps: optimizer steps in all.
-        device: the only device that is used; with several GPUs each would get its own batch, which changes the result.
+        device: the only device that this process uses; a Trainer with several GPUs would give each its own batch, which
+            changes the result.
         seed: the Trainer's seed.
         others: further arguments of ``TrainingArguments``.
     """
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
-        per_device_train_batch_size=settings.batch_size,
+        per_device_train_batch_size=max(1, settings.batch_size // ranks.size()),
         max_grad_norm=1.0,
         bf16=settings.dtype == "bfloat16",
         use_cpu=device.type == "cpu",
+        ddp_backend="gloo" if device.type == "cpu" and ranks.size() > 1 else None,
         seed=seed,
         eval_strategy="no",
         save_strategy="no",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ...data.masks import HELD_OUT_RATE, IGNORED, HeldOut
+from ...runs.jobs import spread
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from .models import model_folder, model_problem
 from .prepare import CompareJob
-from .results import BASELINE, CompareResults, Score, earlier_results
+from .results import BASELINE, CompareResults, Run, Score, earlier_results
 from .speed import ROUNDS, measure_speed
 from .train import train_and_judge
 
@@ -20,8 +22,8 @@ DEFAULT_STEPS = 2400
 QUICK_STEPS = 400
 
 
-def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = True) -> CompareResults:
-    """Train and judge every method with every seed, then measure speed.
+def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = True, jobs: int = 1) -> CompareResults:
+    """Train and judge every method with every seed, ``jobs`` at a time, then measure speed.
 
     ``out/results.json`` is written after every run. Runs that it already holds are not repeated, if their models are as
     they were saved.
@@ -54,11 +56,8 @@ def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = Tru
     progress.start(len(missing) * (job.settings.steps + judging) + rounds * len(job.positions))
     if len(missing) < len(every):
         progress.line(f"{len(every) - len(missing)} of {len(every)} runs are already done; continuing with the others")
-    for number, (name, seed) in enumerate(missing, 1):
-        progress.begin(f"{name} ({number}/{len(missing)})")
-        run = train_and_judge(
-            job, name, seed, held_out, lambda loss: progress.step(1, f"loss {loss:.2f}"), model_folder(out, name, seed)
-        )
+    numbered = [(name, seed, f"{name} ({number}/{len(missing)})") for number, (name, seed) in enumerate(missing, 1)]
+    for (name, seed, _), run in spread(partial(_train, job, held_out, out), numbered, jobs, progress):
         results = results.with_run(name, seed, run)
         results.save(out / "results.json")
         progress.step(judging)
@@ -73,3 +72,12 @@ def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = Tru
         results = replace(results, speed={**results.speed, **measured})
     results.save(out / "results.json")
     return results
+
+
+def _train(job: CompareJob, held_out: HeldOut, out: Path, task: tuple[str, int, str], progress: Progress) -> Run:
+    """Train and judge a method with a seed; the task also has its label."""
+    name, seed, label = task
+    progress.begin(label)
+    return train_and_judge(
+        job, name, seed, held_out, lambda loss: progress.step(1, f"loss {loss:.2f}"), model_folder(out, name, seed)
+    )

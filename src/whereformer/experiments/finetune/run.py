@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from ...data.corpus import fingerprint
+from ...runs import ranks
+from ...runs.jobs import spread
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.trainer import quiet_transformers
-from .prepare import Checked, FinetuneJob
-from .results import FinetuneResults, FinetuneSettings, Shown, earlier_results
+from .prepare import Checked, Encoded, FinetuneJob
+from .results import FinetuneResults, FinetuneSettings, Shown, TunedModel, earlier_results
 from .train import finetune_one
-from .variants import BASELINE
+from .variants import BASELINE, Variant
 
 
 def begin(job: FinetuneJob, checked: Checked, out: Path) -> FinetuneResults:
@@ -53,9 +56,9 @@ def begin(job: FinetuneJob, checked: Checked, out: Path) -> FinetuneResults:
 
 
 def finetune(
-    job: FinetuneJob, checked: Checked, results: FinetuneResults, out: Path, progress: Progress
+    job: FinetuneJob, checked: Checked, results: FinetuneResults, out: Path, progress: Progress, jobs: int = 1
 ) -> FinetuneResults:
-    """Do every run that ``results`` lacks, and write ``out/results.json`` after each.
+    """Do every run that ``results`` lacks, ``jobs`` at a time, and write ``out/results.json`` after each.
 
     Raises:
         InputError: if a loss stops being a number.
@@ -71,14 +74,16 @@ def finetune(
     progress.start(sum(job.steps(encoded) for encoded, _, _ in missing))
     if len(missing) < len(every):
         progress.line(f"{len(every) - len(missing)} of {len(every)} runs are already done")
-    results.save(path)
-    for number, (encoded, seed, variant) in enumerate(missing, 1):
-        name = encoded.data.task.name
-        progress.begin(f"{name}, {variant.name} ({number}/{len(missing)})")
-        with quiet_transformers():
-            found, curves = finetune_one(job, encoded, variant, seed, out, progress)
-        results = results.with_run(name, variant, seed, found, curves)
+    if ranks.is_main():
         results.save(path)
+    tasks = [
+        (encoded.data.task.name, seed, variant, f"{number}/{len(missing)}")
+        for number, (encoded, seed, variant) in enumerate(missing, 1)
+    ]
+    for (name, seed, variant, _), (found, curves) in spread(partial(_tune, job, by_name, out), tasks, jobs, progress):
+        results = results.with_run(name, variant, seed, found, curves)
+        if ranks.is_main():
+            results.save(path)
         scores = ", ".join(
             f"{judged} {metric} {100 * value:.1f}".strip()
             for judged, by_metric in found.scores.items()
@@ -86,3 +91,17 @@ def finetune(
         )
         progress.line(f"{name}, {variant.name}, seed {seed}: {scores}; {found.seconds:.0f} s")
     return results
+
+
+def _tune(
+    job: FinetuneJob,
+    tasks: dict[str, Encoded],
+    out: Path,
+    task: tuple[str, int, Variant, str],
+    progress: Progress,
+) -> tuple[TunedModel, list[list[list[float]]] | None]:
+    """Fine-tune a variant on a task with a seed; the task also has its number."""
+    name, seed, variant, number = task
+    progress.begin(f"{name}, {variant.name} ({number})")
+    with quiet_transformers():
+        return finetune_one(job, tasks[name], variant, seed, out, progress)

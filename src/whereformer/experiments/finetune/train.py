@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers import PrinterCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
 from ...analysis.curves import head_curves
@@ -18,11 +16,13 @@ from ...data import batches
 from ...data.rows import Rows
 from ...errors import InputError
 from ...models import EncoderForSequenceClassification
+from ...runs import ranks
 from ...runs.progress import Progress
 from ...training import metrics
 from ...training.finite import FiniteWatch
 from ...training.optimizer import build_optimizer, linear_schedule
 from ...training.results import LossPoint
+from ...training.shared import SharedTrainer, shared_loader
 from ...training.trainer import training_arguments
 from .models import fresh
 from .prepare import Encoded, FinetuneJob
@@ -34,25 +34,6 @@ REACH = 32
 """Learned curves are kept at this number of offsets on each side."""
 POINTS = 50
 """About this number of points of the training loss is kept."""
-
-
-class Finetuner(Trainer):
-    """Hugging Face's Trainer with our batches and optimizer.
-
-    Args:
-        batches: the indices of the rows that each step reads.
-        collate: makes a batch of these rows.
-    """
-
-    def __init__(self, *, batches: list[list[int]], collate: Any, **options: Any) -> None:
-        self.control: TrainerControl
-        self.batches = batches
-        self.collate = collate
-        super().__init__(**options)
-
-    def get_train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
-        pinned = self.args.device.type == "cuda"
-        return DataLoader(self.train_dataset, batch_sampler=self.batches, collate_fn=self.collate, pin_memory=pinned)
 
 
 class LossWatch(FiniteWatch):
@@ -98,12 +79,16 @@ def train(
     watch = LossWatch(steps, progress, tuning.learning_rate)
     optimizer = build_optimizer(model, tuning.learning_rate, tuning.kernel_learning_rate)
     arguments = training_arguments(out, tuning, steps, job.device, seed)
-    trainer = Finetuner(
-        batches=batches.shuffled(encoded.train.lengths, tuning.batch_size, steps, seed),
-        collate=encoded.train.packed if tuning.packed else encoded.train.padded,
+    trainer = SharedTrainer(
+        training=shared_loader(
+            encoded.train,
+            batches.shuffled(encoded.train.lengths, tuning.batch_size, steps, seed),
+            encoded.train.packed if tuning.packed else encoded.train.padded,
+            pinned=job.device.type == "cuda",
+        ),
+        count=lambda batch: {"loss": len(batch["labels"])},
         model=model,
         args=arguments,
-        train_dataset=encoded.train,
         callbacks=[watch],
         optimizers=(optimizer, linear_schedule(optimizer, max(1, steps // 10), steps)),
     )
@@ -121,14 +106,15 @@ def predict(
     collate = split.packed if tuning.packed else split.padded
     order = batches.by_length(split.lengths, tuning.batch_size)
     found = []
-    for batch in order:
+    for batch in ranks.share(order):
         inputs = collate([split[row] for row in batch])
         del inputs["labels"]
         with torch.autocast(model.device.type, torch.bfloat16, enabled=tuning.dtype == "bfloat16"):
             logits = model(**{name: value.to(model.device) for name, value in inputs.items()}).logits
-        found.append(logits.float().cpu())
-    logits = torch.cat(found)
-    return logits[torch.tensor([row for batch in order for row in batch]).argsort()].numpy()
+        found.append((batch, logits.float().cpu().numpy()))
+    parts = [part for each in ranks.gather(found) for part in each]
+    rows = np.concatenate([batch for batch, _ in parts])
+    return np.concatenate([logits for _, logits in parts])[rows.argsort()]
 
 
 def finetune_one(

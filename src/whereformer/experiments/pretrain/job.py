@@ -159,6 +159,7 @@ class PretrainJob:
             seed=seed,
             shuffled=shuffled,
             first=first,
+            uniforms=self.model.objective == "electra",
         )
 
 

@@ -7,16 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 from transformers import TrainerCallback
 
 from ...data.masks import IGNORED
 from ...data.windows import collate
+from ...runs import ranks
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.folder import Folder
 from ...training.judged import Course, JudgedTrainer, TrainingWatch, train
 from ...training.optimizer import build_optimizer, linear_schedule
+from ...training.shared import shared_loader
 from ...training.trainer import quiet_transformers, training_arguments
 from .job import PretrainJob
 from .model import build_model
@@ -32,17 +34,24 @@ def judge_masked_lm(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tup
     return {"loss": (float(loss), len(wanted)), "accuracy": (float(right), len(wanted))}
 
 
+def count_masked_lm(batch: dict[str, Tensor]) -> dict[str, int]:
+    """Count the tokens that a masked LM's loss is a mean over."""
+    return {"loss": int((batch["labels"] != IGNORED).sum())}
+
+
+def count_electra(batch: dict[str, Tensor]) -> dict[str, int]:
+    """Count the tokens that each of ELECTRA's losses is a mean over: the targets, and all real tokens."""
+    labels = batch["labels"]
+    real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else labels.numel()
+    return {"generator_loss": int((labels != IGNORED).sum()), "discriminator_loss": real}
+
+
 def judge_electra(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, int]]:
     """Score a batch: every mean in :class:`ElectraOutput` but the joint loss, with the number of tokens it covers."""
     out, labels = model(**batch), batch["labels"]
-    targets = labels != IGNORED
-    real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else labels.numel()
-    counts = {
-        "generator_loss": int(targets.sum()),
-        "discriminator_loss": real,
-        "accuracy": real,
-        "replaced_recall": int((out.sampled_ids != labels)[targets].sum()),
-    }
+    counts = count_electra(batch)
+    counts["accuracy"] = counts["discriminator_loss"]
+    counts["replaced_recall"] = int((out.sampled_ids != labels)[labels != IGNORED].sum())
     return {name: (float(out[name]) * count, count) for name, count in counts.items() if count}
 
 
@@ -83,18 +92,17 @@ def pretrain(job: PretrainJob, folder: Folder[PretrainResults], progress: Progre
 
     def make(seconds: float, callbacks: list[TrainerCallback]) -> Pretrainer:
         optimizer = build_optimizer(model, training.learning_rate)
+        windows, held_out = job.training_windows(), job.held_out_windows()
+        judged = BatchSampler(range(len(held_out)), job.stages[-1].batch_size, drop_last=False)
         return Pretrainer(
             weight=job.model.discriminator_weight,
             folder=folder,
             keep=job.keep,
             course=course,
-            training=DataLoader(
-                job.training_windows(),
-                batch_sampler=job.training_batches(),
-                collate_fn=collate,
-                pin_memory=job.device.type == "cuda",
-            ),
-            held_out=DataLoader(job.held_out_windows(), batch_size=job.stages[-1].batch_size, collate_fn=collate),
+            training=shared_loader(windows, job.training_batches(), collate, pinned=job.device.type == "cuda"),
+            count=count_masked_lm if objective == "mlm" else count_electra,
+            factors={"discriminator_loss": job.model.discriminator_weight or 0.0},
+            held_out=DataLoader(held_out, batch_sampler=ranks.share(list(judged)), collate_fn=collate),
             judge=judge_masked_lm if objective == "mlm" else judge_electra,
             seconds=seconds,
             model=model,
@@ -118,5 +126,7 @@ def pretrain(job: PretrainJob, folder: Folder[PretrainResults], progress: Progre
     # What loads the tokenizer truncates to the length that the model was trained at.
     job.text.tokenizer.model_max_length = training.longest
     results = watch.results(state, finished=True)
-    folder.finish(trained, job.text.tokenizer, results)
+    if ranks.is_main():
+        folder.finish(trained, job.text.tokenizer, results)
+    ranks.wait()
     return results

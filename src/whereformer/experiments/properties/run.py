@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from ...analysis import properties as measure
 from ...data.masks import HeldOut
 from ...positions import Position, build_position
+from ...runs.jobs import spread
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ..compare.models import build_model
@@ -27,9 +29,9 @@ WINDOWS = 16
 
 
 def measure_properties(
-    comparison: Comparison, positions: Sequence[str], out: Path, progress: Progress
+    comparison: Comparison, positions: Sequence[str], out: Path, progress: Progress, jobs: int = 1
 ) -> tuple[PropertiesResults, list[MethodTicks]]:
-    """Measure methods and judge them.
+    """Measure methods, ``jobs`` at a time, and judge them.
 
     ``out/results.json`` is written after every method. Measurements of the same models that it holds are not repeated.
 
@@ -53,9 +55,8 @@ def measure_properties(
         name for name in positions if name not in results.runs or results.runs[name].seed != comparison.seed(name)
     ]
     progress.start(len(missing))
-    for name in missing:
-        progress.begin(f"measuring {name}")
-        results = results.with_run(name, measure_method(comparison, name))
+    for name, measured in spread(partial(_measure, comparison), missing, jobs, progress):
+        results = results.with_run(name, measured)
         results.save(path)
         progress.step()
     losses = {
@@ -68,6 +69,11 @@ def measure_properties(
     results = replace(results, table={row.position: row.ticks for row in rows})
     results.save(path)
     return results, rows
+
+
+def _measure(comparison: Comparison, position: str, progress: Progress) -> Measured:
+    progress.begin(f"measuring {position}")
+    return measure_method(comparison, position)
 
 
 def measure_method(comparison: Comparison, position: str) -> Measured:

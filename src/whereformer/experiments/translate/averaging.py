@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from ...files import new_folder
+from ...runs import ranks
 from ...training import manifest
 from ...training.folder import Folder
 
@@ -32,7 +33,8 @@ class Averaging(TrainerCallback):
         self.steps = frozenset(steps)
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.keep(state.global_step)
+        if ranks.is_main():
+            self.keep(state.global_step)
 
     def keep(self, step: int) -> None:
         """Copy a checkpoint's weights if they are among those to average.

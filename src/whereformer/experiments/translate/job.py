@@ -16,8 +16,10 @@ from torch.utils.data import DataLoader
 from ...data import batches, corpus
 from ...data.parallel import Pairs
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
+from ...runs import ranks
 from ...training.judged import Course
 from ...training.model_options import parameters
+from ...training.shared import shared_loader
 from .examples import TranslationText, collate
 from .results import TranslationPlan
 from .settings import TranslationTraining, TranslatorSettings
@@ -85,15 +87,15 @@ class TranslationJob:
         )
 
     def training_batches(self) -> DataLoader[dict[str, Tensor]]:
-        """Return the batches of all steps."""
+        """Return this process's share of the batches of all steps."""
         sampler = _Drawn(self, self.course.steps * self.training.accumulate)
         pinned = self.device.type == "cuda"
-        return DataLoader(self.text.training, batch_sampler=sampler, collate_fn=collate, pin_memory=pinned)  # type: ignore[arg-type]  # a list of them would take long for large texts
+        return shared_loader(self.text.training, sampler, collate, pinned=pinned)
 
     def held_out_batches(self) -> DataLoader[dict[str, Tensor]]:
-        """Return batches of every held-out pair once."""
+        """Return this process's batches of the held-out pairs. Each pair is in a batch of one process."""
         drawn = batches.by_length_and_tokens(self.text.held_out.lengths, self.training.batch_tokens)
-        return DataLoader(self.text.held_out, batch_sampler=drawn, collate_fn=collate)  # type: ignore[arg-type]
+        return DataLoader(self.text.held_out, batch_sampler=ranks.share(drawn), collate_fn=collate)  # type: ignore[arg-type]
 
     def _shuffled(self) -> Iterator[list[int]]:
         return batches.shuffled_by_tokens(self.text.training.lengths, self.training.batch_tokens, self.training.seed)

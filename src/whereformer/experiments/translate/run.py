@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 
 from ...models import Seq2SeqForConditionalGeneration
 from ...models.seq2seq.smoothed import IGNORED
+from ...runs import ranks
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...training.folder import KEPT_CHECKPOINTS, Folder
@@ -30,6 +31,11 @@ def judge(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, tuple[float, 
     count = int(wanted.sum())
     right = (out.logits.argmax(-1) == labels)[wanted].sum()
     return {"loss": (float(out.loss) * count, count), "accuracy": (float(right), count)}
+
+
+def count(batch: dict[str, Tensor]) -> dict[str, int]:
+    """Count the target tokens of a batch, which the loss is a mean over."""
+    return {"loss": int((batch["labels"] != IGNORED).sum())}
 
 
 @quiet_transformers()
@@ -57,6 +63,7 @@ def train_translator(job: TranslationJob, folder: Folder[TranslationResults], pr
             keep=KEPT_CHECKPOINTS,
             course=course,
             training=job.training_batches(),
+            count=count,
             held_out=job.held_out_batches(),
             judge=judge,
             seconds=seconds,
@@ -76,13 +83,16 @@ def train_translator(job: TranslationJob, folder: Folder[TranslationResults], pr
     state = train(make, watch, folder, progress, averaging.problem)
     results = watch.results(state, finished=True)
     if training.average > 1:
+        ranks.wait()  # until the main process has copied the last weights
         averaging.load_mean(model)
         scores = judge_all(model, job.held_out_batches(), judge, job.device, bf16=training.dtype == "bfloat16")
         rounded = {name: round(value, 4) for name, value in scores.items()}
         results = replace(results, averaged={"steps": job.averaged_steps, **rounded})
     model.config.use_cache = True  # the Trainer turns it off
     model.generation_config = generation_config(job.config, Decoding(), max_length=training.max_length)
-    folder.finish(model, job.text.tokenizer, results)
+    if ranks.is_main():
+        folder.finish(model, job.text.tokenizer, results)
+    ranks.wait()
     return results
 
 

@@ -13,7 +13,7 @@ from ...kernels import Positions
 from ...positions import Position, Sum, build_position
 from ..checks import check_shape
 from ..inputs import SourceInputs, asks_for, takes
-from ..layers import Attention, AttentionContext, Earlier, Layer
+from ..layers import Attention, AttentionContext, Earlier, Layer, may_share
 from ..pooling import Tokens
 from .config import Seq2SeqConfig
 
@@ -89,7 +89,7 @@ class Seq2SeqEncoder(_Stack):
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
         positions = Positions(0, 1, words.shape[1])
         tokens = Tokens(positions, None if attention_mask is None else attention_mask.bool())
-        shared = self.position.shared(positions, positions)
+        shared = self.position.shared(positions, positions) if may_share(self.layers) else None
         context = AttentionContext(self.position, tokens, tokens, shared, with_weights=with_weights)
         hidden = self.embed(words, positions)
         states, attentions = [hidden], []
@@ -151,14 +151,25 @@ class Seq2SeqDecoder(_Stack):
             # The cache holds all keys and values of the source.
             source = source[:, :0]
         unread = Positions(0, 1, source.shape[1])
+        share = may_share(self.layers)
         contexts = (
-            _context(self.position, new, Tokens(every, key_mask), own, new, causal=True, with_weights=with_weights),
+            _context(
+                self.position,
+                new,
+                Tokens(every, key_mask),
+                own,
+                new,
+                share=share,
+                causal=True,
+                with_weights=with_weights,
+            ),
             _context(
                 self.cross_position,
                 new,
                 Tokens(whole_source, source_mask),
                 cross,
                 unread,
+                share=share,
                 causal=False,
                 with_weights=with_weights,
             ),
@@ -174,15 +185,23 @@ class Seq2SeqDecoder(_Stack):
 
 
 def _context(
-    position: Position, queries: Positions, keys: Tokens, cache: Cache | None, new_keys: Positions, **options: bool
+    position: Position,
+    queries: Positions,
+    keys: Tokens,
+    cache: Cache | None,
+    new_keys: Positions,
+    *,
+    share: bool,
+    **options: bool,
 ) -> AttentionContext:
     """Return the context of attention to keys; a cache, if there is one, holds all keys except the new ones."""
-    once = position.once()
-    shared = position.shared(queries, keys.positions, once)
-    earlier = None
-    if cache is not None:
-        among_new = shared if new_keys == keys.positions else position.shared(queries, new_keys, once)
-        earlier = Earlier(cache, new_keys, among_new)
+    shared, earlier = None, None
+    if share:
+        once = position.once()
+        shared = position.shared(queries, keys.positions, once)
+        if cache is not None:
+            among_new = shared if new_keys == keys.positions else position.shared(queries, new_keys, once)
+            earlier = Earlier(cache, new_keys, among_new)
     return AttentionContext(position, Tokens(queries), keys, shared, earlier=earlier, **options)
 
 

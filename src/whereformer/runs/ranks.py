@@ -1,0 +1,134 @@
+"""The processes that torchrun or accelerate launch started for one run: how many, which one this is, what they share.
+
+Without a launcher there is one process, and nothing here communicates. The processes exchange small things, such as
+counts and scores, over a group on the CPU; gradients are the Trainer's business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+from torch.distributed.rendezvous import rendezvous
+
+Value = TypeVar("Value")
+
+PATIENCE = timedelta(days=1)
+"""How long a process waits for another. The main process may encode text for hours, and if a process dies, its launcher
+ends the others."""
+
+_joined: dict[str, Any] = {}
+"""The "store" where processes count failures and, where gradients don't travel over the CPU, the "group" that does."""
+
+
+def size() -> int:
+    """Return the number of processes."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def rank() -> int:
+    """Return the number of this process; 0 is the main process."""
+    return int(os.environ["RANK"]) if size() > 1 else 0
+
+
+def is_main() -> bool:
+    """Return whether this is the process that writes files and speaks."""
+    return rank() == 0
+
+
+def join(device: torch.device) -> None:
+    """Join the other processes. Each process on a machine gets its own GPU; on CPUs they use gloo.
+
+    Args:
+        device: the kind of device to train on.
+    """
+    if size() == 1 or _joined:
+        return
+    store, number, count = next(rendezvous("env://", timeout=PATIENCE))
+    _joined.update(store=store, group=None)
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
+    if backend != "gloo":
+        _joined["group"] = distributed.new_group(backend="gloo", timeout=PATIENCE)
+
+
+def leave() -> None:
+    """Leave the other processes at the end of a run."""
+    if _joined:
+        distributed.destroy_process_group()
+        _joined.clear()
+
+
+def wait() -> None:
+    """Wait until all processes are here."""
+    gather(None)
+
+
+@contextmanager
+def main_first() -> Iterator[None]:
+    """Let the main process run the block before the others, which then find what it has written."""
+    if not is_main():
+        wait()
+    yield
+    if is_main():
+        wait()
+
+
+def from_main(make: Callable[[], Value]) -> Value:
+    """Return what ``make`` returns in the main process, in all processes. Only the main process calls it."""
+    if size() == 1:
+        return make()
+    found: list[Any] = [make() if is_main() else None]
+    distributed.broadcast_object_list(found, src=0, group=_joined["group"])
+    return found[0]
+
+
+def gather(value: Value) -> list[Value]:
+    """Return the values of all processes, in the order of their numbers, in all processes."""
+    if size() == 1:
+        return [value]
+    found: list[Any] = [None] * size()
+    distributed.all_gather_object(found, value, group=_joined["group"])
+    return found
+
+
+def totals(values: Sequence[int]) -> list[int]:
+    """Return the sum of each value over all processes."""
+    if size() == 1:
+        return list(values)
+    sums = torch.tensor(values, dtype=torch.int64)
+    distributed.all_reduce(sums, group=_joined["group"])
+    return sums.tolist()
+
+
+def share(items: Sequence[Value]) -> Sequence[Value]:
+    """Return this process's part of some items: every ``size()``-th."""
+    return items[rank() :: size()]
+
+
+def is_first_to_fail() -> bool:
+    """Record that this process fails, and return whether it has to say why: the first one does."""
+    if not _joined:
+        # Processes fail alike before they join, but the machines may differ.
+        return size() == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
+    return _failures(1) == 1
+
+
+def another_failed() -> bool:
+    """Return whether another process of this run has failed."""
+    return bool(_joined) and _failures(0) != 0
+
+
+def _failures(more: int) -> int | None:
+    """Add to the number of processes that have failed and return it; None if the store is gone, and its process too."""
+    try:
+        return int(_joined["store"].add("whereformer/failed", more))
+    except RuntimeError:
+        return None

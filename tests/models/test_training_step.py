@@ -1,0 +1,101 @@
+"""A training step with reentrant checkpointing, and compiled: the gradients of plain eager mode, for every method."""
+
+import pytest
+import torch
+
+from whereformer import (
+    Electra,
+    ElectraPretrainingConfig,
+    EncoderConfig,
+    EncoderForMaskedLM,
+    Seq2SeqConfig,
+    Seq2SeqForConditionalGeneration,
+)
+from whereformer.positions import position_names
+
+from .checkpointing import checkpoint_activations
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+    "type_vocab_size": 0,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+
+def encoder(position="tisa", **options):
+    return EncoderForMaskedLM(EncoderConfig(position=position, **{**SIZES, "blocks": "1x2", **options})).train()
+
+
+def translator(position):
+    sizes = {name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")}
+    layers = {"encoder_layers": 2, "decoder_layers": 2, "hidden_dropout_prob": 0.0, "decoder_start_token_id": 1}
+    return Seq2SeqForConditionalGeneration(Seq2SeqConfig(position=position, **sizes, **layers)).train()
+
+
+def batch(**more):
+    ids = torch.randint(3, 50, (3, 12))
+    labels = torch.where(torch.rand(3, 12) < 0.4, ids, -100)
+    labels[:, 1] = ids[:, 1]
+    return {"input_ids": ids, "labels": labels, **more}
+
+
+def step(model, inputs, run=None):
+    """The loss and the gradients of a step, by name."""
+    model.zero_grad()
+    loss = (model if run is None else run)(**inputs).loss
+    loss.backward()
+    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return loss.detach(), {name: gradient.clone() for name, gradient in found.items()}
+
+
+def check(found, expected):
+    torch.testing.assert_close(found[0], expected[0])
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        largest = float(gradient.abs().max())
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-5 * max(1.0, largest), msg=name)
+
+
+@pytest.mark.parametrize("position", [*position_names(), "tupe+t5"])
+def test_reentrant_checkpointing_gives_the_same_gradients(position):
+    for model in (encoder(position), encoder(position, blocks="1x2-2", decoder_layers="1")):
+        inputs = batch()
+        expected = step(model, inputs)
+        checkpoint_activations(model, use_reentrant=True)
+        check(step(model, inputs), expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("position", ["floater", "shaw", "tupe", "rope"])
+def test_checkpointing_a_translator_gives_the_same_gradients(position, reentrant):
+    model, inputs = translator(position), batch()
+    expected = step(model, inputs)
+    checkpoint_activations(model, use_reentrant=reentrant)
+    check(step(model, inputs), expected)
+
+
+def electra(position="tisa"):
+    return Electra(ElectraPretrainingConfig(position=position, generator_size=0.5, **SIZES, blocks="1x2")).train()
+
+
+COMPILED = {
+    "encoder": lambda: (encoder(), batch()),
+    "funnel": lambda: (encoder("transformer_xl", blocks="1-1", decoder_layers="1"), batch()),
+    "electra": lambda: (electra(), batch(uniforms=torch.rand(3, 12))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_step_is_the_eager_one(name):
+    torch.compiler.reset()
+    model, inputs = COMPILED[name]()
+    expected = step(model, inputs)
+    check(step(model, inputs, torch.compile(model, backend="aot_eager")), expected)
