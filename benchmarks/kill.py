@@ -4,8 +4,9 @@ Run: .venv/bin/python benchmarks/kill.py [--commands pretrain,compare] [--kills 
 
 For each of pretrain, finetune, translate train and compare, with models that train in seconds:
 
-- A kill is a SIGKILL at a random moment of a run. The same command then continues to the end. Nothing is lost if it
-  begins no earlier than after the newest results that the killed run had written.
+- A kill is a SIGKILL at a random moment of a run, between half of the time to its first results and its end. The same
+  command then continues to the end. Nothing is lost if it begins no earlier than after the newest results that the
+  killed run had written.
 - A damage deletes, empties, truncates, edits, swaps or flips one bit of one file of a run that has ended, or of one
   that has not saved its model yet. If the same command refuses to go on in one line, the file is moved away, as the
   line says. Nothing is lost if the command then ends well.
@@ -86,9 +87,9 @@ class Kill:
             for name in names:
                 command = prepare(name, Path(folder))
                 chance = random.Random(f"{self.seed} {name}")
-                whole, seconds = reference(command)
+                whole, moments = reference(command)
                 found[name] = {
-                    "kills": counted(kill(command, whole, seconds, chance) for _ in range(self.kills)),
+                    "kills": counted(kill(command, whole, moments, chance) for _ in range(self.kills)),
                     "damages": counted(damage(command, whole, chance) for _ in range(self.damages)),
                     "disks": counted(fill(command, whole, chance) for _ in range(self.disks)),
                 }
@@ -244,15 +245,24 @@ def prepare(name: str, folder: Path) -> Command:
     return Command(name, ["finetune", "--model", str(own / "model"), *files, *options], own)
 
 
-def reference(command: Command) -> tuple[dict[str, Any], float]:
-    """Run a command undisturbed, keep its folder beside, and return its bits and the seconds that it took."""
+def reference(command: Command) -> tuple[dict[str, Any], tuple[float, float]]:
+    """Run a command undisturbed and keep its folder beside.
+
+    Returns:
+        its bits, and the seconds until half of the time to its first results and until its end.
+    """
     command.fresh()
     started = time.perf_counter()
-    code, output = command.finish()
-    seconds = time.perf_counter() - started
-    assert code == 0, output
+    child, first, status = command.start(), 0.0, None
+    while status is None:
+        time.sleep(0.01)
+        now = time.perf_counter() - started
+        first = first or (now if work(command.out) else 0.0)
+        done, found = os.waitpid(child, os.WNOHANG)
+        status = found if done else None
+    assert status == 0, (command.folder / "log").read_text()
     shutil.copytree(command.out, command.folder / "whole")
-    return bits(command.out), seconds
+    return bits(command.out), (first / 2, time.perf_counter() - started)
 
 
 def bits(out: Path) -> dict[str, Any]:
@@ -303,11 +313,11 @@ def taken_up(output: str, command: Command) -> int:
     return work(command.out) if "already finished" in output else 0
 
 
-def kill(command: Command, whole: dict[str, Any], seconds: float, chance: random.Random) -> Outcome:
+def kill(command: Command, whole: dict[str, Any], moments: tuple[float, float], chance: random.Random) -> Outcome:
     """Kill a run at a random moment, and continue it."""
     while True:
         command.fresh()
-        moment = chance.uniform(0, seconds)
+        moment = chance.uniform(*moments)
         child = command.start()
         time.sleep(moment)
         os.kill(child, signal.SIGKILL)
