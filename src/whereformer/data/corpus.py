@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import InputError, one_line
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 TABLE_SUFFIXES = (".parquet", ".jsonl", ".ndjson")
@@ -149,8 +149,9 @@ def _json_lines(file: Path, column: str | None) -> list[str]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError("data", f"{file}, line {number}: not JSON ({error.msg})") from None
+        except (ValueError, RecursionError) as error:
+            # Besides text that is no JSON: integers of thousands of digits, and lists within lists without end.
+            raise InputError("data", f"{file}, line {number}: not JSON ({getattr(error, 'msg', error)})") from None
         if isinstance(row, str):
             row = {"text": row}
         if not isinstance(row, dict):
@@ -175,8 +176,11 @@ def _parquet(file: Path, column: str | None) -> list[str]:
         ]
         name = _pick(strings, column, str(file))
         return [value for value in parquet.read_table(file, columns=[name])[name].to_pylist() if value]
+    except UnicodeDecodeError as error:
+        # pyarrow does not check that text is UTF-8.
+        raise InputError("data", f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
     except pa.ArrowException as error:
-        raise InputError("data", f"{file} is not a Parquet file ({str(error).splitlines()[0]})") from None
+        raise InputError("data", f"{file} is not a Parquet file ({one_line(str(error))})") from None
 
 
 def _pick(strings: Sequence[str], column: str | None, where: str) -> str:

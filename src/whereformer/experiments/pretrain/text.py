@@ -42,7 +42,8 @@ def prepare_text(documents: Sequence[str], source: str, tokenizer: Path | None, 
     """
     training, held_out = corpus.split_documents(documents)
     chosen = fit_tokenizer(training, vocab_size) if tokenizer is None else load_tokenizer(tokenizer)
-    vocabulary = vocabulary_of(chosen, "vocab_size" if tokenizer is None else "tokenizer")
+    # A vocabulary that is learned is too small only if the text has too few different letters.
+    vocabulary = vocabulary_of(chosen, "data" if tokenizer is None else "tokenizer")
     streams = [token_stream(chosen.backend_tokenizer, pieces, vocabulary.sep) for pieces in (training, held_out)]
     facts = text_facts(source, documents, (training, held_out), (streams[0], streams[1]), vocabulary.size)
     return PretrainingText(streams[0], streams[1], chosen, vocabulary, facts)
