@@ -78,7 +78,8 @@ def test_weights_that_are_no_numbers_are_named(folder, value, said):
 
 
 @pytest.mark.parametrize(
-    "name", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "a\\b.safetensors", "..", "x.bin", "\x1b[2J", 5, []]
+    "name",
+    ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "a\\b.safetensors", "..", "x.bin", "\x1b[2J", 5, []],
 )
 def test_an_index_names_files_of_its_own_folder(folder, name):
     (folder / "model.safetensors").rename(folder.parent / "model.safetensors")

@@ -79,7 +79,15 @@ def test_damaged_results_are_shown_or_refused(files, tmp_path_factory, data):
 
 @pytest.mark.parametrize(
     "content",
-    ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", '{"a": 10000000000000000000}', '{"a": 1e400}', '{"a": NaN}', "[1]", ""],
+    [
+        "[" * 100_000,
+        '{"a": ' + "1" * 5000 + "}",
+        '{"a": 10000000000000000000}',
+        '{"a": 1e400}',
+        '{"a": NaN}',
+        "[1]",
+        "",
+    ],
 )
 def test_json_that_no_command_writes_is_a_value_error(tmp_path, content):
     file = tmp_path / "settings.json"

@@ -179,7 +179,9 @@ class Bench:
         kinds = ("bias" if self.quick else "bias,t5,shaw") if self.terms is None else self.terms
         usual = "float32" if device.type == "cpu" else "bfloat16"
         lengths = []
-        for text in split("lengths", ("128,512" if self.quick else "128,512,2048") if self.lengths is None else self.lengths):
+        for text in split(
+            "lengths", ("128,512" if self.quick else "128,512,2048") if self.lengths is None else self.lengths
+        ):
             if not re.fullmatch("0*[1-9][0-9]{0,6}", text):
                 raise InputError("lengths", f"expected numbers of at least 1 (and below 10000000), got {shown(text)}")
             lengths.append(int(text))
