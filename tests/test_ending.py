@@ -142,7 +142,7 @@ main()
     assert done.stderr.count("\n") == 1
 
 
-NUMBERS = ["0", "-1", "10000000000000000000", "nan", "inf", "1e400", "", "text", "1" * 5000]
+NUMBERS = ["0", "-1", "10000000000000000000", "nan", "inf", "1e400", "", "text"]
 FLAGS = {
     "cost": ("--hidden-size", "--num-heads", "--length", "--vocab-size", "--blocks", "--batch-size", "--head-dim"),
 }
