@@ -61,7 +61,7 @@ def test_the_traceback_is_shown_on_request(capsys, monkeypatch, tmp_path):
 
 
 def test_an_interrupt_that_a_library_turns_into_another_error_is_one_still(capsys):
-    with pytest.raises(SystemExit) as stopped, ending():
+    with pytest.raises(SystemExit) as stopped, ending():  # noqa: PT012
         try:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
@@ -74,7 +74,8 @@ def test_an_interrupt_that_a_library_turns_into_another_error_is_one_still(capsy
 
 def test_text_of_strangers_is_escaped_wherever_it_is_printed(capsys):
     assert (
-        printable("plain \N{GREEK SMALL LETTER ALPHA} [b]\N{IDEOGRAPHIC SPACE}") == "plain α [b]\N{IDEOGRAPHIC SPACE}"
+        printable("plain \N{GREEK SMALL LETTER ALPHA} [b]\N{IDEOGRAPHIC SPACE}")
+        == "plain \N{GREEK SMALL LETTER ALPHA} [b]\N{IDEOGRAPHIC SPACE}"
     )
     assert printable(ODD) == r"a\x1b]0;title\x07\nb\u202ec\udcff"
     assert len(printable("x" * 10_000)) == 303

@@ -92,7 +92,7 @@ def test_damaged_results_are_shown_or_refused(files, tmp_path_factory, data):
 def test_json_that_no_command_writes_is_a_value_error(tmp_path, content):
     file = tmp_path / "settings.json"
     file.write_text(content)
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         read_json(file)
     with pytest.raises(InputError, match=r"^out: .*settings\.json is not complete"):
         Folder(tmp_path, {}, PretrainResults)
