@@ -69,11 +69,8 @@ def bucket_curves(
             match = BUCKETS.search(name)
             if match and f"{part}." in name:
                 if weights[name].dim() != 2 or not weights[name].is_floating_point() or not weights[name].numel():
-                    raise InputError(
-                        "checkpoint",
-                        f"{name!r} is {weights[name].dtype} of shape {tuple(weights[name].shape)}, expected numbers "
-                        "for (buckets, heads)",
-                    )
+                    found = f"{weights[name].dtype} of shape {tuple(weights[name].shape)}"
+                    raise InputError("checkpoint", f"{name!r} is {found}, expected numbers for (buckets, heads)")
                 buckets, heads = weights[name].shape
                 position = build_position(
                     "t5",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,12 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
-from ..errors import InputError, fail
+from ..errors import InputError, fail, shown
 from .arguments import find_device, split
 
 if TYPE_CHECKING:
     from ..experiments.bench.settings import BenchSettings
     from ..experiments.bench.ways import Way
+
+
+MOST = 2**20
+"""The largest size and number of rounds; larger ones fit into no memory or time."""
 
 
 @dataclass(frozen=True)
@@ -171,16 +176,19 @@ class Bench:
         if self.memory_limit is not None and not 0 < self.memory_limit < float("inf"):
             raise InputError("memory_limit", f"expected a positive number, got {self.memory_limit}")
         device = find_device(self.device)
-        kinds = self.terms or ("bias" if self.quick else "bias,t5,shaw")
+        kinds = ("bias" if self.quick else "bias,t5,shaw") if self.terms is None else self.terms
+        usual = "float32" if device.type == "cpu" else "bfloat16"
         lengths = []
-        for text in split("lengths", self.lengths or ("128,512" if self.quick else "128,512,2048")):
-            if not text.isdecimal() or int(text) < 1:
-                raise InputError("lengths", f"expected numbers of at least 1, got {text!r}")
+        for text in split(
+            "lengths", ("128,512" if self.quick else "128,512,2048") if self.lengths is None else self.lengths
+        ):
+            if not re.fullmatch("0*[1-9][0-9]{0,6}", text):
+                raise InputError("lengths", f"expected numbers of at least 1 (and below 10000000), got {shown(text)}")
             lengths.append(int(text))
         return BenchSettings(
             kinds=list(KINDS) if kinds == "all" else split("terms", kinds, list(KINDS)),
             lengths=lengths,
-            dtypes=split("dtypes", self.dtypes or ("float32" if device.type == "cpu" else "bfloat16"), list(DTYPES)),
+            dtypes=split("dtypes", usual if self.dtypes is None else self.dtypes, list(DTYPES)),
             device=device,
             memory_limit=int(self.memory_limit * 2**30) if self.memory_limit else free_memory(device) // 2,
             batch=self.batch,
@@ -193,8 +201,9 @@ class Bench:
     def _check_numbers(self) -> None:
         for name in ("rounds", "batch", "heads", "head_dim", "threads"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(name, f"expected at least 1, got {value}")
+            if value is not None and not 1 <= value <= MOST:
+                limit = "at least 1" if value < 1 else f"at most {MOST}"
+                raise InputError(name, f"expected {limit}, got {shown(value)}")
 
     def _backends(self, settings: BenchSettings) -> list[str]:
         from ..experiments.bench.check import check_backend

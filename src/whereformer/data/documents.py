@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, one_line
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 TABLE_SUFFIXES = (".parquet", ".jsonl", ".ndjson")
@@ -151,7 +151,7 @@ def _parquet(file: Path, column: str | None) -> Iterator[str]:
             for batch in table.iter_batches(ROWS, columns=[name]):
                 yield from (value for value in batch[name].to_pylist() if value)
     except pa.ArrowException as error:
-        raise InputError("data", f"{file} is not a Parquet file ({str(error).splitlines()[0]})") from None
+        raise InputError("data", f"{file} is not a Parquet file ({one_line(str(error))})") from None
     except UnicodeDecodeError as error:
         # pyarrow does not check that text is UTF-8.
         raise InputError("data", f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None

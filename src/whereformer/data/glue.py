@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from .corpus import fingerprint
 from .tables import Columns, columns_of, read_table
 
 HUB = "nyu-mll/glue"
+LARGEST = 1e9
+"""The largest number that a model can be trained to predict; squares of much larger ones are none in float32."""
 
 
 @dataclass(frozen=True)
@@ -233,8 +235,12 @@ def _split(columns: Columns, task: Task, where: str) -> Split:
     for number, label in enumerate(labels):
         whole = isinstance(label, int) and not isinstance(label, bool)
         if task.classes is None:
-            if not (whole or (isinstance(label, float) and math.isfinite(label))):
-                raise InputError(None, f"{where}, row {number}: expected a number in {task.label!r}, got {label!r}")
+            if not ((whole or isinstance(label, float)) and abs(label) <= LARGEST):
+                raise InputError(
+                    None,
+                    f"{where}, row {number}: expected a number of at most {LARGEST:g} in {task.label!r}, "
+                    f"got {shown(label)}",
+                )
         elif not (whole and 0 <= label < len(task.classes)):
             known = ", ".join(f"{place} ({name})" for place, name in enumerate(task.classes))
             raise InputError(None, f"{where}, row {number}: expected a label of {known}, got {label!r}")

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 from pyarrow import json as json_lines
 
-from ..errors import InputError
+from ..errors import InputError, one_line
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 Columns = dict[str, list[Any]]
@@ -43,8 +43,8 @@ def read_table(field: str, file: Path, strings: Sequence[str] = ()) -> Columns:
                 parse_options=csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",", newlines_in_values=True),
                 convert_options=csv.ConvertOptions(column_types={name: pa.string() for name in strings}),
             )
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(field, f"cannot read {file} ({str(error).splitlines()[0]})") from None
+    except (pa.ArrowException, OSError, RecursionError, OverflowError) as error:
+        raise InputError(field, f"cannot read {file} ({(str(error).splitlines() or ['damaged'])[0]})") from None
     for name in table.column_names:
         if table.column_names.count(name) > 1:
             raise InputError(field, f"{file} has more than one column {name!r}")
@@ -53,6 +53,9 @@ def read_table(field: str, file: Path, strings: Sequence[str] = ()) -> Columns:
     except UnicodeDecodeError as error:
         # pyarrow does not check that the text in JSON and Parquet is UTF-8.
         raise InputError(field, f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        # Dates and durations that Python cannot express.
+        raise InputError(field, f"{file} has values that can't be read ({one_line(str(error))})") from None
 
 
 def columns_of(table: pa.Table) -> Columns:

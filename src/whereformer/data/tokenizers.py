@@ -200,7 +200,8 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:
     special = tuple(sorted(set(tokenizer.all_special_ids)))
     if len(ids) - len(special) < 2:
         raise InputError(
-            field, f"expected at least 2 tokens besides {', '.join(SPECIAL_TOKENS)}, got {len(ids) - len(special)}"
+            field,
+            f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}, got {len(ids) - len(special)}",
         )
     return Vocabulary(
         max(ids) + 1,

@@ -49,7 +49,8 @@ def check_kinds(config: Any, extra: Mapping[str, Any]) -> None:
             ):
                 raise InputError(name, f"expected {_KINDS[kind]}, got {shown(value)}")
     for name in extra:
-        if not name.isidentifier() or callable(getattr(type(config), name, None)):
+        hides = name == "attribute_map" or callable(getattr(type(config), name, None))
+        if hides or not name.isidentifier():
             raise InputError("config", f"it has no field {shown(name)}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..files import write_atomically
 
 Record = TypeVar("Record")
@@ -66,12 +67,20 @@ class Results:
                 raise ValueError(f"its format is not {cls.FORMAT!r}")
             found = from_json(cls, content)
             check_seal(content)
+            found.check()
             return found
         except (OSError, ValueError) as error:
             raise InputError(
                 "out",
                 f"{path} is not a complete result of this command ({error}); move it away or choose another folder",
             ) from None
+
+    def check(self) -> None:
+        """Check what types cannot say: that the numbers and lists are some that the command can have written.
+
+        Raises:
+            ValueError: if they are not; the message names the place.
+        """
 
     @classmethod
     def load_if_there(cls, path: Path) -> Self | None:
@@ -96,7 +105,7 @@ def refuse_other_settings(out: Path, old: Mapping[str, Any], new: Mapping[str, A
             raise InputError("out", f"{out} holds results for a different text; choose another folder")
         raise InputError(
             "out",
-            f"{out} holds results with {name} {old.get(name)!r}, not {value!r}; "
+            f"{out} holds results with {name} {shown(old.get(name))}, not {shown(value)}; "
             "choose another folder, or use the same settings to continue",
         )
 
@@ -140,10 +149,60 @@ def read_json(path: Path) -> dict[str, Any]:
         OSError: if the file can't be read.
         ValueError: if it is not JSON, or not an object.
     """
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(
+            path.read_text(encoding="utf-8"), parse_int=_int, parse_float=_float, parse_constant=_no_number
+        )
+    except RecursionError:
+        raise ValueError("lists within lists without end") from None
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, got {type(found).__name__}")
     return found
+
+
+MOST = 2**53
+"""The largest whole number in a file. Beyond it, JSON of other programs is not exact."""
+LARGEST = 1e100
+"""The largest number in a file, whose square is still a number."""
+
+
+def _int(text: str) -> int:
+    # Python does not read thousands of digits, and says so in an error of another kind.
+    if len(text) > 20 or abs(int(text)) > MOST:
+        raise ValueError(f"expected whole numbers of at most {MOST}, got {text[:20]}...")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if not abs(float(text)) <= LARGEST:
+        raise ValueError(f"expected numbers of at most {LARGEST:g}, got {text:.20}")
+    return float(text)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def check_that(holds: bool, where: str, expected: str) -> None:
+    """Raise a ValueError that names a place in a file unless what is expected holds there."""
+    if not holds:
+        raise ValueError(f"{where}: expected {expected}")
+
+
+def check_heads(where: str, heads: Sequence[Sequence[Sequence[float]] | None]) -> None:
+    """Check numbers for offsets, [layer][head][offset]: each layer as many for every head, an odd number of them.
+
+    Raises:
+        ValueError: if they are not; the message names the place.
+    """
+    for number, layer in enumerate(heads):
+        if layer is not None:
+            lengths = {len(head) for head in layer}
+            check_that(
+                len(lengths) == 1 and min(lengths) % 2 == 1,
+                f"{where}[{number}]",
+                "the same odd number of offsets for every head",
+            )
 
 
 def from_json(kind: type[Record], value: Any, where: str = "") -> Record:
@@ -159,7 +218,7 @@ def from_json(kind: type[Record], value: Any, where: str = "") -> Record:
         ValueError: if a field without default is missing, or a value has the wrong type; the message names the place.
     """
     if not isinstance(value, dict):
-        raise ValueError(f"{where or 'the file'}: expected an object, got {value!r:.60}")
+        raise ValueError(f"{where or 'the file'}: expected an object, got {shown(value)}")
     found = {}
     hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
     for each in fields(kind):  # type: ignore[arg-type]  # a dataclass
@@ -209,16 +268,17 @@ def _parsed(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is float and type(value) in (int, float):
         return float(value)
+    if hint is int and type(value) is int and value < 0:
+        raise ValueError(f"{where}: expected at least 0, got {value}")
     if origin is None and type(value) is hint:
         return value
-    raise ValueError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r:.60}")
+    raise ValueError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {shown(value)}")
 
 
 def _key(hint: Any, key: str, where: str) -> Any:
     """Convert the key of a JSON object, which is always text, to the type ``hint``."""
     if hint is not int:
         return key
-    try:
-        return int(key)
-    except ValueError:
-        raise ValueError(f"{where}: expected whole numbers as keys, got {key!r}") from None
+    if not re.fullmatch("[0-9]{1,15}", key):
+        raise ValueError(f"{where}: expected whole numbers as keys, got {shown(key)}")
+    return int(key)

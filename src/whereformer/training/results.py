@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..runs.results import Results
+from ..runs.results import Results, check_that
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,12 @@ class TrainingResults(Results, TrainingPlan):
     seconds: float = 0.0
     losses: list[LossPoint] = field(default_factory=list)
     held_out: list[dict[str, int | float]] = field(default_factory=list)
+
+    def check(self) -> None:
+        check_that(bool(self.held_out) or not self.finished, "held_out", "the scores of a finished training, got none")
+        for number, point in enumerate(self.held_out):
+            check_that("step" in point and len(point) > 1, f"held_out[{number}]", "a step and its scores")
+            check_that(point.keys() == self.held_out[0].keys(), f"held_out[{number}]", "the scores of the first")
 
     @property
     def scores(self) -> dict[str, float]:

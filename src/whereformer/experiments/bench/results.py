@@ -18,7 +18,7 @@ from ...errors import InputError
 from ...files import write_atomically
 from ...runs.machine import machine
 from ...runs.provenance import provenance
-from ...runs.results import Results
+from ...runs.results import Results, check_that
 from .cases import KINDS
 
 METHOD = (
@@ -109,6 +109,15 @@ class BenchResults(Results):
     terms: dict[str, str]
     memory_growth: list[MemoryGrowth]
     rows: list[BenchRow]
+
+    def check(self) -> None:
+        for number, row in enumerate(self.rows):
+            sizes = (row.n, row.batch, row.heads, row.head_dim, row.threads)
+            check_that(min(sizes) > 0, f"rows[{number}]", "sizes of at least 1")
+            times = (row.ratio, row.lowest, row.highest, row.milliseconds, *row.seconds)
+            check_that(all(time is None or time > 0 for time in times), f"rows[{number}]", "positive times")
+            timed = [time is None for time in (row.ratio, row.lowest, row.highest, row.milliseconds)]
+            check_that(all(timed) or not any(timed), f"rows[{number}]", "all times or none")
 
 
 class BenchFolder:

@@ -106,7 +106,7 @@ def _loss(scores: Sequence[Score | Cannot]) -> Spread:
 
 def _verdict(rows: Sequence[RankedMethod], length: int, guessing: float) -> str:
     """Return the result in one sentence; ``guessing`` is the loss of guessing by token frequency."""
-    best = [row.position for row in rows if row.rank == 1]
+    best = [row.position for row in rows if row.rank == rows[0].rank]
     loss = rows[0].loss[length].median
     if loss is None or loss >= guessing:
         return "No method predicts better than guessing by frequency yet; train longer."

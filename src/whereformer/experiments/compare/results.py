@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from ...runs.results import Results, refuse_other_settings
+from ...runs.results import Results, check_heads, check_that, refuse_other_settings
 from ...training.text import TextFacts
 from .settings import Sizes
 
@@ -107,6 +107,29 @@ class CompareResults(Results):
     text: CompareText
     predicted_tokens: int
     speed: dict[str, Speed] = field(default_factory=dict)
+
+    def check(self) -> None:
+        check_that(self.predicted_tokens > 0, "predicted_tokens", "at least 1")
+        every = {f"runs.{name}.{seed}": run for name, seeds in self.runs.items() for seed, run in seeds.items()}
+        first = next(iter(every.values()), None)
+        for name, seeds in self.runs.items():
+            check_that(bool(seeds), f"runs.{name}", "a run for a seed")
+        for where, run in every.items():
+            check_that(bool(run.train_loss) and bool(run.window_losses), where, "losses, got none")
+            check_that(first is not None and run.scores.keys() == first.scores.keys(), where, "a score at each length")
+            check_that(self.settings.length in run.scores, where, "a score at the length of training")
+            for length, score in run.scores.items():
+                if isinstance(score, Score):
+                    ok = length > 0 and score.loss >= 0 and 0 <= score.accuracy <= 1
+                    check_that(ok, f"{where}.scores.{length}", "a loss of at least 0 and an accuracy of 0 to 1")
+            check_that(len(run.window_losses) == len(first.window_losses if first else ()), where, "equal windows")
+            check_heads(f"{where}.curves", run.curves or [])
+            check_heads(f"{where}.attention", run.attention)
+            shares = (share for layer in run.attention for head in layer or () for share in head)
+            check_that(all(0 <= share <= 1 for share in shares), f"{where}.attention", "shares from 0 to 1")
+        for name, speed in self.speed.items():
+            lowest = min(speed.relative_speed, speed.lowest, speed.highest)
+            check_that(lowest > 0 and speed.peak_memory > 0, f"speed.{name}", "positive numbers")
 
     def run(self, position: str, seed: int) -> Run | None:
         """Return the finished run of a method and seed, or None."""

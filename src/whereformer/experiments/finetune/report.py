@@ -32,7 +32,7 @@ def build_markdown(results: FinetuneResults, tables: Sequence[GainsTable]) -> st
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(results.settings).items())
     lines += [explanation(results), "", *(f"- {note}" for note in _notes(results)), "", f"Settings: {settings}.", ""]
     versions = ", ".join(f"{name} {value}" for name, value in results.versions.items())
-    run_on = f"Run on {results.machine['cpu']}, {results.machine['threads']} threads; {versions}."
+    run_on = f"Run on {results.machine.get('cpu')}, {results.machine.get('threads')} threads; {versions}."
     return "\n".join([*lines, run_on, ""])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...data.glue import RowFacts
 from ...errors import InputError
-from ...runs.results import Results, refuse_other_settings
+from ...runs.results import Results, check_heads, check_that, refuse_other_settings
 from ...training.results import LossPoint
 from .settings import TuningSettings
 from .variants import OWN, Variant
@@ -113,6 +113,23 @@ class FinetuneResults(Results):
     model: str
     parameters: dict[str, ParameterCounts]
     shown: Shown
+
+    def check(self) -> None:
+        for task, facts in self.tasks.items():
+            check_that(bool(facts.judged and facts.metrics), f"tasks.{task}", "splits and metrics")
+            check_that(set(facts.subsets) <= facts.rows.keys(), f"tasks.{task}.subsets", "splits with rows")
+        for task, variants in self.runs.items():
+            check_that(task in self.tasks, f"runs.{task}", "a task of the file")
+            facts = self.tasks[task]
+            for variant, seeds in variants.items():
+                check_that(bool(seeds), f"runs.{task}.{variant}", "a run for a seed")
+                for seed, run in seeds.items():
+                    scored = all(set(facts.metrics) <= run.scores.get(split, {}).keys() for split in facts.judged)
+                    check_that(scored, f"runs.{task}.{variant}.{seed}", "each metric of each split")
+        for task, kept in self.curves.items():
+            for name, curves in kept.items():
+                check_heads(f"curves.{task}.{name}", curves.heads)
+        check_that(bool(self.shown.positions and self.shown.seeds), "shown", "positions and seeds")
 
     def run(self, task: str, variant: Variant, seed: int) -> TunedModel | None:
         """Return the finished run of a task, variant and seed, or None."""

@@ -30,7 +30,9 @@ def build_markdown(results: PropertiesResults, rows: Sequence[MethodTicks]) -> s
     lines += [f"| {position} | {' | '.join(cells)} |" for position, cells in times(results, rows)]
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(results.settings).items())
     machine = results.machine
-    return "\n".join([*lines, "", f"Settings: {settings}.", f"Run on {machine['cpu']}, torch {machine['torch']}.", ""])
+    return "\n".join(
+        [*lines, "", f"Settings: {settings}.", f"Run on {machine.get('cpu')}, torch {machine.get('torch')}.", ""]
+    )
 
 
 def markdown_table(rows: Sequence[MethodTicks]) -> list[str]:

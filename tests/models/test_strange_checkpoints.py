@@ -1,0 +1,183 @@
+"""Checkpoints of strangers: nothing outside their folder is read, and no memory is taken for sizes that they lack."""
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from whereformer import ElectraPretrainingConfig, Encoder, EncoderConfig, Seq2SeqConfig, load_pretrained
+from whereformer.analysis.tables import bucket_curves, embedding_table
+from whereformer.errors import InputError
+from whereformer.models.checkpoints.files import find_weights, read_header
+
+STRANGE = [0, -1, 10**8, 10**19, 1.5, math.nan, math.inf, True, "12", "x", None, [], {}, [1], {"x": 1}]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    config = EncoderConfig(vocab_size=40, hidden_size=16, num_attention_heads=2, blocks="2")
+    Encoder(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change(folder, **fields):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+@pytest.fixture
+def nothing_is_built(monkeypatch):
+    """Only models without memory may be built."""
+    from torch import nn
+
+    real = nn.Embedding.__init__
+
+    def init(self, *arguments, **options):
+        assert torch.get_default_device().type == "meta"
+        real(self, *arguments, **options)
+
+    monkeypatch.setattr(nn.Embedding, "__init__", init)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vocab_size": 10**8}, "vocab_size 40 would fit, got 100000000"),
+        ({"vocab_size": 10**19}, "vocab_size: expected at most 2147483647, got 10000000000000000000"),
+        ({"max_position_embeddings": 10**8}, "max_position_embeddings 512 would fit, got 100000000"),
+        ({"intermediate_size": 2**22}, "intermediate_size 64 would fit, got 4194304"),
+        ({"head_dim": 2**20}, "num_attention_heads x head_dim 16 would fit, got 2097152"),
+        ({"blocks": "10000000"}, "blocks: expected at most 1000 layers, got 10000000"),
+        ({"blocks": "1" * 5000}, "blocks: expected layers as"),
+        ({"blocks": "900"}, "blocks: the checkpoint has 37 tensors, too few for 900 different layers"),
+        ({"vocab_size": math.nan}, "vocab_size: expected a whole number, got nan"),
+        ({"id2label": 5}, "path_or_id: its config.json describes no model"),
+        ({"make_pooling": 5}, "config: it has no field 'make_pooling'"),
+        ({"position": "t5", "position_options": {"max_distance": 10**9}}, "max_distance: expected at most 1048576"),
+    ],
+)
+def test_sizes_are_compared_before_memory_is_taken(folder, fields, message, nothing_is_built):
+    change(folder, **fields)
+    with pytest.raises(ValueError, match=r".*") as caught:
+        load_pretrained(folder)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "said"), [(3e38, "as large as 3e+38"), (math.nan, "not finite"), (-math.inf, "not")])
+def test_weights_that_are_no_numbers_are_named(folder, value, said):
+    state = load_file(folder / "model.safetensors")
+    state["norm.weight" if "norm.weight" in state else "embeddings.norm.weight"][3] = value
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=f"^checkpoint: '.*norm.weight' has numbers .*{said[:6]}") as caught:
+        load_pretrained(folder)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "a\\b.safetensors", "..", "x.bin", "\x1b[2J", 5, []],
+)
+def test_an_index_names_files_of_its_own_folder(folder, name):
+    (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"norm.weight": name}}))
+    with pytest.raises(InputError) as caught:
+        load_pretrained(folder)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{}", "[]", '{"weight_map": 3}', '{"weight_map": {}}', "1" * 5000])
+def test_a_damaged_index_is_one_line(folder, content):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(InputError, match=r"^path_or_id: .*model\.safetensors\.index\.json"):
+        find_weights(folder)
+
+
+def test_a_link_out_of_the_folder_is_refused_and_the_hub_s_own_are_not(folder):
+    shard = folder.parent / "blobs" / "x"
+    shard.parent.mkdir()
+    (folder / "model.safetensors").rename(shard)
+    snapshot = folder.parent / "snapshots" / "main"
+    snapshot.parent.mkdir()
+    folder.rename(snapshot)
+    link = snapshot / "a.safetensors"
+    link.symlink_to(shard)
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
+    assert "embeddings.word.weight" in read_header(find_weights(snapshot))
+    snapshot.rename(folder)
+    with pytest.raises(InputError, match=r"'a\.safetensors', which is a link out of its folder"):
+        find_weights(folder)
+
+
+def test_the_header_takes_no_memory(folder):
+    header = read_header(find_weights(folder))
+    state = load_file(folder / "model.safetensors")
+    assert {name: (each.shape, each.dtype) for name, each in header.items()} == {
+        name: (each.shape, each.dtype) for name, each in state.items()
+    }
+    assert all(each.is_meta for each in header.values())
+
+
+def test_random_numbers_are_those_of_a_model_that_is_built_once(folder):
+    torch.manual_seed(1)
+    load_pretrained(folder, "tisa")
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    Encoder(EncoderConfig.from_dict({**json.loads((folder / "config.json").read_text()), "position": "tisa"}))
+    torch.testing.assert_close(torch.rand(3), after, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2, 2), (0, 2), ()])
+def test_tables_of_t5_have_a_shape(shape):
+    name = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    with pytest.raises(InputError, match=r"expected numbers for \(buckets, heads\)"):
+        bucket_curves({name: torch.ones(shape)}, {}, torch.arange(-3, 4))
+    for distance in ("x", 10**19, -1, math.nan):
+        with pytest.raises(InputError, match="relative_attention_max_distance: expected a whole number"):
+            bucket_curves({name: torch.ones(8, 2)}, {"relative_attention_max_distance": distance}, torch.arange(3))
+    with pytest.raises(InputError, match="holds no positions"):
+        embedding_table({"wpe.weight": torch.ones(0, 4)}, {})
+
+
+CONFIGS = {
+    EncoderConfig: {"hidden_size": 16, "num_attention_heads": 2, "blocks": "1"},
+    ElectraPretrainingConfig: {"hidden_size": 16, "num_attention_heads": 2, "blocks": "1"},
+    Seq2SeqConfig: {"hidden_size": 16, "num_attention_heads": 2, "encoder_layers": 1, "decoder_layers": 1},
+}
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_a_configuration_is_one_or_an_input_error(data):
+    kind = data.draw(st.sampled_from(list(CONFIGS)))
+    own = [name for base in kind.__mro__ if "whereformer" in base.__module__ for name in vars(base)["__annotations__"]]
+    values = st.one_of(st.sampled_from(STRANGE), st.integers(), st.floats(), st.text(max_size=9))
+    fields = data.draw(st.dictionaries(st.sampled_from(own), values, max_size=2))
+    try:
+        config = kind.from_dict({**CONFIGS[kind], **fields})
+    except InputError as error:
+        assert "\n" not in str(error)  # noqa: PT017  # it need not fail
+    else:
+        assert type(config.vocab_size) is int
+        assert 1 <= config.vocab_size < 2**31
+
+
+@settings(max_examples=60)
+@given(position=st.integers(0, 400), by=st.binary(min_size=1, max_size=4))
+def test_a_damaged_header_is_an_error_of_one_kind(tmp_path_factory, position, by):
+    file = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    save_file({"a": torch.ones(3, 2), "b": torch.ones(4, dtype=torch.int64)}, file)
+    content = bytearray(file.read_bytes())
+    content[position : position + len(by)] = by
+    file.write_bytes(content)
+    try:
+        header = read_header([file])
+    except OSError as error:
+        assert str(error).startswith(f"path_or_id: {file} is not safetensors")  # noqa: PT017  # as above
+    else:
+        assert all(each.is_meta for each in header.values())

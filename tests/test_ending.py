@@ -1,0 +1,167 @@
+"""How commands end: in one line and with a code, whatever happens."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.failing import fails
+from whereformer.cli.ending import ending
+from whereformer.cli.main import execute
+from whereformer.cli.terminal import Bar, Terminal
+from whereformer.errors import InputError, fail, one_line, printable
+
+ODD = "a\x1b]0;title\x07\nb\u202ec\udcff"
+
+
+@dataclass(frozen=True)
+class Failing:
+    error: BaseException
+    out: Path | None = None
+
+    def run(self, console):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("out", ODD), 2, r"--out: a\x1b]0;title\x07 b\u202ec\udcff"),
+        (OSError("no such file"), 2, "no such file"),
+        (MemoryError(), 2, "not enough memory for these sizes (MemoryError)"),
+        (KeyboardInterrupt(), 130, "interrupted; finished work is kept, and the same command continues"),
+        (BrokenPipeError(), 141, None),
+        (KeyError("x"), 1, "this is a fault of whereformer, please report it: KeyError: 'x' (its traceback is in "),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(error, code, line, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        execute(Failing(error, tmp_path))
+    assert stopped.value.code == code
+    err = capsys.readouterr().err
+    assert err.count("\n") == (line is not None)
+    assert err.startswith(f"whereformer: {line}" if line else "")
+    files = list(tmp_path.iterdir())
+    assert len(files) == (code == 1)
+    if files:
+        assert str(files[0]) in err
+        assert "Traceback" in files[0].read_text()
+
+
+def test_the_traceback_is_shown_on_request(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("WHEREFORMER_TRACEBACK", "1")
+    with pytest.raises(SystemExit):
+        execute(Failing(ZeroDivisionError("y"), tmp_path))
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_that_a_library_turns_into_another_error_is_one_still(capsys):
+    with pytest.raises(SystemExit) as stopped, ending():  # noqa: PT012
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            raise ImportError("half imported") from None
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "whereformer: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_text_of_strangers_is_escaped_wherever_it_is_printed(capsys):
+    assert (
+        printable("plain \N{GREEK SMALL LETTER ALPHA} [b]\N{IDEOGRAPHIC SPACE}")
+        == "plain \N{GREEK SMALL LETTER ALPHA} [b]\N{IDEOGRAPHIC SPACE}"
+    )
+    assert printable(ODD) == r"a\x1b]0;title\x07\nb\u202ec\udcff"
+    assert len(printable("x" * 10_000)) == 303
+    assert one_line("a\n  b" * 2000).count("\n") == 0
+    assert fail(ODD) == 2
+    console = Terminal(width=100)
+    with Bar(console) as bar:
+        bar.begin(f"[/red]{ODD}")
+        bar.line(f"[/red] :warning: {ODD}")
+    from rich.table import Table
+
+    table = Table(title=ODD)
+    table.add_column(ODD)
+    table.add_row(ODD)
+    console.print(table)
+    captured = capsys.readouterr()
+    assert "[/red] :warning: a\\x1b]0;title\\x07" in captured.out
+    assert not {"\x1b", "\x07", "\u202e"} & {*captured.out, *captured.err}
+
+
+def command(*arguments, **options):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    return subprocess.Popen(
+        [sys.executable, "-c", "from whereformer.__main__ import main; main()", *arguments],
+        stderr=subprocess.PIPE,
+        env=environment,
+        **options,
+    )
+
+
+def test_a_closed_output_is_quiet():
+    read, write = os.pipe()
+    os.close(read)
+    process = command("positions", stdout=write)
+    os.close(write)
+    assert process.communicate(timeout=60)[1] == b""
+    assert process.returncode == 141
+
+
+def test_a_terminal_without_unicode_gets_ascii():
+    process = command("positions", stdout=subprocess.PIPE)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"")
+    assert b"tisa" in out.decode("ascii").encode()
+
+
+@pytest.mark.parametrize("module", ["whereformer._extras", "tyro", "torch"])
+def test_ctrl_c_during_an_import_ends_without_a_traceback(module, tmp_path):
+    """The import sends itself the signal, at a moment that no clock decides."""
+    code = f"""
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["whereformer", "cost"]
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from whereformer.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.startswith("whereformer: interrupted")
+    assert done.stderr.count("\n") == 1
+
+
+NUMBERS = ["0", "-1", "10000000000000000000", "nan", "inf", "1e400", "", "text"]
+FLAGS = {
+    "cost": ("--hidden-size", "--num-heads", "--length", "--vocab-size", "--blocks", "--batch-size", "--head-dim"),
+}
+
+
+@pytest.mark.parametrize(("name", "flag"), [(name, flag) for name, flags in FLAGS.items() for flag in flags])
+def test_numbers_that_are_none_are_refused_before_any_work(name, flag, tmp_path, capsys, monkeypatch):
+    from whereformer.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    for number in NUMBERS:
+        with pytest.raises(SystemExit) as stopped:
+            main([name, f"{flag}={number}"])
+        captured = capsys.readouterr()
+        assert (stopped.value.code, number[:30]) == (2, number[:30]), captured.err
+        assert "Traceback" not in captured.err
+        assert flag in captured.err
+
+
+def test_the_line_of_a_refused_number(capsys):
+    assert fails(capsys, "cost", "--length=0") == "whereformer: --length: expected at least 1, got 0"
