@@ -98,16 +98,17 @@ def test_a_funnel_of_two_blocks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["model.pt2", "model.onnx"])
 @pytest.mark.parametrize(
-    ("kind", "shape"),
+    ("kind", "shape", "file"),
     [
-        (EncoderForMaskedLM, PLAIN),
-        (EncoderForSequenceClassification, PLAIN),
-        (EncoderForMaskedLM, WITH_DECODER),
-        (EncoderForSequenceClassification, FUNNEL),
+        (EncoderForMaskedLM, PLAIN, "model.pt2"),
+        (EncoderForMaskedLM, PLAIN, "model.onnx"),
+        (EncoderForSequenceClassification, PLAIN, "model.pt2"),
+        (EncoderForMaskedLM, WITH_DECODER, "model.pt2"),
+        (EncoderForMaskedLM, WITH_DECODER, "model.onnx"),
+        (EncoderForSequenceClassification, FUNNEL, "model.pt2"),
     ],
-    ids=["masked LM", "classifier", "funnel with decoder", "funnel"],
+    ids=["masked LM", "masked LM ONNX", "classifier", "decoder", "decoder ONNX", "funnel"],
 )
 @pytest.mark.parametrize("position", [*whereformer.position_names(), "learned+tisa", "tupe+t5"])
 def test_every_method_and_head(position, kind, shape, file, tmp_path):
