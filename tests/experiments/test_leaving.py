@@ -14,6 +14,7 @@ import transformers
 from huggingface_hub import HfApi, ModelCard
 
 import whereformer
+from tests.experiments.parallel_text import pairs, train, write
 from tests.experiments.trainings import TINY_ENCODER
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
 from whereformer.cli.main import main
@@ -224,3 +225,15 @@ def test_export_names_the_model_that_it_cannot_read(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["export", str(tmp_path), "--to", "torch"])
     assert "MODEL: " in capsys.readouterr().err
+
+
+def test_a_translation_model_has_a_card_whose_code_runs(tmp_path):
+    train(write(tmp_path, *pairs()), tmp_path / "out")
+    folder = str(tmp_path / "out" / "model")
+    card = ModelCard.load(folder + "/README.md")
+    assert card.data.to_dict()["pipeline_tag"] == "translation"
+    code = card.text.split("```python\n")[1].split("```")[0].replace('"path or id of this model"', repr(folder))
+    namespace = {}
+    exec(code, namespace)
+    assert type(namespace["model"]).__name__ == "Seq2SeqForConditionalGeneration"
+    assert namespace["outputs"].logits.shape[0] == 1

@@ -29,8 +29,8 @@ def to_onnx(model: EncoderPreTrainedModel, file: Path, *, int8: bool = False) ->
     Args:
         model: an :class:`~whereformer.Encoder`, or a model that has one, in float32.
         file: the file to write.
-        int8: whether to round the weights of products and embeddings to int8, in one scale per tensor. Inputs of
-            products are rounded to 8 bits as they come.
+        int8: whether to round the weights of products and embeddings to int8, with a scale for every output of
+            a product. Inputs of products are rounded to 8 bits as they come.
 
     Raises:
         ImportError: without the ``export`` extra.
@@ -77,7 +77,7 @@ def _in_int8(content: bytes) -> bytes:
 
     with tempfile.TemporaryDirectory() as folder, _quietly():
         file = Path(folder) / "model.onnx"
-        quantize_dynamic(onnx.load_from_string(content), file, weight_type=QuantType.QInt8)
+        quantize_dynamic(onnx.load_from_string(content), file, per_channel=True, weight_type=QuantType.QInt8)
         return file.read_bytes()
 
 
