@@ -50,16 +50,17 @@ class TextMemory:
     def run(self, console: Console) -> None:
         if not self.text.is_file():
             raise InputError("text", f"no such file: {str(self.text)!r}")
-        rows = [self._measured(int(count)) for count in self.times.split(",")]
-        first = rows[0]
+        rows: list[dict[str, Any]] = []
         table = Table(
             "text, MB", "encoded: peak, MB", "growth", "seconds", "from the cache: peak, MB", "growth", "seconds"
         )
-        for row in rows:
-            more = row["bytes"] - first["bytes"]
+        for count in self.times.split(","):
+            row = self._measured(int(count))
+            rows.append(row)
+            more = row["bytes"] - rows[0]["bytes"]
             shown = [f"{row['bytes'] / 1e6:,.0f}"]
             for part in ("encoded", "cached"):
-                growth = row[part]["peak"] - first[part]["peak"]
+                growth = row[part]["peak"] - rows[0][part]["peak"]
                 row[part]["growth"] = growth / more if more else 0.0
                 shown += [
                     f"{row[part]['peak'] / 1e6:,.0f}",
@@ -67,8 +68,8 @@ class TextMemory:
                     f"{row[part]['seconds']:.1f}",
                 ]
             table.add_row(*shown)
+            write_results(self.out / "results.json", {"rows": rows})
         console.print(table)
-        write_results(self.out / "results.json", {"rows": rows})
         console.print(f"wrote {self.out / 'results.json'}; growth is the share of the text's growth")
 
     def _measured(self, count: int) -> dict[str, Any]:

@@ -75,6 +75,17 @@ def test_rows_are_cut_where_that_is_asked_for(tokenizer):
     assert all(row[-1] == tokenizer.sep_token_id for row in found.ids)
 
 
+def test_rows_are_the_same_however_many_are_tokenized_at_a_time(tokenizer, monkeypatch):
+    whole, cut = encoded(tokenizer), encoded(tokenizer, max_length=6)
+    monkeypatch.setattr(rows, "LOT", 3)
+    for before, found in ((whole, encoded(tokenizer)), (cut, encoded(tokenizer, max_length=6))):
+        assert list(found.ids) == list(before.ids)
+        assert list(found.types or ()) == list(before.types or ())
+        assert (found.cut, found.lengths) == (before.cut, before.lengths)
+    with pytest.raises(IndexError):
+        whole.ids[4]
+
+
 def test_token_types_that_the_model_lacks_are_left_out(tokenizer):
     class Typed:
         pad_token_id = 0
@@ -85,7 +96,8 @@ def test_token_types_that_the_model_lacks_are_left_out(tokenizer):
     split = Split([("a", "b")], [0])
     for kinds, types in ((2, [[0, 0, 1]]), (1, None), (0, None)):
         config = EncoderConfig(type_vocab_size=kinds)
-        assert rows.encode(split, Typed(), None, config, regression=False).types == types
+        found = rows.encode(split, Typed(), None, config, regression=False).types
+        assert (found if found is None else list(found)) == types
     typed = rows.encode(split, Typed(), None, EncoderConfig(), regression=False)
     for collate in (typed.padded, typed.packed):
         assert collate([typed[0]])["token_type_ids"].tolist() == [[0, 0, 1]]
