@@ -237,7 +237,7 @@ def _intact(folder: Path, shards: Sequence[Shard]) -> int:
 
 def _tokenizer(folder: Path, choice: TokenizerChoice) -> tuple[PreTrainedTokenizerFast, Vocabulary]:
     tokenizer = load_tokenizer(choice.path or folder / "tokenizer.json")
-    return tokenizer, vocabulary_of(tokenizer, "tokenizer" if choice.path else "vocab_size")
+    return tokenizer, vocabulary_of(tokenizer, "tokenizer" if choice.path else "data")
 
 
 def _new_shards(
