@@ -40,6 +40,7 @@ USED_OF_OBJECTS = {
     "_cdata",
     "_forward_hooks",
     "_forward_pre_hooks",
+    "_gradient_checkpointing_func",
     "_schema",
 }
 """Of its tensors, modules and operators."""

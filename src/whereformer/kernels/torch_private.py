@@ -181,3 +181,9 @@ def changes_arguments(operation: Any) -> bool:
 def leaves(values: Any) -> list[Any]:
     """Return all leaves of nested tuples, lists and dictionaries; torch has no public name for this."""
     return tree_leaves(values)
+
+
+def checkpoints_reentrantly(layer: nn.Module) -> bool:
+    """Whether a layer of transformers, whose checkpointing is on, uses torch's reentrant form, the default."""
+    options: dict[str, Any] = getattr(layer._gradient_checkpointing_func, "keywords", {})
+    return bool(options.get("use_reentrant", True))

@@ -15,6 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..errors import InputError
 from ..kernels import FactorPair, PositionsLike, Term, attention, attention_weights
 from ..kernels.cpu.products import is_watched, project
+from ..kernels.torch_private import checkpoints_reentrantly
 from ..positions import Place, Position
 from .config import EncoderConfig
 from .pooling import Tokens
@@ -197,7 +198,7 @@ def may_share(layers: nn.ModuleList) -> bool:
         isinstance(layer, GradientCheckpointingLayer)
         and layer.gradient_checkpointing
         and layer.training
-        and getattr(layer._gradient_checkpointing_func, "keywords", {}).get("use_reentrant", True)
+        and checkpoints_reentrantly(layer)
         for layer in layers
     )
 
