@@ -45,7 +45,13 @@ USED_OF_OBJECTS = {
 }
 """Of its tensors, modules and operators."""
 
-USED_OF_MODELS = {"_attn_implementation", "_buffers", "_can_set_attn_implementation", "_relative_position_bucket"}
+USED_OF_MODELS = {
+    "_attn_implementation",
+    "_buffers",
+    "_can_set_attn_implementation",
+    "_from_config",
+    "_relative_position_bucket",
+}
 """Of other people's models, whose insides are the business of what attaches position methods to them."""
 
 
@@ -93,7 +99,8 @@ def private_attributes(module: str) -> set[str]:
     tree = modules()[module]
     of_modules = {part for name in private_names_of_torch(module) for part in name.split(".")}
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_private(node.attr)}
-    return attributes - of_modules - own_names()
+    # Python documents this one.
+    return attributes - of_modules - own_names() - {"_exit"}
 
 
 @cache

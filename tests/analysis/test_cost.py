@@ -569,7 +569,7 @@ def test_the_command_prints_the_papers_table(tmp_path, capsys):
         (["--predictions", "17"], "--predictions: expected 0 to length 16, got 17"),
         (["--blocks", "1-1", "--predictions", "1"], "--predictions: blocks that pool need a decoder to predict tokens"),
         (["--batch-size", str(10**20)], "--batch-size: expected at most 1048576, got 1"),
-        (["--out", "."], "--out: expected a file, got the folder '.'"),
+        (["--out", "."], "--out: expected a file or a new name, got a folder: '.'"),
         (["--out", "/nowhere/cost.json"], "No such file or directory: '/nowhere/cost.json"),
     ],
 )

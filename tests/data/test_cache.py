@@ -291,7 +291,7 @@ def test_a_full_disk_is_one_line_and_the_next_command_continues(file, tmp_path, 
         real(number)
 
     monkeypatch.setattr(streams.os, "fsync", fsync)
-    with pytest.raises(InputError, match=r"^cache: cannot write .*held_out.ids: No space left on device"):
+    with pytest.raises(InputError, match=r"^cannot write .*: no space left on the disk; make room"):
         made(file, tmp_path / "cache")
     monkeypatch.setattr(streams.os, "fsync", real)
     again, told = made(file, tmp_path / "cache")

@@ -31,7 +31,7 @@ def rows_of(length=16, padding=0, rows=100, seed=0, shuffled=True, hide_masked=F
         padding=padding,
         rate=rate,
         hide_masked=hide_masked,
-        rows=rows,
+        rows=range(rows),
         seed=seed,
         shuffled=shuffled,
     )

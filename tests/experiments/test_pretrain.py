@@ -167,7 +167,7 @@ def held_out_windows(text, out, padding=0, *, uniforms=False):
         padding=padding,
         rate=0.15,
         hide_masked=False,
-        rows=min(job.HELD_OUT_WINDOWS, len(prepared.held_out) // body),
+        rows=range(min(job.HELD_OUT_WINDOWS, len(prepared.held_out) // body)),
         seed=0,
         shuffled=False,
         uniforms=uniforms,

@@ -330,7 +330,8 @@ def test_compiled_gradients_are_the_same():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        *(({"blocks": blocks}, "blocks: expected layers as") for blocks in ("4--4", "0", "4x0", "", "a-b", "4-", None)),
+        *(({"blocks": blocks}, "blocks: expected layers as") for blocks in ("4--4", "0", "4x0", "", "a-b", "4-")),
+        ({"blocks": None}, "blocks: expected text, got None"),
         ({"blocks": "2", "decoder_layers": "1"}, "decoder_layers: a single block is never pooled"),
         ({"blocks": "2-2", "decoder_layers": "1-1"}, "decoder_layers: expected one block"),
         ({"blocks": "2-2", "decoder_layers": "1x0"}, "decoder_layers: expected layers as"),

@@ -21,7 +21,7 @@ NAMES = {
     heads.EncoderForQuestionAnswering: ENCODER | {"start_positions", "end_positions"},
     heads.EncoderForSequenceClassification: ENCODER | {"labels"},
     heads.EncoderForTokenClassification: ENCODER | {"labels"},
-    Electra: TOKENS | {"labels", "sampled_ids"},
+    Electra: TOKENS | {"labels", "sampled_ids", "uniforms"},
 }
 
 

@@ -13,13 +13,13 @@ from .corpus import Summary, Text, summary_of
 
 FORMAT = 1
 """Format version of a record."""
-SETTLED = 2_000_000_000
-"""Nanoseconds. A file that changed less than this before it was read may change again under the same time stamp."""
+SETTLED = 2_000_000
+"""Microseconds. A file that changed less than this before it was read may change again under the same time stamp."""
 
 
 @dataclass(frozen=True)
 class SeenFile:
-    """A file when it was read: its path, its size in bytes, and when it changed last (ns)."""
+    """A file when it was read: its path, its size in bytes, and when it changed last (µs)."""
 
     path: str
     size: int
@@ -33,7 +33,7 @@ class SeenText:
     Args:
         summary: the text in short.
         files: its files, just before they were read.
-        time: when that was (ns).
+        time: when that was (µs).
     """
 
     summary: Summary
@@ -57,7 +57,7 @@ def look_at(text: Text, cache: Path) -> SeenText:
     Raises:
         InputError: if the text can't be read.
     """
-    files, now = files_of(text), time.time_ns()
+    files, now = files_of(text), time.time_ns() // 1000
     seen = _remembered(text, cache)
     if seen is not None and seen.format == FORMAT and seen.settled and seen.files == files:
         return seen
@@ -91,7 +91,7 @@ def files_of(text: Text) -> list[SeenFile]:
             status = path.stat()
         except OSError as error:
             raise InputError("data", f"cannot read {path}: {error.strerror or error}") from None
-        found.append(SeenFile(str(path.absolute()), status.st_size, status.st_mtime_ns))
+        found.append(SeenFile(str(path.absolute()), status.st_size, status.st_mtime_ns // 1000))
     return found
 
 

@@ -33,8 +33,7 @@ class Windows(Dataset[dict[str, Tensor]]):
         padding: how many of them are padding at the end; a funnel that truncates drops them.
         rate: share of masked tokens.
         hide_masked: whether attention skips [MASK].
-        rows: number of rows; at most one pass if they are not shuffled.
-        first: number of the first row, after the rows of shorter or longer windows.
+        rows: the numbers of the rows; at most one pass, from 0 on, if they are not shuffled.
         seed: seed of places and masks.
         shuffled: whether each pass has a random order of its own.
         uniforms: whether items have ``uniforms``.
@@ -49,10 +48,9 @@ class Windows(Dataset[dict[str, Tensor]]):
         padding: int,
         rate: float,
         hide_masked: bool,
-        rows: int,
+        rows: range,
         seed: int,
         shuffled: bool,
-        first: int = 0,
         uniforms: bool = False,
     ) -> None:
         self.stream = stream
@@ -65,15 +63,14 @@ class Windows(Dataset[dict[str, Tensor]]):
         self.rows = rows
         self.seed = seed
         self.shuffled = shuffled
-        self.first = first
         self.uniforms = uniforms
         self.order: tuple[int, Tensor, int] | None = None
 
     def __len__(self) -> int:
-        return self.rows
+        return len(self.rows)
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
-        row += self.first
+        row = self.rows[row]
         ids = self.vocabulary
         end = torch.tensor([ids.sep] + [ids.pad] * self.padding)
         tokens = torch.cat((torch.tensor([ids.cls]), self._text(row), end))[None]
@@ -98,7 +95,7 @@ class Windows(Dataset[dict[str, Tensor]]):
     def _start(self, row: int) -> int:
         """Return the place in the stream where a row starts, or a place that many lengths of the stream later."""
         if not self.shuffled:
-            return row * self.per_pass // self.rows * self.body
+            return row * self.per_pass // len(self.rows) * self.body
         number, index = divmod(row, self.per_pass)
         if self.order is None or self.order[0] != number:
             generator = self._generator(-1 - number)

@@ -120,8 +120,7 @@ class PretrainJob:
                     self.text.training,
                     length=stage.length,
                     rate=self.training.mask_rate,
-                    rows=rows,
-                    first=first,
+                    rows=range(first, first + rows),
                     seed=self.training.seed,
                     shuffled=True,
                 )
@@ -142,12 +141,10 @@ class PretrainJob:
         most = len(self.text.held_out) // body_length(length, end_padding(self.config))
         rows = min(HELD_OUT_WINDOWS, most)
         return self._windows(
-            self.text.held_out, length=length, rate=HELD_OUT_RATE, rows=rows, first=0, seed=0, shuffled=False
+            self.text.held_out, length=length, rate=HELD_OUT_RATE, rows=range(rows), seed=0, shuffled=False
         )
 
-    def _windows(
-        self, stream: Stream, *, length: int, rate: float, rows: int, first: int, seed: int, shuffled: bool
-    ) -> Windows:
+    def _windows(self, stream: Stream, *, length: int, rate: float, rows: range, seed: int, shuffled: bool) -> Windows:
         return Windows(
             stream,
             self.text.vocabulary,
@@ -158,7 +155,6 @@ class PretrainJob:
             rows=rows,
             seed=seed,
             shuffled=shuffled,
-            first=first,
             uniforms=self.model.objective == "electra",
         )
 
