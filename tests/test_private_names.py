@@ -22,6 +22,7 @@ USED = {
     "torch.autograd.forward_ad._current_level",
     "torch.cpu._is_amx_tile_supported",
     "torch.fx.experimental._config",
+    "torch.fx.experimental._config.get",
     "torch.fx.experimental._config.patch",
     "torch.nn.modules.module._has_any_global_hook",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
