@@ -282,7 +282,7 @@ def test_columns_of_data_sets(tmp_path):
 
 def test_a_full_disk_is_one_line_and_the_next_command_continues(file, tmp_path, monkeypatch):
     expected, _ = made(file, tmp_path / "whole")
-    left, real = [5], os.fsync
+    left, real = [9], os.fsync
 
     def fsync(number):
         if not left[0]:
