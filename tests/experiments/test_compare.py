@@ -255,6 +255,7 @@ def test_paths_with_brackets_are_printed_as_they_are(text, tmp_path, capsys):
     assert "[b]out[/b]/report.html" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_several_runs_at_a_time_give_the_same_results(text, tmp_path):
     alone, spread = (
         run(text, tmp_path / name, f"--jobs={jobs}", "--steps=2", positions="none,tisa")["runs"]

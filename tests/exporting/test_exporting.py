@@ -1,5 +1,6 @@
 """Exported programs compute what the model does, at batches and lengths that were not exported."""
 
+import os
 import subprocess
 import sys
 
@@ -79,7 +80,7 @@ def check(model, file):
     return found
 
 
-@pytest.mark.parametrize("position", ["learned+tisa", "floater"])
+@pytest.mark.parametrize("position", [pytest.param("learned+tisa", marks=pytest.mark.slow), "floater"])
 def test_torch_quickly(position, tmp_path):
     found = check(exportable(EncoderForMaskedLM, position), tmp_path / "model.pt2")
     assert (found.outputs, found.min_length, found.max_length) == (("logits",), 1, LONGEST)
@@ -97,20 +98,29 @@ def test_a_funnel_of_two_blocks(tmp_path):
     assert found.min_length == 3
 
 
+POSITIONS = [*whereformer.position_names(), "learned+tisa", "tupe+t5"]
+KINDS = {
+    "masked LM ONNX": (EncoderForMaskedLM, PLAIN, "model.onnx"),
+    "masked LM": (EncoderForMaskedLM, PLAIN, "model.pt2"),
+    "classifier": (EncoderForSequenceClassification, PLAIN, "model.pt2"),
+    "decoder": (EncoderForMaskedLM, WITH_DECODER, "model.pt2"),
+    "decoder ONNX": (EncoderForMaskedLM, WITH_DECODER, "model.onnx"),
+    "funnel": (EncoderForSequenceClassification, FUNNEL, "model.pt2"),
+}
+EVERY = os.environ.get("WHEREFORMER_TEST_EVERY") == "1"
+"""Whether each method is exported as each kind, which takes ten minutes; otherwise as two of them, one of them ONNX."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "shape", "file"),
+    ("position", "kind", "shape", "file"),
     [
-        (EncoderForMaskedLM, PLAIN, "model.pt2"),
-        (EncoderForMaskedLM, PLAIN, "model.onnx"),
-        (EncoderForSequenceClassification, PLAIN, "model.pt2"),
-        (EncoderForMaskedLM, WITH_DECODER, "model.pt2"),
-        (EncoderForMaskedLM, WITH_DECODER, "model.onnx"),
-        (EncoderForSequenceClassification, FUNNEL, "model.pt2"),
+        pytest.param(position, *case, id=f"{position}-{name}")
+        for turn, position in enumerate(POSITIONS)
+        for place, (name, case) in enumerate(KINDS.items())
+        if EVERY or place == 0 or place == turn % 5 + 1
     ],
-    ids=["masked LM", "masked LM ONNX", "classifier", "decoder", "decoder ONNX", "funnel"],
 )
-@pytest.mark.parametrize("position", [*whereformer.position_names(), "learned+tisa", "tupe+t5"])
 def test_every_method_and_head(position, kind, shape, file, tmp_path):
     found = check(exportable(kind, position, **shape), tmp_path / file)
     assert (found.max_length is not None) == bool(FIXED & set(position.split("+")))
@@ -154,6 +164,7 @@ print(float(logits.abs().sum()))
     assert float(out) == pytest.approx(float(model(torch.ones(3, 7).long()).logits.abs().sum()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_program_refuses_lengths_outside_its_range(tmp_path):
     run = torch.export.load(to_torch(exportable(Encoder, "floater"), tmp_path / "model.pt2").file).module()
     ids = torch.ones(1, LONGEST + 1, dtype=torch.long)

@@ -55,11 +55,13 @@ def test_all_tasks_are_done_and_report_their_progress(jobs):
         pytest.param("killed", "jobs: one of 2 processes ended unexpectedly", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_an_error_ends_the_other_tasks(task, message):
     with pytest.raises(InputError, match=message):
         list(spread(work, [task, "endless"], 2, Listener()))
 
 
+@pytest.mark.slow
 def test_finished_tasks_are_kept_when_the_caller_stops():
     tasks = spread(work, [1, "endless"], 2, Listener())
     assert next(tasks)[0] == 1

@@ -54,6 +54,7 @@ def results(folder):
     return json.loads((folder / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_step_of_two_processes_is_the_step_of_one(text, tmp_path):  # noqa: F811
     options = ["pretrain", "--data", text, *ENCODER, "--accumulate=2"]
     alone = recorded([*options, "--out", str(tmp_path / "alone")], tmp_path / "alone.safetensors")
