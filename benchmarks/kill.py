@@ -266,10 +266,15 @@ def reference(command: Command) -> tuple[dict[str, Any], tuple[float, float]]:
 
 
 def bits(out: Path) -> dict[str, Any]:
-    """Return the hashes of the files of trained models, and the results without times; what is missing is None."""
+    """Return the hashes of the files of trained models, and the results without times; what is missing is None.
+
+    Model cards are left out: they say how long the training took.
+    """
     files = [*(out / "model").rglob("*"), *(out / "models").rglob("*")]
     found: dict[str, Any] = {
-        str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()
+        str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+        if file.is_file() and file.name != "README.md"
     }
     return {**found, "results.json": without_times(results_of(out))}
 

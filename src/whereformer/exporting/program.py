@@ -87,7 +87,9 @@ class ExportableModel(nn.Module):
             self.outputs = ("last_hidden_state",)
         elif isinstance(model, EncoderForQuestionAnswering):
             self.outputs = ("start_logits", "end_logits")
-        self.min_length = least_length(encoder.pooling, len(encoder.blocks) - 1)
+        poolings = len(encoder.blocks) - 1
+        # A traced program takes no block of a single token, where broadcasting would be another operation.
+        self.min_length = max(least_length(encoder.pooling, poolings), 2**poolings + 1 if poolings else 1)
         self.max_length = self._end()
 
     def forward(
@@ -166,7 +168,7 @@ def trace(model: ExportableModel) -> ExportedProgram:
     axes = {0: Dim("batch", min=1), 1: Dim("length", min=model.min_length, max=model.max_length)}
     pools = len(model.model.base_model.blocks) > 1
     with size_oblivious() if pools else nullcontext():
-        return export(
+        program = export(
             model,
             (),
             model.example(*model.traced()),
@@ -175,6 +177,23 @@ def trace(model: ExportableModel) -> ExportedProgram:
             # Some facts about a funnel's lengths are true but beyond the solver, so every run checks them again.
             prefer_deferred_runtime_asserts_over_guards=pools,
         )
+    if pools:
+        _allow_single_rows(program)
+    return program
+
+
+def _allow_single_rows(program: ExportedProgram) -> None:
+    """Remove the assertions that a size is not 1, in place.
+
+    Where some operations would broadcast a single row, torch traces those for several rows and asserts that there are
+    several. They compute the same for one row, which :meth:`ExportableModel.difference` checks.
+    """
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten._assert_scalar.default and "expression Ne(" in str(node.args[1]):
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
 
 
 def to_torch(model: EncoderPreTrainedModel, file: Path) -> Exported:
