@@ -130,7 +130,8 @@ def test_fine_tuning_takes_the_steps_of_one_process(everything, name):
             scores = found["runs"][task][variant]["0"]["scores"]
             assert scores.keys() == seeds["0"]["scores"].keys()
             for judged, by_metric in seeds["0"]["scores"].items():
-                assert scores[judged] == pytest.approx(by_metric, abs=1e-3)
+                # Two rows whose predictions are equal up to rounding may change ranks, and rows are few here.
+                assert scores[judged] == pytest.approx(by_metric, abs=0.05)
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(capsys, monkeypatch, tmp_path):
