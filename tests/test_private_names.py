@@ -25,6 +25,7 @@ USED = {
     "torch.fx.experimental._config.get",
     "torch.fx.experimental._config.patch",
     "torch.nn.modules.module._has_any_global_hook",
+    "torch.ops.aten._assert_scalar.default",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
     "torch.ops.mkldnn._is_mkldnn_bf16_supported",

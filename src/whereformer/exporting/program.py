@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram, export, save
 
 from ..errors import InputError
 from ..files import write_atomically
-from ..kernels.torch_private import size_oblivious
+from ..kernels.torch_private import asserts, size_oblivious
 from ..models.encoder import Encoder, EncoderPreTrainedModel
 from ..models.heads import EncoderForQuestionAnswering
 from ..models.layers import Attention
@@ -190,7 +190,7 @@ def _allow_single_rows(program: ExportedProgram) -> None:
     """
     graph = program.graph_module.graph
     for node in list(graph.nodes):
-        if node.target is torch.ops.aten._assert_scalar.default and "expression Ne(" in str(node.args[1]):
+        if asserts(node) and "expression Ne(" in str(node.args[1]):
             graph.erase_node(node)
     graph.eliminate_dead_code()
     program.graph_module.recompile()

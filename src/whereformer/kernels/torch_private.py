@@ -187,3 +187,8 @@ def checkpoints_reentrantly(layer: nn.Module) -> bool:
     """Whether a layer of transformers, whose checkpointing is on, uses torch's reentrant form, the default."""
     options: dict[str, Any] = getattr(layer._gradient_checkpointing_func, "keywords", {})
     return bool(options.get("use_reentrant", True))
+
+
+def asserts(node: torch.fx.Node) -> bool:
+    """Whether a node of an exported program asserts something about its sizes."""
+    return node.target is torch.ops.aten._assert_scalar.default
