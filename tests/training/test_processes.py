@@ -130,8 +130,10 @@ def test_fine_tuning_takes_the_steps_of_one_process(everything, name):
             scores = found["runs"][task][variant]["0"]["scores"]
             assert scores.keys() == seeds["0"]["scores"].keys()
             for judged, by_metric in seeds["0"]["scores"].items():
-                # Two rows whose predictions are equal up to rounding may change ranks, and rows are few here.
-                assert scores[judged] == pytest.approx(by_metric, abs=0.05)
+                assert scores[judged].keys() == by_metric.keys()
+                for metric, score in by_metric.items():
+                    # Two rows whose predictions are equal up to rounding may change ranks, and rows are few here.
+                    assert scores[judged][metric] == pytest.approx(score, abs=0.05 if metric == "spearman" else 1e-3)
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(capsys, monkeypatch, tmp_path):

@@ -106,7 +106,7 @@ def _json_column(file: Path, column: str | None) -> str | None:
         strings |= {name: None for name, value in row.items() if isinstance(value, str)}
         if (column or "text") in strings:
             break
-    return _pick(list(strings), column, str(file)) if rows else None
+    return pick_column(list(strings), column, str(file)) if rows else None
 
 
 def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -147,7 +147,7 @@ def _parquet(file: Path, column: str | None) -> Iterator[str]:
                 for field in table.schema_arrow
                 if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
             ]
-            name = _pick(strings, column, str(file))
+            name = pick_column(strings, column, str(file))
             for batch in table.iter_batches(ROWS, columns=[name]):
                 yield from (value for value in batch[name].to_pylist() if value)
     except pa.ArrowException as error:
@@ -157,7 +157,7 @@ def _parquet(file: Path, column: str | None) -> Iterator[str]:
         raise InputError("data", f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
 
 
-def _pick(strings: Sequence[str], column: str | None, where: str) -> str:
+def pick_column(strings: Sequence[str], column: str | None, where: str) -> str:
     """Return the name of the column to read."""
     if column is None:
         if "text" in strings:

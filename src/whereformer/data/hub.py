@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..files import naming, new_file
 from ..runs.progress import Progress
+from .documents import pick_column
 
 PREFIXES = ("hub:", "hf://")
 
@@ -40,18 +41,11 @@ def _copy(name: str, column: str | None, folder: Path, progress: Progress) -> st
         return str(path)
     progress.begin(f"copying {name}")
     folder.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        # Too long to be held in memory until it is written.
-        with partial.open("w", encoding="utf-8") as file:
-            for count, row in enumerate(_rows(name, column), 1):
-                file.write(json.dumps(row) + "\n")
-                progress.step(0, f"{count:,} rows")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    # Too long to be held in memory until it is written.
+    with new_file(path) as partial, naming(path), partial.open("x", encoding="utf-8") as file:
+        for count, row in enumerate(_rows(name, column), 1):
+            file.write(json.dumps(row) + "\n")
+            progress.step(0, f"{count:,} rows")
     return str(path)
 
 
@@ -62,12 +56,7 @@ def _rows(name: str, column: str | None) -> Iterator[dict[str, str]]:
         for row in _opened(name):
             if chosen is None:
                 strings = [key for key, value in row.items() if isinstance(value, str)]
-                chosen = "text" if "text" in strings else strings[0] if len(strings) == 1 else None
-                if chosen is None:
-                    columns = ", ".join(strings) or "none"
-                    raise InputError(
-                        "data", f"{name}: which column is the text? name one with `column` (strings: {columns})"
-                    )
+                chosen = pick_column(strings, None, name)
             if chosen not in row:
                 raise InputError("column", f"{name} has no column {chosen!r}; it has {', '.join(row)}")
             if isinstance(row[chosen], str):
