@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
@@ -182,6 +183,10 @@ def trace(model: ExportableModel) -> ExportedProgram:
     return program
 
 
+_NOT_ONE = re.compile(r"expression Ne\(s\d+(?:, 1|\*(\()?(.+)(?(1)\)), \2)\) on node")
+"""That a size is not 1, in torch's words, or that its product with a number is not that number."""
+
+
 def _allow_single_rows(program: ExportedProgram) -> None:
     """Remove the assertions that a size is not 1, in place.
 
@@ -190,7 +195,7 @@ def _allow_single_rows(program: ExportedProgram) -> None:
     """
     graph = program.graph_module.graph
     for node in list(graph.nodes):
-        if asserts(node) and "expression Ne(" in str(node.args[1]):
+        if asserts(node) and _NOT_ONE.search(str(node.args[1])):
             graph.erase_node(node)
     graph.eliminate_dead_code()
     program.graph_module.recompile()
