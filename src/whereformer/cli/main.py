@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Union, cast
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Union, cast
 import tyro
 
 from .. import __version__
+from ..errors import InputError
 from ..runs import ranks
 from .analyze import Analyze
 from .bench import Bench
@@ -42,6 +44,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 }
 
 
+LONGEST = 4096
+"""The most characters of a word on the command line, which is what paths have. An error may show the whole word."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the ``whereformer`` command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -49,8 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given == ["--version"]:
             print(f"whereformer {__version__}")
             return
+        _check_words(given)
         command = _parse(given)
     execute(command)
+
+
+def _check_words(given: Sequence[str]) -> None:
+    """Check that no word is too long.
+
+    Raises:
+        InputError: if one is; it names the option.
+    """
+    for before, word in itertools.pairwise(["", *given]):
+        if len(word) > LONGEST:
+            option = next((text.partition("=")[0] for text in (word, before) if text.startswith("--")), "the command")
+            raise InputError(None, f"{option}: expected at most {LONGEST} characters, got {len(word)}")
 
 
 def _parse(given: Sequence[str]) -> Any:
