@@ -65,6 +65,8 @@ def check_kinds(config: Any, extra: Mapping[str, Any]) -> None:
                 kind is bool
             ):
                 raise InputError(name, f"expected {_KINDS[kind]}, got {shown(value)}")
+            if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+                raise InputError(name, f"expected text as keys, got {shown(value)}")
     for name in extra:
         hides = name == "attribute_map" or callable(getattr(type(config), name, None))
         if hides or not name.isidentifier():
