@@ -356,6 +356,17 @@ def test_a_finished_run_is_finished_only_if_all_of_it_is_there(text, finished, c
     assert without_time(again) == without_time(results_of(finished))
 
 
+def test_a_run_through_a_link_is_that_of_the_folder(text, finished, copy, tmp_path, capsys):
+    (tmp_path / "link").symlink_to(copy)
+    shutil.rmtree(copy / "model")
+    run(text, tmp_path / "link")
+    assert f"wrote {copy / 'model'}" in capsys.readouterr().out
+    assert same(weights(copy), weights(finished))
+    run(text, copy)
+    assert "is already finished" in capsys.readouterr().out
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_the_bytes_of_a_model_are_read_once(text, copy, monkeypatch):
     (copy / "model" / "tokenizer.json").write_text("{}")
     real, read = manifest.describe, []

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Union, cast
 
 import tyro
 
 from .. import __version__
 from ..errors import InputError
+from ..files import real_folder
 from ..runs import ranks
 from .analyze import Analyze
 from .bench import Bench
@@ -103,5 +106,16 @@ def execute(command: Any) -> None:
     """Run a command. If it fails or is interrupted, print one line to stderr and exit with a code."""
     with ending(command):
         check_processes(command)
-        command.run(output(quiet=not ranks.is_main()))
+        _followed(command).run(output(quiet=not ranks.is_main()))
         ranks.leave()
+
+
+def _followed(command: Any) -> Any:
+    """Return a command whose output folders are no links: a run stays where it began, whatever becomes of a link."""
+    chosen = getattr(command, "command", None)  # of translate
+    if dataclasses.is_dataclass(chosen):
+        return dataclasses.replace(command, command=_followed(chosen))
+    named = {name: getattr(command, name, None) for name in ("out", "cache")}
+    real = {name: real_folder(path) for name, path in named.items() if isinstance(path, Path)}
+    moved = {name: path for name, path in real.items() if path != named[name]}
+    return dataclasses.replace(command, **moved) if moved else command
