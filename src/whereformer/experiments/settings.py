@@ -34,16 +34,16 @@ def check_range(settings: Any, **bounds: tuple[float, float]) -> None:
             raise InputError(name, f"expected {expected}, got {shown(value)}")
 
 
-def check_positive(settings: Any, *names: str, most: float = MOST_RATE) -> None:
-    """Check that every named number is None, or above 0 and at most ``most``.
+def check_positive(settings: Any, *names: str) -> None:
+    """Check that every named number is None, or above 0 and at most MOST_RATE.
 
     Raises:
         InputError: if one is not; it names the field and the value.
     """
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not 0 < value <= most:
-            expected = f"at most {most:g}" if most < value < float("inf") else "a positive number"
+        if value is not None and not 0 < value <= MOST_RATE:
+            expected = f"at most {MOST_RATE:g}" if MOST_RATE < value < float("inf") else "a positive number"
             raise InputError(name, f"expected {expected}, got {shown(value)}")
 
 
