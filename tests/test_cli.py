@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.failing import fails
-from whereformer.cli.main import COMMANDS, main
+from whereformer.cli.cost import Cost
+from whereformer.cli.main import COMMANDS, execute, main
+from whereformer.files import write_atomically
+from whereformer.runs.folder import open_folder
 
 
 def help_of(capsys, *arguments):
@@ -35,7 +38,7 @@ def test_a_command_says_all_of_itself(name, capsys):
 def test_outputs_replace_no_devices_pipes_and_links(name, kind, tmp_path, capsys):
     out = tmp_path / "out"
     if kind == "a symbolic link":
-        out.symlink_to(tmp_path)
+        out.symlink_to(tmp_path / "nothing")
     elif kind == "a named pipe":
         os.mkfifo(out)
     else:
@@ -44,6 +47,61 @@ def test_outputs_replace_no_devices_pipes_and_links(name, kind, tmp_path, capsys
     message = fails(capsys, name, "--out", str(out))
     assert f"--out: expected {expected} or a new name, got {kind}: '{out}'" in message
     assert sorted(tmp_path.iterdir()) == ([] if kind == "a device" else [out])
+
+
+@pytest.fixture
+def link(tmp_path):
+    """A link to a folder, as to one on another disk."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("name", ["compare", "pretrain", "properties", "bench"])
+def test_a_link_to_a_folder_is_the_folder(name, link, tmp_path, capsys):
+    real = tmp_path / "disk"
+    with open_folder(real):
+        assert f"another command is writing to {real};" in fails(capsys, name, "--out", str(link))
+    assert [path.name for path in real.iterdir()] == [".lock"]
+
+
+def test_a_run_stays_where_its_link_led_at_the_start(link, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+
+    class Moved(Cost):
+        def run(self, console):
+            link.unlink()
+            link.symlink_to(tmp_path / "elsewhere")
+            with open_folder(self.out):
+                write_atomically(self.out / "results.json", "{}")
+
+    execute(Moved(out=link))
+    assert (tmp_path / "disk" / "results.json").read_text() == "{}"
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="this system's files have no owners")
+def test_links_of_others_are_not_followed(link, monkeypatch, capsys):
+    owner = link.lstat()
+
+    class Strange:
+        st_uid, st_mode = owner.st_uid + 1, owner.st_mode
+
+    real = Path.lstat
+    monkeypatch.setattr(Path, "lstat", lambda path: Strange if path == link else real(path))
+    message = fails(capsys, "compare", "--out", str(link))
+    assert f"--out: expected a folder or a new name, got a symbolic link: '{link}'" in message
+
+
+def test_an_output_file_is_no_link(link, tmp_path, capsys):
+    assert "--out: expected a file or a new name, got a folder" in fails(capsys, "cost", "--out", str(link))
+    (tmp_path / "cost.json").symlink_to(tmp_path / "target")
+    for there in (False, True):
+        if there:
+            (tmp_path / "target").write_text("kept")
+        message = fails(capsys, "cost", "--out", str(tmp_path / "cost.json"))
+        assert "--out: expected a file or a new name, got a symbolic link" in message
+    assert (tmp_path / "target").read_text() == "kept"
 
 
 @pytest.mark.parametrize("given", [[], ["nope"]])

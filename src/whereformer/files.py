@@ -125,6 +125,17 @@ def check_folder(field: str | None, path: Path) -> None:
     _check(field, path, "a folder")
 
 
+def real_folder(path: Path) -> Path:
+    """Return the folder that a link of this user or of the system's leads to; anything else as it is.
+
+    A link that somebody else left, such as in a folder for temporary files, would choose what is written over.
+    """
+    if not (path.is_symlink() and path.is_dir()):
+        return path
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    return path.resolve() if path.lstat().st_uid in (user, 0) else path
+
+
 def is_same_file(one: Path, other: Path) -> bool:
     """Return whether two names are those of one file, be it by links; a name without a file is like no other."""
     try:

@@ -1,6 +1,7 @@
 """Labelled text: GLUE by name, from a folder or the Hub, and tables of one's own."""
 
 import json
+import re
 from pathlib import Path
 
 import datasets
@@ -135,6 +136,22 @@ def test_errors_of_own_tables(tmp_path):
 
 def test_a_number_has_to_be_one(tmp_path):
     fails("row 0: expected a number of at most 1e\\+09 in 'y', got 'a'", **own(tmp_path, ["a", "b"]), regression=True)
+
+
+@pytest.mark.parametrize("label", [1.5e9, -1.5e9, 2**62, float("inf"), float("nan"), True])
+def test_a_number_has_to_be_one_that_a_model_can_predict(tmp_path, label):
+    labels = [True, False] if label is True else [1, label] if isinstance(label, int) else [0.5, label]
+    table = {"t": ["some text"] * 2, "y": labels}
+    parquet.write_table(pa.table(table), tmp_path / "a.parquet")
+    files = {"train": tmp_path / "a.parquet", "validation": tmp_path / "a.parquet"}
+    row = 0 if label is True else 1
+    fails(
+        rf"a.parquet, row {row}: expected a number of at most 1e\+09 in 'y', got {re.escape(repr(label))}",
+        **files,
+        text="t",
+        label="y",
+        regression=True,
+    )
 
 
 def test_errors_of_glue(tmp_path, folder):

@@ -246,8 +246,8 @@ def test_an_interrupted_command_keeps_the_rounds_it_finished(tmp_path, capsys, m
     refusals("""
         --terms tsia => --terms: expected bias, t5, tisa, shaw, factors, dense, funnel, padded, causal, got 'tsia'
         --terms , => --terms: expected at least one, got none
-        --lengths 128,0 => --lengths: expected numbers of at least 1 (and below 10000000), got '0'
-        --lengths many => --lengths: expected numbers of at least 1 (and below 10000000), got 'many'
+        --lengths 128,0 => --lengths: expected numbers from 1 to 10000000 separated by commas, got '0'
+        --lengths many => --lengths: expected numbers from 1 to 10000000 separated by commas, got 'many'
         --dtypes int8 => --dtypes: expected float32, bfloat16, float16, got 'int8'
         --backends abacus => --backends: expected auto,
         --rounds 0 => --rounds: expected at least 1, got 0

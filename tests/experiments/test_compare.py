@@ -169,7 +169,7 @@ def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, 
         --num-heads 0 => --num-heads: expected at least 1, got 0
         --length 4 => --length: expected at least 8, got 4
         --steps 0 => --steps: expected at least 1, got 0
-        --seeds 0 => --seeds: expected at least 1, got 0
+        --seeds 0 => --seeds: expected 1 to 10000, got 0
         --mask-rate 1.5 => --mask-rate: expected a share between 0 and 1, got 1.5
         --learning-rate -1 => --learning-rate: expected a positive number, got -1.0
         --blocks 4--4 => --blocks: expected layers as '12', '1x12' or '4-4-4', got '4--4'

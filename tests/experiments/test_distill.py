@@ -10,6 +10,7 @@ from tests.failing import fails, refusals
 from whereformer import EncoderConfig, EncoderForMaskedLM, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
+from whereformer.training import manifest
 from whereformer.training.trainer import quiet_transformers
 
 
@@ -58,6 +59,15 @@ def test_it_fits_judges_and_saves(folder, text, pairs, tmp_path, capsys):
     assert saved.config.position == "tisa"
     assert saved.encoder.position.amplitude.shape == (2, 2, 2)
     assert (out / "model" / "tokenizer.json").exists()
+    text = results["text"]
+    assert (
+        manifest.problem(out / "model", {"settings": {"model": folder, "kernels": 2, "text": text}}, alone=True) is None
+    )
+    assert manifest.problem(out / "model", {"settings": {}}) == "it was saved with other settings"
+    (out / "model" / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json has 2 bytes, not" in manifest.problem(
+        out / "model", {"settings": {"model": folder, "kernels": 2, "text": text}}
+    )
 
 
 @pytest.mark.parametrize(

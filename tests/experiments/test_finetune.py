@@ -268,7 +268,7 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
     assert "--task: expected sst2, mnli" in says(task="colla")
     assert "--model: no tokenizer can be read from" in says(model=str(tmp_path))
     assert "--position: unknown position method 'tsia'; did you mean 'tisa'?" in says("--position=tsia")
-    assert "--kernels: expected numbers of at least 0, got 'a'" in says("--kernels=a")
+    assert "--kernels: expected numbers from 0 to 1024 separated by commas, got 'a'" in says("--kernels=a")
     assert "--kernels: expected a number above 0 besides the baseline" in says("--kernels=0")
     assert "--epochs: expected a positive number, got 0" in says("--epochs=0")
     assert "--learning-rate: expected a positive number, got -1.0" in says("--learning-rate=-1")

@@ -31,6 +31,7 @@ from whereformer.experiments.pretrain.schedule import Stage, StagedBatches
 from whereformer.experiments.pretrain.settings import PretrainTraining
 from whereformer.experiments.pretrain.text import prepare_text
 from whereformer.runs.folder import open_folder
+from whereformer.training import manifest
 from whereformer.training.folder import Folder
 
 TINY = [*TINY_ENCODER, "--every=2", "--learning-rate=0.01"]
@@ -353,6 +354,31 @@ def test_a_finished_run_is_finished_only_if_all_of_it_is_there(text, finished, c
     assert ("is already finished" in out) is (not reason)
     assert same(weights(copy), weights(finished))
     assert without_time(again) == without_time(results_of(finished))
+
+
+def test_a_run_through_a_link_is_that_of_the_folder(text, finished, copy, tmp_path, capsys):
+    (tmp_path / "link").symlink_to(copy)
+    shutil.rmtree(copy / "model")
+    run(text, tmp_path / "link")
+    assert f"wrote {copy / 'model'}" in capsys.readouterr().out
+    assert same(weights(copy), weights(finished))
+    run(text, copy)
+    assert "is already finished" in capsys.readouterr().out
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_the_bytes_of_a_model_are_read_once(text, copy, monkeypatch):
+    (copy / "model" / "tokenizer.json").write_text("{}")
+    real, read = manifest.describe, []
+
+    def describe(path):
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(manifest, "describe", describe)
+    run(text, copy)
+    assert read.count(copy / "model" / "model.safetensors") == 1
+    assert results_of(copy)["finished"]
 
 
 def test_a_model_card_may_be_edited(text, copy, capsys):

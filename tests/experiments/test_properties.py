@@ -107,7 +107,7 @@ def test_other_results_are_not_mixed(comparison, text, tmp_path, capsys):
         --positions none => --positions: 'none' has no properties
         --length 4 => --length: expected at least 8, got 4
         --steps 0 => --steps: expected at least 1, got 0
-        --seeds 0 => --seeds: expected at least 1, got 0
+        --seeds 0 => --seeds: expected 1 to 10000, got 0
         --data no/such/file => --data: no such file or folder: 'no/such/file'
         --results no/such/folder => --results: no/such/folder/results.json is missing
         --results runs --steps 5 => --steps: only without --results

@@ -259,9 +259,9 @@ def test_scores_of_a_model(model, lines, tmp_path, capsys, beams):
         score --hypotheses a --references b --data c => --data: only with a model
         score m --hypotheses a => --hypotheses: either a model or files, got both
         score --hypotheses no --references no => --hypotheses: cannot read 'no'
-        score --words 4,x => --words: expected ascending numbers, such as 8,12,16, got '4,x'
+        score --words 4,x => --words: expected numbers from 1 to 1048576 separated by commas, got 'x'
         score --words 9,4 => --words: expected ascending numbers
-        score --words 0,4 => --words: expected ascending numbers
+        score --words 0,4 => --words: expected numbers from 1 to 1048576
         score --out no/such/file => --out: no such folder: 'no/such'
         score m => --data: expected tables, or --source and --target, got none
         run m --beams 0 => --beams: expected 1 to 1000, got 0

@@ -1,6 +1,7 @@
 """The inputs of models: names that transformers can see and no others, also in compiled and exported programs."""
 
 import inspect
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.export import Dim, export
 from tests.models.test_encoder import small_config
 from tests.models.test_seq2seq import config_of
 from whereformer import Electra, ElectraPretrainingConfig, Encoder, Seq2SeqForConditionalGeneration
+from whereformer.errors import InputError
 from whereformer.models import heads
 
 TOKENS = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "document_ids", "return_dict"}
@@ -93,3 +95,36 @@ def test_token_types_and_positions_may_follow_the_mask_as_in_bert():
         model(ids, mask, types, token_type_ids=types)
     with pytest.raises(TypeError, match="positional"):
         model(ids, mask, types, places, None)
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "shaw", "rope", "tisa", "learned", "learned+t5"])
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (2**63 - 1, torch.int64),
+        (-(2**63), torch.int64),
+        (2**31, torch.int64),
+        (2**64 - 1, torch.uint64),
+        (3e38, torch.float32),
+        (math.inf, torch.float64),
+        (math.nan, torch.float32),
+    ],
+)
+def test_positions_beyond_any_text_are_refused(position, number, dtype):
+    model = Encoder(small_config(position=position)).eval()
+    positions = torch.tensor([0, number, 1], dtype=dtype)
+    with pytest.raises(
+        InputError, match=r"^position_ids: expected numbers from -2147483647 to 2147483647, got"
+    ) as caught:
+        model(torch.ones(2, 3, dtype=torch.long), position_ids=positions)
+    assert len(str(caught.value)) < 100
+
+
+def test_the_largest_position_is_taken_and_offsets_are_exact():
+    model = Encoder(small_config(position="shaw")).eval()
+    ids = torch.randint(1, 20, (2, 5))
+    with torch.no_grad():
+        near = model(ids, position_ids=torch.arange(5)).last_hidden_state
+        far = model(ids, position_ids=torch.arange(5) + 2**31 - 5).last_hidden_state
+    torch.testing.assert_close(far, near, rtol=0, atol=0)
+    assert model(ids[:, :0], position_ids=torch.arange(0)).last_hidden_state.shape == (2, 0, near.shape[2])

@@ -558,7 +558,7 @@ WRONG_OPTIONS = [
     ("floater", {"solver": "euler"}, r"solver: expected one of rk4, midpoint, got 'euler'"),
     ("floater", {"substeps": 0}, r"substeps: expected at least 1, got 0"),
     ("synthesizer", {"variant": "sparse"}, r"variant: expected one of random, .*, got 'sparse'"),
-    ("synthesizer", {"content": True}, r"content: expected one of none, add, mix, got True"),
+    ("synthesizer", {"content": True}, r"content: expected text, got True"),
     ("synthesizer", {"variant": "dense+sparse"}, r"variant: expected one of random, .*, got 'sparse'"),
     ("synthesizer", {"variant": "dense+dense"}, r"variant: 'dense\+dense' names one twice"),
     ("synthesizer", {"mixture": "mean"}, r"mixture: expected one of softmax, sum, got 'mean'"),

@@ -10,7 +10,8 @@ import tyro
 from rich.console import Console
 
 from ..errors import InputError
-from ..experiments.settings import check_range
+from ..experiments.settings import MOST_COUNT, check_range
+from .arguments import MOST_THREADS
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Analyze:
 
     def run(self, console: Console) -> None:
         """Read the models, print what was found and write the report."""
-        check_range(self, length=(1, 2**16), tokens=(1, float("inf")), max_kernels=(1, 16), threads=(1, 2**20))
+        check_range(self, length=(1, 2**16), tokens=(1, MOST_COUNT), max_kernels=(1, 16), threads=(1, MOST_THREADS))
         if not self.models:
             raise InputError("model", "expected at least one folder or id on the Hugging Face Hub, got none")
         if not self.text and (self.data or self.column):

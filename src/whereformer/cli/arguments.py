@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 1024
 """The most runs that a command does at a time."""
+MOST_THREADS = 1024
+"""The most threads of a process. A system that starts no more of them ends the process without a word."""
 
 
 def find_device(name: str) -> torch.device:

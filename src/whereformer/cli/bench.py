@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
-from ..errors import InputError, fail, shown
-from .arguments import find_device, split
+from ..errors import InputError, fail
+from ..experiments.settings import MOST_SIZE, check_positive, check_range, listed_numbers
+from .arguments import MOST_THREADS, find_device, split
 
 if TYPE_CHECKING:
     from ..experiments.bench.settings import BenchSettings
     from ..experiments.bench.ways import Way
 
 
-MOST = 2**20
-"""The largest size and number of rounds; larger ones fit into no memory or time."""
+LONGEST = 10_000_000
+"""The most tokens in a sequence; calls that need too much memory are not tried."""
 
 
 @dataclass(frozen=True)
@@ -173,21 +173,14 @@ class Bench:
         from ..experiments.bench.timing import free_memory
 
         self._check_numbers()
-        if self.memory_limit is not None and not 0 < self.memory_limit < float("inf"):
-            raise InputError("memory_limit", f"expected a positive number, got {self.memory_limit}")
+        check_positive(self, "memory_limit")
         device = find_device(self.device)
         kinds = ("bias" if self.quick else "bias,t5,shaw") if self.terms is None else self.terms
         usual = "float32" if device.type == "cpu" else "bfloat16"
-        lengths = []
-        for text in split(
-            "lengths", ("128,512" if self.quick else "128,512,2048") if self.lengths is None else self.lengths
-        ):
-            if not re.fullmatch("0*[1-9][0-9]{0,6}", text):
-                raise InputError("lengths", f"expected numbers of at least 1 (and below 10000000), got {shown(text)}")
-            lengths.append(int(text))
+        lengths = ("128,512" if self.quick else "128,512,2048") if self.lengths is None else self.lengths
         return BenchSettings(
             kinds=list(KINDS) if kinds == "all" else split("terms", kinds, list(KINDS)),
-            lengths=lengths,
+            lengths=listed_numbers("lengths", lengths, 1, LONGEST),
             dtypes=split("dtypes", usual if self.dtypes is None else self.dtypes, list(DTYPES)),
             device=device,
             memory_limit=int(self.memory_limit * 2**30) if self.memory_limit else free_memory(device) // 2,
@@ -199,11 +192,8 @@ class Bench:
         )
 
     def _check_numbers(self) -> None:
-        for name in ("rounds", "batch", "heads", "head_dim", "threads"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= MOST:
-                limit = "at least 1" if value < 1 else f"at most {MOST}"
-                raise InputError(name, f"expected {limit}, got {shown(value)}")
+        check_range(self, **dict.fromkeys(("rounds", "batch", "heads", "head_dim"), (1, MOST_SIZE)))
+        check_range(self, threads=(1, MOST_THREADS))
 
     def _backends(self, settings: BenchSettings) -> list[str]:
         from ..experiments.bench.check import check_backend

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Console
 
-from ..errors import InputError
+from ..experiments.settings import MOST_SIZE, check_range
 
 if TYPE_CHECKING:
     from .. import analysis
     from ..models import EncoderConfig
 
 
-MOST = 2**20
-"""The largest size that ``cost`` accepts. Beyond it, torch could not hold the number of bytes."""
+FASTEST = 1e30
+"""The most operations or bytes per second, far beyond any machine."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,7 @@ class Cost:
         from .tables.cost import print_paper_flops
         from .terminal import say
 
-        for name in ("flops", "link", "network"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(name, f"expected a positive number, got {getattr(self, name)}")
+        check_range(self, **dict.fromkeys(("flops", "link", "network"), (1, FASTEST)))
         if self.out is not None:
             check_file("out", self.out)
         data: Any
@@ -150,11 +148,7 @@ class Cost:
         from ..training.model_options import as_setting
 
         sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
-        for name in (*sizes, "length", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= MOST:
-                limit = "at least 1" if value < 1 else f"at most {MOST}"
-                raise InputError(name, f"expected {limit}, got {value}")
+        check_range(self, **dict.fromkeys((*sizes, "length", "batch_size"), (1, MOST_SIZE)))
         try:
             config = EncoderConfig(
                 num_attention_heads=self.num_heads,

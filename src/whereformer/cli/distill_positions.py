@@ -10,7 +10,8 @@ import tyro
 from rich.console import Console
 
 from ..errors import InputError
-from ..experiments.settings import check_range
+from ..experiments.settings import MOST_COUNT, check_range, listed_numbers
+from .arguments import MOST_THREADS
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class DistillPositions:
 
     def run(self, console: Console) -> None:
         """Fit the kernels, judge the model without its embeddings and save it."""
-        check_range(self, length=(3, 2**16), tokens=(1, float("inf")), threads=(1, 2**20))
-        kernels = self._kernels()
+        check_range(self, length=(3, 2**16), tokens=(1, MOST_COUNT), threads=(1, MOST_THREADS))
+        kernels = sorted(listed_numbers("kernels", self.kernels, 1, 16))
         import torch
 
         from ..data import corpus
@@ -99,9 +100,3 @@ class DistillPositions:
             print_distilling(console, results)
             model = self.out / "model"
             say(console, f"wrote {model} ({max(kernels)} kernels per head) and {self.out / 'results.json'}")
-
-    def _kernels(self) -> list[int]:
-        parts = [part.strip() for part in self.kernels.split(",") if part.strip()]
-        if not parts or not all(part.isdecimal() and 1 <= int(part) <= 16 for part in parts):
-            raise InputError("kernels", f"expected numbers from 1 to 16 separated by commas, got {self.kernels!r}")
-        return sorted({int(part) for part in parts})

@@ -12,14 +12,18 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..experiments.finetune.settings import DataSettings, TuningSettings
-from ..experiments.settings import check_range, listed
-from .arguments import MOST_JOBS, find_device
+from ..experiments.settings import MOST_SEED, MOST_SEEDS, check_range, listed, listed_numbers
+from .arguments import MOST_JOBS, MOST_THREADS, find_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..experiments.finetune.gains import GainsTable
     from ..experiments.finetune.results import FinetuneResults
+
+
+MOST_KERNELS = 1024
+"""The most TISA kernels of a head."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,9 @@ class Finetune:
     def run(self, console: Console) -> None:
         """Fine-tune every model on every task, then print the gains and write the report."""
         data, tuning = self.task.checked(), self.tuning.checked()
-        check_range(self, seeds=(1, 2**20), seed=(0, 2**31), threads=(1, 2**20), jobs=(1, MOST_JOBS))
-        kernels = []
-        for text in listed("kernels", self.kernels):
-            if not text.isdecimal():
-                raise InputError("kernels", f"expected numbers of at least 0, got {text!r}")
-            kernels.append(int(text))
+        check_range(self, seeds=(1, MOST_SEEDS), threads=(1, MOST_THREADS), jobs=(1, MOST_JOBS))
+        check_range(self, seed=(0, MOST_SEED - self.seeds))
+        kernels = listed_numbers("kernels", self.kernels, 0, MOST_KERNELS)
         import torch
 
         from ..experiments.finetune.gains import tables
@@ -102,7 +103,7 @@ class Finetune:
             raise InputError("jobs", f"expected 1 in {ranks.size()} processes, which share each run, got {self.jobs}")
         device = find_device(self.device)
         ranks.join(device)
-        settings = settings_of(listed("position", self.position), sorted(set(kernels)))
+        settings = settings_of(listed("position", self.position), sorted(kernels))
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         seeds = list(range(self.seed, self.seed + self.seeds))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Union, cast
 
 import tyro
 
 from .. import __version__
+from ..errors import InputError
+from ..files import real_folder
 from ..runs import ranks
 from .analyze import Analyze
 from .bench import Bench
@@ -42,6 +47,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 }
 
 
+LONGEST = 4096
+"""The most characters of a word on the command line, which is what paths have. An error may show the whole word."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the ``whereformer`` command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -49,8 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given == ["--version"]:
             print(f"whereformer {__version__}")
             return
+        _check_words(given)
         command = _parse(given)
     execute(command)
+
+
+def _check_words(given: Sequence[str]) -> None:
+    """Check that no word is too long.
+
+    Raises:
+        InputError: if one is; it names the option.
+    """
+    for before, word in itertools.pairwise(["", *given]):
+        if len(word) > LONGEST:
+            option = next((text.partition("=")[0] for text in (word, before) if text.startswith("--")), "the command")
+            raise InputError(None, f"{option}: expected at most {LONGEST} characters, got {len(word)}")
 
 
 def _parse(given: Sequence[str]) -> Any:
@@ -84,5 +106,16 @@ def execute(command: Any) -> None:
     """Run a command. If it fails or is interrupted, print one line to stderr and exit with a code."""
     with ending(command):
         check_processes(command)
-        command.run(output(quiet=not ranks.is_main()))
+        _followed(command).run(output(quiet=not ranks.is_main()))
         ranks.leave()
+
+
+def _followed(command: Any) -> Any:
+    """Return a command whose output folders are no links: a run stays where it began, whatever becomes of a link."""
+    chosen = getattr(command, "command", None)  # of translate
+    if dataclasses.is_dataclass(chosen):
+        return dataclasses.replace(command, command=_followed(chosen))
+    named = {name: getattr(command, name, None) for name in ("out", "cache")}
+    real = {name: real_folder(path) for name, path in named.items() if isinstance(path, Path)}
+    moved = {name: path for name, path in real.items() if path != named[name]}
+    return dataclasses.replace(command, **moved) if moved else command

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..experiments.pretrain.settings import ModelSettings, PretrainTraining
-from ..experiments.settings import check_range
+from ..experiments.settings import MOST_COUNT, MOST_SIZE, check_range
 from .arguments import find_device
 from .flags import in_words
 
@@ -79,7 +79,7 @@ class Pretrain:
         """Train the model, or with --dry-run only print the plan."""
         model = self.model.resolved()
         training = self.training.resolved(model.objective)
-        check_range(self, vocab_size=(64, float("inf")), every=(1, float("inf")), keep=(1, float("inf")))
+        check_range(self, vocab_size=(64, MOST_SIZE), every=(1, MOST_COUNT), keep=(1, MOST_COUNT))
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
         from ..data.cache import TokenizerChoice

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, T
 import tyro
 from rich.console import Console
 
-from ..errors import InputError, fail, printable
-from ..experiments.settings import check_range
+from ..errors import InputError, fail, printable, shown
+from ..experiments.settings import MOST_SIZE, check_range, listed_numbers
 from ..experiments.translate.settings import (
     Decoding,
     ParallelData,
@@ -24,7 +24,7 @@ from ..experiments.translate.settings import (
     ValidationData,
 )
 from ..files import check_file, is_same_file, naming, new_file, write_atomically
-from .arguments import find_device
+from .arguments import MOST_THREADS, find_device
 from .flags import in_words
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TranslateTrain:
         """Train the model, or with --dry-run only print the plan."""
         data, model, training = self.parallel.checked(), self.model.checked(), self.training.checked()
         validation = self.validation.parallel(data.columns)
-        check_range(self, threads=(1, 2**20))
+        check_range(self, threads=(1, MOST_THREADS))
         from ..data.parallel import hold_out
         from ..experiments.translate.examples import prepare
         from ..experiments.translate.job import TranslationJob, settings_of
@@ -161,7 +161,7 @@ class TranslateRun:
     def run(self, console: Console) -> None:
         """Translate the lines."""
         decoding = self.decoding.checked()
-        check_range(self, threads=(1, 2**20))
+        check_range(self, threads=(1, MOST_THREADS))
         with _opened(self.input) as stream:
             from ..experiments.translate import translating
             from .terminal import Bar, Terminal
@@ -232,7 +232,7 @@ class TranslateScore:
     def run(self, console: Console) -> None:
         """Score the translations and print the table."""
         decoding, edges = self.decoding.checked(), self._edges()
-        check_range(self, threads=(1, 2**20))
+        check_range(self, threads=(1, MOST_THREADS))
         for name in ("out", "translations"):
             file = getattr(self, name)
             if file is None:
@@ -320,10 +320,9 @@ class TranslateScore:
         return hypotheses, pairs.target, pairs.source, facts
 
     def _edges(self) -> list[int]:
-        parts = [part.strip() for part in self.words.split(",")]
-        edges = [int(part) for part in parts if part.isdecimal()]
-        if len(edges) < len(parts) or edges != sorted({*edges}) or edges[0] < 1:
-            raise InputError("words", f"expected ascending numbers, such as 8,12,16, got {self.words!r}")
+        edges = listed_numbers("words", self.words, 1, MOST_SIZE)
+        if edges != sorted(edges):
+            raise InputError("words", f"expected ascending numbers, such as 8,12,16, got {shown(self.words)}")
         return edges
 
 

@@ -45,17 +45,19 @@ def read_table(field: str, file: Path, strings: Sequence[str] = ()) -> Columns:
             )
     except (pa.ArrowException, OSError, RecursionError, OverflowError) as error:
         raise InputError(field, f"cannot read {file} ({(str(error).splitlines() or ['damaged'])[0]})") from None
-    for name in table.column_names:
-        if table.column_names.count(name) > 1:
-            raise InputError(field, f"{file} has more than one column {name!r}")
     try:
-        return columns_of(table)
+        names = table.column_names
+        columns = columns_of(table) if len(set(names)) == len(names) else {}
     except UnicodeDecodeError as error:
-        # pyarrow does not check that the text in JSON and Parquet is UTF-8.
+        # pyarrow does not check that names of columns, and the text in JSON and Parquet, are UTF-8.
         raise InputError(field, f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
     except (pa.ArrowException, ValueError, OverflowError) as error:
         # Dates and durations that Python cannot express.
         raise InputError(field, f"{file} has values that can't be read ({one_line(str(error))})") from None
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(field, f"{file} has more than one column {name!r}")
+    return columns
 
 
 def columns_of(table: pa.Table) -> Columns:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, shown
+
+MOST_SIZE = 2**20
+"""The largest width, length, vocabulary or number of rows at a time. Larger ones fit into no memory."""
+MOST_COUNT = 2**31 - 1
+"""The largest number of steps, tokens and whatever else comes one after another."""
+MOST_SEED = 2**32 - 1
+"""The largest seed of random numbers."""
+MOST_SEEDS = 10_000
+"""The most seeds to repeat everything with."""
+MOST_RATE = 1e6
+"""The largest learning rate, number of epochs and the like."""
 
 
 def check_range(settings: Any, **bounds: tuple[float, float]) -> None:
@@ -16,8 +28,23 @@ def check_range(settings: Any, **bounds: tuple[float, float]) -> None:
     for name, (low, high) in bounds.items():
         value = getattr(settings, name)
         if value is not None and not low <= value <= high:
-            expected = f"at least {low}" if high == float("inf") else f"{low} to {high}"
-            raise InputError(name, f"expected {expected}, got {value}")
+            expected = f"{low} to {high}"
+            if high in (MOST_SIZE, MOST_COUNT):  # which few will ever meet
+                expected = f"at most {high}" if value > high else f"at least {low}"
+            raise InputError(name, f"expected {expected}, got {shown(value)}")
+
+
+def check_positive(settings: Any, *names: str) -> None:
+    """Check that every named number is None, or above 0 and at most MOST_RATE.
+
+    Raises:
+        InputError: if one is not; it names the field and the value.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 < value <= MOST_RATE:
+            expected = f"at most {MOST_RATE:g}" if MOST_RATE < value < float("inf") else "a positive number"
+            raise InputError(name, f"expected {expected}, got {shown(value)}")
 
 
 def listed(field: str, text: str) -> tuple[str, ...]:
@@ -30,3 +57,18 @@ def listed(field: str, text: str) -> tuple[str, ...]:
     if not parts:
         raise InputError(field, "expected at least one, got none")
     return parts
+
+
+def listed_numbers(field: str, text: str, low: int, high: int) -> list[int]:
+    """Split a comma-separated list of whole numbers within bounds, ends included, into the distinct ones, in order.
+
+    Raises:
+        InputError: if there are none, or one is something else.
+    """
+    found = []
+    for part in listed(field, text):
+        # More digits than Python reads would be an error of another kind.
+        if not re.fullmatch("[0-9]{1,18}", part) or not low <= int(part) <= high:
+            raise InputError(field, f"expected numbers from {low} to {high} separated by commas, got {shown(part)}")
+        found.append(int(part))
+    return list(dict.fromkeys(found))

@@ -74,7 +74,12 @@ class Positions:
 
 
 PositionsLike: TypeAlias = Positions | Tensor
-"""Affine positions, or explicit ones as a tensor of shape (n,) or (batch, n)."""
+"""Affine positions, or explicit ones as a tensor of shape (n,) or (batch, n).
+
+Whole positions must lie between -(2 ** 62) and 2 ** 62, so that every offset is an int64; beyond, offsets wrap around.
+This is not checked, because the check would cost as much as some of the work. Methods that compute with numbers, such
+as angles or kernels, do so in float32, which tells whole numbers apart up to 2 ** 24.
+"""
 
 
 def position_values(positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:

@@ -7,16 +7,33 @@ from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
+import torch
 from torch import Tensor
 from transformers.activations import ACT2FN
 
 from ..errors import InputError, shown
+from ..kernels.tracing import can_look
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
     """Raise an InputError that names the argument unless it has the expected shape."""
     if tensor.shape != expected:
         raise InputError(name, f"expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
+
+
+def check_positions(name: str, positions: Tensor, batch: int, length: int) -> None:
+    """Raise an InputError that names the argument unless there is a position for every token, of at most MOST_IDS.
+
+    Numbers are looked at on the CPU only; elsewhere, and in compiled code, that would stall the device.
+    """
+    if positions.shape not in ((length,), (1, length), (batch, length)):
+        raise InputError(name, f"expected shape {(length,)} or {(batch, length)}, got {tuple(positions.shape)}")
+    if positions.is_complex() or not can_look(positions) or not positions.numel():
+        return
+    # torch cannot compare the wider unsigned numbers.
+    for value in torch.stack(positions.double().aminmax()).tolist():
+        if not abs(value) <= MOST_IDS:  # NaN too
+            raise InputError(name, f"expected numbers from -{MOST_IDS} to {MOST_IDS}, got {value:g}")
 
 
 MOST_WIDTH = 2**20
@@ -48,6 +65,8 @@ def check_kinds(config: Any, extra: Mapping[str, Any]) -> None:
                 kind is bool
             ):
                 raise InputError(name, f"expected {_KINDS[kind]}, got {shown(value)}")
+            if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+                raise InputError(name, f"expected text as keys, got {shown(value)}")
     for name in extra:
         hides = name == "attribute_map" or callable(getattr(type(config), name, None))
         if hides or not name.isidentifier():

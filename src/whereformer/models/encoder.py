@@ -16,7 +16,7 @@ from ..kernels.cpu.products import project
 from ..positions import Position, build_position
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
-from .checks import check_shape
+from .checks import check_positions, check_shape
 from .config import EncoderConfig
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import AttentionContext, Layer, SegmentScores, check_types, may_share, number_of_types
@@ -156,10 +156,10 @@ class Encoder(EncoderPreTrainedModel):
             input_ids: (batch, n) token ids; or give ``inputs_embeds`` (batch, n, embedding_size).
             attention_mask: (batch, n), nonzero = a real token; every token is real by default.
             token_type_ids: (batch, n). By default 0; with ``segments="attention"`` there is no score for types then.
-            position_ids: (n,) or (batch, n), whole or (if the method allows it) fractional; 0 .. n - 1 by default. In
-                every pooling, given positions become those of the first token, and [CLS] keeps its own. By default,
-                [CLS] moves so that all neighbours are equally far apart; methods with a score for that distance (shaw,
-                t5, rope, tisa, alibi, fire) tell the two apart.
+            position_ids: (n,) or (batch, n), whole or (if the method allows it) fractional, up to 2 ** 31 - 1, which is
+                checked on the CPU; 0 .. n - 1 by default. In every pooling, given positions become those of the first
+                token, and [CLS] keeps its own. By default, [CLS] moves so that all neighbours are equally far apart;
+                methods with a score for that distance (shaw, t5, rope, tisa, alibi, fire) tell the two apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document. Pass position_ids
                 that start again with each document.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all
@@ -219,8 +219,8 @@ class Encoder(EncoderPreTrainedModel):
         for name, ids in given.items():
             if ids is not None:
                 check_shape(name, ids, shape)
-        if positions is not None and positions.shape not in ((length,), (1, length), (batch, length)):
-            raise InputError("position_ids", f"expected shape {(length,)} or {shape}, got {tuple(positions.shape)}")
+        if positions is not None:
+            check_positions("position_ids", positions, batch, length)
         if documents is not None and len(self.blocks) > 1:
             raise InputError("document_ids", "pooling would mix the documents of a row; give each a row of its own")
         if self.config.segments != "attention":

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
-from math import inf
-from numbers import Real
 from typing import Any
 
 from ..errors import InputError, shown
-from .base import ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, Work
+from .base import ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, Work, check_value
 
 __all__ = [
     "ModelShape",
@@ -97,7 +95,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
     """
     sizes = {option: options.pop(option) for option in _SIZES & options.keys()}
     model = ModelShape.of(hidden_size=hidden_size, num_heads=num_heads, **sizes)
-    classes = [_find(part.strip()) for part in name.split("+")] if isinstance(name, str) else [name]
+    classes = [name] if isinstance(name, type) else [_find(part) for part in _parts(name)]
     if len(set(classes)) < len(classes):
         raise InputError("position", f"{name!r} names a method twice")
     wanted = {option: value for part in classes for option, value in part.asks_of_others.items()}
@@ -134,16 +132,6 @@ def _options(method: type[Position]) -> dict[str, Any]:
     }
 
 
-MOST = 2**20
-"""The largest whole number of an option; some methods work through this many numbers when they are built."""
-
-_KINDS: dict[str, tuple[type, str]] = {
-    "int": (int, "a whole number"),
-    "float": (Real, "a number"),
-    "bool": (bool, "True or False"),
-}
-
-
 def _check_options(method: type[Position], given: Mapping[str, Any]) -> None:
     """Check the options of a method by its signature, since a stranger's config.json may give them.
 
@@ -152,24 +140,24 @@ def _check_options(method: type[Position], given: Mapping[str, Any]) -> None:
     """
     parameters = inspect.signature(method.__init__).parameters
     for option, value in given.items():
-        hint = str(parameters[option].annotation)
-        kind, named = _KINDS.get(hint.partition(" | ")[0], (object, ""))
-        if value is None and hint.endswith("None"):
-            continue
-        if not isinstance(value, kind) or (kind is not object and isinstance(value, bool) != (kind is bool)):
-            raise InputError(option, f"expected {named}, got {shown(value)}")
-        if isinstance(value, int) and kind is int and value > MOST:
-            raise InputError(option, f"expected at most {MOST}, got {shown(value)}")
-        if isinstance(value, Real) and not abs(float(value)) < inf:
-            raise InputError(option, f"expected a finite number, got {shown(value)}")
+        check_value(option, value, str(parameters[option].annotation))
+
+
+def _parts(name: str) -> list[str]:
+    """Return the names of the methods that are joined by "+"."""
+    return [part.strip() for part in name.split("+")] if isinstance(name, str) else [name]
 
 
 def _find(name: str) -> type[Position]:
     """Return the class registered under ``name``."""
+    if not isinstance(name, str):
+        raise InputError("position", f"expected the name of a method, got {shown(name)}")
     if name not in METHODS:
         close = get_close_matches(name, METHODS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
-        raise InputError("position", f"unknown position method {name!r}{hint} known: {', '.join(METHODS)}, and a+b")
+        raise InputError(
+            "position", f"unknown position method {shown(name)}{hint} known: {', '.join(METHODS)}, and a+b"
+        )
     entry = METHODS[name]
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")

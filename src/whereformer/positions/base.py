@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..kernels.terms import (
     DenseBias,
     OffsetBias,
@@ -22,6 +24,44 @@ from ..kernels.terms import (
     position_values,
 )
 from ..kernels.tracing import are_numbers, can_look
+
+MOST = 2**20
+"""The largest size and the largest whole number of an option; some methods work through as many numbers when they are
+built."""
+MOST_POSITIONS = 2**31 - 1
+"""The most positions of a table."""
+
+_KINDS: dict[str, tuple[Any, str]] = {
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "bool": (bool, "True or False"),
+    "str": (str, "text"),
+}
+
+
+def check_value(field: str, value: Any, hint: str, most: int = MOST) -> None:
+    """Check a size or option by its annotation, since a stranger's config.json may give it.
+
+    Raises:
+        InputError: for a value of another kind, or a number beyond any use.
+    """
+    kind, named = _KINDS.get(hint.partition(" | ")[0], (object, ""))
+    if kind is object or (value is None and hint.endswith("None")):
+        return
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        raise InputError(field, f"expected {named}, got {shown(value)}")
+    if kind is Integral and not -most <= value <= most:
+        limit = f"at most {most}" if value > 0 else f"at least {-most}"
+        raise InputError(field, f"expected {limit}, got {shown(value)}")
+    if kind is Real and not _is_finite(value):
+        raise InputError(field, f"expected a finite number, got {shown(value)}")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that is no float
+        return False
 
 
 class PositionRangeError(ValueError):
@@ -89,16 +129,30 @@ class ModelShape:
             "embedding_size": embedding_size,
         }
         for name, size in sizes.items():
+            optional = name in ("head_dim", "embedding_size")
+            most = MOST_POSITIONS if name == "max_length" else MOST
+            check_value(name, size, "int | None" if optional else "int", most)
             if size is not None and size < 1:
-                raise InputError(name, f"expected at least 1, got {size}")
+                raise InputError(name, f"expected at least 1, got {shown(size)}")
+        for name, value, kind in (
+            ("causal", causal, "bool"),
+            ("separate_cls", separate_cls, "bool"),
+            ("initializer_range", initializer_range, "float"),
+        ):
+            check_value(name, value, kind)
         if head_dim is None:
             if hidden_size % num_heads:
                 raise InputError("num_heads", f"{num_heads} heads do not divide hidden_size {hidden_size}")
             head_dim = hidden_size // num_heads
         if initializer_range <= 0:
             raise InputError("initializer_range", f"expected a positive number, got {initializer_range}")
-        if passes is not None and len(passes) != num_layers:
-            raise InputError("passes", f"expected one number for each of {num_layers} layers, got {len(passes)}")
+        if passes is not None:
+            if not isinstance(passes, Sequence) or isinstance(passes, str | bytes) or len(passes) != num_layers:
+                raise InputError("passes", f"expected one number for each of {num_layers} layers, got {shown(passes)}")
+            for layer in passes:
+                check_value("passes", layer, "int")
+                if layer < 0:
+                    raise InputError("passes", f"expected numbers of at least 0, got {shown(layer)}")
         return cls(
             hidden_size=hidden_size,
             num_heads=num_heads,

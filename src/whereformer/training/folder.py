@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -97,15 +98,16 @@ class Folder(Generic[Kind]):
     def finished(self) -> Kind | None:
         """Return the results if training has finished and the model is what was saved, else None."""
         results = self._results()
-        return results if results is not None and results.finished and self._model_problem() is None else None
+        return results if results is not None and results.finished and self._model_problem is None else None
 
     def damage(self) -> str | None:
         """Return what a finished run lost, in a line for the user; None if nothing is known to be lost."""
         results = self._results()
         if results is None:
             return f"writing {self.path.name} again: it was damaged" if self.path.exists() else None
-        problem = self._model_problem()
-        return f"making {self.model.name}/ again: {problem}" if results.finished and problem is not None else None
+        if not results.finished or self._model_problem is None:
+            return None
+        return f"making {self.model.name}/ again: {self._model_problem}"
 
     def _results(self) -> Kind | None:
         """Return the saved results; None if there are none or they are damaged, since checkpoints have them too."""
@@ -114,7 +116,9 @@ class Folder(Generic[Kind]):
         except InputError:
             return None
 
+    @cached_property
     def _model_problem(self) -> str | None:
+        """Why the model is not what was saved. Every byte is read once, since nothing but :meth:`finish` writes it."""
         return manifest.problem(self.model, {"settings": self.settings})
 
     def newest_checkpoint(self, unusable: Callable[[int], str | None] = lambda step: None) -> Path | None:
@@ -180,6 +184,7 @@ class Folder(Generic[Kind]):
             tokenizer.save_pretrained(partial)
             write_card(partial, model, results, self.command)
             manifest.write(partial, {"settings": self.settings})
+        self.__dict__.pop("_model_problem", None)
         results.save(self.path)
 
     def _facts(self, step: int) -> dict[str, Any]:

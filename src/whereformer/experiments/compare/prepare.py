@@ -115,12 +115,13 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
         raise InputError("positions", "expected at least one method, got none")
     for name in chosen:
         try:
-            build_position(
-                name,
-                hidden_size=sizes.hidden_size,
-                num_heads=sizes.num_heads,
-                max_length=sizes.length,
-            )
+            with torch.device("meta"):  # where tables of any size take no memory
+                build_position(
+                    name,
+                    hidden_size=sizes.hidden_size,
+                    num_heads=sizes.num_heads,
+                    max_length=sizes.length,
+                )
         except (ValueError, TypeError) as error:
             raise about_method(error, "positions") from None
     return chosen

@@ -6,9 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ...errors import InputError
-from ..settings import check_range
-
-MOST = float("inf")
+from ..settings import MOST_COUNT, MOST_SEED, MOST_SEEDS, MOST_SIZE, check_positive, check_range
 
 
 @dataclass(frozen=True)
@@ -93,14 +91,15 @@ class CompareTraining:
         """
         from ...models import EncoderConfig
 
-        check_range(self, length=(8, MOST), seeds=(1, MOST), seed=(0, MOST), batch_size=(1, MOST))
-        check_range(self, hidden_size=(1, MOST), num_heads=(1, MOST), vocab_size=(64, MOST), steps=(1, MOST))
+        check_range(self, length=(8, MOST_SIZE), vocab_size=(64, MOST_SIZE), steps=(1, MOST_COUNT))
+        check_range(self, **dict.fromkeys(("batch_size", "hidden_size", "num_heads"), (1, MOST_SIZE)))
+        check_range(self, seeds=(1, MOST_SEEDS))
+        check_range(self, seed=(0, MOST_SEED - self.seeds))
         if self.hidden_size % self.num_heads:
             raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         if not 0 < self.mask_rate < 1:
             raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
-        if not 0 < self.learning_rate < MOST:
-            raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")
+        check_positive(self, "learning_rate")
         decoder_layers = self.decoder_layers
         if decoder_layers is None:
             decoder_layers = "1" if "-" in self.blocks else "0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from ...errors import InputError
 from ...files import new_folder
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
+from ...training import manifest
 from ...training.trainer import quiet_transformers
 from ..analyze.loading import load, tokenizer_of
 from ..analyze.text import text_windows
@@ -90,14 +91,18 @@ def distill(options: DistillOptions, out: Path, progress: Progress) -> DistillRe
         scores[name] = judge(model, encoder)
         progress.step()
         progress.line(f"{name}: {score_text(scores[name])}")
+    text = DistillText(options.text_source, len(windows), windows.shape[1], int(held_out.sum()))
     with quiet_transformers(), new_folder(out / "model") as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+        manifest.write(
+            partial, {"settings": {"model": options.path, "kernels": max(options.kernels), "text": asdict(text)}}
+        )
     results = DistillResults(
         model=options.path,
         kind=kind,
         position=config.position,
-        text=DistillText(options.text_source, len(windows), windows.shape[1], int(held_out.sum())),
+        text=text,
         pairs=None if options.pairs is None else PairsFacts(options.pairs.source, len(options.pairs.likeness)),
         scores=scores,
         explained=explained,

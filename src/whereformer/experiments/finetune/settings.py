@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import InputError
-from ..settings import check_range, listed
+from ..settings import MOST_COUNT, MOST_SIZE, check_positive, check_range, listed
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DataSettings:
         Raises:
             InputError: if a field is out of range or does not fit the others; it names the field.
         """
-        check_range(self, train_rows=(1, float("inf")))
+        check_range(self, train_rows=(1, MOST_COUNT))
         own = {"validation": self.validation, "text": self.text, "label": self.label}
         if self.train is None:
             for name, value in {**own, "regression": self.regression or None}.items():
@@ -98,10 +98,6 @@ class TuningSettings:
         Raises:
             InputError: if a field is out of range; it names the field.
         """
-        most = float("inf")
-        check_range(self, batch_size=(1, most), max_length=(4, most))
-        for name in ("epochs", "learning_rate", "kernel_learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < most:
-                raise InputError(name, f"expected a positive number, got {value}")
+        check_range(self, batch_size=(1, MOST_SIZE), max_length=(4, MOST_SIZE))
+        check_positive(self, "epochs", "learning_rate", "kernel_learning_rate")
         return self

@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...errors import InputError
-from ..settings import check_range
+from ...errors import InputError, shown
+from ..settings import MOST_COUNT, MOST_SEED, MOST_SIZE, check_positive, check_range
 from .schedule import SHORTEST, Stage, parsed_lengths, stages_of
 
 
@@ -20,10 +20,10 @@ def parsed_options(text: str | None, field: str = "position_options") -> dict[st
     """
     try:
         options = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
-        raise InputError(field, f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {text!r}")
+        raise InputError(field, f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {shown(text)}")
     return options
 
 
@@ -81,8 +81,8 @@ class ModelSettings:
         Raises:
             InputError: if a field is invalid; it names the field.
         """
-        most = float("inf")
-        check_range(self, hidden_size=(1, most), embedding_size=(1, most), num_heads=(1, most), dropout=(0, 0.9))
+        check_range(self, **dict.fromkeys(("hidden_size", "embedding_size", "num_heads"), (1, MOST_SIZE)))
+        check_range(self, dropout=(0, 0.9))
         options = canonical_options(self.position_options)
         decoder = self.decoder_layers
         funnel = "-" in self.blocks
@@ -159,13 +159,12 @@ class PretrainTraining:
         Raises:
             InputError: if a field is invalid; it names the field.
         """
-        most = float("inf")
         if self.length is not None and self.lengths is not None:
             raise InputError("lengths", f"only without `length`, got {self.lengths!r} and {self.length}")
-        check_range(self, length=(SHORTEST, most), steps=(1, most), batch_size=(1, most), accumulate=(1, most))
-        check_range(self, warmup=(0, self.steps), seed=(0, 2**32 - 1))
-        if not 0 < self.learning_rate < most:
-            raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")
+        check_range(self, length=(SHORTEST, MOST_SIZE), batch_size=(1, MOST_SIZE), accumulate=(1, MOST_SIZE))
+        check_range(self, steps=(1, MOST_COUNT), seed=(0, MOST_SEED))
+        check_range(self, warmup=(0, self.steps))
+        check_positive(self, "learning_rate")
         if not 0 < self.mask_rate < 1:
             raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
         if self.hide_masked and objective != "mlm":

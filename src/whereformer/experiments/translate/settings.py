@@ -10,9 +10,7 @@ from typing import Literal
 
 from ...errors import InputError
 from ..pretrain.settings import canonical_options, parsed_options
-from ..settings import check_range
-
-MOST = float("inf")
+from ..settings import MOST_COUNT, MOST_SEED, MOST_SIZE, check_positive, check_range
 
 
 def columns_of(field: str, text: str | None) -> tuple[str, str] | None:
@@ -156,7 +154,7 @@ class TranslatorSettings:
         """
         check_range(self, dropout=(0, 0.9), label_smoothing=(0, 0.9))
         sizes = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
-        check_range(self, **dict.fromkeys(sizes, (1, MOST)))
+        check_range(self, **dict.fromkeys(sizes, (1, MOST_SIZE)))
         parsed_options(self.position_options)
         dropout = self.dropout
         if dropout is None:
@@ -215,19 +213,15 @@ class TranslationTraining:
             InputError: if a field is invalid; it names the field.
         """
         # 4 tokens are at least two of text, the end token, and one to spare.
-        check_range(self, vocab_size=(300, MOST), max_length=(4, MOST), accumulate=(1, MOST), steps=(1, MOST))
-        check_range(self, warmup=(0, MOST), average=(1, MOST), every=(1, MOST), seed=(0, 2**32 - 1))
-        check_range(self, batch_tokens=(self.max_length, MOST))
-        if not 0 < self.learning_rate < MOST:
-            raise InputError("learning_rate", f"expected a positive number, got {self.learning_rate}")
+        check_range(self, vocab_size=(300, MOST_SIZE), max_length=(4, MOST_SIZE), accumulate=(1, MOST_SIZE))
+        check_range(self, **dict.fromkeys(("steps", "average", "every"), (1, MOST_COUNT)), warmup=(0, MOST_COUNT))
+        check_range(self, batch_tokens=(self.max_length, MOST_SIZE), seed=(0, MOST_SEED))
+        check_positive(self, "learning_rate", "epochs")
         if self.steps is not None:
             if self.epochs is not None:
                 raise InputError("epochs", "either `steps` or `epochs`")
             return self
-        epochs = 20.0 if self.epochs is None else self.epochs
-        if not 0 < epochs < MOST:
-            raise InputError("epochs", f"expected a positive number, got {epochs}")
-        return dataclasses.replace(self, epochs=epochs)
+        return dataclasses.replace(self, epochs=20.0 if self.epochs is None else self.epochs)
 
 
 @dataclass(frozen=True)
@@ -256,5 +250,6 @@ class Decoding:
         Raises:
             InputError: if a field is out of range; it names the field.
         """
-        check_range(self, beams=(1, 1000), batch_tokens=(1, MOST), max_length=(2, MOST), length_penalty=(-10, 10))
+        check_range(self, beams=(1, 1000), batch_tokens=(1, MOST_SIZE), max_length=(2, MOST_SIZE))
+        check_range(self, length_penalty=(-10, 10))
         return self

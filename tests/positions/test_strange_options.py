@@ -1,0 +1,114 @@
+"""Sizes and options of any kind: a position method is built, or an InputError of one line names the field."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whereformer import Encoder, EncoderConfig
+from whereformer.errors import InputError
+from whereformer.positions import build_position, describe, position_names
+
+SIZES = {"hidden_size": 16, "num_heads": 2}
+OTHERS = (
+    *("num_layers", "max_length", "causal", "head_dim", "embedding_size"),
+    *("initializer_range", "passes", "separate_cls"),
+)
+STRANGE = [
+    *(0, -1, 3, 2**20, 2**20 + 1, 10**19, 10**5000, -(10**5000), 1.5, 5e-324, 1e308, math.nan, math.inf, -math.inf),
+    *(
+        True,
+        False,
+        None,
+        "",
+        "12",
+        "zzz",
+        "a+b",
+        b"x",
+        1j,
+        [],
+        [1],
+        [[0]],
+        [-1],
+        ["a"],
+        {},
+        {"x": 1},
+        {1},
+        (),
+        (1, "a"),
+    ),
+    *(object(), range(1), torch.ones(()), torch.ones(3), np.ones(2), np.float32(2), np.bool_(True)),
+]
+VALUES = st.one_of(st.sampled_from(STRANGE), st.integers(), st.floats(), st.text(max_size=9))
+OPTIONS = [(name, option) for name in position_names() for option in describe(name)[1]]
+
+
+def builds(make, *fields):
+    """Whether something is built. Nothing but an InputError of one line about one of the fields may prevent it."""
+    try:
+        with torch.device("meta"):
+            make()
+    except InputError as error:
+        assert error.field in fields  # noqa: PT017  # it need not fail
+        assert "\n" not in str(error)  # noqa: PT017
+        return False
+    return True
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(OPTIONS), VALUES)
+def test_options_of_any_kind(chosen, value):
+    name, option = chosen
+    own = describe(name)[1].keys() | {"layout"}  # which may not fit the sizes
+    builds(lambda: build_position(name, **SIZES, **{option: value}), *own)
+    config = {"hidden_size": 16, "num_attention_heads": 2, "blocks": "1", "position": name}
+    builds(lambda: Encoder(EncoderConfig(**config, position_options={option: value})), "position_options", *own)
+
+
+@settings(max_examples=100)
+@given(st.sampled_from([*SIZES, *OTHERS]), VALUES, st.sampled_from(["tisa", "learned", "synthesizer", "alibi"]))
+def test_sizes_of_any_kind(size, value, name):
+    builds(lambda: build_position(name, **{**SIZES, size: value}), size, "num_heads")
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
+def test_names_of_any_kind(value):
+    assert not builds(lambda: build_position(value, **SIZES), "position")
+    assert not builds(lambda: describe(value), "position")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("synthesizer", {"near_size": "zzz"}, "near_size: expected a whole number, got 'zzz'"),
+        ("synthesizer", {"rank": 2.0}, "rank: expected a whole number, got 2.0"),
+        ("synthesizer", {"tiling": []}, r"tiling: expected text, got \[\]"),
+        ("floater", {"solver": ["rk4"]}, r"solver: expected text, got \['rk4'\]"),
+        ("sinusoidal", {"max_timescale": 10**400}, "max_timescale: expected a finite number, got 1000"),
+        ("tisa", {"num_kernels": -(10**5000)}, "num_kernels: expected at least -1048576, got a huge int"),
+        ("tisa", {"num_layers": 2**31}, "num_layers: expected at most 1048576, got 2147483648"),
+        ("tisa", {"head_dim": "8"}, "head_dim: expected a whole number, got '8'"),
+        ("tisa", {"causal": 1}, "causal: expected True or False, got 1"),
+        ("tisa", {"passes": 3}, "passes: expected one number for each of 1 layers, got 3"),
+        ("tisa", {"passes": [-1]}, "passes: expected numbers of at least 0, got -1"),
+        ("tisa", {"initializer_range": math.nan}, "initializer_range: expected a finite number, got nan"),
+        ([], {}, r"position: expected the name of a method, got \[\]"),
+    ],
+)
+def test_the_line_says_what_is_expected(name, options, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        build_position(name, **SIZES, **options)
+
+
+def test_numbers_may_be_numpys():
+    found = build_position("tisa", hidden_size=np.int64(16), num_heads=np.int32(2), num_kernels=np.uint8(3))
+    assert found.amplitude.shape == (1, 2, 3)
+    assert build_position("rope", **SIZES, base=np.float32(100)).base == 100
+
+
+def test_options_have_names():
+    with pytest.raises(InputError, match=r"^position_options: expected text as keys, got \{1: 2\}"):
+        EncoderConfig(position_options={1: 2})

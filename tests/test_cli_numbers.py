@@ -1,0 +1,222 @@
+"""Numbers on the command line: a strange one is refused in a line that names an option, or passes every check."""
+
+import dataclasses
+import sys
+import tempfile
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from typing import get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.experiments import finetuning, parallel_text
+from tests.failing import fails, refusals
+from whereformer.cli.flags import METAVARS, flag
+from whereformer.cli.main import COMMANDS, main
+from whereformer.cli.translate import TranslateRun, TranslateScore, TranslateTrain
+
+resource = pytest.importorskip("resource", reason="this system does not tell how much memory was used")
+
+GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
+"""In the unit in which the system tells how much memory was used."""
+
+EXPERIMENTS = "whereformer.experiments"
+PLACES = {
+    "bench": (f"{EXPERIMENTS}.bench.run", "Measurement"),
+    "bench --tune": (f"{EXPERIMENTS}.bench.tune", "run"),
+    "pretrain": (f"{EXPERIMENTS}.pretrain.run", "pretrain"),
+    "compare": (f"{EXPERIMENTS}.compare.run", "compare"),
+    "finetune": (f"{EXPERIMENTS}.finetune.run", "finetune"),
+    "translate train": (f"{EXPERIMENTS}.translate.run", "train_translator"),
+    "translate run": (f"{EXPERIMENTS}.translate.translating", "load"),
+    "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
+    "analyze": (f"{EXPERIMENTS}.analyze.run", "analyze"),
+    "properties": (f"{EXPERIMENTS}.compare.run", "compare"),
+    "distill-positions": (f"{EXPERIMENTS}.distill.run", "distill"),
+    "cost": None,
+}
+"""Where each command begins its work, once all checks are done. ``cost`` works for an instant and is not stopped."""
+
+KINDS = {
+    **COMMANDS,
+    "bench --tune": COMMANDS["bench"],
+    "translate train": TranslateTrain,
+    "translate run": TranslateRun,
+    "translate score": TranslateScore,
+}
+
+LISTS = ("N,N", "LAYERS", "A,B,C", "JSON")
+"""The placeholders of text that holds numbers."""
+NAMES = ("task", "terms")
+"""Options with such a placeholder that hold none."""
+NUMBERS = [
+    *("0", "-1", "1", "7", "3.5", "1e3", "1e400", "-1e400", "5e-324", "1e308", "nan", "inf", "-inf", "", "x", "1_000"),
+    *(str(number) for number in (2**20, 2**20 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64, 10**19)),
+    *(
+        "9" * 4000,
+        "9" * 5000,
+        "0" * 5000,
+        "\N{ARABIC-INDIC DIGIT THREE}",
+        "\N{SUPERSCRIPT TWO}",
+        "\N{FULLWIDTH DIGIT ONE}",
+    ),
+]
+SEPARATORS = st.sampled_from([",", ",,", "-", "x", ":", ", "])
+NESTED = ["[" * 4000, "[" * 5000, '{"a":' * 700]
+
+
+def options(kind):
+    """Yield each option of a command that takes a number, and whether it is text that holds some."""
+    for field in dataclasses.fields(kind):
+        hint = get_type_hints(kind)[field.name]
+        parts = {hint, *get_args(hint)} - {type(None)}
+        if dataclasses.is_dataclass(hint):
+            yield from options(hint)
+        elif parts & {int, float}:
+            yield flag(field.name), False
+        elif (
+            str in parts
+            and get_origin(hint) is not tuple
+            and METAVARS.get(field.name) in LISTS
+            and field.name not in NAMES
+        ):
+            yield flag(field.name), True
+
+
+OPTIONS = [(name, *each) for name in PLACES for each in options(KINDS[name])]
+
+
+def test_options_are_found():
+    assert {("pretrain", "--learning-rate", False), ("bench", "--lengths", True)} < set(OPTIONS)
+    assert {name for name, *_ in OPTIONS} == set(PLACES)
+    assert len(OPTIONS) > 90
+
+
+class Begun(SystemExit):
+    """A command has done its checks and would begin its work."""
+
+
+def test_a_long_word_is_refused_before_it_is_shown(capsys):
+    assert "whereformer: --steps: expected at most 4096 characters, got 5000" in fails(
+        capsys, "compare", "--steps", "9" * 5000
+    )
+    assert "--data: expected at most 4096 characters, got 5009" in fails(capsys, "compare", "--data=" + "x" * 5002)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    refusals(f"""
+        compare --hidden-size {10**19} => --hidden-size: expected at most 1048576, got 10000000000000000000
+        compare --seed {2**64} => --seed: expected 0 to 4294967294, got 18446744073709551616
+        properties --seeds {10**9} => --seeds: expected 1 to 10000, got 1000000000
+        pretrain --steps {2**63 - 1} => --steps: expected at most 2147483647, got 9223372036854775807
+        pretrain --lengths {10**19}:1 => --lengths: expected lengths of at most 1048576, got 10000000000000000000
+        pretrain --learning-rate 1e308 => --learning-rate: expected at most 1e+06, got 1e+308
+        translate train --source a --target b --threads 1048576 => --threads: expected 1 to 1024, got 1048576
+        distill-positions x --tokens {10**19} => --tokens: expected at most 2147483647, got 10000000000000000000
+        finetune --model x --task rte --kernels {10**9} => --kernels: expected numbers from 0 to 1024 separated by
+        cost --devices 8 --flops 5e-324 => --flops: expected 1 to 1e+30, got 5e-324
+    """),
+)
+def test_the_error_says_what_would_fit(arguments, expected, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert expected in fails(capsys, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def begin(*arguments, **options):
+    raise Begun(0)
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """Each command with what it needs."""
+    place = tmp_path_factory.mktemp("given")
+    words = " ".join(finetuning.NOUNS)
+    (place / "text.txt").write_text("\n\n".join(f"{words} {number}. {words}" for number in range(400)))
+    model = finetuning.save_model(place / "model")
+    finetuning.save_glue(place / "glue", "rte")
+    source, target = (lines[:60] for lines in parallel_text.pairs())
+    pairs = parallel_text.write(place, source, target)
+    text = ["--data", str(place / "text.txt")]
+    small = ["--vocab-size=64", "--hidden-size=16", "--num-heads=2", "--blocks=1", "--length=8"]
+    return {
+        "bench": ["--quick"],
+        "bench --tune": ["--quick"],
+        "pretrain": [*text, *small, "--steps=10", "--cache", str(place / "cache")],
+        "compare": [*text, *small, "--quick", "--positions=none,learned"],
+        "finetune": ["--model", model, "--task=rte", "--data", str(place / "glue"), "--kernels=1"],
+        "translate train": [*pairs, *parallel_text.TINY],
+        "translate run": [model],
+        "translate score": ["--hypotheses", pairs[3], "--references", pairs[3]],
+        "analyze": [model, *text],
+        "properties": [*text, "--length=8", "--positions=learned"],
+        "distill-positions": [model, *text],
+        "cost": ["--devices=8"],
+    }
+
+
+def outcome(command, given, *more):
+    """Run a command up to where its work begins; return its exit code and what it said of an error."""
+    out, said = StringIO(), StringIO()
+    with ExitStack() as stack:
+        patched = stack.enter_context(pytest.MonkeyPatch.context())
+        patched.setattr(torch, "set_num_threads", lambda number: None)
+        if PLACES[command] is not None:
+            place, name = PLACES[command]
+            patched.setattr(import_module(place), name, begin)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(said))
+        to = [] if command in ("cost", "translate run", "translate score") else ["--out", str(folder / "out")]
+        try:
+            main([*command.split(), *given, *to, *more])
+        except SystemExit as stop:
+            return stop.code, said.getvalue()
+    return 0, ""
+
+
+def values(option, holds_several):
+    """What an option is given."""
+    number = st.one_of(st.sampled_from(NUMBERS), st.integers().map(str), st.floats().map(str))
+    if not holds_several:
+        return number
+    several = st.builds(lambda parts, between: between.join(parts), st.lists(number, max_size=3), SEPARATORS)
+    if option != "--position-options":
+        return several
+    return st.one_of(several, number.map(lambda each: f'{{"num_kernels": {each}}}'), st.sampled_from(NESTED))
+
+
+def check(commands, data):
+    command = data.draw(st.sampled_from(list(PLACES)))
+    chosen = data.draw(st.lists(st.sampled_from(list(options(KINDS[command]))), min_size=1, max_size=2, unique=True))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    words = [f"{option}={data.draw(values(option, several))}" for option, several in chosen]
+    code, said = outcome(command, commands[command], *words)
+    assert code in (0, 2), said
+    if code == 2:
+        assert "--" in said, said
+        assert len(said) < 5000
+        assert "not enough memory" not in said, said
+        # One line of ours, or tyro's box.
+        one_line = said.startswith("whereformer: ") and said.count("\n") == 1
+        assert one_line or any(f"Error parsing {option}:" in said for option, _ in chosen), said
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + GIGABYTE, "it took a gigabyte"
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_number_is_refused_in_a_line_or_passes(commands, data):
+    check(commands, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=800)
+@given(st.data())
+def test_many_numbers_are_refused_in_a_line_or_pass(commands, data):
+    check(commands, data)
