@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
 from ..files import naming
+
+Item = TypeVar("Item")
 
 BLOCK = 1 << 20
 """Number of tokens that are read at a time when a whole stream is read."""
@@ -147,9 +149,9 @@ class Appended:
             raise InputError("cache", f"cannot write {self.path}: {error.strerror or error}") from None
 
 
-def in_lots(items: Iterable[str], count: int) -> Iterator[list[str]]:
+def in_lots(items: Iterable[Item], count: int) -> Iterator[list[Item]]:
     """Yield the items in lists of ``count``; the last list may be shorter."""
-    lot: list[str] = []
+    lot: list[Item] = []
     for item in items:
         lot.append(item)
         if len(lot) == count:
