@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from tests.data.told import Told
 from whereformer.data import cache as caches
 from whereformer.data import corpus, seen, shards, streams
 from whereformer.data.cache import TokenizerChoice, open_encoded, open_or_encode
@@ -19,22 +20,6 @@ from whereformer.errors import InputError
 from whereformer.runs.progress import Progress
 
 CHOICE = TokenizerChoice(None, 120)
-
-
-class Told(Progress):
-    """Keeps what it is told."""
-
-    def __init__(self):
-        self.lines, self.parts, self.characters = [], [], 0
-
-    def line(self, text):
-        self.lines.append(text)
-
-    def begin(self, label):
-        self.parts.append(label)
-
-    def step(self, steps=1, detail=""):
-        self.characters += steps
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from .ragged import Ragged
+
 BUCKET = 32
 """Number of batches that are sorted by length together: enough for little padding, yet batches stay mostly random."""
 
@@ -66,7 +68,8 @@ def _in_any_order(epoch: Callable[[Tensor], Iterator[list[int]]], rows: int, see
     """Yield the batches of one epoch after another, forever."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        batches = list(epoch(torch.randperm(rows, generator=generator)))
+        batches = Ragged()
+        batches.extend(epoch(torch.randperm(rows, generator=generator)))
         for place in torch.randperm(len(batches), generator=generator).tolist():
             yield batches[place]
 

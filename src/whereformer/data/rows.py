@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from torch.utils.data import Dataset
 
 from ..errors import InputError
 from .glue import Split
+from .ragged import Ragged
 from .windows import end_padding
 
 if TYPE_CHECKING:
@@ -23,27 +23,6 @@ if TYPE_CHECKING:
 
 LOT = 1024
 """Number of rows that are tokenized at a time."""
-
-
-class Ragged(Sequence[list[int]]):
-    """Lists of whole numbers below 2^31 in one array, which takes a ninth of the memory of Python's lists."""
-
-    def __init__(self) -> None:
-        self.values, self.ends = array("i"), array("q", [0])
-
-    def extend(self, lists: Iterable[Sequence[int]]) -> None:
-        """Append several lists."""
-        for each in lists:
-            self.values.extend(each)
-            self.ends.append(len(self.values))
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def __getitem__(self, place: int) -> list[int]:  # type: ignore[override]  # slices are never asked for
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        return self.values[self.ends[place] : self.ends[place + 1]].tolist()
 
 
 @dataclass(frozen=True)
