@@ -6,11 +6,12 @@ import os
 import pytest
 import torch
 
+from tests.data.interrupting import DAMAGE, contents, damage, index_of, only_folder, stop_at
 from tests.data.test_parallel import held_out_in_memory
 from tests.data.told import Told
 from tests.experiments.parallel_text import pairs as some_pairs
 from whereformer.data import pairs as caches
-from whereformer.data import parallel, shards, subwords
+from whereformer.data import parallel, subwords
 from whereformer.data.seen import look_at
 from whereformer.errors import InputError
 from whereformer.experiments.translate.pairs import open_text
@@ -54,16 +55,6 @@ def listed(rows):
     return [[part.tolist() for part in rows[row]] for row in range(len(rows))]
 
 
-def contents(cache):
-    """The bytes of all files of the only entry, but for the index, which tells the shards."""
-    return {file.name: file.read_bytes() for file in only_folder(cache).iterdir() if file.name != "index.json"}
-
-
-def only_folder(cache):
-    [found] = [path for path in cache.iterdir() if path.is_dir()]
-    return found
-
-
 @pytest.mark.parametrize("own", [False, True])
 def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, own):
     encoded, told = made(data, tmp_path / "cache", data if own else None)
@@ -95,30 +86,14 @@ def test_a_finished_cache_is_opened_without_reading_the_text(data, tmp_path):
     assert (told.parts, told.characters) == ([], 0)
 
 
-def stop_at(count, run):
-    """Run something, and interrupt it when the disk is to have the ``count``-th piece of a shard."""
-    real, ended = shards.Appended.end_shard, []
-
-    def end_shard(self):
-        if len(ended) == count:
-            raise KeyboardInterrupt
-        ended.append(self.path)
-        return real(self)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shards.Appended, "end_shard", end_shard)
-        with pytest.raises(KeyboardInterrupt):
-            run()
-
-
 def test_wherever_it_is_interrupted_an_encoding_continues_with_the_same_bytes(data, tmp_path):
     made(data, tmp_path / "whole")
-    pieces = len(json.loads((only_folder(tmp_path / "whole") / "index.json").read_text())["index"]["shards"]) * 4
+    pieces = len(index_of(tmp_path / "whole")["shards"]) * 4
     assert pieces == 12
     for count in range(pieces):
         cache = tmp_path / str(count)
         stop_at(count, lambda cache=cache: made(data, cache))
-        index = json.loads((only_folder(cache) / "index.json").read_text())["index"]
+        index = index_of(cache)
         assert (len(index["shards"]), index["facts"]) == (count // 4, None)
         _, told = made(data, cache)
         assert told.lines == ([f"continuing after {count // 4} encoded shards in {only_folder(cache)}"] * (count > 3))
@@ -127,24 +102,15 @@ def test_wherever_it_is_interrupted_an_encoding_continues_with_the_same_bytes(da
 
 
 @pytest.mark.parametrize("name", ["training.ids", "held_out.ids", "training.lengths", "index.json", "tokenizer.json"])
-@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "longer"])
-def test_a_damaged_cache_is_noticed_and_mended(data, tmp_path, name, damage):
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_cache_is_noticed_and_mended(data, tmp_path, name, kind):
     made(data, tmp_path / "cache")
     before = contents(tmp_path / "cache")
     path = only_folder(tmp_path / "cache") / name
-    content = bytearray(path.read_bytes())
-    if damage == "missing":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    elif damage == "flipped":
-        content[len(content) // 2] ^= 64
-        path.write_bytes(content)
-    else:
-        path.write_bytes(content + b"more")
+    damage(path, kind)
     encoded, told = made(data, tmp_path / "cache")
     # What follows the last shard does not count.
-    whole = damage == "longer" and path.suffix in (".ids", ".lengths")
+    whole = kind == "longer" and path.suffix in (".ids", ".lengths")
     assert ("encoding the text" in told.parts) is not whole
     assert whole or contents(tmp_path / "cache") == before
     assert len(encoded.training) == len(encoded.training.lengths) == 288

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import starmap, zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -224,15 +224,10 @@ def _json_batches(field: str, file: Path, named: tuple[str, str] | None, pick: P
         for row in rows:
             found.update(dict.fromkeys(row))
         one, other = named or (*found, "", " ")[:2]
-        yield {name: [_whole(row.get(name)) for row in rows] for name in (one, other)}
+        yield {name: [tables.whole(row.get(name)) for row in rows] for name in (one, other)}
     if not found:
         raise InputError(field, f"no text in {file}")
     pick(list(found))
-
-
-def _whole(cell: Any) -> Any:
-    """Return text without halves of surrogate pairs, which JSON allows and nothing else does."""
-    return cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell
 
 
 def _tab_separated(field: str, file: Path, named: tuple[str, str] | None, pick: Pick) -> Iterator[Pair]:

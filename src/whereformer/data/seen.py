@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import InputError
+from ..runs import ranks
 from ..runs.progress import Progress
 from ..runs.results import from_json, read_json, write_json
 from .corpus import Summary
@@ -94,8 +95,8 @@ def look_at(text: Readable, cache: Path) -> SeenText:
 
 
 def remember(text: Readable, seen: SeenText, cache: Path) -> None:
-    """Record a text that was read, unless the record says the same."""
-    if seen.settled and seen != _remembered(text, cache):
+    """Record a text that was read, unless the record says the same. Of several processes, the main one does it."""
+    if ranks.is_main() and seen.settled and seen != _remembered(text, cache):
         write_json(_record(text, cache), asdict(seen))
 
 

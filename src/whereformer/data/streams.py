@@ -70,6 +70,11 @@ class TokenFile:
             found += torch.bincount(self[start : start + BLOCK], minlength=size)
         return found
 
+    def largest(self) -> int:
+        """Return the largest id, or -1 if there is none."""
+        starts = range(0, self.length, BLOCK)
+        return max((int(self[start : start + BLOCK].max()) for start in starts), default=-1)
+
 
 _DTYPES = {2: torch.uint16, 4: torch.int32}
 _CODES = {2: "H", 4: "i"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyarrow import csv, parquet
@@ -109,6 +111,116 @@ def json_rows(field: str, file: Path) -> Iterator[dict[str, Any]]:
         raise InputError(field, f"cannot read {file} (line {number}: {reason})")
 
 
+class Table(Protocol):
+    """A table that is read anew in every pass, some rows at a time."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its columns."""
+
+    def column(self, name: str) -> list[Any]:
+        """Return all of a column."""
+
+    def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield some columns of each row."""
+
+    def unchanged(self) -> bool:
+        """Return whether the table is still what it was when it was opened."""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table in a file, which :func:`open_table` opens.
+
+    Args:
+        field: the argument that an error names.
+        file: the file.
+        strings: columns to read as text even if they look like numbers.
+        stamp: the file's size and time of change (ns) when it was opened.
+    """
+
+    field: str
+    file: Path
+    strings: tuple[str, ...]
+    stamp: tuple[int, int]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of its columns."""
+        if self._is_json:
+            found: dict[str, None] = {}
+            for row in json_rows(self.field, self.file):
+                found.update(dict.fromkeys(row))
+            return list(found)
+        with _reading(self.field, self.file):
+            if self.file.suffix.lower() == ".parquet":
+                names: list[str] = parquet.read_schema(self.file).names
+            else:
+                with csv.open_csv(self.file, parse_options=_cells(self.file)) as first:
+                    names = first.schema.names
+        check_once(self.field, self.file, names)
+        return names
+
+    def column(self, name: str) -> list[Any]:
+        """Return all of a column, with the type that all of it has."""
+        if self._is_json:
+            values = [whole(row.get(name)) for row in json_rows(self.field, self.file)]
+            if any(isinstance(value, float) for value in values):
+                return [float(value) if type(value) is int else value for value in values]
+            return values
+        with _reading(self.field, self.file):
+            if self.file.suffix.lower() == ".parquet":
+                table = parquet.read_table(self.file, columns=[name])
+            else:
+                types = dict.fromkeys(self.strings, pa.string())
+                options = csv.ConvertOptions(column_types=types, include_columns=[name])
+                table = csv.read_csv(self.file, parse_options=_cells(self.file), convert_options=options)
+        return _converted(self.field, self.file, table, [name])[name]
+
+    def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield some columns of each row. Those of CSV and TSV files that are not ``strings`` may be refused."""
+        if self._is_json:
+            for row in json_rows(self.field, self.file):
+                yield tuple(whole(row.get(name)) for name in names)
+            return
+        for batch in read_batches(self.field, self.file, lambda found: list(dict.fromkeys(names)), self.strings):
+            yield from zip(*(batch[name] for name in names), strict=True)
+
+    def unchanged(self) -> bool:
+        """Return whether the file has the size and the time of change that it had."""
+        return _stamp(self.field, self.file) == self.stamp
+
+    @property
+    def _is_json(self) -> bool:
+        return self.file.suffix.lower() in JSON
+
+
+def open_table(field: str, file: Path, strings: Sequence[str] = ()) -> TableFile:
+    """Open a table.
+
+    Args:
+        field: the argument that an error names.
+        file: a file with one of the :data:`SUFFIXES`.
+        strings: columns to read as text even if they look like numbers.
+
+    Raises:
+        InputError: if there is no such file; when it is read, if it can't be, or has two columns of the same name.
+    """
+    check_table(field, file)
+    return TableFile(field, file, tuple(strings), _stamp(field, file))
+
+
+def _stamp(field: str, file: Path) -> tuple[int, int]:
+    with _reading(field, file):
+        status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def whole(cell: Any) -> Any:
+    """Return text without halves of surrogate pairs, which JSON allows and nothing else does."""
+    return cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell
+
+
 def check_table(field: str, file: Path) -> None:
     """Check that there is a file, with one of the :data:`SUFFIXES`.
 
@@ -154,8 +266,3 @@ def check_once(field: str, file: Path, names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise InputError(field, f"{file} has more than one column {name!r}")
-
-
-def columns_of(table: pa.Table) -> Columns:
-    """Convert a table to lists, one per column."""
-    return {name: table[name].to_pylist() for name in table.column_names}
