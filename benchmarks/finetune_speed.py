@@ -113,7 +113,7 @@ class Speed:
             models["ours"].config,
             regression=classes is None,
         )
-        drawn = batches.shuffled(encoded.lengths, self.batch_size, self.steps * self.rounds, 0)
+        drawn = list(batches.shuffled(encoded.lengths, self.batch_size, self.steps * self.rounds, 0))
         plain = [
             {"input_ids": row["ids"], "labels": row["label"], "length": len(row["ids"])}
             | ({"token_type_ids": row["types"]} if "types" in row else {})

@@ -7,13 +7,10 @@ from collections.abc import Iterable, Sequence
 
 
 class Ragged(Sequence[list[int]]):
-    """Lists of whole numbers below 2^31 in one array, which takes a ninth of the memory of Python's lists."""
+    """Lists of whole numbers below 2^31, which take a ninth of the memory of Python's lists."""
 
-    def __init__(self) -> None:
+    def __init__(self, lists: Iterable[Sequence[int]]) -> None:
         self.values, self.ends = array("i"), array("q", [0])
-
-    def extend(self, lists: Iterable[Sequence[int]]) -> None:
-        """Append several lists."""
         for each in lists:
             self.values.extend(each)
             self.ends.append(len(self.values))
