@@ -31,6 +31,7 @@ from whereformer import EncoderConfig, EncoderForMaskedLM
 from whereformer.analysis import cost
 from whereformer.analysis.costs import Hardware, ways
 from whereformer.cli.main import execute
+from whereformer.runs import ranks
 from whereformer.runs.provenance import write_results
 from whereformer.training.optimizer import build_optimizer
 
@@ -126,8 +127,18 @@ class Scaling:
 def _measure(rank: int, settings: Scaling, port: int, folder: Path) -> None:
     """Measure all rounds in one of the processes; the first one saves the seconds of a step in each part."""
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES)
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(PROCESSES))
+    ranks.join(torch.device("cpu"))
+    seconds = _seconds(settings)
+    if ranks.is_main():
+        (folder / "seconds.json").write_text(json.dumps(seconds))
+    ranks.wait()
+    ranks.leave()
+
+
+def _seconds(settings: Scaling) -> dict[str, list[float]]:
+    """Return the seconds of a step in each part, one number per round."""
+    rank = ranks.rank()
     alone, shared = (_step(settings, rank, ddp=ddp) for ddp in (False, True))
     gradients = torch.zeros(cost(settings.config, settings.length).parameters.total)
     parts: dict[str, Callable[[], Any]] = {
@@ -147,10 +158,7 @@ def _measure(rank: int, settings: Scaling, port: int, folder: Path) -> None:
                 # A step is done when both processes have done it.
                 distributed.barrier()
             seconds[name].append((time.perf_counter() - started) / settings.steps)
-    if rank == 0:
-        (folder / "seconds.json").write_text(json.dumps(seconds))
-    distributed.barrier()
-    distributed.destroy_process_group()
+    return seconds
 
 
 def _step(settings: Scaling, rank: int, *, ddp: bool) -> Callable[[], Tensor]:

@@ -61,6 +61,7 @@ def test_the_traceback_is_shown_on_request(capsys, monkeypatch, tmp_path):
 
 
 def test_an_interrupt_that_a_library_turns_into_another_error_is_one_still(capsys):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     with pytest.raises(SystemExit) as stopped, ending():  # noqa: PT012
         try:
             os.kill(os.getpid(), signal.SIGINT)
@@ -69,7 +70,7 @@ def test_an_interrupt_that_a_library_turns_into_another_error_is_one_still(capsy
             raise ImportError("half imported") from None
     assert stopped.value.code == 130
     assert capsys.readouterr().err == "whereformer: interrupted\n"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 def test_text_of_strangers_is_escaped_wherever_it_is_printed(capsys):

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tests.positions.stack import METHODS
+from tests.positions.stack import EACH_METHOD, METHODS
 from whereformer import DenseBias, OffsetBias
 from whereformer.kernels.terms import offsets_between, position_values
 from whereformer.positions import ModelShape, Position
@@ -21,7 +21,7 @@ from whereformer.testing import check_position
 SHIFT_INVARIANT = {"none", "shaw", "t5", "rope", "tisa", "alibi"}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EACH_METHOD)
 def test_every_method_of_the_package_keeps_the_laws(method):
     name, options = METHODS[method]
     check_position(name, shift_invariant=name in SHIFT_INVARIANT, **options)
@@ -212,6 +212,7 @@ def test_a_claim_that_does_not_hold_is_found():
         check_position("learned", shift_invariant=True)
 
 
+@pytest.mark.slow
 def test_it_needs_torch_alone():
     code = """
 import sys, whereformer.testing

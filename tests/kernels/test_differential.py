@@ -72,6 +72,7 @@ def test_what_was_wrong_once(name, dtype):
     assert not (wrong := fuzz.failures(case)), "\n".join(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 @pytest.mark.parametrize("name", ONCE_WRONG)
 def test_what_was_wrong_once_in_triton(name, interpreted):

@@ -1,5 +1,6 @@
 """The smallest model around a position method, run by the tests that hold for all methods."""
 
+import pytest
 import torch
 
 from whereformer import build_position, position_names
@@ -41,6 +42,11 @@ METHODS = {
     "tupe+t5": ("tupe+t5", {}),
     "sinusoidal+floater": ("sinusoidal+floater", {"substeps": 1}),
 }
+
+EACH_METHOD = [
+    method if method in position_names() else pytest.param(method, marks=pytest.mark.slow) for method in METHODS
+]
+"""The same; what is not a method by itself with its own options takes part in slow tests only."""
 
 
 def build(name, *, dtype=torch.float64, **options):

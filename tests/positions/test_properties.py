@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.positions.stack import HEADS, MAX_LENGTH, METHODS, WIDTH, attend, build, embeddings, make, run
+from tests.positions.stack import EACH_METHOD, HEADS, MAX_LENGTH, WIDTH, attend, build, embeddings, make, run
 from whereformer import (
     DenseBias,
     FactorPair,
@@ -30,7 +30,7 @@ lengths = st.integers(1, 10)
 shifts = st.integers(-400, 400)
 strides = st.integers(1, 5)
 seeds = st.integers(0, 2**32 - 1)
-all_methods = pytest.mark.parametrize("method", METHODS)
+all_methods = pytest.mark.parametrize("method", EACH_METHOD)
 few = settings(max_examples=10)
 some = settings(max_examples=30)
 

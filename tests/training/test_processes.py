@@ -37,7 +37,7 @@ TRANSLATION = ["--device=cpu", *parallel_text.TINY, "--dropout=0", "--accumulate
 TUNING = ["--seeds=1", "--epochs=2", "--batch-size=4", "--kernels=0,2", "--device=cpu", "--learning-rate=1e-3"]
 
 
-def check(alone, processes, atol=1e-6):
+def check(alone, processes, atol):
     """Compare the losses and parameters of two processes with those of one; processes have the same to the bit."""
     (losses, weights), first, second = alone, *processes
     assert first[0] == second[0]
@@ -54,15 +54,6 @@ def results(folder):
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.slow
-def test_a_step_of_two_processes_is_the_step_of_one(text, tmp_path):  # noqa: F811
-    options = ["pretrain", "--data", text, *ENCODER, "--accumulate=2"]
-    alone = recorded([*options, "--out", str(tmp_path / "alone")], tmp_path / "alone.safetensors")
-    (processes,) = together(tmp_path, [[*options, "--out", str(tmp_path / "two")]])
-    check(alone, processes)
-    assert results(tmp_path / "two")["held_out"] == results(tmp_path / "alone")["held_out"]
-
-
 def compared(folder, commands):
     """Run commands, by name, alone and in two processes; return the folders and what was recorded."""
     outs = {name: (folder / f"{name}-alone", folder / f"{name}-two") for name in commands}
@@ -77,57 +68,54 @@ def compared(folder, commands):
     }
 
 
-@pytest.fixture(scope="module")
-def everything(text, tmp_path_factory):  # noqa: F811
-    """What every kind of training records, in one start of the processes."""
-    folder = tmp_path_factory.mktemp("two")
-    data = parallel_text.write(folder, *parallel_text.pairs())
-    glue = str(save_glue(folder / "glue", "cola", "stsb", rows=21))
-    tune = [
-        "finetune",
-        "--model",
-        save_model(folder / "model", **NO_DROPOUT),
-        "--data",
-        glue,
-        "--task",
-        "cola,stsb",
-        *TUNING,
-    ]
-    return compared(
-        folder,
-        {
-            **{name: ["pretrain", "--data", text, *ENCODER, *more] for name, more in ENCODERS.items()},
-            **{
-                name: ["pretrain", "--data", text, *ENCODER, "--steps=2", f"--position={name}"]
-                for name in position_names()
-            },
-            "translation": ["translate", "train", *data, *TRANSLATION],
-            # One long pair fills a batch, and the second process has nothing to read.
-            "single pairs": ["translate", "train", *data, *TRANSLATION, "--batch-tokens=60", "--accumulate=1"],
-            "padded": tune,
-            "packed": [*tune, "--packed"],
-        },
-    )
+def check_steps(folder, commands, subtests):
+    for name, (alone, processes, (expected, found)) in compared(folder, commands).items():
+        with subtests.test(name):
+            # bfloat16 rounds each batch's gradients, and the batches are others.
+            check(alone, processes, atol=5e-3 if name == "bfloat16" else 2e-6)
+            for score, other in zip(found["held_out"], expected["held_out"], strict=True):
+                assert score == pytest.approx(other, abs=5e-3 if name == "bfloat16" else 1.1e-4)
+
+
+# Each of these tests starts its processes once, since their imports take most of the time.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*ENCODERS, *position_names(), "translation", "single pairs"])
-def test_every_training_takes_the_steps_of_one_process(everything, name):
-    alone, processes, (expected, found) = everything[name]
-    # bfloat16 rounds each batch's gradients, and the batches are others.
-    check(alone, processes, atol=5e-3 if name == "bfloat16" else 2e-6)
-    for score, other in zip(found["held_out"], expected["held_out"], strict=True):
-        assert score == pytest.approx(other, abs=5e-3 if name == "bfloat16" else 1.1e-4)
+def test_every_encoder_takes_the_steps_of_one_process(text, tmp_path, subtests):  # noqa: F811
+    options = ["pretrain", "--data", text, *ENCODER]
+    check_steps(tmp_path, {name: [*options, *more] for name, more in ENCODERS.items()}, subtests)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["padded", "packed"])
-def test_fine_tuning_takes_the_steps_of_one_process(everything, name):
-    alone, processes, (expected, found) = everything[name]
-    check(alone, processes, atol=1e-5)
-    for task, variants in expected["runs"].items():
+def test_every_method_takes_the_steps_of_one_process(text, tmp_path, subtests):  # noqa: F811
+    options = ["pretrain", "--data", text, *ENCODER, "--steps=2"]
+    check_steps(tmp_path, {name: [*options, f"--position={name}"] for name in position_names()}, subtests)
+
+
+@pytest.mark.slow
+def test_translation_takes_the_steps_of_one_process(tmp_path, subtests):
+    train = ["translate", "train", *parallel_text.write(tmp_path, *parallel_text.pairs()), *TRANSLATION]
+    # One long pair fills a batch, and the second process has nothing to read.
+    single = [*train, "--batch-tokens=60", "--accumulate=1"]
+    check_steps(tmp_path, {"pairs": train, "single pairs": single}, subtests)
+
+
+@pytest.mark.slow
+def test_fine_tuning_takes_the_steps_of_one_process(tmp_path, subtests):
+    model = save_model(tmp_path / "model", **NO_DROPOUT)
+    glue = str(save_glue(tmp_path / "glue", "cola", "stsb", rows=21))
+    tune = ["finetune", "--model", model, "--data", glue, "--task", "cola,stsb", *TUNING]
+    for name, case in compared(tmp_path, {"padded": tune, "packed": [*tune, "--packed"]}).items():
+        alone, processes, (expected, found) = case
+        with subtests.test(name):
+            check(alone, processes, atol=1e-5)
+            check_scores(found["runs"], expected["runs"])
+
+
+def check_scores(found, expected):
+    for task, variants in expected.items():
         for variant, seeds in variants.items():
-            scores = found["runs"][task][variant]["0"]["scores"]
+            scores = found[task][variant]["0"]["scores"]
             assert scores.keys() == seeds["0"]["scores"].keys()
             for judged, by_metric in seeds["0"]["scores"].items():
                 assert scores[judged].keys() == by_metric.keys()

@@ -6,6 +6,7 @@ counts and scores, over a group on the CPU; gradients are the Trainer's business
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,6 +63,9 @@ def join(device: torch.device) -> None:
 def leave() -> None:
     """Leave the other processes at the end of a run."""
     if _joined:
+        # A wrapped model that outlives its group would free it. It holds Python's lock while it waits for the group's
+        # threads, which need that lock too.
+        gc.collect()
         distributed.destroy_process_group()
         _joined.clear()
 
