@@ -1,9 +1,11 @@
 """Fine-tuning end to end, at a size that takes seconds."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import normalizers
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from tests.experiments.finetuning import columns, save_glue, save_model
@@ -211,6 +213,20 @@ def test_a_cache_is_shared_and_starting_again_tokenizes_nothing(model, data, tmp
         assert first["tasks"][task] == second["tasks"][task]
     assert first["tasks"]["mrpc"]["cut_rows"] > 0
     assert not (tmp_path / "a" / "cache").exists()
+
+
+def test_what_decides_the_tokens_decides_which_cache_is_opened(model, data, tmp_path):
+    job, cache = job_of(model, Path(data), max_length=9), RowCache(tmp_path / "cache")
+    (first,) = prepare(job, cache).tasks
+    # A tokenizer remembers how it truncated last.
+    job.tokenizer(["the cat"], truncation=True, max_length=3)
+    (again,) = prepare(job, cache).tasks
+    assert again.train.ids.rows.ids == first.train.ids.rows.ids
+    assert len(list(cache.folder.iterdir())) == 1
+    job.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("cat", "dog")
+    (other,) = prepare(job, cache).tasks
+    assert [*other.train.ids] != [*first.train.ids]
+    assert len(list(cache.folder.iterdir())) == 2
 
 
 def test_own_task(model, tmp_path):

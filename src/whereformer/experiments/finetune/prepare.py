@@ -126,11 +126,12 @@ def encode(job: FinetuneJob, data: Data, config: EncoderConfig, cache: RowCache)
 
 def _described(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return all that decides how a tokenizer encodes rows."""
+    options = [type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return f"{type(tokenizer).__name__} {tokenizer.init_kwargs} {sorted(tokenizer.get_vocab().items())}"
+        return json.dumps([*options, str(tokenizer.init_kwargs), sorted(tokenizer.get_vocab().items())])
     # What an earlier call truncated or padded does not matter to the next.
-    return json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None})
+    return json.dumps([*options, {**json.loads(backend.to_str()), "truncation": None, "padding": None}])
 
 
 @dataclass(frozen=True)
