@@ -189,8 +189,8 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(data, tmp_path, cap
 def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monkeypatch):
     for file in (data[1], data[3]):
         os.utime(file, (1e9, 1e9))
-    cache = f"--cache={tmp_path / 'cache'}"
-    first = run(data, tmp_path / "a", cache)
+    options = [f"--cache={tmp_path / 'cache'}", "--steps=1"]
+    first = run(data, tmp_path / "a", *options)
 
     def forbidden(*given):
         raise AssertionError("the text is read again")
@@ -198,12 +198,12 @@ def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monk
     monkeypatch.setattr(subwords, "fit", forbidden)
     monkeypatch.setattr(parallel, "in_lots", forbidden)
     monkeypatch.setattr(shards, "in_lots", forbidden)
-    second = run(data, tmp_path / "b", cache)
+    second = run(data, tmp_path / "b", *options)
     assert without_time(first) == without_time(second)
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
     assert not (tmp_path / "a" / "cache").exists()
     # Lines that are too long for one run may be short enough for another.
-    short = run(data, tmp_path / "c", cache, "--max-length=18")
+    short = run(data, tmp_path / "c", *options, "--max-length=18")
     assert short["text"]["training"]["too_long"] > first["text"]["training"]["too_long"]
 
 
