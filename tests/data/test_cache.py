@@ -205,6 +205,17 @@ def test_records_of_other_formats_are_not_used(file, tmp_path, monkeypatch):
     assert same(expected, again)
 
 
+def test_a_record_that_was_changed_is_not_used(file, tmp_path):
+    made(file, tmp_path / "cache")
+    [record] = (tmp_path / "cache").glob("text-*.json")
+    before = record.read_text()
+    characters = json.loads(before)["summary"]["characters"]
+    record.write_text(before.replace(str(characters), str(characters + 1)))
+    _, told = made(file, tmp_path / "cache")
+    assert told.parts == ["reading the text"]
+    assert json.loads(record.read_text())["summary"]["characters"] == characters
+
+
 def test_no_more_of_a_text_is_read_than_is_asked_for(tmp_path, monkeypatch):
     """Pages are yielded while the file is read; a list of the text would need all of it."""
     file = tmp_path / "long.txt"

@@ -12,7 +12,7 @@ from typing import Protocol
 from ..errors import InputError
 from ..runs import ranks
 from ..runs.progress import Progress
-from ..runs.results import from_json, read_json, write_json
+from ..runs.results import check_seal, from_json, read_json, sealed, write_json
 from .corpus import Summary
 from .shards import Entry
 
@@ -97,7 +97,7 @@ def look_at(text: Readable, cache: Path) -> SeenText:
 def remember(text: Readable, seen: SeenText, cache: Path) -> None:
     """Record a text that was read, unless the record says the same. Of several processes, the main one does it."""
     if ranks.is_main() and seen.settled and seen != _remembered(text, cache):
-        write_json(_record(text, cache), asdict(seen))
+        write_json(_record(text, cache), sealed(asdict(seen)))
 
 
 def check_unchanged(text: Readable, seen: SeenText, entry: Entry) -> None:
@@ -113,9 +113,11 @@ def check_unchanged(text: Readable, seen: SeenText, entry: Entry) -> None:
 
 def _remembered(text: Readable, cache: Path) -> SeenText | None:
     try:
-        return from_json(SeenText, read_json(_record(text, cache)))
+        content = read_json(_record(text, cache))
+        check_seal(content)
+        return from_json(SeenText, content)
     except (OSError, ValueError):
-        return None  # there is no record that can be read
+        return None  # there is no record, or it is damaged
 
 
 def files_of(text: Readable) -> list[SeenFile]:
