@@ -164,9 +164,15 @@ main()
 """
 
 
-def launched(script, *arguments):
-    """Run a command in two processes under torchrun."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+# "GPU" only means that it starts as many processes as it is told to.
+ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
+
+
+def launched(script, *arguments, launcher=TORCHRUN):
+    """Run a command in two processes."""
+    launcher = [sys.executable, "-m", *launcher]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
         [*launcher, *script, *arguments], capture_output=True, text=True, check=False, env=environment, timeout=300
@@ -185,7 +191,7 @@ def test_a_killed_process_ends_the_job_which_continues_with_any_number_of_proces
     for out in ("two", "one"):
         assert launched([str(script)], *options, str(tmp_path / out)).returncode != 0
         assert [path.name for path in (tmp_path / out / "checkpoints").iterdir()] == ["checkpoint-2"]
-    continued = launched(command, *options, str(tmp_path / "two"))
+    continued = launched(command, *options, str(tmp_path / "two"), launcher=ACCELERATE)
     assert "continuing after step 2 of 4" in continued.stdout
     assert same(weights(tmp_path / "two"), weights(tmp_path / "whole"))
     main([*options, str(tmp_path / "one")])
