@@ -1,10 +1,11 @@
-"""Measure how the peak memory of ``whereformer pretrain`` grows with its text, and how fast it starts from the cache.
+"""Measure how the peak memory of a training grows with its text, and how fast it starts from the cache.
 
-Run: .venv/bin/python benchmarks/text_memory.py --text FILE [--times 1,4,16] [--out runs/text_memory]
+Run: .venv/bin/python benchmarks/text_memory.py --text FILE [--target FILE] [--times 1,4,16] [--out runs/text_memory]
 
-The file is repeated to make larger texts. For each text, one process encodes it and trains a tiny model, and another
-trains the same model again from the cache. Memory is what the operating system counts as the most resident bytes of the
-process, pages of mapped files included. Writes results.json.
+The training is ``whereformer pretrain`` or, if there is a file of translations, ``whereformer translate train``. The
+files are repeated to make larger texts. For each text, one process encodes it and trains a tiny model, and another
+trains the same model again from the cache. Memory is what the operating system counts as the most resident bytes of
+the process, pages of mapped files included. Writes results.json.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ SETTLE = 3
 
 @dataclass(frozen=True)
 class TextMemory:
-    """Measure peak memory and time of pretraining on a text that is repeated."""
+    """Measure peak memory and time of a training on a text that is repeated."""
 
     text: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """A file of plain text."""
+    target: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Translations of its lines, to measure `translate train` instead of `pretrain`."""
     times: Annotated[str, tyro.conf.arg(metavar="N,N")] = "1,4,16"
     """How often the file is repeated."""
     steps: int = 4
@@ -48,8 +51,9 @@ class TextMemory:
     """Folder for results.json, and meanwhile for the texts and the runs."""
 
     def run(self, console: Console) -> None:
-        if not self.text.is_file():
-            raise InputError("text", f"no such file: {str(self.text)!r}")
+        for name, file in (("text", self.text), ("target", self.target)):
+            if file is not None and not file.is_file():
+                raise InputError(name, f"no such file: {str(file)!r}")
         rows: list[dict[str, Any]] = []
         table = Table(
             "text, MB", "encoded: peak, MB", "growth", "seconds", "from the cache: peak, MB", "growth", "seconds"
@@ -77,33 +81,44 @@ class TextMemory:
         folder = self.out / f"times_{count}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        text = folder / "text.txt"
-        with text.open("wb") as written:
-            for _ in range(count):
-                with self.text.open("rb") as read:
-                    shutil.copyfileobj(read, written)
+        given = {"text.txt": self.text, "target.txt": self.target}
+        texts = [_repeated(file, folder / name, count) for name, file in given.items() if file is not None]
         time.sleep(SETTLE)
-        found = {"times": count, "bytes": text.stat().st_size}
+        found = {"times": count, "bytes": sum(text.stat().st_size for text in texts)}
         for part in ("encoded", "cached"):
-            found[part] = self._pretrained(text, folder / "cache", folder / part)
+            found[part] = self._trained(texts, folder / "cache", folder / part)
         shutil.rmtree(folder)
         return found
 
-    def _pretrained(self, text: Path, cache: Path, out: Path) -> dict[str, float]:
-        """Pretrain in a process of its own; return its peak memory in bytes and its seconds."""
-        command = [sys.executable, "-m", "whereformer", "pretrain"]
-        command += [f"--data={text}", f"--cache={cache}", f"--out={out}", "--device=cpu"]
-        command += [f"--steps={self.steps}", f"--every={self.steps}", f"--vocab-size={self.vocab_size}"]
-        command += ["--blocks=1", "--num-heads=2", f"--hidden-size={self.hidden_size}"]
+    def _trained(self, texts: list[Path], cache: Path, out: Path) -> dict[str, float]:
+        """Train in a process of its own; return its peak memory in bytes and its seconds."""
+        command = [sys.executable, "-m", "whereformer"]
+        if len(texts) == 1:
+            command += ["pretrain", f"--data={texts[0]}", "--blocks=1"]
+        else:
+            command += ["translate", "train", f"--source={texts[0]}", f"--target={texts[1]}", "--average=1"]
+            command += ["--encoder-layers=1", "--decoder-layers=1", f"--intermediate-size={2 * self.hidden_size}"]
+        command += [f"--cache={cache}", f"--out={out}", "--device=cpu", f"--vocab-size={self.vocab_size}"]
+        command += [f"--steps={self.steps}", f"--every={self.steps}"]
+        command += ["--num-heads=2", f"--hidden-size={self.hidden_size}"]
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise InputError("text", f"pretraining on {text} failed with exit code {process.returncode}")
+            raise InputError("text", f"training on {texts[0]} failed with exit code {process.returncode}")
         # In kibibytes, but on macOS in bytes.
         unit = 1 if sys.platform == "darwin" else 1024
         return {"peak": usage.ru_maxrss * unit, "seconds": round(time.perf_counter() - started, 1)}
+
+
+def _repeated(file: Path, copy: Path, count: int) -> Path:
+    """Write a file ``count`` times into another."""
+    with copy.open("wb") as written:
+        for _ in range(count):
+            with file.open("rb") as read:
+                shutil.copyfileobj(read, written)
+    return copy
 
 
 if __name__ == "__main__":

@@ -177,15 +177,17 @@ def t5(run, tmp_path):
 
 
 def text_memory(run, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(parallel_text.pairs()[0] * 30))
-    run(
-        "text_memory",
-        *(f"--text={text}", "--times=1,2", "--steps=1", "--hidden-size=16", "--vocab-size=64", f"--out={tmp_path}"),
-    )
+    files = tmp_path / "text.txt", tmp_path / "target.txt"
+    for file, lines in zip(files, parallel_text.pairs(), strict=True):
+        file.write_text("\n".join(lines * 30) + "\n")
+    common = [f"--text={files[0]}", "--steps=1", "--hidden-size=16", f"--out={tmp_path}"]
+    run("text_memory", *common, "--times=1,2", "--vocab-size=64")
     first, second = results_of(tmp_path / "results.json")["rows"]
     assert second["bytes"] == 2 * first["bytes"]
-    assert all(row[part]["peak"] > 1e8 for row in (first, second) for part in ("encoded", "cached"))
+    run("text_memory", *common, "--times=1", "--vocab-size=300", f"--target={files[1]}")
+    (third,) = results_of(tmp_path / "results.json")["rows"]
+    assert third["bytes"] == sum(file.stat().st_size for file in files)
+    assert all(row[part]["peak"] > 1e8 for row in (first, second, third) for part in ("encoded", "cached"))
 
 
 def translation(run, tmp_path):

@@ -11,13 +11,14 @@ from whereformer.data import batches
 
 def test_every_row_is_read_once_an_epoch():
     lengths = torch.randint(3, 30, (100,), generator=torch.Generator().manual_seed(0)).tolist()
-    found = batches.shuffled(lengths, 8, 30, seed=1)
-    assert len(found) == 30
+    drawn = batches.shuffled(lengths, 8, 30, seed=1)
+    found = [*drawn]
+    assert len(drawn) == 30
     assert sorted(chain(*found[:13])) == sorted(chain(*found[13:26])) == list(range(100))
     assert found[:13] != found[13:26]
-    assert found == batches.shuffled(lengths, 8, 30, seed=1)
-    assert found != batches.shuffled(lengths, 8, 30, seed=2)
-    assert found[:5] == batches.shuffled(lengths, 8, 5, seed=1)
+    assert found == [*batches.shuffled(lengths, 8, 30, seed=1)]
+    assert found != [*batches.shuffled(lengths, 8, 30, seed=2)]
+    assert found[:5] == [*batches.shuffled(lengths, 8, 5, seed=1)]
 
 
 def test_rows_of_a_batch_are_alike_in_length():

@@ -7,8 +7,9 @@ import os
 import pytest
 import torch
 
+from tests.data.told import Told
 from whereformer.data import cache as caches
-from whereformer.data import corpus, seen, streams
+from whereformer.data import corpus, seen, shards, streams
 from whereformer.data.cache import TokenizerChoice, open_encoded, open_or_encode
 from whereformer.data.corpus import Text
 from whereformer.data.hub import fetched
@@ -19,22 +20,6 @@ from whereformer.errors import InputError
 from whereformer.runs.progress import Progress
 
 CHOICE = TokenizerChoice(None, 120)
-
-
-class Told(Progress):
-    """Keeps what it is told."""
-
-    def __init__(self):
-        self.lines, self.parts, self.characters = [], [], 0
-
-    def line(self, text):
-        self.lines.append(text)
-
-    def begin(self, label):
-        self.parts.append(label)
-
-    def step(self, steps=1, detail=""):
-        self.characters += steps
 
 
 @pytest.fixture(autouse=True)
@@ -100,30 +85,35 @@ def test_a_finished_cache_is_opened_without_reading_the_text(file, tmp_path):
 def test_an_interrupted_encoding_continues_after_its_last_shard(file, tmp_path, monkeypatch):
     expected, _ = made(file, tmp_path / "whole")
     pages = len(list(Text([file]).pages()))
-    encoded_pages = []
+    ended = []
 
     def stop_later(self):
-        if len(encoded_pages) == 3:
+        if len(ended) == 3:
             raise KeyboardInterrupt
-        encoded_pages.append(real(self))
-        return encoded_pages[-1]
+        ended.append(real(self))
+        return ended[-1]
 
-    real = caches.Appended.end_shard
-    monkeypatch.setattr(caches.Appended, "end_shard", stop_later)
+    real = shards.Appended.end_shard
+    monkeypatch.setattr(shards.Appended, "end_shard", stop_later)
     with pytest.raises(KeyboardInterrupt):
         made(file, tmp_path / "cache")
-    monkeypatch.setattr(caches.Appended, "end_shard", real)
+    monkeypatch.setattr(shards.Appended, "end_shard", real)
     index = json.loads((only_folder(tmp_path / "cache") / "index.json").read_text())["index"]
     # Each shard ends in both streams, so the second one is not complete.
-    assert [shard["pages"] for shard in index["shards"]] == [4]
-    asked = []
-    real_new = caches._new_shards
-    monkeypatch.setattr(caches, "_new_shards", lambda *given: asked.extend(found := [*real_new(*given)]) or found)
+    assert [shard["items"] for shard in index["shards"]] == [4]
+    asked, real_lots = [], shards.in_lots
+
+    def lots(items, count):
+        for lot in real_lots(items, count):
+            asked.extend(lot)
+            yield lot
+
+    monkeypatch.setattr(shards, "in_lots", lots)
     again, told = made(file, tmp_path / "cache")
     assert same(expected, again)
     assert "continuing after 1 encoded shards" in told.lines[0]
     assert "learning the vocabulary" not in told.parts
-    assert sum(shard.pages for shard in asked) == pages - 4
+    assert len(asked) == pages - 4
 
 
 @pytest.mark.parametrize("name", ["training.ids", "held_out.ids", "index.json", "tokenizer.json"])
@@ -202,17 +192,28 @@ def test_another_process_is_not_disturbed(file, tmp_path):
     made(file, tmp_path / "cache")
     folder = only_folder(tmp_path / "cache")
     (folder / "index.json").unlink()
-    with caches.open_folder(folder), pytest.raises(InputError, match=r"^cache: another command is writing"):
+    with shards.open_folder(folder), pytest.raises(InputError, match=r"^cache: another command is writing"):
         made(file, tmp_path / "cache")
 
 
 def test_records_of_other_formats_are_not_used(file, tmp_path, monkeypatch):
     expected, _ = made(file, tmp_path / "cache")
-    monkeypatch.setattr(caches, "FORMAT", 2)
-    monkeypatch.setattr(seen, "FORMAT", 2)
+    monkeypatch.setattr(shards, "FORMAT", 9)
+    monkeypatch.setattr(seen, "FORMAT", 9)
     again, told = made(file, tmp_path / "cache")
     assert told.parts[0] == "reading the text"
     assert same(expected, again)
+
+
+def test_a_record_that_was_changed_is_not_used(file, tmp_path):
+    made(file, tmp_path / "cache")
+    [record] = (tmp_path / "cache").glob("text-*.json")
+    before = record.read_text()
+    characters = json.loads(before)["summary"]["characters"]
+    record.write_text(before.replace(str(characters), str(characters + 1)))
+    _, told = made(file, tmp_path / "cache")
+    assert told.parts == ["reading the text"]
+    assert json.loads(record.read_text())["summary"]["characters"] == characters
 
 
 def test_no_more_of_a_text_is_read_than_is_asked_for(tmp_path, monkeypatch):

@@ -42,14 +42,14 @@ def test_every_task_has_its_columns_and_metrics(folder):
         "mnli": ["validation_mismatched"]
     }
     expected = columns(glue.GLUE["qnli"], 24)
-    assert found["qnli"].train.texts == list(zip(expected["question"], expected["sentence"], strict=True))
+    assert list(found["qnli"].train.texts) == list(zip(expected["question"], expected["sentence"], strict=True))
     assert found["qnli"].train.labels == expected["label"]
 
 
 def test_some_rows_are_the_same_ones_every_time(folder):
     whole, part, again = (load(task="cola", data=folder, train_rows=rows)[0] for rows in (None, 5, 5))
     assert part.train == again.train
-    assert len(part.train.texts) == 5
+    assert len(list(part.train.texts)) == len(part.train.labels) == 5
     assert set(part.train.texts) <= set(whole.train.texts)
     assert part.judged == whole.judged
     assert part.facts.subsets == ["train"]
@@ -92,7 +92,7 @@ def test_own_tables(tmp_path, suffix):
     assert data.task.name == "own"
     assert data.task.classes == ("no", "yes")
     assert data.task.metrics == ("accuracy", "matthews")
-    assert data.train.texts == [row[:2] for row in rows]
+    assert list(data.train.texts) == [row[:2] for row in rows]
     assert data.train.labels == data.judged[""].labels == [1, 0, 1]
 
 

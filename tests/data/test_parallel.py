@@ -1,15 +1,19 @@
 """Parallel text from files and tables, and what is said where they do not belong together."""
 
+import io
 import json
+from collections import deque
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from whereformer.data import parallel
+from whereformer.data.lines import lines_of, read_lines
 from whereformer.errors import InputError
 from whereformer.experiments.translate.pairs import load_pairs
 from whereformer.experiments.translate.settings import ParallelData, ValidationData
@@ -64,11 +68,12 @@ def test_only_line_feeds_end_lines(tmp_path):
 def test_a_mark_at_the_beginning_and_a_missing_line_feed_at_the_end(tmp_path):
     file = tmp_path / "text"
     file.write_bytes(b"\xef\xbb\xbfone\ntwo")
-    assert parallel.read_lines("source", file) == ["one", "two"]
+    assert [*read_lines("source", file)] == ["one", "two"]
     file.write_bytes(b"one\n\n")
-    assert parallel.read_lines("source", file) == ["one", ""]
-    file.write_bytes(b"")
-    assert parallel.read_lines("source", file) == []
+    assert [*read_lines("source", file)] == ["one", ""]
+    for nothing in (b"", b"\xef\xbb\xbf"):
+        file.write_bytes(nothing)
+        assert [*read_lines("source", file)] == []
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"])), max_size=20))
@@ -76,7 +81,7 @@ def test_lines_come_back_as_they_were_written(lines):
     data = "".join(f"{line}\n" for line in lines).encode()
     assume_no_mark = data.removeprefix(b"\xef\xbb\xbf")
     expected = assume_no_mark.decode().split("\n")[:-1]
-    assert parallel.split_lines("source", "text", data) == expected
+    assert [*lines_of("source", "text", io.BytesIO(data))] == expected
 
 
 @pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv", ".tsv"])
@@ -106,27 +111,38 @@ def test_two_columns_need_no_names_and_nothing_is_an_empty_line(tmp_path):
     file.write_text('{"x": "one", "y": null}\n{"x": "two", "y": "zwei"}\n')
     pairs = load_pairs(ParallelData(data=(file,)))
     assert (pairs.source, pairs.target) == (["one", "two"], ["", "zwei"])
-    assert parallel.Pairs.without_empty(pairs).target == ["zwei"]
+    assert [pair for pair in pairs if parallel.has_text(*pair)] == [("two", "zwei")]
 
 
-def test_pairs_are_held_out_once_and_always_the_same():
-    pairs = parallel.Pairs([f"s{n}" for n in range(200)], [f"t{n}" for n in range(200)], "text")
+def held_out_in_memory(pairs):
+    """The rows to train on and those held out, from lists of all rows."""
+    full = [row for row, pair in enumerate(pairs) if all(line.strip() for line in pair)]
+    order = torch.randperm(len(full), generator=torch.Generator().manual_seed(0)).tolist()
+    held_out = sorted(full[place] for place in order[: min(parallel.HELD_OUT, max(1, len(full) // 20))])
+    return [row for row in range(len(pairs)) if row not in held_out], held_out
+
+
+@pytest.mark.parametrize(("most", "empty"), [(2000, ""), (2000, " "), (3, "")])
+def test_pairs_are_held_out_once_and_always_the_same(monkeypatch, most, empty):
+    monkeypatch.setattr(parallel, "HELD_OUT", most)
+    lines = [[empty if n % 7 == k else f"{side}{n}" for n in range(200)] for side, k in (("s", 3), ("t", 5))]
+    pairs = parallel.Pairs(*lines, "text")
     training, held_out = parallel.hold_out("data", pairs)
-    assert len(held_out) == 10
-    assert sorted(training.source + held_out.source) == sorted(pairs.source)
-    assert all(one[1:] == other[1:] for one, other in zip(held_out.source, held_out.target, strict=True))
-    assert parallel.hold_out("data", pairs) == (training, held_out)
-    with pytest.raises(InputError, match="source: expected at least 2 pairs of lines with text on both sides, got 1"):
-        parallel.hold_out("source", pairs.chosen([0]))
+    expected = [[[*pairs][row] for row in rows] for rows in held_out_in_memory(pairs)]
+    assert ([*training], [*held_out]) == tuple(expected)
+    assert len(held_out) == min(most, 142 // 20)
+    assert training.name == held_out.name == "text"
+    # Read again, it is the same.
+    assert [*training] == expected[0]
 
 
 def test_what_is_judged_by_has_text():
     pairs = parallel.Pairs(["a", "", "c", " "] * 10, ["w", "x", "y", "z"] * 10, "text")
     training, held_out = parallel.hold_out("data", pairs)
-    assert len(held_out.without_empty()) == len(held_out) == 1
-    assert len(training) == 39
-    with pytest.raises(InputError, match="got 1"):
-        parallel.hold_out("data", pairs.chosen([0, 1, 3]))
+    assert [parallel.has_text(*pair) for pair in held_out] == [True]
+    assert len([*training]) == 39
+    with pytest.raises(InputError, match="source: expected at least 2 pairs of lines with text on both sides, got 1"):
+        parallel.hold_out("source", parallel.Pairs(["a", "", " "], ["w", "x", "z"], "text"))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +166,7 @@ def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
     file = tmp_path / "latin"
     file.write_bytes(mark + b"one\ntwo\nf\xfcnf\n")
     with pytest.raises(InputError, match=r"target: .*latin, line 3: not UTF-8 text \(byte 2 of the line"):
-        parallel.read_lines("target", file)
+        deque(read_lines("target", file))
 
 
 @pytest.mark.parametrize(
@@ -162,10 +178,23 @@ def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
         ("a.tsv", "x\ty\n", "1,3", "columns: .*a.tsv has no column '1'; it has x, y"),
         ("a.jsonl", '{"en": "x", "de": 3}\n', "en,de", "row 1, de: expected text, got 3"),
         ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; it has en, de"),
-        ("a.jsonl", '{"en": ', "en,de", "data: cannot read"),
+        ("a.jsonl", '{"en": ', "en,de", r"data: cannot read .*a.jsonl \(line 1: not JSON: Expecting value\)"),
+        ("a.jsonl", '{"en": "x", "de": "y"}\n\n[1]', "en,de", r"a.jsonl \(line 3: expected an object, got \[1\]\)"),
+        ("a.jsonl", '{"x": "a"}\n{"y": "b", "z": "c"}', None, "columns: .*a.jsonl has columns x, y, z; name two of"),
+        ("a.jsonl", '{"x": "a"}\n', None, "columns: .*a.jsonl has columns x; name two of"),
+        ("a.jsonl", "\n", None, "data: no text in .*a.jsonl"),
+        ("a.csv", "en,de\nx,3\ny,4\n", None, "columns: .*a.csv, row 1, de: expected text, got 3"),
+        ("a.csv", "en,en\nx,3\n", "en,de", "data: .*a.csv has more than one column 'en'"),
+        ("a.csv", "en,de\nx\n", "en,de", "data: cannot read .*a.csv"),
+        ("a.parquet", "no", "en,de", "data: cannot read .*a.parquet"),
         ("a.txt", "x", "en,de", "data: expected a .csv, .tsv, .jsonl"),
         ("a.tsv", "", None, "data: no text in .*a.tsv"),
-        ("a.jsonl", '{"en": "f\xfcnf", "de": "y"}\n', "en,de", r"data: .*a.jsonl is not UTF-8 text: b'f\\xfcnf'"),
+        (
+            "a.jsonl",
+            '{"en": "f\xfcnf", "de": "y"}\n',
+            "en,de",
+            r"data: .*a.jsonl, line 1: not UTF-8 text \(byte 10 of the line",
+        ),
     ],
 )
 def test_tables_that_do_not_fit(tmp_path, name, content, columns, message):

@@ -9,6 +9,7 @@ from tests.experiments.finetuning import save_model
 from whereformer import EncoderConfig, EncoderForSequenceClassification
 from whereformer.data import rows
 from whereformer.data.glue import Split
+from whereformer.data.rows import RowCache
 from whereformer.errors import InputError
 
 
@@ -17,14 +18,27 @@ def tokenizer(tmp_path_factory):
     return AutoTokenizer.from_pretrained(save_model(tmp_path_factory.mktemp("model")))
 
 
-def encoded(tokenizer, max_length=None, regression=False, **config):
-    texts = ["the cat saw the dog", "the dog", "the king met the queen again again", "a horse"]
-    split = Split([(text,) for text in texts], [0, 1, 1, 0])
-    return rows.encode(split, tokenizer, max_length, EncoderConfig(blocks="2", **config), regression=regression)
+@pytest.fixture
+def cache(tmp_path):
+    return RowCache(tmp_path / "cache")
 
 
-def test_padded_and_packed_batches(tokenizer):
-    found = encoded(tokenizer)
+TEXTS = ["the cat saw the dog", "the dog", "the king met the queen again again", "a horse"]
+
+
+@pytest.fixture
+def encoded(tokenizer, cache):
+    def encode(max_length=None, regression=False, key=(), **config):
+        split = Split([(text,) for text in TEXTS], [0, 1, 1, 0])
+        config = EncoderConfig(blocks="2", **config)
+        (found,) = cache.rows(key, [split], tokenizer, max_length, config, regression=regression)
+        return found
+
+    return encode
+
+
+def test_padded_and_packed_batches(encoded):
+    found = encoded()
     batch = [found[row] for row in (0, 1)]
     padded, packed = found.padded(batch), found.packed(batch)
     long, short = found.lengths[:2]
@@ -36,21 +50,22 @@ def test_padded_and_packed_batches(tokenizer):
     assert padded["labels"].tolist() == packed["labels"].tolist() == [0, 1]
     assert "attention_mask" not in found.padded(batch[:1])
     assert found.padded(batch)["labels"].dtype == torch.int64
-    assert encoded(tokenizer, regression=True).padded(batch[:1])["input_ids"].shape == (1, long)
+    assert encoded(regression=True).padded(batch[:1])["input_ids"].shape == (1, long)
 
 
-def test_a_funnel_drops_only_padding(tokenizer):
-    found = encoded(tokenizer)
+def test_a_funnel_drops_only_padding(encoded, cache, tokenizer):
+    found = encoded()
     funnel = rows.Rows(found.ids, None, found.labels, 0, found.pad, end=3)
     batch = funnel.padded([funnel[0]])
     assert batch["attention_mask"].tolist() == [[1] * found.lengths[0] + [0] * 3]
-    split = Split([("the cat",)], [0])
-    assert rows.encode(split, tokenizer, None, EncoderConfig(blocks="1-1-1"), regression=False).end == 3
+    blocks = EncoderConfig(blocks="1-1-1")
+    (found,) = cache.rows([], [Split([("the cat",)], [0])], tokenizer, 9, blocks, regression=False)
+    assert found.end == 3
 
 
 @pytest.mark.parametrize("position", ["learned", "learned+tisa", "rope"])
-def test_packed_is_padded(tokenizer, position):
-    found = encoded(tokenizer)
+def test_packed_is_padded(encoded, position):
+    found = encoded()
     batch = [found[row] for row in range(4)]
     torch.manual_seed(0)
     config = EncoderConfig(
@@ -67,18 +82,18 @@ def test_packed_is_padded(tokenizer, position):
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
 
 
-def test_rows_are_cut_where_that_is_asked_for(tokenizer):
-    assert encoded(tokenizer).cut == 0
-    found = encoded(tokenizer, max_length=6)
+def test_rows_are_cut_where_that_is_asked_for(encoded, tokenizer):
+    assert encoded().cut == 0
+    found = encoded(max_length=6)
     assert found.cut == 2
     assert max(found.lengths) == 6
     assert all(row[-1] == tokenizer.sep_token_id for row in found.ids)
 
 
-def test_rows_are_the_same_however_many_are_tokenized_at_a_time(tokenizer, monkeypatch):
-    whole, cut = encoded(tokenizer), encoded(tokenizer, max_length=6)
+def test_rows_are_the_same_however_many_are_tokenized_at_a_time(encoded, monkeypatch):
+    whole, cut = encoded(), encoded(max_length=6)
     monkeypatch.setattr(rows, "LOT", 3)
-    for before, found in ((whole, encoded(tokenizer)), (cut, encoded(tokenizer, max_length=6))):
+    for before, found in ((whole, encoded(key=["3"])), (cut, encoded(max_length=6, key=["3"]))):
         assert list(found.ids) == list(before.ids)
         assert list(found.types or ()) == list(before.types or ())
         assert (found.cut, found.lengths) == (before.cut, before.lengths)
@@ -86,19 +101,21 @@ def test_rows_are_the_same_however_many_are_tokenized_at_a_time(tokenizer, monke
         whole.ids[4]
 
 
-def test_token_types_that_the_model_lacks_are_left_out(tokenizer):
+def test_token_types_that_the_model_lacks_are_left_out(cache):
     class Typed:
         pad_token_id = 0
 
         def __call__(self, *texts, **options):
             return {"input_ids": [[2, 3, 4]], "token_type_ids": [[0, 0, 1]]}
 
-    split = Split([("a", "b")], [0])
+    def encoded(config):
+        (found,) = cache.rows([], [Split([("a", "b")], [0])], Typed(), None, config, regression=False)
+        return found
+
     for kinds, types in ((2, [[0, 0, 1]]), (1, None), (0, None)):
-        config = EncoderConfig(type_vocab_size=kinds)
-        found = rows.encode(split, Typed(), None, config, regression=False).types
+        found = encoded(EncoderConfig(type_vocab_size=kinds)).types
         assert (found if found is None else list(found)) == types
-    typed = rows.encode(split, Typed(), None, EncoderConfig(), regression=False)
+    typed = encoded(EncoderConfig())
     for collate in (typed.padded, typed.packed):
         assert collate([typed[0]])["token_type_ids"].tolist() == [[0, 0, 1]]
 

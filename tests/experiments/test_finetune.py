@@ -1,9 +1,11 @@
 """Fine-tuning end to end, at a size that takes seconds."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import normalizers
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from tests.experiments.finetuning import columns, save_glue, save_model
@@ -11,6 +13,8 @@ from tests.failing import fails
 from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data import glue
+from whereformer.data import rows as cached_rows
+from whereformer.data.rows import RowCache
 from whereformer.experiments.finetune import run as finetune
 from whereformer.experiments.finetune.models import fresh
 from whereformer.experiments.finetune.prepare import FinetuneJob, load_tasks, prepare
@@ -172,7 +176,7 @@ def test_trained_position_embeddings_stay_unless_they_are_dropped(model, tmp_pat
 
 def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
     job = job_of(model, save_glue(tmp_path, "cola"), batch_size=5)
-    (encoded,) = prepare(job).tasks
+    (encoded,) = prepare(job, RowCache(tmp_path / "cache")).tasks
     classifier = fresh(model, Variant("", "learned"), 2, 0)
     found = predict(classifier, encoded.train, job.tuning)
     with torch.no_grad():
@@ -197,6 +201,32 @@ def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):
     assert "2 runs: 1 tasks, 2 models, 1 seeds" in out
     assert "3 steps per run" in out
     assert not (tmp_path / "o").exists()
+
+
+def test_a_cache_is_shared_and_starting_again_tokenizes_nothing(model, data, tmp_path, monkeypatch):
+    cache = f"--cache={tmp_path / 'cache'}"
+    first = run(model, data, tmp_path / "a", cache, "--max-length=9", task="cola,mrpc")
+    monkeypatch.setattr(cached_rows, "_encoded", None)
+    second = run(model, data, tmp_path / "b", cache, "--max-length=9", task="mrpc,cola")
+    for task in ("cola", "mrpc"):
+        assert scores(first, task) == scores(second, task)
+        assert first["tasks"][task] == second["tasks"][task]
+    assert first["tasks"]["mrpc"]["cut_rows"] > 0
+    assert not (tmp_path / "a" / "cache").exists()
+
+
+def test_what_decides_the_tokens_decides_which_cache_is_opened(model, data, tmp_path):
+    job, cache = job_of(model, Path(data), max_length=9), RowCache(tmp_path / "cache")
+    (first,) = prepare(job, cache).tasks
+    # A tokenizer remembers how it truncated last.
+    job.tokenizer(["the cat"], truncation=True, max_length=3)
+    (again,) = prepare(job, cache).tasks
+    assert again.train.ids.rows.ids == first.train.ids.rows.ids
+    assert len(list(cache.folder.iterdir())) == 1
+    job.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("cat", "dog")
+    (other,) = prepare(job, cache).tasks
+    assert [*other.train.ids] != [*first.train.ids]
+    assert len(list(cache.folder.iterdir())) == 2
 
 
 def test_own_task(model, tmp_path):

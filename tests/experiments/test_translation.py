@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,11 +21,14 @@ from tests.experiments.trainings import interrupt_at, same, weights, without_tim
 from tests.failing import fails, refusals
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
-from whereformer.data import parallel, subwords
+from whereformer.data import parallel, shards, subwords
+from whereformer.data.seen import look_at
 from whereformer.experiments.translate.examples import collate, prepare
 from whereformer.experiments.translate.job import TranslationJob
 from whereformer.experiments.translate.model import build_config
-from whereformer.experiments.translate.settings import TranslationTraining, TranslatorSettings
+from whereformer.experiments.translate.pairs import open_text
+from whereformer.experiments.translate.settings import ParallelData, TranslationTraining, TranslatorSettings
+from whereformer.runs.progress import Progress
 from whereformer.training import judged
 from whereformer.training.optimizer import inverse_sqrt_schedule
 from whereformer.training.trainer import quiet_transformers
@@ -182,9 +186,32 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(data, tmp_path, cap
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monkeypatch):
+    for file in (data[1], data[3]):
+        os.utime(file, (1e9, 1e9))
+    options = [f"--cache={tmp_path / 'cache'}", "--steps=1"]
+    first = run(data, tmp_path / "a", *options)
+
+    def forbidden(*given):
+        raise AssertionError("the text is read again")
+
+    monkeypatch.setattr(subwords, "fit", forbidden)
+    monkeypatch.setattr(parallel, "in_lots", forbidden)
+    monkeypatch.setattr(shards, "in_lots", forbidden)
+    second = run(data, tmp_path / "b", *options)
+    assert without_time(first) == without_time(second)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not (tmp_path / "a" / "cache").exists()
+    # Lines that are too long for one run may be short enough for another.
+    short = run(data, tmp_path / "c", *options, "--max-length=18")
+    assert short["text"]["training"]["too_long"] > first["text"]["training"]["too_long"]
+
+
 def test_epochs_are_passes_over_the_text(data, tmp_path):
-    source, target = pairs()
-    text = prepare(parallel.Pairs(source, target, ""), parallel.Pairs(source[:5], target[:5], ""), 320, 60)
+    source, _ = pairs()
+    files = ParallelData(source=Path(data[1]), target=Path(data[3]))
+    opened = open_text(files, files, Progress())
+    text = prepare(opened, look_at(opened, tmp_path), 320, 60, tmp_path)
     for accumulate in (1, 3):
         training = TranslationTraining(batch_tokens=256, epochs=2.0, accumulate=accumulate, max_length=60).checked()
         model = TranslatorSettings(hidden_size=16, num_heads=2).checked()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
@@ -34,7 +35,8 @@ class Finetune:
     embeddings, and each model is fine-tuned on each task with several seeds. The table shows medians and ranges, the
     largest gain over the baseline, and the share of the baseline's errors that it removes.
 
-    Writes results.json, results.md and report.html (with what each head learned). Ctrl-C keeps every finished run; the
+    The text may be larger than memory: it is tokenized once, into cache/, and read from there a row at a time. Also
+    writes results.json, results.md and report.html (with what each head learned). Ctrl-C keeps every finished run; the
     same command then does the missing ones.
     """
 
@@ -62,6 +64,9 @@ class Finetune:
     out: Path = Path("runs/finetune")
     """Folder for the results."""
 
+    cache: Path | None = None
+    """Folder for the tokenized rows, which are made once and then read a row at a time. Default: cache/ in --out."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train. "auto" is a GPU if there is one."""
 
@@ -86,6 +91,7 @@ class Finetune:
         kernels = listed_numbers("kernels", self.kernels, 0, MOST_KERNELS)
         import torch
 
+        from ..data.rows import RowCache
         from ..experiments.finetune.gains import tables
         from ..experiments.finetune.models import load_tokenizer
         from ..experiments.finetune.prepare import FinetuneJob, load_tasks, prepare
@@ -111,9 +117,11 @@ class Finetune:
         with ExitStack() as stack:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
-            with console.status("reading rows and models"):
+            scratch = Path(stack.enter_context(TemporaryDirectory())) if self.dry_run else None
+            with Bar(console) as progress:
+                progress.begin("reading rows and models")
                 job = FinetuneJob(self.model, tokenizer, load_tasks(data), settings, seeds, tuning, device)
-                checked = prepare(job)
+                checked = prepare(job, RowCache(self.cache or self.out / "cache", scratch, progress))
             results = ranks.from_main(lambda: begin(job, checked, self.out))
             print_finetuning(console, job, checked)
             if self.dry_run:

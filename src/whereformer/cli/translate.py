@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
 
 import tyro
@@ -42,7 +43,8 @@ class TranslateTrain:
     The text is two aligned files (--source, --target) or tables (--data, --columns). A subword vocabulary for both
     languages is learned from it. Pairs with a line that is empty or too long are left out and counted.
 
-    Writes model/ (the mean of the last checkpoints, which are in averaging/, and the tokenizer), results.json,
+    The text may be larger than memory: it is encoded once, into cache/, and read from there a pair at a time. Also
+    writes model/ (the mean of the last checkpoints, which are in averaging/, and the tokenizer), results.json,
     checkpoints/ and, if TensorBoard is installed, tensorboard/. Ctrl-C finishes the current step and saves it; the same
     command then continues and ends with the same weights.
     """
@@ -55,6 +57,10 @@ class TranslateTrain:
 
     out: Path = Path("runs/translate")
     """Folder for the model, checkpoints and results."""
+
+    cache: Path | None = None
+    """Folder for the encoded text, which is made once and then read a pair at a time. Runs on the same text can share
+    it. Default: cache/ in --out."""
 
     device: Device = "auto"
     """Where to train. "auto" is a GPU if there is one."""
@@ -73,11 +79,11 @@ class TranslateTrain:
         data, model, training = self.parallel.checked(), self.model.checked(), self.training.checked()
         validation = self.validation.parallel(data.columns)
         check_range(self, threads=(1, MOST_THREADS))
-        from ..data.parallel import hold_out
+        from ..data.seen import look_at
         from ..experiments.translate.examples import prepare
         from ..experiments.translate.job import TranslationJob, settings_of
         from ..experiments.translate.model import build_config
-        from ..experiments.translate.pairs import load_pairs
+        from ..experiments.translate.pairs import open_text
         from ..experiments.translate.results import TranslationResults
         from ..experiments.translate.run import train_translator
         from ..runs import ranks
@@ -91,30 +97,28 @@ class TranslateTrain:
         _use(self.threads)
         # Check the settings before the text is read and encoded, which may take long.
         build_config(model, training, training.vocab_size)
+        cache = self.cache or self.out / "cache"
         with ExitStack() as stack:
             if not self.dry_run:
                 stack.enter_context(open_folder(self.out))
-            with console.status("reading the text"):
-                pairs = load_pairs(data)
-                if validation is None:
-                    pairs, held_out = hold_out("data" if data.data else "source", pairs)
-                else:
-                    held_out = load_pairs(validation)
-            if not self.dry_run:
-                decisive = settings_of(model, training, pairs, held_out, device)
-                folder = Folder(self.out, decisive, TranslationResults, in_words(self, "translate train"))
-                results = ranks.from_main(folder.finished)
-                if results is not None:
-                    say(console, f"{self.out} is already finished; nothing to do")
-                    self._tell(console, results)
-                    return
-            with console.status("learning a vocabulary, encoding the text"):
+            scratch = Path(stack.enter_context(TemporaryDirectory())) if self.dry_run else None
+            with Bar(console) as progress:
+                text = open_text(data, validation, progress)
+                seen = look_at(text, cache)
+                if not self.dry_run:
+                    settings = settings_of(model, training, seen.summary.fingerprint, device)
+                    folder = Folder(self.out, settings, TranslationResults, in_words(self, "translate train"))
+                    results = ranks.from_main(folder.finished)
+                    if results is not None:
+                        say(console, f"{self.out} is already finished; nothing to do")
+                        self._tell(console, results)
+                        return
                 with ranks.main_first():
-                    text = prepare(pairs, held_out, training.vocab_size, training.max_length)
-                config = build_config(model, training, text.facts.vocabulary)
-                job = TranslationJob(model, training, text, config, device)
-                plan = job.plan()
-            print_translation_plan(console, text.facts, plan, training.max_length)
+                    prepared = prepare(text, seen, training.vocab_size, training.max_length, cache, scratch)
+            config = build_config(model, training, prepared.facts.vocabulary)
+            job = TranslationJob(model, training, prepared, config, device)
+            plan = job.plan()
+            print_translation_plan(console, prepared.facts, plan, training.max_length)
             if self.dry_run:
                 return
             with Bar(console) as progress:
@@ -163,6 +167,7 @@ class TranslateRun:
         decoding = self.decoding.checked()
         check_range(self, threads=(1, MOST_THREADS))
         with _opened(self.input) as stream:
+            from ..data.lines import lines_of
             from ..experiments.translate import translating
             from .terminal import Bar, Terminal
 
@@ -173,7 +178,7 @@ class TranslateRun:
             translator = translating.load(self.model, decoding, find_device(self.device))
             _use(self.threads)
             window = 1 if self.input is None and stream.isatty() else translating.WINDOW
-            lines = translating.lines_of("input", str(self.input or "the standard input"), stream)
+            lines = lines_of("input", str(self.input or "the standard input"), stream)
             errors = Terminal(stderr=True)
             with ExitStack() as stack:
                 progress = None
@@ -279,7 +284,8 @@ class TranslateScore:
 
     def _files(self) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
         """Read hypotheses, references and sources from files, and return them with the files' names."""
-        from ..data.parallel import check_aligned, read_lines
+        from ..data.lines import read_lines
+        from ..data.parallel import check_aligned
 
         if self.hypotheses is None:
             raise InputError("model", "expected a model, or `hypotheses` and `references`, got none")
@@ -289,11 +295,12 @@ class TranslateScore:
         for name, value in given.items():
             if value:
                 raise InputError(name, "only with a model")
-        hypotheses, references = read_lines("hypotheses", self.hypotheses), read_lines("references", self.references)
+        hypotheses = list(read_lines("hypotheses", self.hypotheses))
+        references = list(read_lines("references", self.references))
         check_aligned("hypotheses", self.hypotheses, hypotheses, self.references, references)
         sources = references
         if self.parallel.source is not None:
-            sources = read_lines("source", self.parallel.source)
+            sources = list(read_lines("source", self.parallel.source))
             check_aligned("source", self.parallel.source, sources, self.references, references)
         facts = {"hypotheses": str(self.hypotheses), "references": str(self.references)}
         return hypotheses, references, sources, facts

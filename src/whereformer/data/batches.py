@@ -8,11 +8,13 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from .ragged import Ragged
+
 BUCKET = 32
 """Number of batches that are sorted by length together: enough for little padding, yet batches stay mostly random."""
 
 
-def shuffled(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[list[int]]:
+def shuffled(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> Ragged:
     """Return the rows that each step reads. Every row is read once before any is read again.
 
     The rows are shuffled and cut into buckets of :data:`BUCKET` batches. Each bucket is sorted by length and cut into
@@ -25,7 +27,7 @@ def shuffled(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> 
             ranked = bucket[order[bucket].argsort(stable=True)]
             yield from (batch.tolist() for batch in ranked.split(batch_size))
 
-    return list(islice(_in_any_order(epoch, len(order), seed), steps))
+    return Ragged(islice(_in_any_order(epoch, len(order), seed), steps))
 
 
 def by_length(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -66,7 +68,7 @@ def _in_any_order(epoch: Callable[[Tensor], Iterator[list[int]]], rows: int, see
     """Yield the batches of one epoch after another, forever."""
     generator = torch.Generator().manual_seed(seed)
     while True:
-        batches = list(epoch(torch.randperm(rows, generator=generator)))
+        batches = Ragged(epoch(torch.randperm(rows, generator=generator)))
         for place in torch.randperm(len(batches), generator=generator).tolist():
             yield batches[place]
 

@@ -88,6 +88,8 @@ class Text:
             read.
     """
 
+    field = "data"
+
     def __init__(
         self,
         paths: Sequence[str | Path] = (),
@@ -105,6 +107,15 @@ class Text:
     def files(self) -> list[Path]:
         """The files, in the order in which they are read."""
         return [found.path for found in self._found]
+
+    @property
+    def names(self) -> list[str]:
+        """What decides, besides the files, which text it is."""
+        return [self.column or ""]
+
+    def summarise(self) -> Summary:
+        """Read all documents and summarise them."""
+        return summary_of(self.documents())
 
     def documents(self) -> Iterator[Document]:
         """Yield every document that holds text.

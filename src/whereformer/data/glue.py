@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError, shown
-from .corpus import fingerprint
-from .tables import Columns, columns_of, read_table
+from .tables import ROWS, Table, open_table
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
@@ -66,11 +66,48 @@ GLUE = {
 
 
 @dataclass(frozen=True)
-class Split:
-    """Labelled rows: one or two texts each, and a label that is a class index or a number."""
+class Texts:
+    """The texts of a table's rows, read anew in every pass.
 
-    texts: list[tuple[str, ...]]
+    Args:
+        table: the table.
+        columns: its text columns.
+        where: the table, for errors.
+        chosen: the rows to read, in ascending order; None reads all.
+
+    Raises:
+        InputError: when it is read, if it holds something other than text.
+    """
+
+    table: Table
+    columns: tuple[str, ...]
+    where: str
+    chosen: tuple[int, ...] | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        wanted = None if self.chosen is None else iter(self.chosen)
+        coming = None if wanted is None else next(wanted, None)
+        for number, row in enumerate(self.table.rows(self.columns)):
+            if not all(isinstance(text, str) for text in row):
+                expected = f"expected text in {' and '.join(self.columns)}"
+                raise InputError(None, f"{self.where}, row {number}: {expected}, got {row!r}")
+            if wanted is None:
+                yield row
+            elif number == coming:
+                coming = next(wanted, None)
+                yield row
+
+
+@dataclass(frozen=True)
+class Split:
+    """Labelled rows: one or two texts each, read anew in every pass, and a label: a class index or a number."""
+
+    texts: Iterable[tuple[str, ...]]
     labels: list[float]
+
+    def unchanged(self) -> bool:
+        """Return whether texts in a table are still those that were there when it was opened."""
+        return not isinstance(self.texts, Texts) or self.texts.table.unchanged()
 
 
 @dataclass(frozen=True)
@@ -136,12 +173,12 @@ def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
         tables = {}
         for split in splits:
             file = _file(folder / task.name, split)
-            tables[split] = read_table("data", file)
+            tables[split] = open_table("data", file)
             if file.stem.endswith("_subset"):
                 parts.append(split)
         source = str(folder / task.name)
-    rows = {split: _split(tables[split], task, f"{source}, {split}") for split in splits}
-    return _data(task, rows, source, parts, train_rows)
+    opened = {split: _Opened(table, f"{source}, {split}") for split, table in tables.items()}
+    return _data(task, opened, source, parts, train_rows)
 
 
 def _file(folder: Path, split: str) -> Path:
@@ -152,16 +189,35 @@ def _file(folder: Path, split: str) -> Path:
     raise InputError("data", f"expected {folder / split}.parquet (or {split}_subset.parquet), found neither")
 
 
-def _hub(name: str, splits: Sequence[str]) -> dict[str, Columns]:
+def _hub(name: str, splits: Sequence[str]) -> dict[str, Table]:
     import datasets
 
     try:
-        return {
-            split: columns_of(datasets.load_dataset(HUB, name, split=split).with_format("arrow")[:]) for split in splits
-        }
+        return {split: _HubTable(datasets.load_dataset(HUB, name, split=split)) for split in splits}
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).splitlines()[0]
         raise InputError("data", f"cannot get {name} from the Hub ({reason}); or give a folder that has it") from None
+
+
+@dataclass(frozen=True)
+class _HubTable:
+    """A split of a data set, in Arrow files that the library has downloaded and maps into memory."""
+
+    dataset: Any
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.dataset.column_names)
+
+    def column(self, name: str) -> list[Any]:
+        return [value for (value,) in self.rows([name])]
+
+    def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        for batch in self.dataset.with_format("arrow").iter(ROWS):
+            yield from zip(*(batch[name].to_pylist() for name in names), strict=True)
+
+    def unchanged(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -188,17 +244,16 @@ class OwnTask:
             InputError: if a table can't be read, a column is missing, or labels are invalid.
         """
         files = {"train": self.train, "validation": self.validation}
-        tables = {split: read_table(split, file, self.texts) for split, file in files.items()}
-        classes = None if self.regression else self._classes(tables["train"].get(self.label))
-        if classes is not None:
-            places: dict[str, int] = {name: place for place, name in enumerate(classes)}
-            for columns in tables.values():
-                if self.label in columns:
-                    columns[self.label] = [places.get(str(value), str(value)) for value in columns[self.label]]
+        tables = {split: open_table(split, file, self.texts) for split, file in files.items()}
+        names = {split: table.names for split, table in tables.items()}
+        classes = None
+        if not self.regression:
+            classes = self._classes(tables["train"].column(self.label) if self.label in names["train"] else None)
         metrics = ("pearson", "spearman") if self.regression else ("accuracy", "matthews")
         task = Task(self.train.stem, self.texts, classes, metrics, self.label)
-        rows = {split: _split(tables[split], task, str(file)) for split, file in files.items()}
-        return _data(task, rows, f"{self.train}, {self.validation}", [], train_rows)
+        places = None if classes is None else {name: place for place, name in enumerate(classes)}
+        opened = {split: _Opened(tables[split], str(file), places) for split, file in files.items()}
+        return _data(task, opened, f"{self.train}, {self.validation}", [], train_rows)
 
     def _classes(self, labels: Sequence[Any] | None) -> tuple[str, ...]:
         found = {str(value) for value in labels or () if value is not None}
@@ -216,56 +271,70 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _split(columns: Columns, task: Task, where: str) -> Split:
-    """Check a table and return its rows.
+@dataclass(frozen=True)
+class _Opened:
+    """A split's table, its name for errors, and the place of each class among the classes if labels are their names."""
+
+    table: Table
+    where: str
+    places: Mapping[str, int] | None = None
+
+    def labels(self, task: Task) -> list[Any]:
+        """Return the label of each row.
+
+        Raises:
+            InputError: if a column is missing, or there are no rows.
+        """
+        names = self.table.names
+        for name in (*task.texts, task.label):
+            if name not in names:
+                raise InputError(None, f"{self.where}: expected a column {name!r}, found {', '.join(names) or 'none'}")
+        found = self.table.column(task.label)
+        if not found:
+            raise InputError(None, f"{self.where}: expected at least one row, got none")
+        return found if self.places is None else [self.places.get(str(label), str(label)) for label in found]
+
+
+def _data(task: Task, opened: Mapping[str, _Opened], source: str, parts: list[str], train_rows: int | None) -> Data:
+    """Read all rows, check them, and keep the labels.
 
     Raises:
         InputError: if a column is missing, there are no rows, or a text or label has the wrong type.
     """
-    for name in (*task.texts, task.label):
-        if name not in columns:
-            raise InputError(None, f"{where}: expected a column {name!r}, found {', '.join(columns) or 'none'}")
-    texts = list(zip(*(columns[name] for name in task.texts), strict=True))
-    labels = columns[task.label]
-    if not texts:
-        raise InputError(None, f"{where}: expected at least one row, got none")
-    for number, row in enumerate(texts):
-        if not all(isinstance(text, str) for text in row):
-            raise InputError(None, f"{where}, row {number}: expected text in {' and '.join(task.texts)}, got {row!r}")
+    splits: dict[str, Split] = {}
+    digest = hashlib.sha256()
+    for name, each in opened.items():
+        labels = each.labels(task)
+        chosen = None
+        if name == "train" and train_rows is not None and train_rows < len(labels):
+            chosen = _sample(len(labels), train_rows)
+            parts = [*parts, *(["train"] if "train" not in parts else [])]
+        kept = labels if chosen is None else [labels[row] for row in chosen]
+        splits[name] = Split(Texts(each.table, task.texts, each.where, chosen), kept)
+        for row, label in zip(splits[name].texts, kept, strict=False):
+            digest.update("".join(f"{text}\0" for text in (*row, str(label))).encode())
+        _check_labels(labels, task, each.where)
+    counts = {name: len(split.labels) for name, split in splits.items()}
+    # Scores on a part must not be mistaken for scores on the official split.
+    facts = RowFacts(source, counts, subsets=parts, fingerprint=digest.hexdigest()[:16])
+    return Data(task, splits["train"], {shown: splits[split] for split, shown in task.judged}, facts)
+
+
+def _check_labels(labels: Sequence[Any], task: Task, where: str) -> None:
     for number, label in enumerate(labels):
-        whole = isinstance(label, int) and not isinstance(label, bool)
+        is_whole = isinstance(label, int) and not isinstance(label, bool)
         if task.classes is None:
-            if not ((whole or isinstance(label, float)) and abs(label) <= LARGEST):
+            if not ((is_whole or isinstance(label, float)) and abs(label) <= LARGEST):
                 raise InputError(
                     None,
                     f"{where}, row {number}: expected a number of at most {LARGEST:g} in {task.label!r}, "
                     f"got {shown(label)}",
                 )
-        elif not (whole and 0 <= label < len(task.classes)):
+        elif not (is_whole and 0 <= label < len(task.classes)):
             known = ", ".join(f"{place} ({name})" for place, name in enumerate(task.classes))
             raise InputError(None, f"{where}, row {number}: expected a label of {known}, got {label!r}")
-    return Split(texts, labels)
 
 
-def _data(task: Task, rows: Mapping[str, Split], source: str, parts: list[str], train_rows: int | None) -> Data:
-    train = rows["train"]
-    counts = {split: len(found.texts) for split, found in rows.items()}
-    if train_rows is not None and train_rows < len(train.texts):
-        train = _sample(train, train_rows)
-        counts["train"] = train_rows
-        parts = [*parts, *(["train"] if "train" not in parts else [])]
-    digest = fingerprint(
-        text
-        for split in (train, *(rows[name] for name, _ in task.judged))
-        for row, label in zip(split.texts, split.labels, strict=True)
-        for text in (*row, str(label))
-    )
-    # Scores on a part must not be mistaken for scores on the official split.
-    facts = RowFacts(source, counts, subsets=parts, fingerprint=digest)
-    return Data(task, train, {shown: rows[split] for split, shown in task.judged}, facts)
-
-
-def _sample(split: Split, count: int) -> Split:
-    """Return a random sample of the rows, the same one in every run."""
-    chosen = torch.randperm(len(split.texts), generator=torch.Generator().manual_seed(0))[:count].sort().values.tolist()
-    return Split([split.texts[row] for row in chosen], [split.labels[row] for row in chosen])
+def _sample(count: int, size: int) -> tuple[int, ...]:
+    """Return a random sample of the rows' numbers, the same one in every run."""
+    return tuple(torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size].sort().values.tolist())

@@ -1,23 +1,45 @@
-"""Parallel text for translation: pairs of lines in two languages, from aligned files or tables."""
+"""Parallel text for translation: pairs of lines in two languages, from aligned files or tables, read as a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import starmap, zip_longest
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, shown
+from ..runs.progress import Progress
 from . import tables
+from .lines import read_lines
+from .streams import in_lots
 
 HELD_OUT = 2000
 """The most pairs that are held out if there is no validation text; of a small text, one pair in twenty is held out."""
+LOT = 1024
+"""Number of pairs after which the progress is told, and rows of JSON Lines that are read at a time."""
+
+Pair = tuple[str, str]
+"""A line and its translation."""
+Pick = Callable[[Sequence[str]], tuple[str, str]]
+"""Returns the columns to read, source first, from the names of all."""
+
+
+class PairStream(Protocol):
+    """Pairs in order, read anew in every iteration, and the name of where they come from, for people to read."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __iter__(self) -> Iterator[Pair]: ...
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Lines and their translations.
+    """Pairs that fit in memory.
 
     Args:
         source: the source lines, as they are in the file.
@@ -32,23 +54,69 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.source)
 
-    def chosen(self, rows: Sequence[int]) -> Pairs:
-        """Return the pairs at ``rows``, in this order."""
-        return Pairs([self.source[row] for row in rows], [self.target[row] for row in rows], self.name)
+    def __iter__(self) -> Iterator[Pair]:
+        return zip(self.source, self.target, strict=True)
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    """Pairs in files. No more of them is in memory than some rows.
+
+    Args:
+        name: where they come from, for people to read.
+        field: the argument that errors about all of them name.
+        files: the files, in the order in which they are read.
+        fields: the argument that names each file.
+        columns: the columns of tables, as the user names them.
+        read: reads the files once.
+        progress: is told the number of characters as they are read.
+
+    Raises:
+        InputError: when they are read, if they hold no text, and what ``read`` raises.
+    """
+
+    name: str
+    field: str
+    files: tuple[Path, ...]
+    fields: tuple[str, ...]
+    columns: str | None
+    read: Callable[[], Iterator[Pair]]
+    progress: Progress
+
+    def __iter__(self) -> Iterator[Pair]:
+        source = target = False
+        for lot in in_lots(self.read(), LOT):
+            self.progress.step(sum(len(one) + len(other) for one, other in lot))
+            source = source or any(one.strip() for one, _ in lot)
+            target = target or any(other.strip() for _, other in lot)
+            yield from lot
+        if not (source and target):
+            raise InputError(self.field, f"no text in {self.name}")
+
+
+@dataclass(frozen=True)
+class Without:
+    """Pairs without those in some rows."""
+
+    pairs: PairStream
+    rows: frozenset[int]
 
     @property
-    def full(self) -> list[int]:
-        """Indices of the pairs that have text on both sides."""
-        both = zip(self.source, self.target, strict=True)
-        return [row for row, (one, other) in enumerate(both) if one.strip() and other.strip()]
+    def name(self) -> str:
+        """Where they come from."""
+        return self.pairs.name
 
-    def without_empty(self) -> Pairs:
-        """Return the pairs that have text on both sides."""
-        return self.chosen(self.full)
+    def __iter__(self) -> Iterator[Pair]:
+        return (pair for row, pair in enumerate(self.pairs) if row not in self.rows)
 
 
-def hold_out(field: str, pairs: Pairs) -> tuple[Pairs, Pairs]:
-    """Split pairs into those to train on and those to judge by, the same way in every run.
+def has_text(source: str, target: str) -> bool:
+    """Return whether both lines of a pair have text."""
+    return bool(source.strip() and target.strip())
+
+
+def hold_out(field: str, pairs: PairStream) -> tuple[PairStream, Pairs]:
+    """Split pairs into those to train on and those to judge by, the same way in every run. They are read twice.
 
     No pair with an empty line is held out.
 
@@ -59,85 +127,57 @@ def hold_out(field: str, pairs: Pairs) -> tuple[Pairs, Pairs]:
     Raises:
         InputError: if fewer than two pairs have text on both sides.
     """
-    full = pairs.full
-    if len(full) < 2:
-        raise InputError(field, f"expected at least 2 pairs of lines with text on both sides, got {len(full)}")
-    count = min(HELD_OUT, max(1, len(full) // 20))
-    order = torch.randperm(len(full), generator=torch.Generator().manual_seed(0)).tolist()
-    held_out = {full[place] for place in order[:count]}
-    return pairs.chosen([row for row in range(len(pairs)) if row not in held_out]), pairs.chosen(sorted(held_out))
+    full = sum(starmap(has_text, pairs))
+    if full < 2:
+        raise InputError(field, f"expected at least 2 pairs of lines with text on both sides, got {full}")
+    count = min(HELD_OUT, max(1, full // 20))
+    order = torch.randperm(full, generator=torch.Generator().manual_seed(0))
+    places = {*order[:count].tolist()}
+    rows, found = set(), Pairs([], [], pairs.name)
+    with_text = ((row, pair) for row, pair in enumerate(pairs) if has_text(*pair))
+    for place, (row, (source, target)) in enumerate(with_text):
+        if place in places:
+            rows.add(row)
+            found.source.append(source)
+            found.target.append(target)
+    return Without(pairs, frozenset(rows)), found
 
 
-def read_lines(field: str, file: Path) -> list[str]:
-    """Return the lines of a text file, without line ends.
-
-    Only a line feed ends a line, because other separators may occur within a sentence.
+def aligned(field: str, source: Path, sources: Iterable[str], target: Path, targets: Iterable[str]) -> Iterator[Pair]:
+    """Yield the lines of two files in pairs.
 
     Raises:
-        InputError: if the file can't be read or is not UTF-8; the message names the line.
+        InputError: at the end, if one has more lines; it says where the shorter one ends and which line may be the
+            first out of step.
     """
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise InputError(field, f"cannot read {str(file)!r}: {error.strerror or error}") from None
-    return split_lines(field, str(file), data)
-
-
-def split_lines(field: str, name: str, data: bytes, before: int = 0) -> list[str]:
-    """Decode UTF-8 and split it into lines.
-
-    Args:
-        field: the argument that an error names.
-        name: the file that an error names.
-        data: the file's bytes, or those of some of its lines.
-        before: number of lines before them in the file.
-    Raises:
-        InputError: if the bytes are not UTF-8.
-    """
-    try:
-        text = data.decode("utf-8-sig" if not before else "utf-8")
-    except UnicodeDecodeError as error:
-        # The decoder does not count a byte order mark at the beginning.
-        mark = 3 if not before and data.startswith(b"\xef\xbb\xbf") else 0
-        place = error.start + mark
-        line = before + data.count(b"\n", 0, place) + 1
-        column = place - data.rfind(b"\n", 0, place)
-        raise InputError(
-            field, f"{name}, line {line}: not UTF-8 text (byte {column} of the line: {error.reason})"
-        ) from None
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]
+    hint, lines = "", (iter(sources), iter(targets))
+    for number, (one, other) in enumerate(zip_longest(*lines), 1):
+        if one is None or other is None:
+            more = number + sum(1 for _ in lines[one is None])
+            counts = (number - 1, more) if one is None else (more, number - 1)
+            shorter, longer, first = (source, target, other) if one is None else (target, source, one)
+            raise InputError(
+                field,
+                f"{source} has {counts[0]:,} lines and {target} {counts[1]:,}: {shorter} ends where line "
+                f"{number:,} of {longer} is {first[:40]!r}{hint}",
+            )
+        if not hint and bool(one.strip()) != bool(other.strip()):
+            empty = target if one.strip() else source
+            hint = f"; line {number} is the first that is empty in {empty} alone"
+        yield one, other
 
 
 def check_aligned(field: str, source: Path, sources: Sequence[str], target: Path, targets: Sequence[str]) -> None:
-    """Check that both files have the same number of lines.
+    """Check that two files have the same number of lines.
 
     Raises:
-        InputError: if they do not; it says where the shorter one ends and which line may be the first out of step.
+        InputError: as :func:`aligned` does.
     """
-    if len(sources) == len(targets):
-        return
-    shorter, longer, rest = (source, target, targets) if len(sources) < len(targets) else (target, source, sources)
-    end = min(len(sources), len(targets))
-    hint = ""
-    for number, (one, other) in enumerate(zip(sources, targets, strict=False), 1):
-        if bool(one.strip()) != bool(other.strip()):
-            empty = target if one.strip() else source
-            hint = f"; line {number} is the first that is empty in {empty} alone"
-            break
-    raise InputError(
-        field,
-        f"{source} has {len(sources):,} lines and {target} {len(targets):,}: {shorter} ends where line "
-        f"{end + 1:,} of {longer} is {rest[end][:40]!r}{hint}",
-    )
+    deque(aligned(field, source, sources, target, targets), maxlen=0)
 
 
-def read_table(
-    field: str, columns_field: str, file: Path, named: tuple[str, str] | None
-) -> tuple[list[str], list[str]]:
-    """Read the source and target columns of a table. Empty cells become empty lines.
+def table_pairs(field: str, columns_field: str, file: Path, named: tuple[str, str] | None) -> Iterator[Pair]:
+    """Yield the source and target columns of a table, row by row. Empty cells become empty lines.
 
     Args:
         field, columns_field: the arguments that an error names.
@@ -146,39 +186,73 @@ def read_table(
     Raises:
         InputError: if the table can't be read, or a column is missing or holds something other than text.
     """
-    if file.suffix.lower() == ".tsv":
-        found = _tab_separated(field, file, named)
+
+    def pick(found: Sequence[str]) -> tuple[str, str]:
+        if named is None:
+            if len(found) != 2:
+                raise InputError(
+                    columns_field, f"{file} has columns {', '.join(found)}; name two of them, such as en,de"
+                )
+            return found[0], found[1]
+        for name in named:
+            if name not in found:
+                raise InputError(columns_field, f"{file} has no column {name!r}; it has {', '.join(found)}")
+        return named
+
+    suffix = file.suffix.lower()
+    if suffix == ".tsv":
+        yield from _tab_separated(field, file, named, pick)
+        return
+    if suffix in tables.JSON:
+        batches = _json_batches(field, file, named, pick)
     else:
-        found = tables.read_table(field, file, named or ())
-    if named is None:
-        if len(found) != 2:
-            raise InputError(columns_field, f"{file} has columns {', '.join(found)}; name two of them, such as en,de")
-        first, second = found
-        named = first, second
-    texts = []
-    for name in named:
-        if name not in found:
-            raise InputError(columns_field, f"{file} has no column {name!r}; it has {', '.join(found)}")
-        for number, cell in enumerate(found[name], 1):
-            if cell is not None and not isinstance(cell, str):
-                raise InputError(columns_field, f"{file}, row {number}, {name}: expected text, got {cell!r}")
-        texts.append([cell or "" for cell in found[name]])
-    return texts[0], texts[1]
+        batches = tables.read_batches(field, file, pick, named or ())
+    number = 0
+    for batch in batches:
+        for cells in zip(*batch.values(), strict=True):
+            number += 1
+            for name, cell in zip(batch, cells, strict=True):
+                if cell is not None and not isinstance(cell, str):
+                    raise InputError(columns_field, f"{file}, row {number}, {name}: expected text, got {shown(cell)}")
+            yield cells[0] or "", cells[1] or ""
 
 
-def _tab_separated(field: str, file: Path, named: Sequence[str] | None) -> tables.Columns:
-    """Read one row per line; quotation marks are text. Without names, or with numbers as names, there is no header."""
-    rows = [line.split("\t") for line in read_lines(field, file)]
-    if not rows:
+def _json_batches(field: str, file: Path, named: tuple[str, str] | None, pick: Pick) -> Iterator[tables.Columns]:
+    """Yield both columns of JSON Lines. The names of all columns are known only at the end."""
+    found: dict[str, None] = {}
+    for rows in in_lots(tables.json_rows(field, file), LOT):
+        for row in rows:
+            found.update(dict.fromkeys(row))
+        one, other = named or (*found, "", " ")[:2]
+        yield {name: [tables.whole(row.get(name)) for row in rows] for name in (one, other)}
+    if not found:
         raise InputError(field, f"no text in {file}")
-    width = len(rows[0])
-    for number, row in enumerate(rows, 1):
-        if len(row) != width:
-            raise InputError(field, f"{file}, line {number}: expected {width} columns as in line 1, got {len(row)}")
-    header = [str(number) for number in range(1, width + 1)]
-    if named is not None and not set(named) <= set(header):
-        header = rows.pop(0)
-        for name in header:
-            if header.count(name) > 1:
-                raise InputError(field, f"{file} has more than one column {name!r}")
-    return {name: [row[place] for row in rows] for place, name in enumerate(header)}
+    pick(list(found))
+
+
+def _tab_separated(field: str, file: Path, named: tuple[str, str] | None, pick: Pick) -> Iterator[Pair]:
+    """Yield both columns of one row per line. Quotation marks are text.
+
+    Without names, or with numbers as names, there is no header.
+    """
+    header: list[str] = []
+    places: tuple[int, int] | None = None
+    for number, line in enumerate(read_lines(field, file), 1):
+        row = line.split("\t")
+        begins = False
+        if places is None:
+            header = [str(place) for place in range(1, len(row) + 1)]
+            begins = named is not None and not set(named) <= set(header)
+            if begins:
+                header = row
+                tables.check_once(field, file, header)
+            one, other = pick(header)
+            places = header.index(one), header.index(other)
+        if len(row) != len(header):
+            raise InputError(
+                field, f"{file}, line {number}: expected {len(header)} columns as in line 1, got {len(row)}"
+            )
+        if not begins:
+            yield row[places[0]], row[places[1]]
+    if places is None:
+        raise InputError(field, f"no text in {file}")

@@ -1,10 +1,16 @@
-"""Tokenize labelled rows and put them into batches, padded or packed."""
+"""Tokenize labelled rows once, into files beside the run, and put them into batches, padded or packed.
+
+A cache has a folder for each task and way to tokenize. It holds four files for each split: the ids of its rows, their
+lengths, the token types, and for each row a byte that tells whether it was truncated.
+"""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +18,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import InputError
+from ..runs.progress import Progress
+from .corpus import fingerprint
 from .glue import Split
+from .row_files import RowFile, append_rows, file_names, open_rows
+from .shards import Entry, Index, Lots
+from .streams import Appended, TokenFile, packed
 from .windows import end_padding
 
 if TYPE_CHECKING:
@@ -23,27 +34,32 @@ if TYPE_CHECKING:
 
 LOT = 1024
 """Number of rows that are tokenized at a time."""
+SHARD = 1 << 16
+"""Number of rows in a shard: a few seconds of work."""
+ID, TYPE = 4, 2
+"""Bytes of a token id and of a token type in a file."""
+FILES = 4
+"""Number of files of a split."""
 
 
-class Ragged(Sequence[list[int]]):
-    """Lists of whole numbers below 2^31 in one array, which takes a ninth of the memory of Python's lists."""
+@dataclass(frozen=True)
+class Lists(Sequence[list[int]]):
+    """Lists of whole numbers in a file, each read when it is asked for."""
 
-    def __init__(self) -> None:
-        self.values, self.ends = array("i"), array("q", [0])
-
-    def extend(self, lists: Iterable[Sequence[int]]) -> None:
-        """Append several lists."""
-        for each in lists:
-            self.values.extend(each)
-            self.ends.append(len(self.values))
+    rows: RowFile
 
     def __len__(self) -> int:
-        return len(self.ends) - 1
+        return len(self.rows)
 
     def __getitem__(self, place: int) -> list[int]:  # type: ignore[override]  # slices are never asked for
         if not 0 <= place < len(self):
             raise IndexError(place)
-        return self.values[self.ends[place] : self.ends[place + 1]].tolist()
+        return self.rows[place][0].tolist()
+
+    @property
+    def lengths(self) -> list[int]:
+        """The length of each list."""
+        return self.rows.lengths[:, 0].tolist()
 
 
 @dataclass(frozen=True)
@@ -59,8 +75,8 @@ class Rows(Dataset[dict[str, Any]]):
         end: padding tokens after even the longest row of a batch; a funnel that truncates drops them.
     """
 
-    ids: Sequence[list[int]]
-    types: Sequence[list[int]] | None
+    ids: Lists
+    types: Lists | None
     labels: list[float]
     cut: int
     pad: int
@@ -76,7 +92,7 @@ class Rows(Dataset[dict[str, Any]]):
     @property
     def lengths(self) -> list[int]:
         """Number of tokens of each row."""
-        return [len(ids) for ids in self.ids]
+        return self.ids.lengths
 
     def padded(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Collate rows into a padded batch, (rows, tokens of the longest row plus ``end``)."""
@@ -104,34 +120,115 @@ class Rows(Dataset[dict[str, Any]]):
         }
 
 
-def encode(
-    split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig, *, regression: bool
-) -> Rows:
-    """Tokenize a split, with the special tokens that the tokenizer puts around text.
+@dataclass(frozen=True)
+class RowCache:
+    """The folder of tokenized rows.
 
     Args:
-        split: the rows.
-        tokenizer: the model's tokenizer.
-        max_length: truncate longer rows to this number of tokens, the longer text of a pair first; None truncates none.
-        config: the model's configuration: how many token types it has, and whether its poolings drop the end of a row.
-        regression: whether labels are numbers to predict.
+        folder: the folder.
+        spare: a folder to tokenize into, if the cache is not to change.
+        progress: is told what happens.
     """
+
+    folder: Path
+    spare: Path | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    def rows(
+        self,
+        key: Sequence[str],
+        splits: Sequence[Split],
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int | None,
+        config: EncoderConfig,
+        *,
+        regression: bool,
+    ) -> list[Rows]:
+        """Open the rows of all splits if the cache has them, else tokenize them, with all processors.
+
+        Rows have the special tokens that the tokenizer puts around text. Only one process may tokenize at a time.
+
+        Args:
+            key: what tells these rows and this tokenizer from others.
+            splits: the labelled rows.
+            tokenizer: the model's tokenizer.
+            max_length: truncate longer rows to this number of tokens, the longer text of a pair first; None truncates
+                none.
+            config: the model's configuration: how many token types it has, and whether its poolings drop the end of a
+                row.
+            regression: whether labels are numbers to predict.
+
+        Raises:
+            InputError: if a table changes meanwhile, the folder can't be written, or another process is writing to it.
+        """
+        name = f"rows-{fingerprint([*key, str(max_length)])}"
+        names = tuple(each for place in range(len(splits)) for each in _names(place))
+        entry = Entry(self.folder / name, names)
+        index = entry.complete()
+        if index is None:
+            entry = Entry((self.spare or self.folder) / name, names)
+            with entry.locked():
+                index = _encoded(entry, splits, tokenizer, max_length, self.progress)
+        end, pad = end_padding(config), tokenizer.pad_token_id
+        found = []
+        for place, split in enumerate(splits):
+            ids, types, cut = _opened(entry, index, place, config.type_vocab_size)
+            labels = [float(label) for label in split.labels] if regression else list(split.labels)
+            found.append(Rows(ids, types, labels, cut, pad, end))
+        return found
+
+
+def _names(place: int) -> tuple[str, ...]:
+    name = f"split{place}"
+    return (*file_names(name), f"{name}.types", f"{name}.cut")
+
+
+def _encoded(
+    entry: Entry,
+    splits: Sequence[Split],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None,
+    progress: Progress,
+) -> Index:
     # The tokenizer's own limit does not matter: the model checks whether rows fit.
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
-    ids, types, cut = Ragged(), Ragged(), 0
-    for start in range(0, len(split.texts), LOT):
-        texts = [list(side) for side in zip(*split.texts[start : start + LOT], strict=True)]
-        found = tokenizer(*texts, **options)
-        longer = 0 if max_length is None else sum(len(row) > max_length for row in found["input_ids"])
-        if longer:
-            found = tokenizer(*texts, truncation=True, max_length=max_length, **options)
-        cut += longer
-        ids.extend(found["input_ids"])
-        types.extend(found.get("token_type_ids") or ())
+    rows = ((place, row) for place, split in enumerate(splits) for row in split.texts)
+
+    def write(first: int, lot: list[tuple[int, tuple[str, ...]]], files: list[Appended]) -> None:
+        for place, group in groupby(lot, itemgetter(0)):
+            texts = [list(side) for side in zip(*(row for _, row in group), strict=True)]
+            found = tokenizer(*texts, **options)
+            longer = [max_length is not None and len(row) > max_length for row in found["input_ids"]]
+            if any(longer):
+                found = tokenizer(*texts, truncation=True, max_length=max_length, **options)
+            ids, lengths, types, cut = files[FILES * place : FILES * (place + 1)]
+            append_rows((ids, lengths), ([row] for row in found["input_ids"]), ID)
+            types.write(packed(chain.from_iterable(found.get("token_type_ids") or ()), TYPE))
+            cut.write(bytes(longer))
+            progress.step(len(longer))
+
+    index = entry.begin(progress)
+    progress.start(sum(len(split.labels) for split in splits))
+    progress.begin("tokenizing the rows")
+    progress.step(sum(shard.items for shard in index.shards))
+    index = entry.extend(index, rows, Lots(LOT, SHARD), write)
+    if not all(split.unchanged() for split in splits):
+        entry.drop()
+        raise InputError(None, "a table changed while it was read; run the same command again")
+    return entry.finish(index, {})
+
+
+def _opened(entry: Entry, index: Index, place: int, kinds: int) -> tuple[Lists, Lists | None, int]:
+    """Return a split's ids, its types if there are any and a model has so many, and how many rows were truncated."""
+    sizes = [index.size(FILES * place + each) for each in range(FILES)]
+    *_, types_name, cut_name = _names(place)
+    rows = open_rows(entry.folder, f"split{place}", ID, 1, sizes[:2])
+    types = TokenFile(entry.folder / types_name, TYPE, sizes[2] // TYPE)
     # Without types in the model, as with RoBERTa, or from the tokenizer, there are none.
-    typed = len(types) == len(ids) and max(types.values) < config.type_vocab_size
-    labels = [float(label) for label in split.labels] if regression else list(split.labels)
-    return Rows(ids, types if typed else None, labels, cut, tokenizer.pad_token_id, end_padding(config))
+    typed = len(types) == len(rows.ids) and types.largest() < kinds
+    with (entry.folder / cut_name).open("rb") as file:
+        cut = file.read(sizes[3]).count(1)
+    return Lists(rows), Lists(replace(rows, ids=types)) if typed else None, cut
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:

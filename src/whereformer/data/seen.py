@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import InputError
-from ..runs.results import from_json, read_json, write_json
-from .corpus import Summary, Text, summary_of
+from ..runs import ranks
+from ..runs.progress import Progress
+from ..runs.results import check_seal, from_json, read_json, sealed, write_json
+from .corpus import Summary
+from .shards import Entry
 
 FORMAT = 1
 """Format version of a record."""
 SETTLED = 2_000_000
 """Microseconds. A file that changed less than this before it was read may change again under the same time stamp."""
+
+
+class Readable(Protocol):
+    """A text in files, which is read anew in every pass.
+
+    Args:
+        field: the argument that errors about all of it name.
+        progress: is told what happens.
+    """
+
+    field: str
+    progress: Progress
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files, in the order in which they are read."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What decides, besides the files, which text it is."""
+
+    def summarise(self) -> Summary:
+        """Read all of it and summarise it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +75,7 @@ class SeenText:
         return bool(self.files) and all(file.changed + SETTLED < self.time for file in self.files)
 
 
-def look_at(text: Text, cache: Path) -> SeenText:
+def look_at(text: Readable, cache: Path) -> SeenText:
     """Summarise a text. Its files are read only if they have changed since :func:`remember` recorded them.
 
     Args:
@@ -63,23 +91,36 @@ def look_at(text: Text, cache: Path) -> SeenText:
         return seen
     text.progress.start(sum(file.size for file in files))
     text.progress.begin("reading the text")
-    return SeenText(summary_of(text.documents()), files, now)
+    return SeenText(text.summarise(), files, now)
 
 
-def remember(text: Text, seen: SeenText, cache: Path) -> None:
-    """Record a text that was read, unless the record says the same."""
-    if seen.settled and seen != _remembered(text, cache):
-        write_json(_record(text, cache), asdict(seen))
+def remember(text: Readable, seen: SeenText, cache: Path) -> None:
+    """Record a text that was read, unless the record says the same. Of several processes, the main one does it."""
+    if ranks.is_main() and seen.settled and seen != _remembered(text, cache):
+        write_json(_record(text, cache), sealed(asdict(seen)))
 
 
-def _remembered(text: Text, cache: Path) -> SeenText | None:
+def check_unchanged(text: Readable, seen: SeenText, entry: Entry) -> None:
+    """Check that the files are still those that were read; if they are not, what was encoded is forgotten.
+
+    Raises:
+        InputError: if a file has changed.
+    """
+    if files_of(text) != seen.files:
+        entry.drop()
+        raise InputError(text.field, "the text changed while it was read; run the same command again")
+
+
+def _remembered(text: Readable, cache: Path) -> SeenText | None:
     try:
-        return from_json(SeenText, read_json(_record(text, cache)))
+        content = read_json(_record(text, cache))
+        check_seal(content)
+        return from_json(SeenText, content)
     except (OSError, ValueError):
-        return None  # there is no record that can be read
+        return None  # there is no record, or it is damaged
 
 
-def files_of(text: Text) -> list[SeenFile]:
+def files_of(text: Readable) -> list[SeenFile]:
     """Return the files of a text as they are now.
 
     Raises:
@@ -90,12 +131,12 @@ def files_of(text: Text) -> list[SeenFile]:
         try:
             status = path.stat()
         except OSError as error:
-            raise InputError("data", f"cannot read {path}: {error.strerror or error}") from None
+            raise InputError(text.field, f"cannot read {path}: {error.strerror or error}") from None
         found.append(SeenFile(str(path.absolute()), status.st_size, status.st_mtime_ns // 1000))
     return found
 
 
-def _record(text: Text, cache: Path) -> Path:
-    names = [text.column or "", *(str(path.absolute()) for path in text.files)]
+def _record(text: Readable, cache: Path) -> Path:
+    names = [*text.names, *(str(path.absolute()) for path in text.files)]
     key = hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
     return cache / f"text-{key[:16]}.json"

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
 from ..files import naming
+
+Item = TypeVar("Item")
 
 BLOCK = 1 << 20
 """Number of tokens that are read at a time when a whole stream is read."""
@@ -67,6 +69,11 @@ class TokenFile:
         for start in range(0, self.length, BLOCK):
             found += torch.bincount(self[start : start + BLOCK], minlength=size)
         return found
+
+    def largest(self) -> int:
+        """Return the largest id, or -1 if there is none."""
+        starts = range(0, self.length, BLOCK)
+        return max((int(self[start : start + BLOCK].max()) for start in starts), default=-1)
 
 
 _DTYPES = {2: torch.uint16, 4: torch.int32}
@@ -147,9 +154,9 @@ class Appended:
             raise InputError("cache", f"cannot write {self.path}: {error.strerror or error}") from None
 
 
-def in_lots(items: Iterable[str], count: int) -> Iterator[list[str]]:
+def in_lots(items: Iterable[Item], count: int) -> Iterator[list[Item]]:
     """Yield the items in lists of ``count``; the last list may be shorter."""
-    lot: list[str] = []
+    lot: list[Item] = []
     for item in items:
         lot.append(item)
         if len(lot) == count:

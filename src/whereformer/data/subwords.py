@@ -5,12 +5,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .streams import in_lots
+
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
@@ -27,7 +31,6 @@ def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     with ``</s>``; a target begins with ``<s>`` and ends with ``</s>``. Names of special tokens in text are plain text.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence(
@@ -47,6 +50,20 @@ def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(texts, trainer)
     end = SPECIAL_TOKENS[END]
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)])
+    return _described(tokenizer)
+
+
+def load(path: Path) -> PreTrainedTokenizerFast:
+    """Load the ``tokenizer.json`` of a vocabulary that :func:`fit` has made."""
+    from tokenizers import Tokenizer
+
+    return _described(Tokenizer.from_file(str(path)))
+
+
+def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Wrap a tokenizer for transformers, with the roles of its special tokens."""
+    from transformers import PreTrainedTokenizerFast
+
     pad, start, end = SPECIAL_TOKENS
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -93,13 +110,18 @@ class Lines:
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Lines:
     """Encode the texts, each followed by the end token."""
-    backend = tokenizer.backend_tokenizer
-    # Loading a tokenizer sets this; building one does not.
-    backend.encode_special_tokens = True
     ids, ends = array("i"), [0]
-    for start in range(0, len(texts), 1024):
-        for encoded in backend.encode_batch_fast(texts[start : start + 1024]):
-            ids.extend(encoded.ids)
+    for lot in in_lots(texts, 1024):
+        for line in encode_lot(tokenizer, lot):
+            ids.extend(line)
             ends.append(len(ids))
     tokens = torch.frombuffer(ids, dtype=torch.int32) if ids else torch.empty(0, dtype=torch.int32)
     return Lines(tokens, torch.tensor(ends))
+
+
+def encode_lot(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
+    """Encode some texts with all processors; return the ids of each, with the end token."""
+    backend = tokenizer.backend_tokenizer
+    # Loading a tokenizer sets this; building one does not.
+    backend.encode_special_tokens = True
+    return [encoded.ids for encoded in backend.encode_batch_fast(texts)]

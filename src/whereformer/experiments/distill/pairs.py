@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...data.tables import read_table
+from ...data.tables import open_table
 from ...errors import InputError
 
 
@@ -35,15 +35,15 @@ def read_pairs(file: Path, text: str | None, label: str | None) -> LikenessPairs
         raise InputError("text", f"expected two columns, such as a,b, got {text!r}")
     if label is None:
         raise InputError("label", "expected the column that says how similar the texts are, got none")
-    columns = read_table("pairs", file, names)
+    table = open_table("pairs", file, names)
     for field, name in (("text", names[0]), ("text", names[1]), ("label", label)):
-        if name not in columns:
-            raise InputError(field, f"{file} has no column {name!r}; it has {', '.join(columns)}")
-    likeness = columns[label]
+        if name not in table.names:
+            raise InputError(field, f"{file} has no column {name!r}; it has {', '.join(table.names)}")
+    likeness = table.column(label)
     if len(likeness) < 2:
         raise InputError("pairs", f"expected at least 2 rows, {file} has {len(likeness)}")
     for row, value in enumerate(likeness):
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
             raise InputError("label", f"expected numbers, got {value!r} in row {row + 1} of {file}")
-    texts = [[str(value or "") for value in columns[name]] for name in names]
+    texts = [[str(value or "") for value in table.column(name)] for name in names]
     return LikenessPairs(str(file), (texts[0], texts[1]), [float(value) for value in likeness])

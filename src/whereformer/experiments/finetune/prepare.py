@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ import torch
 
 from ...data import glue, rows
 from ...data.glue import Data
-from ...data.rows import Rows
+from ...data.rows import RowCache, Rows
 from ...errors import InputError
 from ...models import EncoderConfig, EncoderForSequenceClassification
 from ...positions import PositionRangeError
+from ...runs import ranks
 from ...training.trainer import quiet_transformers
 from ..settings import listed
 from .models import fingerprint_of, load
@@ -108,13 +110,28 @@ class Encoded:
         )
 
 
-def encode(job: FinetuneJob, data: Data, config: EncoderConfig) -> Encoded:
-    """Tokenize a task for a model with this configuration."""
-    train, *judged = (
-        rows.encode(split, job.tokenizer, job.tuning.max_length, config, regression=data.task.classes is None)
-        for split in (data.train, *data.judged.values())
+def encode(job: FinetuneJob, data: Data, config: EncoderConfig, cache: RowCache) -> Encoded:
+    """Open a task's tokenized rows, or tokenize them, for a model with this configuration."""
+    facts, columns = data.facts, len(data.task.texts)
+    train, *judged = cache.rows(
+        [facts.fingerprint, str([*facts.rows.values(), columns]), _described(job.tokenizer)],
+        [data.train, *data.judged.values()],
+        job.tokenizer,
+        job.tuning.max_length,
+        config,
+        regression=data.task.classes is None,
     )
     return Encoded(data, train, dict(zip(data.judged, judged, strict=True)))
+
+
+def _described(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return all that decides how a tokenizer encodes rows."""
+    options = [type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return json.dumps([*options, str(tokenizer.init_kwargs), sorted(tokenizer.get_vocab().items())])
+    # What an earlier call truncated or padded does not matter to the next.
+    return json.dumps([*options, {**json.loads(backend.to_str()), "truncation": None, "padding": None}])
 
 
 @dataclass(frozen=True)
@@ -133,8 +150,8 @@ class Checked:
 
 
 @torch.no_grad()
-def prepare(job: FinetuneJob) -> Checked:
-    """Tokenize all text, and check that every model can read the longest row.
+def prepare(job: FinetuneJob, cache: RowCache) -> Checked:
+    """Tokenize all text, or find it in the cache, and check that every model can read the longest row.
 
     Raises:
         InputError: if a model, method or tokenizer does not fit, or rows are too long.
@@ -149,7 +166,8 @@ def prepare(job: FinetuneJob) -> Checked:
                 if job.tuning.packed and "-" in model.config.blocks:
                     raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
                 weights = fingerprint_of(model)
-                tasks = [encode(job, data, model.config) for data in job.tasks]
+                with ranks.main_first():
+                    tasks = [encode(job, data, model.config, cache) for data in job.tasks]
             _read_the_longest_row(model, tasks)
             parameters[variant.name] = _count_parameters(model)
     return Checked(tasks, weights, parameters)

@@ -1,10 +1,10 @@
-"""Learn a joint vocabulary, tokenize pairs of lines, and put them into batches."""
+"""Choose the encoded pairs of lines that are short enough, and put them into batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from ...data import subwords
-from ...data.parallel import Pairs
-from ...data.subwords import Lines
+from ...data.pairs import PARTS, ParallelText, open_or_encode
+from ...data.row_files import RowFile
+from ...data.seen import SeenText
 from ...errors import InputError
 from ...models.seq2seq.smoothed import IGNORED
 from .results import PairFacts, TranslationFacts
@@ -24,30 +25,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Examples(Dataset[tuple[Tensor, Tensor]]):
-    """Encoded pairs. Each line includes its end token.
+class Examples(Dataset[Sequence[Tensor]]):
+    """Encoded pairs. An item is a source and its target, each (tokens,) int64 and with its end token.
 
     Args:
-        source: the source lines.
-        target: their translations, one per source line.
+        rows: the pairs, each a row of two parts.
     """
 
-    source: Lines
-    target: Lines
+    rows: RowFile
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.rows)
 
-    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
-        return self.source[row].long(), self.target[row].long()
+    def __getitem__(self, row: int) -> Sequence[Tensor]:
+        return self.rows[row]
 
-    @cached_property
+    @property
     def lengths(self) -> Tensor:
         """(pairs, 2), the number of tokens of source and target."""
-        return torch.stack((self.source.lengths, self.target.lengths), 1)
+        return self.rows.lengths
 
 
-def collate(pairs: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+def collate(pairs: Sequence[Sequence[Tensor]]) -> dict[str, Tensor]:
     """Make a batch: ``input_ids``, ``labels`` (-100 after a target's end) and, if any source is padded, their mask."""
     sources, targets = zip(*pairs, strict=True)
     lengths = torch.tensor([len(source) for source in sources])
@@ -72,37 +71,43 @@ class TranslationText:
     facts: TranslationFacts
 
 
-def prepare(training: Pairs, held_out: Pairs, vocab_size: int, max_length: int) -> TranslationText:
-    """Learn a vocabulary from the training pairs and encode all pairs, without those with an empty or too long line.
+def prepare(
+    text: ParallelText, seen: SeenText, vocab_size: int, max_length: int, cache: Path, scratch: Path | None = None
+) -> TranslationText:
+    """Open the encoded pairs or encode them, and leave those with an empty or too long line out.
+
+    Args:
+        text: the text.
+        seen: the same text, as it was read before.
+        vocab_size: size of the vocabulary, which is learned from the training pairs.
+        max_length: the most tokens in a line.
+        cache: the folder of encoded texts.
+        scratch: the folder to encode into; by default the cache.
 
     Raises:
-        InputError: if no pair is left.
+        InputError: if no pair is left, and as :func:`whereformer.data.pairs.open_or_encode` does.
     """
-    parts = {"training": training.without_empty(), "held_out": held_out.without_empty()}
-    both = (line for side in (parts["training"].source, parts["training"].target) for line in side)
-    tokenizer = subwords.fit(both, vocab_size)
+    encoded = open_or_encode(cache, text, seen, vocab_size, scratch)
     found: dict[str, Examples] = {}
     facts: dict[str, PairFacts] = {}
-    for name, pairs in parts.items():
-        given = len(training) if name == "training" else len(held_out)
-        sides = [subwords.encode(tokenizer, texts) for texts in (pairs.source, pairs.target)]
-        fits = (sides[0].lengths <= max_length) & (sides[1].lengths <= max_length)
+    for name, source, rows in zip(PARTS, text.sources, (encoded.training, encoded.held_out), strict=True):
+        full = (rows.lengths > 0).all(1)
+        fits = full & (rows.lengths <= max_length).all(1)
         if not fits.any():
             raise InputError(
                 "max_length",
-                f"no {name.replace('_', '-')} pair of {pairs.name} has text on both sides and at most "
+                f"no {name.replace('_', '-')} pair of {source} has text on both sides and at most "
                 f"{max_length} tokens on each",
             )
-        chosen = fits.nonzero().flatten()
-        found[name] = Examples(sides[0].chosen(chosen), sides[1].chosen(chosen))
+        found[name] = Examples(rows.chosen(fits.nonzero().flatten()))
         lengths = found[name].lengths
         facts[name] = PairFacts(
-            pairs=len(found[name]),
-            empty=given - len(pairs),
-            too_long=len(pairs) - len(found[name]),
+            pairs=len(lengths),
+            empty=len(rows) - int(full.sum()),
+            too_long=int(full.sum()) - len(lengths),
             source_tokens=int(lengths[:, 0].sum()),
             target_tokens=int(lengths[:, 1].sum()),
             longest=int(lengths.max()),
         )
-    about = TranslationFacts(training.name, **facts, vocabulary=len(tokenizer))
-    return TranslationText(**found, tokenizer=tokenizer, facts=about)
+    about = TranslationFacts(text.sources[0], **facts, vocabulary=len(encoded.tokenizer))
+    return TranslationText(**found, tokenizer=encoded.tokenizer, facts=about)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ...data import batches, corpus
-from ...data.parallel import Pairs
+from ...data import batches
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...runs import ranks
 from ...training.judged import Course
@@ -115,14 +114,7 @@ class _Drawn:
 
 
 def settings_of(
-    model: TranslatorSettings,
-    training: TranslationTraining,
-    pairs: Pairs,
-    held_out: Pairs,
-    device: torch.device,
+    model: TranslatorSettings, training: TranslationTraining, text: str, device: torch.device
 ) -> dict[str, Any]:
-    """Return everything that decides a result. All runs in a folder share it."""
-    text = corpus.fingerprint(
-        line for each in (pairs, held_out) for side in (each.source, each.target) for line in side
-    )
+    """Return everything that decides a result. All runs in a folder share it. ``text`` is the text's hash."""
     return {**asdict(model), **asdict(training), "text": text, "device": device.type}

@@ -1,35 +1,66 @@
-"""Load the pairs of lines that a translation model is trained and judged on."""
+"""Open the pairs of lines that a translation model is trained and judged on."""
 
 from __future__ import annotations
 
-from ...data.parallel import Pairs, check_aligned, read_lines, read_table
-from ...errors import InputError
+from collections.abc import Iterator
+
+from ...data.lines import read_lines
+from ...data.pairs import ParallelText
+from ...data.parallel import Pair, PairFiles, Pairs, aligned, table_pairs
+from ...data.tables import check_table
+from ...runs.progress import Progress
 from .settings import ParallelData, columns_of
 
 
 def load_pairs(data: ParallelData) -> Pairs:
-    """Read the files that the options name.
+    """Read all of the files that the options name.
 
     Raises:
         InputError: if a file is missing, is not UTF-8, or does not match the other; the message says where.
     """
+    files = pair_files(data, Progress())
+    found = Pairs([], [], files.name)
+    for one, other in files:
+        found.source.append(one)
+        found.target.append(other)
+    return found
+
+
+def open_text(data: ParallelData, validation: ParallelData | None, progress: Progress) -> ParallelText:
+    """Return the text to train on and to judge by. It is read later.
+
+    Args:
+        data: the text to train on. Some of it is held out if there is no ``validation``.
+        validation: the text to judge by.
+        progress: is told the number of characters as they are read.
+
+    Raises:
+        InputError: if a file can't be read again and again.
+    """
+    others = None if validation is None else pair_files(validation, progress)
+    return ParallelText(pair_files(data, progress), others, progress)
+
+
+def pair_files(data: ParallelData, progress: Progress) -> PairFiles:
+    """Return the pairs in the files that the options name."""
     option = data.names
     if data.data:
-        columns = columns_of(option["columns"], data.columns)
-        parts = [read_table(option["data"], option["columns"], file, columns) for file in data.data]
-        pairs = Pairs(
-            [line for part in parts for line in part[0]],
-            [line for part in parts for line in part[1]],
-            ", ".join(map(str, data.data)),
-        )
-        name = option["data"]
-    else:
-        assert data.source is not None
-        assert data.target is not None
-        source, target = read_lines(option["source"], data.source), read_lines(option["target"], data.target)
-        check_aligned(option["source"], data.source, source, data.target, target)
-        pairs = Pairs(source, target, f"{data.source} and {data.target}")
-        name = option["source"]
-    if not any(line.strip() for line in pairs.source) or not any(line.strip() for line in pairs.target):
-        raise InputError(name, f"no text in {pairs.name}")
-    return pairs
+        field, columns = option["data"], columns_of(option["columns"], data.columns)
+        for file in data.data:
+            if file.suffix.lower() != ".tsv":
+                check_table(field, file)
+
+        def read() -> Iterator[Pair]:
+            for file in data.data:
+                yield from table_pairs(field, option["columns"], file, columns)
+
+        name, fields = ", ".join(map(str, data.data)), (field,) * len(data.data)
+        return PairFiles(name, field, data.data, fields, data.columns, read, progress)
+    source, target, fields = data.source, data.target, (option["source"], option["target"])
+    assert source is not None
+    assert target is not None
+
+    def read_aligned() -> Iterator[Pair]:
+        return aligned(fields[0], source, read_lines(fields[0], source), target, read_lines(fields[1], target))
+
+    return PairFiles(f"{source} and {target}", fields[0], (source, target), fields, None, read_aligned, progress)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, EncoderDecoderCache, LogitsProcessor
 
 from ...data import batches, subwords
-from ...data.parallel import split_lines
 from ...errors import InputError
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ...models.checkpoints.files import find_weights, read_header
@@ -222,17 +221,6 @@ def load(model: str, decoding: Decoding, device: torch.device) -> Translator:
     if special != [subwords.PAD, subwords.START, subwords.END] or len(tokenizer) > config.vocab_size:
         raise InputError("model", f"the tokenizer of {model} belongs to another model")
     return Translator(found.to(device).eval(), tokenizer, decoding)
-
-
-def lines_of(field: str, name: str, stream: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a UTF-8 stream, without line ends.
-
-    Raises:
-        InputError: if a line is not UTF-8; it names the line.
-    """
-    for number, line in enumerate(stream):
-        # A line feed at the end does not start another line.
-        yield from split_lines(field, name, line, number)
 
 
 def _read(lines: Iterator[str], count: int) -> tuple[list[str], InputError | None]:

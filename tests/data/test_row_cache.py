@@ -1,0 +1,122 @@
+"""The cache of labelled rows: the same rows as in memory, whatever happens to it or to the tables."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+from transformers import AutoTokenizer
+
+from tests.data.interrupting import DAMAGE, contents, damage, index_of, only_folder, stop_at
+from tests.data.told import Told
+from tests.experiments.finetuning import save_model
+from whereformer import EncoderConfig
+from whereformer.data import glue, rows
+from whereformer.data.rows import RowCache
+from whereformer.errors import InputError
+
+PAIRS = [(f"the cat saw dog {n}", " ".join(["again"] * (n % 9))) for n in range(50)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """One that tells the texts of a pair apart."""
+    found = AutoTokenizer.from_pretrained(save_model(tmp_path_factory.mktemp("model")))
+    found.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch):
+    monkeypatch.setattr(rows, "SHARD", 16)
+    monkeypatch.setattr(rows, "LOT", 8)
+
+
+@pytest.fixture
+def data(tmp_path):
+    files = {"train": tmp_path / "train.jsonl", "validation": tmp_path / "validation.jsonl"}
+    for name, some in (("train", PAIRS[:30]), ("validation", PAIRS[30:])):
+        lines = [json.dumps({"a": one, "b": other, "y": len(other)}) for one, other in some]
+        files[name].write_text("\n".join(lines))
+    return glue.OwnTask(**files, texts=("a", "b"), label="y", regression=True)
+
+
+def made(data, tokenizer, cache, max_length=14, key=None):
+    """The rows of both splits, and what the progress was told."""
+    told, found = Told(), data.load()
+    key = [found.facts.fingerprint] if key is None else key
+    splits = [found.train, *found.judged.values()]
+    return RowCache(cache, progress=told).rows(
+        key, splits, tokenizer, max_length, EncoderConfig(), regression=True
+    ), told
+
+
+def test_the_cache_holds_the_rows_that_tokenizing_in_memory_gives(data, tokenizer, tmp_path):
+    found, told = made(data, tokenizer, tmp_path / "cache")
+    expected = tokenizer([a for a, _ in PAIRS], [b for _, b in PAIRS], truncation=True, max_length=14)
+    ids, types = ([*getattr(found[0], name), *getattr(found[1], name)] for name in ("ids", "types"))
+    assert ids == expected["input_ids"]
+    assert types == expected["token_type_ids"]
+    assert {kind for row in types for kind in row} == {0, 1}
+    assert [len(split) for split in found] == [30, 20]
+    assert [*found[0].labels, *found[1].labels] == [len(b) for _, b in PAIRS]
+    whole = tokenizer([a for a, _ in PAIRS], [b for _, b in PAIRS], truncation=False)["input_ids"]
+    assert 0 < sum(split.cut for split in found) == sum(len(row) > 14 for row in whole)
+    assert (told.parts, told.characters) == (["tokenizing the rows"], 50)
+
+
+def test_wherever_it_is_interrupted_tokenizing_continues_with_the_same_bytes(data, tokenizer, tmp_path):
+    made(data, tokenizer, tmp_path / "whole")
+    pieces = 8 * len(index_of(tmp_path / "whole")["shards"])
+    assert pieces == 32
+    for count in range(0, pieces, 3):
+        cache = tmp_path / str(count)
+        stop_at(count, lambda cache=cache: made(data, tokenizer, cache))
+        assert len(index_of(cache)["shards"]) == count // 8
+        _, told = made(data, tokenizer, cache)
+        assert told.lines == [f"continuing after {count // 8} encoded shards in {only_folder(cache)}"] * (count > 7)
+        assert contents(cache) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["split0.types", "split1.cut"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_cache_is_noticed_and_mended(data, tokenizer, tmp_path, name, kind):
+    before, _ = made(data, tokenizer, tmp_path / "cache")
+    expected, bytes_before = [[*split.ids] for split in before], contents(tmp_path / "cache")
+    damage(only_folder(tmp_path / "cache") / name, kind)
+    found, told = made(data, tokenizer, tmp_path / "cache")
+    # What follows the last shard does not count.
+    assert bool(told.parts) is (kind != "longer")
+    assert kind == "longer" or contents(tmp_path / "cache") == bytes_before
+    assert [[*split.ids] for split in found] == expected
+    assert [split.cut for split in found] == [split.cut for split in before]
+
+
+def test_what_is_there_is_opened_without_tokenizing_and_another_key_or_length_is_not(data, tokenizer, tmp_path):
+    cache = tmp_path / "cache"
+    found, _ = made(data, tokenizer, cache)
+    again, told = made(data, SimpleNamespace(pad_token_id=tokenizer.pad_token_id), cache)
+    assert [[*split.ids] for split in again] == [[*split.ids] for split in found]
+    assert told.parts == []
+    for options in ({"max_length": 12}, {"max_length": None}, {"key": ["another"]}):
+        _, told = made(data, tokenizer, cache, **options)
+        assert told.parts == ["tokenizing the rows"]
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_a_table_that_changes_while_it_is_read_is_refused(data, tokenizer, tmp_path):
+    found = data.load()
+    cache = RowCache(tmp_path / "cache")
+    data.train.write_text(data.train.read_text().replace("cat", "king"))
+    os.utime(data.train, (1e9, 1e9))
+
+    def encoded(splits):
+        return cache.rows(["x"], splits, tokenizer, None, EncoderConfig(), regression=True)
+
+    with pytest.raises(InputError, match="a table changed while it was read; run the same command again"):
+        encoded([found.train])
+    (again,) = encoded([data.load().train])
+    assert (
+        list(again.ids)
+        == tokenizer([a.replace("cat", "king") for a, _ in PAIRS[:30]], [b for _, b in PAIRS[:30]])["input_ids"]
+    )
