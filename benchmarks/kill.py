@@ -387,6 +387,8 @@ def damaged(file: Path, kind: str, places: list[Path], chance: random.Random) ->
     if kind == "delete":
         file.unlink()
         return True
+    if not content:
+        return False
     changed = {"empty": lambda: b"", "truncate": lambda: content[: chance.randrange(len(content))]}
     if kind in changed:
         new = changed[kind]()
