@@ -94,8 +94,8 @@ class Kill:
                     "disks": counted(fill(command, whole, chance) for _ in range(self.disks)),
                 }
                 show(console, name, found[name])
-        if self.out is not None:
-            write_results(self.out, {"seed": self.seed, "commands": found})
+                if self.out is not None:
+                    write_results(self.out, {"seed": self.seed, "commands": found})
 
 
 @dataclass(frozen=True)
