@@ -313,6 +313,15 @@ def test_a_dry_run_leaves_the_cache_alone(file, tmp_path):
     assert sorted((tmp_path / "cache").rglob("*")) == before
 
 
+def test_each_process_of_a_dry_run_encodes_for_itself(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    text = Text([file])
+    found = open_or_encode(tmp_path / "cache", text, look_at(text, tmp_path), CHOICE, tmp_path / "scratch")
+    assert len(found.training)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_text_that_settles_is_remembered_when_the_cache_is_opened(file, tmp_path):
     file.touch()
     made(file, tmp_path / "cache")
