@@ -11,7 +11,7 @@ from tests.data.told import Told
 from whereformer.data import cache as caches
 from whereformer.data import corpus, seen, shards, streams
 from whereformer.data.cache import TokenizerChoice, open_encoded, open_or_encode
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import Text, fingerprint
 from whereformer.data.hub import fetched
 from whereformer.data.seen import look_at
 from whereformer.data.streams import TokenFile, packed, width_of
@@ -186,6 +186,16 @@ def test_a_text_that_changes_while_it_is_encoded_is_refused(file, tmp_path, monk
         made(file, tmp_path / "cache")
     monkeypatch.setattr(caches, "fit_tokenizer", real)
     assert len(made(file, tmp_path / "cache")[0].training)
+
+
+def test_a_tokenizer_that_splits_special_tokens_is_another(tmp_path):
+    tokenizer = fit_tokenizer(["some text"], 64)
+    tokenizer.save_pretrained(tmp_path)
+    before = TokenizerChoice(tmp_path, 64).setting
+    assert before == fingerprint([tokenizer.backend_tokenizer.to_str()])
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "split_special_tokens": True}))
+    assert TokenizerChoice(tmp_path, 64).setting != before
 
 
 def test_another_process_is_not_disturbed(file, tmp_path):

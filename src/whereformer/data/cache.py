@@ -45,7 +45,9 @@ class TokenizerChoice:
         """
         if self.path is None:
             return f"trained, {self.vocab_size} tokens"
-        return fingerprint([load_tokenizer(self.path).backend_tokenizer.to_str()])
+        backend = load_tokenizer(self.path).backend_tokenizer
+        # The JSON does not tell whether names of special tokens in text are plain text.
+        return fingerprint([backend.to_str(), *(["plain text"] if backend.encode_special_tokens else [])])
 
 
 @dataclass(frozen=True)
