@@ -90,7 +90,7 @@ class Texts:
         for number, row in enumerate(self.table.rows(self.columns)):
             if not all(isinstance(text, str) for text in row):
                 expected = f"expected text in {' and '.join(self.columns)}"
-                raise InputError(None, f"{self.where}, row {number}: {expected}, got {row!r}")
+                raise InputError(None, f"{self.where}, row {number}: {expected}, got {shown(row)}")
             if wanted is None:
                 yield row
             elif number == coming:
@@ -292,7 +292,10 @@ class _Opened:
         found = self.table.column(task.label)
         if not found:
             raise InputError(None, f"{self.where}: expected at least one row, got none")
-        return found if self.places is None else [self.places.get(str(label), str(label)) for label in found]
+        if self.places is None:
+            return found
+        # A row without a label is not of a class named None.
+        return [None if label is None else self.places.get(str(label), str(label)) for label in found]
 
 
 def _data(task: Task, opened: Mapping[str, _Opened], source: str, parts: list[str], train_rows: int | None) -> Data:
@@ -332,7 +335,7 @@ def _check_labels(labels: Sequence[Any], task: Task, where: str) -> None:
                 )
         elif not (is_whole and 0 <= label < len(task.classes)):
             known = ", ".join(f"{place} ({name})" for place, name in enumerate(task.classes))
-            raise InputError(None, f"{where}, row {number}: expected a label of {known}, got {label!r}")
+            raise InputError(None, f"{where}, row {number}: expected a label of {known}, got {shown(label)}")
 
 
 def _sample(count: int, size: int) -> tuple[int, ...]:
