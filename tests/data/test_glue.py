@@ -121,7 +121,7 @@ def test_names_of_columns_may_have_spaces(tmp_path):
 
 def test_errors_of_own_tables(tmp_path):
     good = own(tmp_path, ["a", "b"])
-    fails("train.jsonl: expected a column 'x', found t, y", **{**good, "text": "x"})
+    fails("^train: .*train.jsonl: expected a column 'x', found t, y", **{**good, "text": "x"})
     fails("train.jsonl: expected a column 'z', found t, y", **{**good, "label": "z"})
     fails("validation: no such file", **{**good, "validation": tmp_path / "none.csv"})
     fails("train: expected a .csv, .* file, got '.*folder'", **{**good, "train": tmp_path / "folder"})
@@ -129,7 +129,8 @@ def test_errors_of_own_tables(tmp_path):
     fails("text: expected one column or two", **{**good, "text": "a,b,c"})
     fails("task: GLUE tasks and a task of your own", **good, task="cola")
     fails(
-        r"validation.jsonl, row 1: expected a label of 0 \(10\), 1 \(20\), got '1'", **own(tmp_path, [10, 20], [10, 1])
+        r"^validation: .*validation.jsonl, row 1: expected a label of 0 \(10\), 1 \(20\), got '1'",
+        **own(tmp_path, [10, 20], [10, 1]),
     )
     fails("label: expected at least two classes", **own(tmp_path, ["a", "a"]))
     good = own(tmp_path, ["a", "b"])
@@ -138,7 +139,7 @@ def test_errors_of_own_tables(tmp_path):
     (tmp_path / "twice.csv").write_text("t,y,t\na,1,b\n")
     fails("train: .*twice.csv has more than one column 't'", **{**good, "train": tmp_path / "twice.csv"})
     (tmp_path / "empty.csv").write_text("t,y\n")
-    fails("empty.csv: expected at least one row", **{**good, "validation": tmp_path / "empty.csv"})
+    fails("^validation: .*empty.csv: expected at least one row", **{**good, "validation": tmp_path / "empty.csv"})
 
 
 def test_a_row_without_a_label_has_no_class(tmp_path):

@@ -88,6 +88,10 @@ class Table(Protocol):
     """A table that is read anew in every pass, some rows at a time."""
 
     @property
+    def field(self) -> str:
+        """The argument that errors about it name."""
+
+    @property
     def names(self) -> list[str]:
         """The names of its columns."""
 
