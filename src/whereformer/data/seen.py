@@ -98,7 +98,7 @@ def look_at(text: Readable, cache: Path) -> SeenText:
 def remember(text: Readable, seen: SeenText, cache: Path) -> None:
     """Record a text that was read, unless the record says the same. Of several processes, the main one does it.
 
-    Where nothing can be written, as to a cache of somebody else, the text is read again next time.
+    If the record can't be written, for example to somebody else's cache, the text is read again next time.
     """
     if ranks.is_main() and seen.settled and seen != _remembered(text, cache):
         with suppress(OSError):  # also where another command writes the same record now

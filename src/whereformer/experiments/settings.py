@@ -68,7 +68,7 @@ def listed_numbers(field: str, text: str, low: int, high: int) -> list[int]:
         InputError: if there are none, or one is something else.
     """
     found = []
-    for part in listed(field, text):
+    for part in listed(field, text, spaces=True):  # so that "1 3" is not 13
         # More digits than Python reads would be an error of another kind.
         if not re.fullmatch("[0-9]{1,18}", part) or not low <= int(part) <= high:
             raise InputError(field, f"expected numbers from {low} to {high} separated by commas, got {shown(part)}")

@@ -28,7 +28,7 @@ class DataSettings:
     """Your own task: rows to judge the model by."""
 
     text: str | None = None
-    """Your own task: the column with the text, or two for a pair of texts."""
+    """Your own task: the column with the text, or two for a pair of texts, such as question,answer."""
 
     label: str | None = None
     """Your own task: the column with the classes, or with ``regression`` the numbers."""
