@@ -11,7 +11,7 @@ from tests.data.told import Told
 from whereformer.data import cache as caches
 from whereformer.data import corpus, seen, shards, streams
 from whereformer.data.cache import TokenizerChoice, open_encoded, open_or_encode
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import Text, fingerprint
 from whereformer.data.hub import fetched
 from whereformer.data.seen import look_at
 from whereformer.data.streams import TokenFile, packed, width_of
@@ -188,6 +188,16 @@ def test_a_text_that_changes_while_it_is_encoded_is_refused(file, tmp_path, monk
     assert len(made(file, tmp_path / "cache")[0].training)
 
 
+def test_a_tokenizer_that_splits_special_tokens_is_another(tmp_path):
+    tokenizer = fit_tokenizer(["some text"], 64)
+    tokenizer.save_pretrained(tmp_path)
+    before = TokenizerChoice(tmp_path, 64).setting
+    assert before == fingerprint([tokenizer.backend_tokenizer.to_str()])
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "split_special_tokens": True}))
+    assert TokenizerChoice(tmp_path, 64).setting != before
+
+
 def test_another_process_is_not_disturbed(file, tmp_path):
     made(file, tmp_path / "cache")
     folder = only_folder(tmp_path / "cache")
@@ -311,6 +321,15 @@ def test_a_dry_run_leaves_the_cache_alone(file, tmp_path):
     found = open_or_encode(tmp_path / "cache", text, looked, TokenizerChoice(None, 100), tmp_path / "scratch")
     assert found.training.path.is_relative_to(tmp_path / "scratch")
     assert sorted((tmp_path / "cache").rglob("*")) == before
+
+
+def test_each_process_of_a_dry_run_encodes_for_itself(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    text = Text([file])
+    found = open_or_encode(tmp_path / "cache", text, look_at(text, tmp_path), CHOICE, tmp_path / "scratch")
+    assert len(found.training)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_text_that_settles_is_remembered_when_the_cache_is_opened(file, tmp_path):

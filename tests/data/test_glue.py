@@ -112,9 +112,16 @@ def test_own_classes_may_be_numbers_and_own_numbers_whole(tmp_path):
     assert data.train.labels == [1, 2, 3]
 
 
+def test_names_of_columns_may_have_spaces(tmp_path):
+    (tmp_path / "a.csv").write_text("the text,other,the label\nx,y,0\nz,y,1\n")
+    files = {"train": tmp_path / "a.csv", "validation": tmp_path / "a.csv"}
+    (data,) = load(**files, text="the text, other", label="the label")
+    assert list(data.train.texts) == [("x", "y"), ("z", "y")]
+
+
 def test_errors_of_own_tables(tmp_path):
     good = own(tmp_path, ["a", "b"])
-    fails("train.jsonl: expected a column 'x', found t, y", **{**good, "text": "x"})
+    fails("^train: .*train.jsonl: expected a column 'x', found t, y", **{**good, "text": "x"})
     fails("train.jsonl: expected a column 'z', found t, y", **{**good, "label": "z"})
     fails("validation: no such file", **{**good, "validation": tmp_path / "none.csv"})
     fails("train: expected a .csv, .* file, got '.*folder'", **{**good, "train": tmp_path / "folder"})
@@ -122,7 +129,8 @@ def test_errors_of_own_tables(tmp_path):
     fails("text: expected one column or two", **{**good, "text": "a,b,c"})
     fails("task: GLUE tasks and a task of your own", **good, task="cola")
     fails(
-        r"validation.jsonl, row 1: expected a label of 0 \(10\), 1 \(20\), got '1'", **own(tmp_path, [10, 20], [10, 1])
+        r"^validation: .*validation.jsonl, row 1: expected a label of 0 \(10\), 1 \(20\), got '1'",
+        **own(tmp_path, [10, 20], [10, 1]),
     )
     fails("label: expected at least two classes", **own(tmp_path, ["a", "a"]))
     good = own(tmp_path, ["a", "b"])
@@ -131,7 +139,23 @@ def test_errors_of_own_tables(tmp_path):
     (tmp_path / "twice.csv").write_text("t,y,t\na,1,b\n")
     fails("train: .*twice.csv has more than one column 't'", **{**good, "train": tmp_path / "twice.csv"})
     (tmp_path / "empty.csv").write_text("t,y\n")
-    fails("empty.csv: expected at least one row", **{**good, "validation": tmp_path / "empty.csv"})
+    fails("^validation: .*empty.csv: expected at least one row", **{**good, "validation": tmp_path / "empty.csv"})
+
+
+def test_a_row_without_a_label_has_no_class(tmp_path):
+    fails(r"row 2: expected a label of 0 \(None\), 1 \(b\), got None", **own(tmp_path, ["None", "b", None]))
+
+
+def test_errors_do_not_repeat_long_cells(tmp_path):
+    good = own(tmp_path, ["a", "b"], ["a", "z" * 1000])
+    fails(f"row 1: expected a label of .*, got 'z{{59}}{re.escape('...')}$", **good)
+    good["train"].write_text(json.dumps({"t": [1] * 1000, "y": "a"}) + "\n" + json.dumps({"t": "x", "y": "b"}))
+    fails(f"row 0: expected text in t, got .{{60}}{re.escape('...')}$", **good)
+
+
+def test_a_whole_number_may_be_larger_than_any_other(tmp_path):
+    large = 10**400
+    fails(f"row 0: expected a number .*, got 1{'0' * 59}", **own(tmp_path, [large, 0.5]), regression=True)
 
 
 def test_a_number_has_to_be_one(tmp_path):

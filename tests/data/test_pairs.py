@@ -1,5 +1,6 @@
 """The cache of encoded pairs: the same rows as in memory, whatever happens to it or to the text."""
 
+import errno
 import json
 import os
 
@@ -11,7 +12,7 @@ from tests.data.test_parallel import held_out_in_memory
 from tests.data.told import Told
 from tests.experiments.parallel_text import pairs as some_pairs
 from whereformer.data import pairs as caches
-from whereformer.data import parallel, subwords
+from whereformer.data import parallel, seen, subwords
 from whereformer.data.seen import look_at
 from whereformer.errors import InputError
 from whereformer.experiments.translate.pairs import open_text
@@ -168,6 +169,39 @@ def test_a_dry_run_leaves_the_cache_alone(data, tmp_path):
     found, _ = made(data, tmp_path / "cache", vocabulary=330, scratch=tmp_path / "scratch")
     assert found.training.ids.path.is_relative_to(tmp_path / "scratch")
     assert sorted((tmp_path / "cache").rglob("*")) == before
+
+
+def as_second_process(patched):
+    patched.setenv("RANK", "1")
+    patched.setenv("WORLD_SIZE", "2")
+
+
+def test_each_process_of_a_dry_run_encodes_for_itself(data, tmp_path, monkeypatch):
+    as_second_process(monkeypatch)
+    found, _ = made(data, tmp_path / "cache", scratch=tmp_path / "scratch")
+    assert len(found.training)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_only_the_main_process_writes_to_a_cache(data, tmp_path, monkeypatch):
+    expected, _ = made(data, tmp_path / "cache")
+    as_second_process(monkeypatch)
+    assert listed(made(data, tmp_path / "cache")[0].training) == listed(expected.training)
+    with pytest.raises(InputError, match=r"^cache: .* lacks what the main process has written to it"):
+        made(data, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_read(data, tmp_path, monkeypatch):
+    expected, _ = made(data, tmp_path / "cache")
+    [record] = (tmp_path / "cache").glob("text-*.json")
+    record.unlink()
+
+    def refuse(path, content):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(seen, "write_json", refuse)
+    assert listed(made(data, tmp_path / "cache")[0].training) == listed(expected.training)
 
 
 def test_no_more_of_a_text_is_read_than_is_asked_for(data):

@@ -41,12 +41,12 @@ def data(tmp_path):
     return glue.OwnTask(**files, texts=("a", "b"), label="y", regression=True)
 
 
-def made(data, tokenizer, cache, max_length=14, key=None):
+def made(data, tokenizer, cache, max_length=14, key=None, scratch=None):
     """The rows of both splits, and what the progress was told."""
     told, found = Told(), data.load()
     key = [found.facts.fingerprint] if key is None else key
     splits = [found.train, *found.judged.values()]
-    return RowCache(cache, progress=told).rows(
+    return RowCache(cache, scratch, told).rows(
         key, splits, tokenizer, max_length, EncoderConfig(), regression=True
     ), told
 
@@ -102,6 +102,15 @@ def test_what_is_there_is_opened_without_tokenizing_and_another_key_or_length_is
         _, told = made(data, tokenizer, cache, **options)
         assert told.parts == ["tokenizing the rows"]
     assert len(list(cache.iterdir())) == 4
+
+
+def test_each_process_of_a_dry_run_tokenizes_for_itself(data, tokenizer, tmp_path, monkeypatch):
+    expected, _ = made(data, tokenizer, tmp_path / "cache")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    [found, _], _ = made(data, tokenizer, tmp_path / "other", scratch=tmp_path / "scratch")
+    assert list(found.ids) == list(expected[0].ids)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_table_that_changes_while_it_is_read_is_refused(data, tokenizer, tmp_path):

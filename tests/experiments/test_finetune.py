@@ -227,6 +227,9 @@ def test_what_decides_the_tokens_decides_which_cache_is_opened(model, data, tmp_
     (other,) = prepare(job, cache).tasks
     assert [*other.train.ids] != [*first.train.ids]
     assert len(list(cache.folder.iterdir())) == 2
+    job.tokenizer.split_special_tokens = True
+    prepare(job, cache)
+    assert len(list(cache.folder.iterdir())) == 3
 
 
 def test_own_task(model, tmp_path):

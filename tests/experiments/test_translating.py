@@ -261,6 +261,7 @@ def test_scores_of_a_model(model, lines, tmp_path, capsys, beams):
         score --hypotheses no --references no => --hypotheses: cannot read 'no'
         score --words 4,x => --words: expected numbers from 1 to 1048576 separated by commas, got 'x'
         score --words 9,4 => --words: expected ascending numbers
+        score --words '4 8' => --words: expected numbers from 1 to 1048576 separated by commas, got '4 8'
         score --words 0,4 => --words: expected numbers from 1 to 1048576
         score --out no/such/file => --out: no such folder: 'no/such'
         score m => --data: expected tables, or --source and --target, got none

@@ -317,6 +317,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a value like
         --position-options '[' => --position-options: expected a JSON object
         --cross-position tsia => --cross-position: unknown position method 'tsia'; did you mean 'tisa'?
+        --cross-position t5+t5 => --cross-position: 't5+t5' names a method twice
         --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 256
         --encoder-layers 0 => --encoder-layers: expected at least 1, got 0
         --dropout 1 => --dropout: expected 0 to 0.9, got 1.0

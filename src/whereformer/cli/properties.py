@@ -103,7 +103,7 @@ class Properties:
         from ..experiments.compare.results import BASELINE
         from ..experiments.settings import listed
 
-        names = ["".join(name.split()) for name in listed("positions", self.positions)]
+        names = list(listed("positions", self.positions))
         if BASELINE in names:
             raise InputError("positions", f"{BASELINE!r} has no properties; it is what the others are compared with")
         return names

@@ -45,7 +45,9 @@ class TokenizerChoice:
         """
         if self.path is None:
             return f"trained, {self.vocab_size} tokens"
-        return fingerprint([load_tokenizer(self.path).backend_tokenizer.to_str()])
+        backend = load_tokenizer(self.path).backend_tokenizer
+        # The JSON does not tell whether names of special tokens in text are plain text.
+        return fingerprint([backend.to_str(), *(["plain text"] if backend.encode_special_tokens else [])])
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def open_or_encode(
     """
     found = open_encoded(cache, seen, choice)
     if found is None:
-        return encode(scratch or cache, text, seen, choice)
+        found = encode(_entry(cache, seen, choice).within(scratch), text, seen, choice)
     if scratch is None:
         remember(text, seen, cache)
     return found
@@ -89,13 +91,13 @@ def open_encoded(cache: Path, seen: SeenText, choice: TokenizerChoice) -> Encode
     return None if index is None else _opened(entry, index, choice)
 
 
-def encode(cache: Path, text: Text, seen: SeenText, choice: TokenizerChoice) -> EncodedText:
-    """Encode a text into the cache, or the part of it that is missing there, and open it.
+def encode(entry: Entry, text: Text, seen: SeenText, choice: TokenizerChoice) -> EncodedText:
+    """Encode a text, or the part of it that is missing in its folder, and open it.
 
     Only one process may do this at a time. The others may call :func:`open_encoded` afterwards.
 
     Args:
-        cache: the folder of all caches.
+        entry: the text's folder.
         text: the text; its progress is told what happens.
         seen: the same text, as it was read before.
         choice: the tokenizer.
@@ -107,7 +109,6 @@ def encode(cache: Path, text: Text, seen: SeenText, choice: TokenizerChoice) -> 
     check_enough(text.pages(), seen.summary.characters)
     # Learning a vocabulary reads the text twice more.
     text.progress.start(seen.summary.characters * (1 if choice.path else 3))
-    entry = _entry(cache, seen, choice)
     with entry.locked():
 
         def learn() -> str:
@@ -127,7 +128,6 @@ def encode(cache: Path, text: Text, seen: SeenText, choice: TokenizerChoice) -> 
         check_unchanged(text, seen, entry)
         streams = zip(STREAMS, _streams(entry, index, vocabulary), strict=True)
         index = entry.finish(index, {name: stream.counts(vocabulary.size).tolist() for name, stream in streams})
-        remember(text, seen, cache)
     return _opened(entry, index, choice)
 
 

@@ -90,7 +90,7 @@ class Texts:
         for number, row in enumerate(self.table.rows(self.columns)):
             if not all(isinstance(text, str) for text in row):
                 expected = f"expected text in {' and '.join(self.columns)}"
-                raise InputError(None, f"{self.where}, row {number}: {expected}, got {row!r}")
+                raise InputError(self.table.field, f"{self.where}, row {number}: {expected}, got {shown(row)}")
             if wanted is None:
                 yield row
             elif number == coming:
@@ -204,6 +204,7 @@ class _HubTable:
     """A split of a data set, in Arrow files that the library has downloaded and maps into memory."""
 
     dataset: Any
+    field: str = "data"
 
     @property
     def names(self) -> list[str]:
@@ -288,11 +289,15 @@ class _Opened:
         names = self.table.names
         for name in (*task.texts, task.label):
             if name not in names:
-                raise InputError(None, f"{self.where}: expected a column {name!r}, found {', '.join(names) or 'none'}")
+                known = ", ".join(names) or "none"
+                raise InputError(self.table.field, f"{self.where}: expected a column {name!r}, found {known}")
         found = self.table.column(task.label)
         if not found:
-            raise InputError(None, f"{self.where}: expected at least one row, got none")
-        return found if self.places is None else [self.places.get(str(label), str(label)) for label in found]
+            raise InputError(self.table.field, f"{self.where}: expected at least one row, got none")
+        if self.places is None:
+            return found
+        # A row without a label is not of a class named None.
+        return [None if label is None else self.places.get(str(label), str(label)) for label in found]
 
 
 def _data(task: Task, opened: Mapping[str, _Opened], source: str, parts: list[str], train_rows: int | None) -> Data:
@@ -313,26 +318,27 @@ def _data(task: Task, opened: Mapping[str, _Opened], source: str, parts: list[st
         splits[name] = Split(Texts(each.table, task.texts, each.where, chosen), kept)
         for row, label in zip(splits[name].texts, kept, strict=False):
             digest.update("".join(f"{text}\0" for text in (*row, str(label))).encode())
-        _check_labels(labels, task, each.where)
+        _check_labels(labels, task, each)
     counts = {name: len(split.labels) for name, split in splits.items()}
     # Scores on a part must not be mistaken for scores on the official split.
     facts = RowFacts(source, counts, subsets=parts, fingerprint=digest.hexdigest()[:16])
     return Data(task, splits["train"], {shown: splits[split] for split, shown in task.judged}, facts)
 
 
-def _check_labels(labels: Sequence[Any], task: Task, where: str) -> None:
+def _check_labels(labels: Sequence[Any], task: Task, opened: _Opened) -> None:
+    if task.classes is None:
+        expected = f"a number of at most {LARGEST:g} in {task.label!r}"
+    else:
+        expected = f"a label of {', '.join(f'{place} ({name})' for place, name in enumerate(task.classes))}"
     for number, label in enumerate(labels):
         is_whole = isinstance(label, int) and not isinstance(label, bool)
         if task.classes is None:
-            if not ((is_whole or isinstance(label, float)) and abs(label) <= LARGEST):
-                raise InputError(
-                    None,
-                    f"{where}, row {number}: expected a number of at most {LARGEST:g} in {task.label!r}, "
-                    f"got {shown(label)}",
-                )
-        elif not (is_whole and 0 <= label < len(task.classes)):
-            known = ", ".join(f"{place} ({name})" for place, name in enumerate(task.classes))
-            raise InputError(None, f"{where}, row {number}: expected a label of {known}, got {label!r}")
+            fits = (is_whole or isinstance(label, float)) and abs(label) <= LARGEST
+        else:
+            fits = is_whole and 0 <= label < len(task.classes)
+        if not fits:
+            where = f"{opened.where}, row {number}"
+            raise InputError(opened.table.field, f"{where}: expected {expected}, got {shown(label)}")
 
 
 def _sample(count: int, size: int) -> tuple[int, ...]:

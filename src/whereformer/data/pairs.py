@@ -141,8 +141,7 @@ def open_or_encode(
     entry = _entry(cache, seen, vocab_size)
     index = entry.complete()
     if index is None:
-        if scratch is not None:
-            entry = _entry(scratch, seen, vocab_size)
+        entry = entry.within(scratch)
         with entry.locked():
             index = _encoded(entry, text, seen, vocab_size)
     if scratch is None:

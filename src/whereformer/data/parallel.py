@@ -223,7 +223,10 @@ def _json_batches(field: str, file: Path, named: tuple[str, str] | None, pick: P
     for rows in in_lots(tables.json_rows(field, file), LOT):
         for row in rows:
             found.update(dict.fromkeys(row))
-        one, other = named or (*found, "", " ")[:2]
+        if named is None and len(found) > 2:
+            pick(list(found))
+        # A name that no row has gives empty cells.
+        one, other = named or [*found, *(name for name in ("", " ") if name not in found)][:2]
         yield {name: [tables.whole(row.get(name)) for row in rows] for name in (one, other)}
     if not found:
         raise InputError(field, f"no text in {file}")

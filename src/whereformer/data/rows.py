@@ -126,12 +126,12 @@ class RowCache:
 
     Args:
         folder: the folder.
-        spare: a folder to tokenize into, if the cache is not to change.
+        scratch: a folder of this process alone to tokenize into, if the cache is not to change.
         progress: is told what happens.
     """
 
     folder: Path
-    spare: Path | None = None
+    scratch: Path | None = None
     progress: Progress = field(default_factory=Progress)
 
     def rows(
@@ -161,12 +161,11 @@ class RowCache:
         Raises:
             InputError: if a table changes meanwhile, the folder can't be written, or another process is writing to it.
         """
-        name = f"rows-{fingerprint([*key, str(max_length)])}"
         names = tuple(each for place in range(len(splits)) for each in _names(place))
-        entry = Entry(self.folder / name, names)
+        entry = Entry(self.folder / f"rows-{fingerprint([*key, str(max_length)])}", names)
         index = entry.complete()
         if index is None:
-            entry = Entry((self.spare or self.folder) / name, names)
+            entry = entry.within(self.scratch)
             with entry.locked():
                 index = _encoded(entry, splits, tokenizer, max_length, self.progress)
         end, pad = end_padding(config), tokenizer.pad_token_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -95,9 +96,13 @@ def look_at(text: Readable, cache: Path) -> SeenText:
 
 
 def remember(text: Readable, seen: SeenText, cache: Path) -> None:
-    """Record a text that was read, unless the record says the same. Of several processes, the main one does it."""
+    """Record a text that was read, unless the record says the same. Of several processes, the main one does it.
+
+    If the record can't be written, for example to somebody else's cache, the text is read again next time.
+    """
     if ranks.is_main() and seen.settled and seen != _remembered(text, cache):
-        write_json(_record(text, cache), sealed(asdict(seen)))
+        with suppress(OSError):  # also where another command writes the same record now
+            write_json(_record(text, cache), sealed(asdict(seen)))
 
 
 def check_unchanged(text: Readable, seen: SeenText, entry: Entry) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import InputError
-from ..files import write_atomically
+from ..files import make_folder, write_atomically
+from ..runs import ranks
 from ..runs.folder import open_folder
 from ..runs.progress import Progress
 from ..runs.results import from_json, read_json, write_json
@@ -74,10 +75,12 @@ class Entry:
     Args:
         folder: the folder.
         names: the names of its files.
+        private: whether no other process uses the folder.
     """
 
     folder: Path
     names: tuple[str, ...]
+    private: bool = False
 
     @property
     def tokenizer(self) -> Path:
@@ -91,13 +94,28 @@ class Entry:
             return None
         return index
 
+    def within(self, scratch: Path | None) -> Entry:
+        """Return the same entry in a folder of this process alone; this entry itself if there is no such folder."""
+        return self if scratch is None else replace(self, folder=scratch / self.folder.name, private=True)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Create the folder, and keep other commands from writing to it.
 
+        Of several processes of a run, only the main one writes to a folder that they share.
+
         Raises:
-            InputError: if it can't be written, or another command is writing to it.
+            InputError: if it can't be written, another command is writing to it, or this process does not find there
+                what the main process has written.
         """
+        if self.private:
+            make_folder(self.folder)
+            yield
+            return
+        if not ranks.is_main():
+            raise InputError(
+                "cache", f"{self.folder} lacks what the main process has written to it; all machines have to share it"
+            )
         try:
             lock = open_folder(self.folder)
         except InputError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,6 +88,10 @@ class Table(Protocol):
     """A table that is read anew in every pass, some rows at a time."""
 
     @property
+    def field(self) -> str:
+        """The argument that errors about it name."""
+
+    @property
     def names(self) -> list[str]:
         """The names of its columns."""
 
@@ -138,7 +143,8 @@ class TableFile:
         if self._is_json:
             values = [whole(row.get(name)) for row in json_rows(self.field, self.file)]
             if any(isinstance(value, float) for value in values):
-                return [float(value) if type(value) is int else value for value in values]
+                most = sys.float_info.max
+                return [float(value) if type(value) is int and abs(value) <= most else value for value in values]
             return values
         with _reading(self.field, self.file):
             if self.file.suffix.lower() == ".parquet":

@@ -47,13 +47,15 @@ def check_positive(settings: Any, *names: str) -> None:
             raise InputError(name, f"expected {expected}, got {shown(value)}")
 
 
-def listed(field: str, text: str) -> tuple[str, ...]:
-    """Split a comma-separated list into its distinct parts, without spaces.
+def listed(field: str, text: str, *, spaces: bool = False) -> tuple[str, ...]:
+    """Split a comma-separated list into its distinct parts, without spaces, or with those inside them if ``spaces``.
 
     Raises:
         InputError: if there are none.
     """
-    parts = tuple(dict.fromkeys("".join(part.split()) for part in text.split(",") if part.strip()))
+    parts = tuple(
+        dict.fromkeys(part.strip() if spaces else "".join(part.split()) for part in text.split(",") if part.strip())
+    )
     if not parts:
         raise InputError(field, "expected at least one, got none")
     return parts
@@ -66,7 +68,7 @@ def listed_numbers(field: str, text: str, low: int, high: int) -> list[int]:
         InputError: if there are none, or one is something else.
     """
     found = []
-    for part in listed(field, text):
+    for part in listed(field, text, spaces=True):  # so that "1 3" is not 13
         # More digits than Python reads would be an error of another kind.
         if not re.fullmatch("[0-9]{1,18}", part) or not low <= int(part) <= high:
             raise InputError(field, f"expected numbers from {low} to {high} separated by commas, got {shown(part)}")

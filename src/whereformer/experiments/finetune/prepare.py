@@ -40,7 +40,7 @@ def load_tasks(settings: DataSettings) -> list[Data]:
     own = glue.OwnTask(
         train=settings.train,
         validation=settings.validation,
-        texts=listed("text", settings.text or ""),
+        texts=settings.columns,
         label=settings.label or "",
         regression=settings.regression,
     )
@@ -126,7 +126,13 @@ def encode(job: FinetuneJob, data: Data, config: EncoderConfig, cache: RowCache)
 
 def _described(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return all that decides how a tokenizer encodes rows."""
-    options = [type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side]
+    options = [
+        type(tokenizer).__name__,
+        tokenizer.model_input_names,
+        tokenizer.truncation_side,
+        # The backend's JSON does not tell whether names of special tokens in text are plain text.
+        tokenizer.split_special_tokens,
+    ]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return json.dumps([*options, str(tokenizer.init_kwargs), sorted(tokenizer.get_vocab().items())])

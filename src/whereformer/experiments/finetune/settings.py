@@ -28,7 +28,7 @@ class DataSettings:
     """Your own task: rows to judge the model by."""
 
     text: str | None = None
-    """Your own task: the column with the text, or two for a pair of texts."""
+    """Your own task: the column with the text, or two for a pair of texts, such as question,answer."""
 
     label: str | None = None
     """Your own task: the column with the classes, or with ``regression`` the numbers."""
@@ -60,9 +60,14 @@ class DataSettings:
         for name, value in own.items():
             if value is None:
                 raise InputError(name, "a task of your own (`train`) needs it")
-        if self.text is not None and len(listed("text", self.text)) > 2:
+        if len(self.columns) > 2:
             raise InputError("text", f"expected one column or two, got {self.text!r}")
         return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns with the text of a task of your own."""
+        return listed("text", self.text or "", spaces=True)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from transformers import GenerationConfig
 
 from ...data import subwords
 from ...models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
-from ...positions import describe
-from ...training.model_options import about_method, as_setting, check_position_options
+from ...training.model_options import as_setting, check_position_options
 from ..pretrain.settings import parsed_options
 from .settings import Decoding, TranslationTraining, TranslatorSettings
 
@@ -20,11 +19,6 @@ def build_config(model: TranslatorSettings, training: TranslationTraining, vocab
         InputError: if the settings do not fit together.
     """
     options = parsed_options(model.position_options)
-    for part in model.cross_position.split("+"):
-        try:
-            describe(part.strip())
-        except ValueError as error:
-            raise about_method(error, "cross_position") from None
     sizes = {
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_heads,

@@ -110,9 +110,12 @@ class Seq2SeqDecoder(_Stack):
 
     def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding) -> None:
         super().__init__(config, embeddings, config.decoder_layers, causal=True)
-        self.cross_position = _position(
-            config, config.cross_position, config.cross_position_options, config.decoder_layers, causal=False
-        )
+        try:
+            self.cross_position = _position(
+                config, config.cross_position, config.cross_position_options, config.decoder_layers, causal=False
+            )
+        except InputError as error:
+            raise InputError("cross_position" if error.field == "position" else error.field, error.reason) from None
         parts = self.cross_position if isinstance(self.cross_position, Sum) else [self.cross_position]
         if any(type(part).embed is not Position.embed for part in parts):
             raise InputError(
