@@ -111,7 +111,7 @@ def test_an_interrupted_encoding_continues_after_its_last_shard(file, tmp_path, 
     monkeypatch.setattr(shards, "in_lots", lots)
     again, told = made(file, tmp_path / "cache")
     assert same(expected, again)
-    assert "continuing after 1 encoded shards" in told.lines[0]
+    assert "continuing after encoded shard 1 " in told.lines[0]
     assert "learning the vocabulary" not in told.parts
     assert len(asked) == pages - 4
 

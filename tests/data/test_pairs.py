@@ -97,7 +97,7 @@ def test_wherever_it_is_interrupted_an_encoding_continues_with_the_same_bytes(da
         index = index_of(cache)
         assert (len(index["shards"]), index["facts"]) == (count // 4, None)
         _, told = made(data, cache)
-        assert told.lines == ([f"continuing after {count // 4} encoded shards in {only_folder(cache)}"] * (count > 3))
+        assert told.lines == ([f"continuing after encoded shard {count // 4} in {only_folder(cache)}"] * (count > 3))
         assert "learning the vocabulary" not in told.parts
         assert contents(cache) == contents(tmp_path / "whole")
 

@@ -74,7 +74,7 @@ def test_wherever_it_is_interrupted_tokenizing_continues_with_the_same_bytes(dat
         stop_at(count, lambda cache=cache: made(data, tokenizer, cache))
         assert len(index_of(cache)["shards"]) == count // 8
         _, told = made(data, tokenizer, cache)
-        assert told.lines == [f"continuing after {count // 8} encoded shards in {only_folder(cache)}"] * (count > 7)
+        assert told.lines == [f"continuing after encoded shard {count // 8} in {only_folder(cache)}"] * (count > 7)
         assert contents(cache) == contents(tmp_path / "whole")
 
 

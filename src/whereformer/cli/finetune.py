@@ -87,7 +87,7 @@ class Finetune:
         """Fine-tune every model on every task, then print the gains and write the report."""
         data, tuning = self.task.checked(), self.tuning.checked()
         check_range(self, seeds=(1, MOST_SEEDS), threads=(1, MOST_THREADS), jobs=(1, MOST_JOBS))
-        check_range(self, seed=(0, MOST_SEED - self.seeds))
+        check_range(self, seed=(0, MOST_SEED + 1 - self.seeds))
         kernels = listed_numbers("kernels", self.kernels, 0, MOST_KERNELS)
         import torch
 

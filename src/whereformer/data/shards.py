@@ -144,7 +144,7 @@ class Entry:
                 f"{self.folder} is damaged after {intact} of {len(index.shards)} shards; encoding the rest again"
             )
         elif intact:
-            progress.line(f"continuing after {intact} encoded shards in {self.folder}")
+            progress.line(f"continuing after encoded shard {intact} in {self.folder}")
         return Index(index.tokenizer, index.shards[:intact])
 
     def extend(

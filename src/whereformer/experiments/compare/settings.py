@@ -94,7 +94,7 @@ class CompareTraining:
         check_range(self, length=(8, MOST_SIZE), vocab_size=(64, MOST_SIZE), steps=(1, MOST_COUNT))
         check_range(self, **dict.fromkeys(("batch_size", "hidden_size", "num_heads"), (1, MOST_SIZE)))
         check_range(self, seeds=(1, MOST_SEEDS))
-        check_range(self, seed=(0, MOST_SEED - self.seeds))
+        check_range(self, seed=(0, MOST_SEED + 1 - self.seeds))
         if self.hidden_size % self.num_heads:
             raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         if not 0 < self.mask_rate < 1:
