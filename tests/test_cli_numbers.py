@@ -112,7 +112,7 @@ def test_a_long_word_is_refused_before_it_is_shown(capsys):
     ("arguments", "expected"),
     refusals(f"""
         compare --hidden-size {10**19} => --hidden-size: expected at most 1048576, got 10000000000000000000
-        compare --seed {2**64} => --seed: expected 0 to 4294967294, got 18446744073709551616
+        compare --seed {2**64} => --seed: expected 0 to 4294967295, got 18446744073709551616
         properties --seeds {10**9} => --seeds: expected 1 to 10000, got 1000000000
         pretrain --steps {2**63 - 1} => --steps: expected at most 2147483647, got 9223372036854775807
         pretrain --lengths {10**19}:1 => --lengths: expected lengths of at most 1048576, got 10000000000000000000
