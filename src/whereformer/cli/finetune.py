@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
@@ -98,7 +96,7 @@ class Finetune:
         from ..experiments.finetune.run import begin, finetune
         from ..experiments.finetune.variants import settings_of
         from ..runs import ranks
-        from ..runs.folder import open_folder
+        from ..runs.folder import open_or_scratch
         from ..runs.jobs import number_of_jobs
         from ..training.shared import check_rows
         from .tables.finetune import print_finetuning, print_gains
@@ -114,10 +112,7 @@ class Finetune:
             torch.set_num_threads(self.threads)
         seeds = list(range(self.seed, self.seed + self.seeds))
         tokenizer = load_tokenizer(self.model, self.tokenizer)
-        with ExitStack() as stack:
-            if not self.dry_run:
-                stack.enter_context(open_folder(self.out))
-            scratch = Path(stack.enter_context(TemporaryDirectory())) if self.dry_run else None
+        with open_or_scratch(self.out, dry_run=self.dry_run) as scratch:
             with Bar(console) as progress:
                 progress.begin("reading rows and models")
                 job = FinetuneJob(self.model, tokenizer, load_tasks(data), settings, seeds, tuning, device)

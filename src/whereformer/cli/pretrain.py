@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rich.console import Console
@@ -92,11 +90,11 @@ class Pretrain:
         from ..experiments.pretrain.run import pretrain
         from ..experiments.pretrain.text import prepare_text
         from ..runs import ranks
-        from ..runs.folder import open_folder
+        from ..runs.folder import open_or_scratch
         from ..training.folder import Folder
         from ..training.shared import check_rows
         from .tables.plans import print_plan
-        from .terminal import Bar, say
+        from .terminal import Bar, tell_finished
 
         check_rows(training.batch_size)
         device = find_device(self.device)
@@ -106,10 +104,7 @@ class Pretrain:
         choice = TokenizerChoice(self.tokenizer, self.vocab_size or 4096)
         tokenizer = choice.setting
         cache = self.cache or self.out / "cache"
-        with ExitStack() as stack:
-            if not self.dry_run:
-                stack.enter_context(open_folder(self.out))
-            scratch = Path(stack.enter_context(TemporaryDirectory())) if self.dry_run else None
+        with open_or_scratch(self.out, dry_run=self.dry_run) as scratch:
             with Bar(console) as progress:
                 with ranks.main_first():
                     paths = fetched(self.data, self.column, scratch or cache, progress)
@@ -118,10 +113,7 @@ class Pretrain:
                 if not self.dry_run:
                     settings = settings_of(model, training, seen.summary.fingerprint, tokenizer, device)
                     folder = Folder(self.out, settings, PretrainResults, in_words(self, "pretrain"))
-                    results = ranks.from_main(folder.finished)
-                    if results is not None:
-                        say(console, f"{self.out} is already finished; nothing to do")
-                        self._tell(console, results)
+                    if tell_finished(console, folder, self._tell):
                         return
                 with ranks.main_first():
                     prepared = prepare_text(text, seen, choice, cache, scratch)

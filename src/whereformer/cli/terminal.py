@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ..errors import printable
+from ..runs import ranks
 from ..runs.progress import Progress as Listener
+from ..training.results import TrainingResults
 
 if TYPE_CHECKING:
-    from ..training.results import TrainingResults
+    from ..training.folder import Folder
+
+Kind = TypeVar("Kind", bound=TrainingResults)
 
 
 class Terminal(Console):
@@ -104,6 +109,16 @@ def tell_training(console: Console, out: Path, results: TrainingResults, detail:
     took = f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s"
     wrote = f"wrote {out / 'model'} (model and tokenizer), {out / 'results.json'} and {out / 'checkpoints'}"
     say(console, f"{took}; held-out {scores}{detail}", f"{wrote}\n", *usage)
+
+
+def tell_finished(console: Console, folder: Folder[Kind], tell: Callable[[Console, Kind], None]) -> bool:
+    """If a run has finished before, say so and call ``tell`` with its results; return whether it has."""
+    results = ranks.from_main(folder.finished)
+    if results is None:
+        return False
+    say(console, f"{folder.path} is already finished; nothing to do")
+    tell(console, results)
+    return True
 
 
 def say(console: Console, *lines: str) -> None:

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Literal, TextIO
 
 import tyro
@@ -87,10 +86,10 @@ class TranslateTrain:
         from ..experiments.translate.results import TranslationResults
         from ..experiments.translate.run import train_translator
         from ..runs import ranks
-        from ..runs.folder import open_folder
+        from ..runs.folder import open_or_scratch
         from ..training.folder import Folder
         from .tables.plans import print_translation_plan
-        from .terminal import Bar, say
+        from .terminal import Bar, tell_finished
 
         device = find_device(self.device)
         ranks.join(device)
@@ -98,20 +97,14 @@ class TranslateTrain:
         # Check the settings before the text is read and encoded, which may take long.
         build_config(model, training, training.vocab_size)
         cache = self.cache or self.out / "cache"
-        with ExitStack() as stack:
-            if not self.dry_run:
-                stack.enter_context(open_folder(self.out))
-            scratch = Path(stack.enter_context(TemporaryDirectory())) if self.dry_run else None
+        with open_or_scratch(self.out, dry_run=self.dry_run) as scratch:
             with Bar(console) as progress:
                 text = open_text(data, validation, progress)
                 seen = look_at(text, cache)
                 if not self.dry_run:
                     settings = settings_of(model, training, seen.summary.fingerprint, device)
                     folder = Folder(self.out, settings, TranslationResults, in_words(self, "translate train"))
-                    results = ranks.from_main(folder.finished)
-                    if results is not None:
-                        say(console, f"{self.out} is already finished; nothing to do")
-                        self._tell(console, results)
+                    if tell_finished(console, folder, self._tell):
                         return
                 with ranks.main_first():
                     prepared = prepare(text, seen, training.vocab_size, training.max_length, cache, scratch)
