@@ -216,7 +216,7 @@ def test_a_number_is_refused_in_a_line_or_passes(commands, data):
 
 
 @pytest.mark.slow
-@settings(max_examples=800)
+@settings(max_examples=400)
 @given(st.data())
 def test_many_numbers_are_refused_in_a_line_or_pass(commands, data):
     check(commands, data)

@@ -68,36 +68,26 @@ def compared(folder, commands):
     }
 
 
-def check_steps(folder, commands, subtests):
-    for name, (alone, processes, (expected, found)) in compared(folder, commands).items():
+# Each of these tests starts its processes once, since their imports take most of the time.
+
+
+@pytest.mark.slow
+def test_every_training_takes_the_steps_of_one_process(text, tmp_path, subtests):  # noqa: F811
+    encoder = ["pretrain", "--data", text, *ENCODER]
+    translator = ["translate", "train", *parallel_text.write(tmp_path, *parallel_text.pairs()), *TRANSLATION]
+    commands = {
+        **{name: [*encoder, *more] for name, more in ENCODERS.items()},
+        **{name: [*encoder, "--steps=2", f"--position={name}"] for name in position_names()},
+        "translation": translator,
+        # One long pair fills a batch, and the second process has nothing to read.
+        "single pairs": [*translator, "--batch-tokens=60", "--accumulate=1"],
+    }
+    for name, (alone, processes, (expected, found)) in compared(tmp_path, commands).items():
         with subtests.test(name):
             # bfloat16 rounds each batch's gradients, and the batches are others.
             check(alone, processes, atol=5e-3 if name == "bfloat16" else 2e-6)
             for score, other in zip(found["held_out"], expected["held_out"], strict=True):
                 assert score == pytest.approx(other, abs=5e-3 if name == "bfloat16" else 1.1e-4)
-
-
-# Each of these tests starts its processes once, since their imports take most of the time.
-
-
-@pytest.mark.slow
-def test_every_encoder_takes_the_steps_of_one_process(text, tmp_path, subtests):  # noqa: F811
-    options = ["pretrain", "--data", text, *ENCODER]
-    check_steps(tmp_path, {name: [*options, *more] for name, more in ENCODERS.items()}, subtests)
-
-
-@pytest.mark.slow
-def test_every_method_takes_the_steps_of_one_process(text, tmp_path, subtests):  # noqa: F811
-    options = ["pretrain", "--data", text, *ENCODER, "--steps=2"]
-    check_steps(tmp_path, {name: [*options, f"--position={name}"] for name in position_names()}, subtests)
-
-
-@pytest.mark.slow
-def test_translation_takes_the_steps_of_one_process(tmp_path, subtests):
-    train = ["translate", "train", *parallel_text.write(tmp_path, *parallel_text.pairs()), *TRANSLATION]
-    # One long pair fills a batch, and the second process has nothing to read.
-    single = [*train, "--batch-tokens=60", "--accumulate=1"]
-    check_steps(tmp_path, {"pairs": train, "single pairs": single}, subtests)
 
 
 @pytest.mark.slow
