@@ -117,7 +117,9 @@ def test_an_interrupted_encoding_continues_after_its_last_shard(file, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["training.ids", "held_out.ids", "index.json", "tokenizer.json"])
-@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "empty"])
+@pytest.mark.parametrize(
+    "damage", ["flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("missing", "cut", "empty"))]
+)
 def test_a_damaged_cache_is_noticed_and_mended(file, tmp_path, name, damage):
     expected, _ = made(file, tmp_path / "cache")
     path = only_folder(tmp_path / "cache") / name

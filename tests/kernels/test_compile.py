@@ -99,7 +99,9 @@ def exported(model, inputs, shapes):
 
 
 @pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("backend", ["reference", "blockwise", "auto"])
+@pytest.mark.parametrize(
+    "backend", ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reference", "blockwise"))]
+)
 @pytest.mark.parametrize("kinds", KINDS)
 def test_export_with_a_dynamic_length(kinds, backend, causal):
     model = Attention(KINDS[kinds], backend=backend, causal=causal).eval()

@@ -118,7 +118,9 @@ def rewrite(folder, change=lambda state: None, **config):
     file.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
 
 
-@pytest.mark.parametrize("position_ids", [False, True], ids=["", "position_ids"])
+@pytest.mark.parametrize(
+    "position_ids", [pytest.param(False, id=""), pytest.param(True, id="position_ids", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_the_same_states_logits_and_gradients(family, head, position_ids, tmp_path):
     original = theirs(family, head)
@@ -145,7 +147,10 @@ def test_the_same_states_logits_and_gradients(family, head, position_ids, tmp_pa
         )
 
 
-@pytest.mark.parametrize(("family", "head"), CASES)
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [case if case[1] == "ForMaskedLM" else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+)
 def test_a_loaded_model_survives_saving(family, head, tmp_path):
     original = theirs(family, head)
     original.save_pretrained(tmp_path / "theirs")
