@@ -6,7 +6,7 @@ Run: .venv/bin/python benchmarks/funnel_pays.py --text wikitext.parquet --train 
          --test sst2/validation.parquet [--column sentence]
 
 Pretraining is masked language modelling. Every model gets the same stream of batches for the same CPU time of one
-thread. Then each is fine-tuned on labelled sentences, again for the same time, and judged on the test sentences at
+thread. Then each is fine-tuned on labeled sentences, again for the same time, and judged on the test sentences at
 intervals. The result is accuracy over time. Writes results.json and plot.svg.
 """
 
@@ -43,7 +43,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "funnel + tisa": {"blocks": "2-3-2", "decoder_layers": "1", "position": "tisa"},
     "plain + tisa": {"blocks": "4", "position": "tisa"},
 }
-COLOURS = {"plain": "#7a7a7a", "plain + tisa": "#0072b2", "funnel": "#cc79a7", "funnel + tisa": "#d55e00"}
+COLORS = {"plain": "#7a7a7a", "plain + tisa": "#0072b2", "funnel": "#cc79a7", "funnel + tisa": "#d55e00"}
 MASK_RATE = 0.15
 
 
@@ -224,7 +224,7 @@ class Pays:
         for name, found in results["models"].items():
             seconds, accuracy = zip(*found["accuracy"], strict=True)
             label = f"{name} (pretraining loss {found['held_out_loss']:.2f})"
-            axes.plot(seconds, [100 * x for x in accuracy], color=COLOURS[name], marker="o", markersize=3, label=label)
+            axes.plot(seconds, [100 * x for x in accuracy], color=COLORS[name], marker="o", markersize=3, label=label)
         axes.set_xlabel("seconds of fine-tuning (CPU time, one thread)")
         axes.set_ylabel("accuracy, %")
         axes.legend(frameon=False, fontsize=8)

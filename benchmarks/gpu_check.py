@@ -155,7 +155,7 @@ def correct(
     found: dict[str, Any] = {}
     torch.manual_seed(0)
     global HEADS
-    heads, HEADS = HEADS, 2  # the reference materialises everything in float64
+    heads, HEADS = HEADS, 2  # the reference materializes everything in float64
     try:
         inputs = content(1, length, head_dim, dtype)
         d_out = torch.randn_like(inputs[0])

@@ -127,7 +127,7 @@ class Translation:
             raise InputError(f"a run failed, see {log}")
 
     def _gather(self, console: Console, names: list[str]) -> None:
-        """Summarise all finished runs."""
+        """Summarize all finished runs."""
         left_out = ("data", "out", "methods", "languages", "seeds", "workers")
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         results: dict[str, Any] = {"settings": settings, "languages": {}}

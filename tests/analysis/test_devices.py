@@ -58,7 +58,7 @@ def test_pooled_layers_send_shorter_keys_and_short_sequences_have_no_ring():
 def test_the_command_names_the_hardware(capsys):
     main(["cost", "--devices", "64", "--link", "9e11"])
     out = capsys.readouterr().out
-    assert "64 x H200: 40% of 989 TFLOP/s, 400 GB/s between neighbours" in out
+    assert "64 x H200: 40% of 989 TFLOP/s, 400 GB/s between neighbors" in out
     assert "DDP" in out
     with pytest.raises(SystemExit):
         main(["cost", "--devices", "0"])

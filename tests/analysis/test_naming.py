@@ -43,7 +43,7 @@ def test_one_side_is_local_too():
     assert names(torch.where(k < 0, 2 * torch.exp(-0.02 * k**2), 0.0)) == ["local window"]
 
 
-def test_two_neighbours_are_a_window_and_no_token():
+def test_two_neighbors_are_a_window_and_no_token():
     k = offsets(64)
     assert names(4.0 * (k.abs() == 1)) == ["local window"]
 

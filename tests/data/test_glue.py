@@ -1,4 +1,4 @@
-"""Labelled text: GLUE by name, from a folder or the Hub, and tables of one's own."""
+"""Labeled text: GLUE by name, from a folder or the Hub, and tables of one's own."""
 
 import json
 import re

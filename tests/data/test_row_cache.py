@@ -1,4 +1,4 @@
-"""The cache of labelled rows: the same rows as in memory, whatever happens to it or to the tables."""
+"""The cache of labeled rows: the same rows as in memory, whatever happens to it or to the tables."""
 
 import json
 import os

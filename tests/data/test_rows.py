@@ -1,4 +1,4 @@
-"""Batches of labelled rows: the same padded or packed."""
+"""Batches of labeled rows: the same padded or packed."""
 
 import pytest
 import torch

@@ -28,7 +28,7 @@ def loaded(tokenizer, tmp_path_factory):
     return AutoTokenizer.from_pretrained(folder)
 
 
-def normalised(text):
+def normalized(text):
     # Rust's and Python's white space differ in the separators that begin at 0x1c.
     return " ".join(unicodedata.normalize("NFC", text).split())
 
@@ -37,12 +37,12 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x1c
 
 
 @given(TEXT | st.sampled_from(["</s> <pad>", "日本語 текст", "e\u0301 a\u00a0b", " a \t b ", "Üdog. 'tis", "a , b ."]))
-def test_text_comes_back_normalised_in_every_script(loaded, text):
+def test_text_comes_back_normalized_in_every_script(loaded, text):
     lines = subwords.encode(loaded, [text])
     ids = lines[0].tolist()
     assert ids[-1] == subwords.END
     assert all(token > subwords.END for token in ids[:-1])
-    assert loaded.decode(ids, skip_special_tokens=True) == normalised(text)
+    assert loaded.decode(ids, skip_special_tokens=True) == normalized(text)
     assert loaded(text)["input_ids"] == ids
 
 

@@ -1,4 +1,4 @@
-"""A tiny model with its tokenizer, and tables of labelled text, as fine-tuning takes them."""
+"""A tiny model with its tokenizer, and tables of labeled text, as fine-tuning takes them."""
 
 import random
 

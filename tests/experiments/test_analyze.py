@@ -548,7 +548,7 @@ def test_of_other_models_the_table_of_positions_is_read(save, model, table):
     torch.testing.assert_close(found.table.gram, rows @ rows.T)
     assert found.sizes["positions"] == 12
     assert found.heads == ()
-    assert "only the position tables are analysed" in notes[0]
+    assert "only the position tables are analyzed" in notes[0]
     json.dumps(found.to_dict(), allow_nan=False)
 
 

@@ -103,7 +103,7 @@ def test_without_plain_attention_there_is_nothing_to_compare_with(monkeypatch):
 
 
 def test_ratios_are_taken_within_rounds():
-    row = bench.summarise(ROW, [2.0, 30.0, 4.0], [1.0, 10.0, 4.0])
+    row = bench.summarize(ROW, [2.0, 30.0, 4.0], [1.0, 10.0, 4.0])
     assert (row.ratio, row.lowest, row.highest) == (2.0, 1.0, 3.0)
     assert row.milliseconds == 4000.0
     assert row.seconds == (2.0, 30.0, 4.0)

@@ -67,9 +67,9 @@ def _sizes(inputs, terms, options, d_out, seed, exact_scores, smallest):
     leaf = weights.clone().requires_grad_()
     (d_weights,) = torch.autograd.grad(_mix(call, leaf * kept), leaf, d_out)
     (of_d_weights,) = torch.autograd.grad(_mix(positive, leaf * kept), leaf, d_out.abs())
-    centred = d_weights - (weights * d_weights).sum(-1, keepdim=True)
-    of_centred = of_d_weights + (of_weights * of_d_weights).sum(-1, keepdim=True)
-    of_d_scores = of_weights * centred.abs() + weights * of_centred + least
+    centered = d_weights - (weights * d_weights).sum(-1, keepdim=True)
+    of_centered = of_d_weights + (of_weights * of_d_weights).sum(-1, keepdim=True)
+    of_d_scores = of_weights * centered.abs() + weights * of_centered + least
     out = _mix(positive, of_weights * kept)
     sizes = torch.autograd.grad(out, leaves, d_out.abs(), materialize_grads=True)
     if scores.requires_grad:

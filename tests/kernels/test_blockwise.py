@@ -131,7 +131,7 @@ def test_padding_is_left_out_and_equal_lengths_stay_together():
     assert all(piece.key_mask is None for piece in pieces)
 
 
-def test_an_item_without_keys_is_not_swallowed_by_its_neighbours():
+def test_an_item_without_keys_is_not_swallowed_by_its_neighbors():
     mask = torch.tensor([[True, True], [False, False], [True, True]])
     assert [piece.batch for piece in pieces_of(3, 2, 2, mask)] == [range(1), range(2, 3)]
     check("blockwise", content(5, 2, batch=3), [(OffsetBias, [random(HEADS, 3)], -1)], key_mask=mask)

@@ -92,14 +92,14 @@ def test_rows_columns_heads_and_seeds_drop_independently():
     signal = (mask - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
     other_seed = (kept(2, 4, 128, 128, dropout_p, seed=6) - (1 - dropout_p)) / math.sqrt(dropout_p * (1 - dropout_p))
     pairs = {
-        "neighbouring columns": (signal[..., 1:], signal[..., :-1]),
+        "neighboring columns": (signal[..., 1:], signal[..., :-1]),
         "columns a power of two apart": (signal[..., 64:], signal[..., :-64]),
-        "neighbouring rows": (signal[:, :, 1:], signal[:, :, :-1]),
+        "neighboring rows": (signal[:, :, 1:], signal[:, :, :-1]),
         "diagonals": (signal[:, :, 1:, 1:], signal[:, :, :-1, :-1]),
         "transposed": (signal.triu(1), signal.mT.triu(1)),
         "heads": (signal[:, 1:], signal[:, :-1]),
         "batch": (signal[1:], signal[:-1]),
-        "neighbouring seeds": (signal, other_seed),
+        "neighboring seeds": (signal, other_seed),
     }
     for name, (one, other) in pairs.items():
         assert abs(float((one * other).sum())) < 5 * math.sqrt(one.numel()), name

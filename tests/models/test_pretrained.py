@@ -75,7 +75,7 @@ def test_the_same_outputs_both_ways(name, attention_type, tmp_path):
 @pytest.mark.parametrize(
     ("options", "half", "quarter"),
     [
-        # Behind [CLS] are the pairs (1, 2) to (13, 14), and 15 is dropped: of 12 real tokens 11 has a neighbour that is
+        # Behind [CLS] are the pairs (1, 2) to (13, 14), and 15 is dropped: of 12 real tokens 11 has a neighbor that is
         # none. Then come three pairs, of which the last stands for tokens 9 to 12, and what is left is dropped again.
         ({}, [1, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1]),
         # transformers' masks lose 11 in the first halving, and 9 and 10 with it in the second.

@@ -604,8 +604,8 @@ def test_absolute_tables_start_as_the_models_own_weights(name, parameter, std):
 @all_methods
 def test_unknown_options_are_refused_by_name(method):
     name, options = METHODS[method]
-    with pytest.raises(TypeError, match=rf"^position '{name}' has no option 'colour'; it has ".replace("+", r"\+")):
-        build_position(name, **SIZES, **options, colour=3)
+    with pytest.raises(TypeError, match=rf"^position '{name}' has no option 'color'; it has ".replace("+", r"\+")):
+        build_position(name, **SIZES, **options, color=3)
 
 
 def test_the_message_for_an_unknown_option_lists_the_known():

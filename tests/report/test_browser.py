@@ -206,8 +206,8 @@ const light = ([r, g, b]) => {
 };
 const ground = (element) => {
   for (; element; element = element.parentElement) {
-    const colour = rgb(getComputedStyle(element).backgroundColor);
-    if (colour.length === 3 || colour[3] === 1) return colour;
+    const color = rgb(getComputedStyle(element).backgroundColor);
+    if (color.length === 3 || color[3] === 1) return color;
   }
   return [255, 255, 255];
 };
@@ -216,8 +216,8 @@ for (const element of document.querySelectorAll("body *")) {
   const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
   if (!own || !element.checkVisibility() || ["SCRIPT", "STYLE"].includes(element.tagName)) continue;
   const style = getComputedStyle(element);
-  const colour = element.tagName === "text" ? style.fill : style.color;
-  const [a, b] = [light(rgb(colour)), light(ground(element))];
+  const color = element.tagName === "text" ? style.fill : style.color;
+  const [a, b] = [light(rgb(color)), light(ground(element))];
   const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
   const what = element.tagName + "." + (element.className.baseVal ?? element.className);
   found[what] = Math.min(found[what] ?? 99, contrast);

@@ -154,7 +154,7 @@ def test_escapes_what_came_from_outside(text):
     assert "&lt;i&gt;news&lt;/i&gt; &amp; more.txt" in text
 
 
-def test_every_figure_is_labelled_and_takes_the_page_s_colours(text):
+def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
     drawings = [attributes for tag, attributes in Page(text).tags if tag == "svg" and "aria-hidden" not in attributes]
     # Two of losses; a large one of every head: curves, equal in both layers, of one method, and attention of four.
     assert len(drawings) == 2 + HEADS + 4 * LAYERS * HEADS

@@ -80,8 +80,8 @@ def pixels_of(found):
     return np.asarray(image.convert("RGB")).astype(int)
 
 
-def test_the_centre_is_white_and_the_sides_have_their_colours():
-    found = heatmap(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), pixels=8, centre=1.0)
+def test_the_center_is_white_and_the_sides_have_their_colors():
+    found = heatmap(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), pixels=8, center=1.0)
     (low, middle), (high, _) = pixels_of(found)
     assert low[2] > low[0]  # blue
     assert high[0] > high[2]  # orange
@@ -91,8 +91,8 @@ def test_the_centre_is_white_and_the_sides_have_their_colours():
 
 def test_equal_values_have_a_scale_around_them():
     assert limits(np.full((2, 2), 3.0)) == (2.5, 3.5)
-    assert limits(np.full((2, 2), 3.0), centre=3.0) == (2.5, 3.5)
-    assert heatmap(torch.zeros(1, 1), pixels=4, centre=0.0).ticks
+    assert limits(np.full((2, 2), 3.0), center=3.0) == (2.5, 3.5)
+    assert heatmap(torch.zeros(1, 1), pixels=4, center=0.0).ticks
 
 
 def test_ticks_lie_at_their_pixels():

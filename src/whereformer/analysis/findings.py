@@ -93,7 +93,7 @@ class ModelFindings:
         kind: transformers' model_type.
         position: the name of the position method.
         sizes: "layers", "heads", "head_dim", "hidden_size", "positions" and so on.
-        length: the number of positions that were analysed.
+        length: the number of positions that were analyzed.
         how: sentences on how scores were computed (parts of the embeddings, biases, scaling).
         score: a score from the user, for the scatter plot.
         step: the training step, for checkpoints of one run.

@@ -151,7 +151,7 @@ def fit_tisa_up_to(
 def fit_loss(
     curve: Any, amplitude: Tensor, sharpness: Tensor, center: Tensor, *, offsets: Any = None, weights: Any = None
 ) -> Tensor:
-    """Return what :func:`fit_tisa` minimises, without its penalty: ``sum_k weight_k (f(offset_k) - curve_k) ** 2``.
+    """Return what :func:`fit_tisa` minimizes, without its penalty: ``sum_k weight_k (f(offset_k) - curve_k) ** 2``.
 
     Args:
         curve, offsets, weights: as in :func:`fit_tisa`.

@@ -2,7 +2,7 @@
 
 The variance to explain is that of *log* weights. In them, content and position add up as they do in the scores, and a
 key with almost no weight says as much about position as one with a large weight; in the weights themselves, only a few
-large ones would count. A log weight is a score minus its row's normaliser, which depends on no single key. So the
+large ones would count. A log weight is a score minus its row's normalizer, which depends on no single key. So the
 least-squares model is ``log weight_ij = f(j - i) + r_i``, with a number for every offset and one for every row. What it
 explains is relative to the rows' numbers alone: 1 for a head that sees only distance, whatever its curve.
 """

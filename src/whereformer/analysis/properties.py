@@ -207,7 +207,7 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> CurveShare:
 
     The effect is the scores with the tokens at their positions, minus the scores with all tokens at one position
     (position 1, because 0 belongs to [CLS] in some methods). Only the direct effect counts: a layer's input is the same
-    for both, except for the embeddings in it, which contain what ``embed`` adds. If layers normalise their input, the
+    for both, except for the embeddings in it, which contain what ``embed`` adds. If layers normalize their input, the
     embeddings are part of every layer's input, else only of the first's. What all scores of a row have in common does
     not count, because a softmax ignores it. Effects on values do not count either.
 
@@ -279,8 +279,8 @@ def _curve_basis(length: int) -> Tensor:
     at = torch.arange(length)
     offsets = (at - at.unsqueeze(1) + length - 1).flatten()
     diagonals = nn.functional.one_hot(offsets, 2 * length - 1).to(torch.float64).view(length, length, -1)
-    centred = (diagonals - diagonals.mean(1, keepdim=True)).flatten(0, 1)
-    left, sizes, _ = torch.linalg.svd(centred, full_matrices=False)
+    centered = (diagonals - diagonals.mean(1, keepdim=True)).flatten(0, 1)
+    left, sizes, _ = torch.linalg.svd(centered, full_matrices=False)
     return left[:, sizes > 1e-9 * sizes[0]] if length > 1 else left[:, :0]
 
 

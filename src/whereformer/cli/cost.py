@@ -100,7 +100,7 @@ class Cost:
     """Operations per second at a device's peak, of which 40% is reached. Default: an H200's in bfloat16."""
 
     link: float = 450e9
-    """Bytes per second between neighbours in a machine of eight devices."""
+    """Bytes per second between neighbors in a machine of eight devices."""
 
     network: float = 400e9
     """Bytes per second between such machines, all adapters of a machine together."""

@@ -113,8 +113,8 @@ class Text:
         """What decides, besides the files, which text it is."""
         return [self.column or ""]
 
-    def summarise(self) -> Summary:
-        """Read all documents and summarise them."""
+    def summarize(self) -> Summary:
+        """Read all documents and summarize them."""
         return summary_of(self.documents())
 
     def documents(self) -> Iterator[Document]:
@@ -222,7 +222,7 @@ class Summary:
 
 
 def summary_of(documents: Iterable[Document]) -> Summary:
-    """Read all documents and summarise them."""
+    """Read all documents and summarize them."""
     digest, count, characters = hashlib.sha256(), 0, 0
     for document in documents:
         for part in document:

@@ -1,4 +1,4 @@
-"""Labelled text to fine-tune on: the GLUE tasks, from the Hub or a folder, and the user's own tables."""
+"""Labeled text to fine-tune on: the GLUE tasks, from the Hub or a folder, and the user's own tables."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Split:
-    """Labelled rows: one or two texts each, read anew in every pass, and a label: a class index or a number."""
+    """Labeled rows: one or two texts each, read anew in every pass, and a label: a class index or a number."""
 
     texts: Iterable[tuple[str, ...]]
     labels: list[float]

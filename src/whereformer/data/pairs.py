@@ -79,8 +79,8 @@ class ParallelText:
         self.progress.begin("holding pairs out")
         return hold_out(self.field, self.pairs)
 
-    def summarise(self) -> Summary:
-        """Read all of it and summarise it: the hash of all sources and then all targets of each part."""
+    def summarize(self) -> Summary:
+        """Read all of it and summarize it: the hash of all sources and then all targets of each part."""
         digest, counts, characters = hashlib.sha256(), [], 0
         size = sum(file.stat().st_size for file in self.files)
         self.progress.start(size * (4 if self.validation is None else 2))

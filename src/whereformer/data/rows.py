@@ -1,4 +1,4 @@
-"""Tokenize labelled rows once, into files beside the run, and put them into batches, padded or packed.
+"""Tokenize labeled rows once, into files beside the run, and put them into batches, padded or packed.
 
 A cache has a folder for each task and way to tokenize. It holds four files for each split: the ids of its rows, their
 lengths, the token types, and for each row a byte that tells whether it was truncated.
@@ -150,7 +150,7 @@ class RowCache:
 
         Args:
             key: what tells these rows and this tokenizer from others.
-            splits: the labelled rows.
+            splits: the labeled rows.
             tokenizer: the model's tokenizer.
             max_length: truncate longer rows to this number of tokens, the longer text of a pair first; None truncates
                 none.

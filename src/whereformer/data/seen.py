@@ -1,4 +1,4 @@
-"""Summarise a text once, and remember the result for as long as its files do not change."""
+"""Summarize a text once, and remember the result for as long as its files do not change."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Readable(Protocol):
     def names(self) -> Sequence[str]:
         """What decides, besides the files, which text it is."""
 
-    def summarise(self) -> Summary:
-        """Read all of it and summarise it."""
+    def summarize(self) -> Summary:
+        """Read all of it and summarize it."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class SeenText:
 
 
 def look_at(text: Readable, cache: Path) -> SeenText:
-    """Summarise a text. Its files are read only if they have changed since :func:`remember` recorded them.
+    """Summarize a text. Its files are read only if they have changed since :func:`remember` recorded them.
 
     Args:
         text: the text.
@@ -92,7 +92,7 @@ def look_at(text: Readable, cache: Path) -> SeenText:
         return seen
     text.progress.start(sum(file.size for file in files))
     text.progress.begin("reading the text")
-    return SeenText(text.summarise(), files, now)
+    return SeenText(text.summarize(), files, now)
 
 
 def remember(text: Readable, seen: SeenText, cache: Path) -> None:

@@ -26,8 +26,8 @@ LEAST = 300
 def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a vocabulary on the texts of both languages. It may end up smaller than ``vocab_size``.
 
-    Text is normalised: Unicode NFC, one space for each run of white space, none at the ends. Case is kept. Pieces
-    consist of bytes, so nothing is unknown, and decoding gives the normalised text back, spaces included. A source ends
+    Text is normalized: Unicode NFC, one space for each run of white space, none at the ends. Case is kept. Pieces
+    consist of bytes, so nothing is unknown, and decoding gives the normalized text back, spaces included. A source ends
     with ``</s>``; a target begins with ``<s>`` and ends with ``</s>``. Names of special tokens in text are plain text.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers

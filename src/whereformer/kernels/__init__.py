@@ -58,7 +58,7 @@ def attention(
             they differ under autocast, it casts them.
         key: (batch, heads, n_k, head_dim).
         value: (batch, heads, n_k, value_dim).
-        terms: what position adds; see :class:`OffsetBias` and its neighbours.
+        terms: what position adds; see :class:`OffsetBias` and its neighbors.
         key_mask: (batch, n_k) bool, True = may be attended.
         causal: allow only keys whose position is at most the query's.
         scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default.

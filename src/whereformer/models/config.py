@@ -62,7 +62,7 @@ class EncoderConfig(PreTrainedConfig):
         with_decoder: False leaves out the decoder that decoder_layers describes. Models built without it record that
             here, so that their checkpoints never become models with an untrained decoder. A position method still
             counts its layers, so that checkpoints of the whole model fit.
-        pooling: how two neighbours become one: "mean", "max" or "min".
+        pooling: how two neighbors become one: "mean", "max" or "min".
         pool_query_only: the layer that halves the sequence still attends to the whole one; else only to the pooled one.
         separate_cls: the first token is [CLS]: no pooling changes it, and positions are counted from the token after it
             (transformer_xl: it has none).
@@ -72,7 +72,7 @@ class EncoderConfig(PreTrainedConfig):
         position: a position method, or several joined by "+".
         position_options: the method's options.
         max_position_embeddings: the number of positions for methods that have a fixed number.
-        norm: "post" (BERT: normalise after adding) or "pre" (normalise a layer's input, and once more at the end).
+        norm: "post" (BERT: normalize after adding) or "pre" (normalize a layer's input, and once more at the end).
         hidden_act: activation of the feed-forward layers and of the masked-LM head.
         query_bias: whether the queries' projection has a bias (Funnel's has none).
         hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states and on attention weights.

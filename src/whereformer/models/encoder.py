@@ -104,7 +104,7 @@ class Encoder(EncoderPreTrainedModel):
     outputs depend on how much padding follows, up to one window of the last block (and no further for [CLS]).
 
     With ``config.separate_cls`` the first token of every row counts as [CLS]. Pad such rows on the right: with padding
-    on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbour.
+    on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbor.
 
     Args:
         config: sizes and options.
@@ -158,7 +158,7 @@ class Encoder(EncoderPreTrainedModel):
             token_type_ids: (batch, n). By default 0; with ``segments="attention"`` there is no score for types then.
             position_ids: (n,) or (batch, n), whole or (if the method allows it) fractional, up to 2 ** 31 - 1, which is
                 checked on the CPU; 0 .. n - 1 by default. In every pooling, given positions become those of the first
-                token, and [CLS] keeps its own. By default, [CLS] moves so that all neighbours are equally far apart;
+                token, and [CLS] keeps its own. By default, [CLS] moves so that all neighbors are equally far apart;
                 methods with a score for that distance (shaw, t5, rope, tisa, alibi, fire) tell the two apart.
             document_ids: (batch, n) for packed rows: tokens attend only within their own document. Pass position_ids
                 that start again with each document.
@@ -192,7 +192,7 @@ class Encoder(EncoderPreTrainedModel):
             del first
             run.layers(self.decoder, whole)
         if self.norm is not None:
-            run.normalise(self.norm)
+            run.normalize(self.norm)
         return BaseModelOutput(
             last_hidden_state=run.hidden,
             hidden_states=tuple(run.states) if run.with_states else None,
@@ -293,8 +293,8 @@ class _Run:
         if self.with_states:
             self.states.append(hidden)
 
-    def normalise(self, norm: nn.Module) -> None:
-        """Replace the last states with their normalised version."""
+    def normalize(self, norm: nn.Module) -> None:
+        """Replace the last states with their normalized version."""
         self.hidden = norm(self.hidden)
         if self.with_states:
             self.states[-1] = self.hidden

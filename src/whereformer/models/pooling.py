@@ -30,7 +30,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Pooling:
-    """Halves sequences: two neighbours become one; the last token may be left alone.
+    """Halves sequences: two neighbors become one; the last token may be left alone.
 
     Args:
         mode: how hidden states are combined: "mean", "max" or "min".
@@ -78,7 +78,7 @@ class Pooling:
 
     def _positions(self, positions: PositionsLike) -> PositionsLike:
         if isinstance(positions, Positions):
-            # [CLS] moves as far away from the next token as that token is from its own neighbour.
+            # [CLS] moves as far away from the next token as that token is from its own neighbor.
             stride = 2 * positions.stride
             start = positions.start - positions.stride if self.separate_cls else positions.start
             return Positions(start, stride, self.length(positions.length))

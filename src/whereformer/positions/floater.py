@@ -16,7 +16,7 @@ from ..kernels.terms import Positions, PositionsLike
 from .base import ModelShape, Place, Position, PositionRangeError, Work, float_dtype, out_of_range, table_rows
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
-"""The time between neighbouring positions: 0.01 in float32, as in the authors' models."""
+"""The time between neighboring positions: 0.01 in float32, as in the authors' models."""
 
 Flow = Callable[[float, Tensor], Tensor]
 

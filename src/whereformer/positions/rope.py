@@ -65,7 +65,7 @@ class Rope(Position):
         return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
 
     def _turns_once(self, positions: PositionsLike, met: list[tuple[PositionsLike, Turns]]) -> Turns:
-        """Return the turns of these positions, computed once for pooled layers and their neighbours."""
+        """Return the turns of these positions, computed once for pooled layers and their neighbors."""
         for known, turns in met:
             if known is positions:
                 return turns

@@ -1,4 +1,4 @@
-"""Draw Matplotlib figures as SVG for a page, in the page's font and colours (light or dark), or save them as files."""
+"""Draw Matplotlib figures as SVG for a page, in the page's font and colors (light or dark), or save them as files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 from ..files import write_atomically
 
-# Matplotlib needs fixed colours, but the page needs CSS variables, which depend on dark or light mode. So drawings use
-# colours that nothing else uses, and the SVG gets the variables in their place.
+# Matplotlib needs fixed colors, but the page needs CSS variables, which depend on dark or light mode. So drawings use
+# colors that nothing else uses, and the SVG gets the variables in their place.
 INK, MUTED, GRID = "#000001", "#000002", "#000003"
 HUES = tuple(f"#0000a{index}" for index in range(6))
 _CSS = {
@@ -59,7 +59,7 @@ PRINTED = {
     GRID: "#d8dee4",
     **dict(zip(HUES, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"), strict=True)),
 }
-"""The page's light colours, for figures that are saved as files."""
+"""The page's light colors, for figures that are saved as files."""
 PRINT = {name: PRINTED.get(value, value) if isinstance(value, str) else value for name, value in _STYLE.items()} | {
     "axes.prop_cycle": cycler(color=[PRINTED[hue] for hue in HUES]),
     "figure.facecolor": "white",
@@ -78,14 +78,14 @@ class Series:
     """The look of one method or other series in all figures and legends of a page."""
 
     index: int
-    colour: str
+    color: str
     dash: tuple[float, ...]
     marker: str
 
     @property
     def css(self) -> str:
-        """The colour as CSS."""
-        return _CSS[self.colour]
+        """The color as CSS."""
+        return _CSS[self.color]
 
     @property
     def group(self) -> str:
@@ -96,13 +96,13 @@ class Series:
     def line(self) -> dict[str, Any]:
         """Keyword arguments for ``Axes.plot``."""
         dashes = (0, self.dash) if self.dash else "solid"
-        return {"color": self.colour, "linestyle": dashes, "gid": self.group}
+        return {"color": self.color, "linestyle": dashes, "gid": self.group}
 
 
 def series(count: int, plain: int | None = None) -> list[Series]:
     """Return ``count`` looks: six hues of Okabe and Ito, then the same hues dashed, then dotted.
 
-    The look at index ``plain`` has the colour of text. Markers differ too, so that nothing depends on hue alone.
+    The look at index ``plain`` has the color of text. Markers differ too, so that nothing depends on hue alone.
     """
     dashes: list[tuple[float, ...]] = [(), (4, 2), (1, 1.5)]
     looks = []
@@ -140,7 +140,7 @@ def save(stem: Path, width: int, height: int, paint: Callable[[Figure], None]) -
     Args:
         stem: the files' path without suffix.
         width, height: in points; the PNG has two pixels per point.
-        paint: fills the empty figure that it is given. It must use hues C0 to C5 and otherwise the style's colours.
+        paint: fills the empty figure that it is given. It must use hues C0 to C5 and otherwise the style's colors.
     """
     written = []
     with style.context(["default", PRINT]):
@@ -192,7 +192,7 @@ def _tag(element: ElementTree.Element) -> str:
 
 
 def _clean(element: ElementTree.Element, name: str, used: set[str]) -> None:
-    """Use the page's font and colours, shorten numbers, give series a class, and keep only ids that are referred to."""
+    """Use the page's font and colors, shorten numbers, give series a class, and keep only ids that are referred to."""
     element.tag = _tag(element)
     if element.tag != "text":
         element.text = None
@@ -208,7 +208,7 @@ def _clean(element: ElementTree.Element, name: str, used: set[str]) -> None:
         element.set("clip-path", clip.replace("#", f"#{name}-"))
     if look := element.get("style"):
         look = re.sub(r"font-family: [^;]*;? ?", "", look)
-        element.set("style", re.sub(r"#0000\w\w", lambda colour: _CSS.get(colour[0], colour[0]), look))
+        element.set("style", re.sub(r"#0000\w\w", lambda color: _CSS.get(color[0], color[0]), look))
     if element.get("transform", "").startswith(("rotate(-0 ", "rotate(0 ")):
         del element.attrib["transform"]
     for key in {"d", "x", "y", "width", "height", "transform"} & element.attrib.keys():

@@ -45,7 +45,7 @@ def attention_shares(
 
     Args:
         layers: shares for each layer, head and offset; None for layers of pooled sequences, which are left out.
-        look: the colour of the curves.
+        look: the color of the curves.
         name: a name that is unique on the page; ids begin with it.
         label: what the grid shows.
         explained: (layers, heads), the share of attention that the offset explains, if measured; also shown.
@@ -78,8 +78,8 @@ def near(offsets: int) -> str:
 
 
 def _offsets(head: Sequence[float]) -> range:
-    centre = len(head) // 2
-    return range(-centre, len(head) - centre)
+    center = len(head) // 2
+    return range(-center, len(head) - center)
 
 
 def _peak(head: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Draw matrices as small PNG heatmaps for a page: block averages, a colour palette and colour bar ticks."""
+"""Draw matrices as small PNG heatmaps for a page: block averages, a color palette and color bar ticks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from torch.nn.functional import avg_pool2d
 
 from .numbers import plain
 
-COLOURS = 128
-"""Colours in a picture. More would make it larger, and nobody could tell them apart."""
+COLORS = 128
+"""Colors in a picture. More would make it larger, and nobody could tell them apart."""
 FINE = 80
 """From this number of pixels a side, browsers may smooth the picture, since sharp scaling would create patterns."""
 OUTLIERS = 0.5
-"""Percentage of pixels at each end of the scale that take the end's colour, so that they do not stretch the scale."""
+"""Percentage of pixels at each end of the scale that take the end's color, so that they do not stretch the scale."""
 
 _BLUE_TO_ORANGE = ("#00294a", "#0072b2", "#7fbfe3", "#f7f7f7", "#f2b077", "#d55e00", "#5c2400")
 PALETTES: dict[str, Colormap] = {
     "diverging": LinearSegmentedColormap.from_list("blue to orange", _BLUE_TO_ORANGE),
     "sequential": colormaps["cividis"],
 }
-"""One palette for values on both sides of a middle, one for small to large. Colour-blind people can read both."""
+"""One palette for values on both sides of a middle, one for small to large. Color-blind people can read both."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Heatmap:
         image: the picture as a data URI.
         fine: whether it has so many pixels that single ones can't be seen.
         palette: a key of :data:`PALETTES`; in the page also a class.
-        ticks: ticks of the colour bar: percent from its left end, and text.
-        low, high: the values at the ends of the colour bar.
+        ticks: ticks of the color bar: percent from its left end, and text.
+        low, high: the values at the ends of the color bar.
         axis: ticks of both rows and columns: percent from the top left, and text.
     """
 
@@ -62,12 +62,12 @@ def averaged(matrix: Tensor, pixels: int) -> NDArray[np.float64]:
     return np.asarray(avg_pool2d(grid, block, ceil_mode=True, count_include_pad=False)[0, 0].numpy())
 
 
-def limits(values: NDArray[np.float64], centre: float | None = None) -> tuple[float, float]:
-    """Return the ends of a scale that leaves out a few outliers. With a centre, both ends are equally far from it."""
+def limits(values: NDArray[np.float64], center: float | None = None) -> tuple[float, float]:
+    """Return the ends of a scale that leaves out a few outliers. With a center, both ends are equally far from it."""
     low, high = (float(end) for end in np.percentile(values, (OUTLIERS, 100 - OUTLIERS)))
-    if centre is not None:
-        reach = max(high - centre, centre - low)
-        low, high = centre - reach, centre + reach
+    if center is not None:
+        reach = max(high - center, center - low)
+        low, high = center - reach, center + reach
     # All values are equal, up to rounding.
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = low - 0.5, high + 0.5
@@ -78,7 +78,7 @@ def heatmap(
     matrix: Tensor,
     *,
     pixels: int,
-    centre: float | None = None,
+    center: float | None = None,
     ends: tuple[float, float] | None = None,
     first: int = 0,
 ) -> Heatmap:
@@ -87,14 +87,14 @@ def heatmap(
     Args:
         matrix: (n, n), finite.
         pixels: the most pixels that a side may have.
-        centre: the value in the middle of the diverging palette; None uses the sequential palette.
+        center: the value in the middle of the diverging palette; None uses the sequential palette.
         ends: the ends of the scale, if several heatmaps share it; by default those of the values.
         first: the position of row and column 0.
     """
     values = averaged(matrix, pixels)
-    low, high = ends or limits(values, centre)
-    palette = "sequential" if centre is None else "diverging"
-    shades = np.clip((values - low) / (high - low) * COLOURS, 0, COLOURS - 1).astype(np.uint8)
+    low, high = ends or limits(values, center)
+    palette = "sequential" if center is None else "diverging"
+    shades = np.clip((values - low) / (high - low) * COLORS, 0, COLORS - 1).astype(np.uint8)
     length = len(matrix)
     marks = MaxNLocator(4, integer=True, steps=[1, 2, 2.5, 5, 10]).tick_values(first, first + length - 1)
     return Heatmap(
@@ -133,8 +133,8 @@ def _percent(value: float, low: float, high: float) -> float:
 def _png(shades: NDArray[np.uint8], palette: str) -> str:
     height, width = shades.shape
     image = Image.frombytes("P", (width, height), shades.tobytes())
-    colours = PALETTES[palette](np.linspace(0, 1, COLOURS), bytes=True)[:, :3]
-    image.putpalette(np.ascontiguousarray(colours).tobytes())
+    colors = PALETTES[palette](np.linspace(0, 1, COLORS), bytes=True)[:, :3]
+    image.putpalette(np.ascontiguousarray(colors).tobytes())
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

@@ -77,7 +77,7 @@ def over_length(
             look = looks[name]
             axes.plot(places, median, marker=look.marker, markersize=5, **look.line)
             if high != low:
-                axes.vlines(places, low, high, color=look.colour, linewidth=1.2, gid=look.group)
+                axes.vlines(places, low, high, color=look.color, linewidth=1.2, gid=look.group)
         trained, *longer = lengths
         times = [f"{length}\n{length // trained}\N{MULTIPLICATION SIGN}" for length in longer]
         axes.set_xticks(range(len(lengths)), [f"{trained}\ntrained", *times])

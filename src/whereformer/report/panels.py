@@ -106,7 +106,7 @@ class Panel:
     Args:
         place: the layer, such as "layer 0".
         head: the head, such as "head 3".
-        look: the head's colour; a legend entry with this look hides and shows the head.
+        look: the head's color; a legend entry with this look hides and shows the head.
         name: what kind of head it is, or "".
         details: numbers about it, as text.
         curve: its curve over offsets.

@@ -30,7 +30,7 @@ class Hardware:
         flops: operations per second at the peak of the dtype that training uses (dense bfloat16).
         efficiency: the share of the peak that training reaches.
         memory: bytes of a device.
-        link: bytes per second that a device sends to its neighbour within a machine (NVLink).
+        link: bytes per second that a device sends to its neighbor within a machine (NVLink).
         network: bytes per second between two machines, all of its adapters together.
         per_machine: devices in a machine.
         latency: seconds that a message takes at least.
@@ -159,7 +159,7 @@ def describe(cost: Cost, config: EncoderConfig, devices: int, hardware: Hardware
     used = hardware or Hardware()
     lines = [
         f"{devices} x {used.name}: {used.efficiency:.0%} of {used.flops / 1e12:,.0f} TFLOP/s, "
-        f"{used.bandwidth(devices) / 1e9:,.0f} GB/s between neighbours, {used.latency * 1e6:g} us a message, "
+        f"{used.bandwidth(devices) / 1e9:,.0f} GB/s between neighbors, {used.latency * 1e6:g} us a message, "
         f"{used.memory / 1e9:,.0f} GB"
     ]
     for way in ways(cost, config, devices, used):

@@ -95,7 +95,7 @@ class _Item:
         of_query = 2 * self.hidden_mask * width + 2 * self.norm + attention.row_numbers * self.exact * heads
         kept += at.n_q * (of_query + self.per_wide * config.intermediate_size)
         if config.norm == "pre" and at.n_q != at.n_k:
-            # The states before and after pooling differ, and both are normalised.
+            # The states before and after pooling differ, and both are normalized.
             kept += at.n_k * (self.size * width + self.norm)
         return kept
 

@@ -68,11 +68,11 @@ def embeddings(table: TableFindings) -> Paint:
 
     def paint(figure: Figure) -> None:
         panels = figure.subplots(1, 3)
-        for axes, title, values, centre in zip(panels, titles, (gram, part, rest), (None, None, 0.0), strict=True):
-            low, high = ends if centre is None else limits(values, centre)
+        for axes, title, values, center in zip(panels, titles, (gram, part, rest), (None, None, 0.0), strict=True):
+            low, high = ends if center is None else limits(values, center)
             image = axes.imshow(
                 values,
-                cmap=PALETTES["sequential" if centre is None else "diverging"],
+                cmap=PALETTES["sequential" if center is None else "diverging"],
                 vmin=low,
                 vmax=high,
                 interpolation="nearest",
@@ -124,9 +124,9 @@ def head_panels(found: Sequence[HeadFindings]) -> tuple[int, int, Paint]:
             axes.text(left, top - 15, f"head {head.head}: {decimals(head.toeplitzness, 2)}", size=8)
             axes.text(left, top - 5, head.name, size=7, color=muted)
             if head.scores is not None:
-                centre = float(head.scores.double().median())
+                center = float(head.scores.double().median())
                 values = averaged(head.scores, PANEL)
-                low, high = limits(values, centre)
+                low, high = limits(values, center)
                 axes.imshow(
                     values,
                     cmap=PALETTES["diverging"],
@@ -186,7 +186,7 @@ def scatter_drawing(points: Sequence[Point], measure: str, score: str) -> Markup
 
 
 def scatter(points: Sequence[Point], measure: str, score: str) -> Paint:
-    """Plot models as labelled points."""
+    """Plot models as labeled points."""
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot(xlabel=measure, ylabel=score)

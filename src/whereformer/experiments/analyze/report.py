@@ -115,7 +115,7 @@ def counted(found: Sequence[HeadFindings]) -> str:
 
 
 def verdict(models: Sequence[ModelFindings]) -> str:
-    """Summarise the page in one sentence, its headline."""
+    """Summarize the page in one sentence, its headline."""
     tables = [(model, model.table) for model in models if model.table is not None]
     if len(models) == 1:
         sentence = "; ".join(_findings_of(models[0]))
@@ -210,7 +210,7 @@ def table_section(table: TableFindings) -> TableSection:
     maps = [
         ("P = E E\N{MODIFIER LETTER CAPITAL T}", heatmap(table.gram, pixels=2 * LARGE_MAP, ends=ends)),
         ("its best Toeplitz part", heatmap(table.part, pixels=2 * LARGE_MAP, ends=ends)),
-        ("what is left", heatmap(table.gram - table.part, pixels=2 * LARGE_MAP, centre=0.0)),
+        ("what is left", heatmap(table.gram - table.part, pixels=2 * LARGE_MAP, center=0.0)),
     ]
     return TableSection(decimals(table.toeplitzness), maps)
 
@@ -316,14 +316,14 @@ def maps_of(head: HeadFindings, pixels: int, *, detailed: bool) -> tuple[tuple[s
     if head.scores is None:
         return ()
     length = len(head.scores)
-    centre = float(head.scores.double().median())
+    center = float(head.scores.double().median())
     caption = "scores: query down, key across"
-    found = [(caption, heatmap(head.scores, pixels=pixels, centre=centre))]
+    found = [(caption, heatmap(head.scores, pixels=pixels, center=center))]
     if length > pixels and detailed:
         first = (length - CORNER) // 2
         middle = head.scores[first : first + CORNER, first : first + CORNER]
         caption = f"positions {first} to {first + CORNER - 1}, around their median"
-        found.append((caption, heatmap(middle, pixels=CORNER, centre=float(middle.double().median()), first=first)))
+        found.append((caption, heatmap(middle, pixels=CORNER, center=float(middle.double().median()), first=first)))
     return tuple(found)
 
 

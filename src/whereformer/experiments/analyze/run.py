@@ -39,7 +39,7 @@ MAY_DIFFER = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
 def analyze(
     sources: Sequence[ModelSource], options: AnalyzeOptions, progress: Progress
 ) -> tuple[list[ModelFindings], list[str]]:
-    """Analyse every model.
+    """Analyze every model.
 
     Returns:
         the findings, and notes on what was left out.
@@ -82,7 +82,7 @@ def _check(sources: Sequence[ModelSource]) -> None:
 
 @torch.no_grad()
 def analyze_model(source: ModelSource, options: AnalyzeOptions, progress: Progress) -> tuple[ModelFindings, list[str]]:
-    """Analyse one model, in 100 steps of progress.
+    """Analyze one model, in 100 steps of progress.
 
     Returns:
         the findings, and notes on what could not be measured or is meaningless.
@@ -93,7 +93,7 @@ def analyze_model(source: ModelSource, options: AnalyzeOptions, progress: Progre
     if config_found.get("model_type") not in KINDS:
         findings = _tables_of(source, options, config_found)
         report.upto(100)
-        return findings, [f"{source.path}: for a {findings.kind} model, only the position tables are analysed"]
+        return findings, [f"{source.path}: for a {findings.kind} model, only the position tables are analyzed"]
     encoder, kind = load(source.path)
     report.upto(10)
     config = encoder.config
@@ -153,7 +153,7 @@ def analyze_model(source: ModelSource, options: AnalyzeOptions, progress: Progre
 
 
 def _tables_of(source: ModelSource, options: AnalyzeOptions, config: dict[str, Any]) -> ModelFindings:
-    """Analyse a model that this library cannot run, from its position tables alone."""
+    """Analyze a model that this library cannot run, from its position tables alone."""
     kind = str(config.get("model_type"))
     with named_errors(source.path):
         weights = read_weights(source.path)
@@ -200,7 +200,7 @@ def _tables_of(source: ModelSource, options: AnalyzeOptions, config: dict[str, A
         table=None if found is None else _table(found[1][:length]),
         no_table="" if found is not None else "its positions are numbers for offsets, not vectors",
         heads=tuple(heads),
-        no_heads="" if heads else f"the effect of positions on the heads of a {kind} model is not analysed",
+        no_heads="" if heads else f"the effect of positions on the heads of a {kind} model is not analyzed",
         attention=None,
     )
 

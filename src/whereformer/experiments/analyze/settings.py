@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_POSITIONS = 512
-"""The most positions that are analysed by default."""
+"""The most positions that are analyzed by default."""
 TOKENS = 8192
 """Tokens of text over which attention is measured by default."""
 

@@ -1,4 +1,4 @@
-"""Find the models to analyse, and give them names for the report."""
+"""Find the models to analyze, and give them names for the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...errors import InputError
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model to analyse.
+    """A model to analyze.
 
     Args:
         path: a folder, or an id on the Hugging Face Hub.
@@ -29,7 +29,7 @@ class ModelSource:
 
 
 def sources_of(models: Sequence[str], scores: Sequence[float] | None) -> list[ModelSource]:
-    """Return the models to analyse. A folder with checkpoints means all of them, in the order of their steps.
+    """Return the models to analyze. A folder with checkpoints means all of them, in the order of their steps.
 
     Raises:
         InputError: if a folder has no model, or the number of scores is not the number of models.

@@ -18,7 +18,7 @@ from .cases import KINDS
 from .results import BenchRow
 from .ways import DENSE
 
-INK, MUTED = (figures.PRINTED[colour] for colour in (figures.INK, figures.MUTED))
+INK, MUTED = (figures.PRINTED[color] for color in (figures.INK, figures.MUTED))
 LOOKS = dict(
     zip(
         KINDS,
@@ -31,7 +31,7 @@ LOOKS = dict(
         strict=True,
     )
 )
-"""Colour, line and marker of each kind, always the same. Nothing depends on hue alone."""
+"""Color, line and marker of each kind, always the same. Nothing depends on hue alone."""
 
 LABELS = {"factors": "factors (TUPE)", "funnel": "bias, funnel", "padded": "bias, padded", "causal": "bias, causal"}
 """Legend labels of kinds whose name alone says too little."""
@@ -113,12 +113,12 @@ def _panel(axes: Axes, drawn: Sequence[BenchRow], today: Sequence[BenchRow], len
     axes.update_datalim([(1, 0.99), (1, 1.01)], updatex=False)
     _line(axes, today, label="today: dense bias", marker=".", color=MUTED, linestyle=(0, (1, 1.5)))
     for kind in KINDS:
-        colour, line, marker = LOOKS[kind]
+        color, line, marker = LOOKS[kind]
         _line(
             axes,
             [r for r in drawn if r.terms == kind],
             label=LABELS.get(kind, kind),
-            color=colour,
+            color=color,
             linestyle=line,
             marker=marker,
         )

@@ -17,7 +17,7 @@ from .timing import Clock, expected_memory, memory_of, rounds_of, threads
 from .ways import FLOOR, Way, make_step
 
 
-def summarise(row: BenchRow, seconds: Sequence[float], floor: Sequence[float]) -> BenchRow:
+def summarize(row: BenchRow, seconds: Sequence[float], floor: Sequence[float]) -> BenchRow:
     """Add the timings of all rounds to a row; ``floor`` has plain attention's times in the same rounds."""
     ratios = [own / plain for own, plain in zip(seconds, floor, strict=True)]
     return replace(
@@ -82,7 +82,7 @@ class Measurement:
         finally:
             if times:
                 for way in steps:
-                    rows[way] = summarise(rows[way], [found[way] for found in times], [found[FLOOR] for found in times])
+                    rows[way] = summarize(rows[way], [found[way] for found in times], [found[FLOOR] for found in times])
                 self.keep(list(rows.values()))
 
     def _work(self, case: Case) -> int:

@@ -112,7 +112,7 @@ def columns(table: GainsTable) -> list[Column]:
 
 
 def verdict(found: Sequence[GainsTable]) -> str:
-    """Summarise the page in one sentence, its headline."""
+    """Summarize the page in one sentence, its headline."""
     gains = [
         (row.gain, table.position, f"{row.task} ({row.metric})", row.clear)
         for table in found

@@ -63,7 +63,7 @@ class ModelSettings:
     """Number of attention heads. It must divide the width."""
 
     norm: Literal["pre", "post"] = "pre"
-    """Where a layer normalises: at its input (pre, which is easier to train) or after the sum (post, as in BERT)."""
+    """Where a layer normalizes: at its input (pre, which is easier to train) or after the sum (post, as in BERT)."""
 
     dropout: float = 0.0
     """Dropout on hidden states and attention weights. Small models that read a text a few times do best without it; for

@@ -46,7 +46,7 @@ def markdown_table(rows: Sequence[MethodTicks]) -> list[str]:
 
 
 def verdict(rows: Sequence[MethodTicks]) -> str:
-    """Summarise the page in one sentence, its headline."""
+    """Summarize the page in one sentence, its headline."""
     most = max(row.count for row in rows)
     best = page.listed([row.position for row in rows if row.count == most])
     total = len(MEANINGS)

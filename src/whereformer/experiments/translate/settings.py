@@ -137,7 +137,7 @@ class TranslatorSettings:
     """Number of layers of the decoder."""
 
     norm: Literal["pre", "post"] = "pre"
-    """Where a layer normalises: at its input (pre, which is easier to train) or after the sum (post, as in the
+    """Where a layer normalizes: at its input (pre, which is easier to train) or after the sum (post, as in the
     papers)."""
 
     dropout: float | None = None
@@ -232,7 +232,7 @@ class Decoding:
     """Number of beams. 1 is greedy search."""
 
     length_penalty: float = 0.6
-    """A translation's log-probability is divided by its length to this power. A larger power favours longer
+    """A translation's log-probability is divided by its length to this power. A larger power favors longer
     translations."""
 
     batch_tokens: int | None = None

@@ -185,7 +185,7 @@ class _TableGradient:
         return range(start, max(start, min(window.stop - 1 + step * (queries.stop - 1), n_k)))
 
     def _add_left(self, parts: list[range], first: int) -> None:
-        """Add what is left of the bands of neighbouring queries, from key ``first`` on, in the largest rectangles."""
+        """Add what is left of the bands of neighboring queries, from key ``first`` on, in the largest rectangles."""
         queries = range(parts[0].start, parts[-1].stop)
         stop = self._band(queries).start
         if stop > first:

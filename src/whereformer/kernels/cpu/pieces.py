@@ -2,7 +2,7 @@
 
 A padded row becomes a rectangle of its real keys, and a packed row one rectangle per document. This leaves less to
 compute, and every rectangle is as fast as a whole unpadded row. Finding the rectangles reads masks and ids, so it
-happens only on the CPU, where reading does not synchronise. Elsewhere masks are applied as masks.
+happens only on the CPU, where reading does not synchronize. Elsewhere masks are applied as masks.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def split(
 
 
 def _append(pieces: list[Piece], piece: Piece) -> None:
-    """Append a piece, or merge it into the last one if both are the same rectangle of neighbouring items."""
+    """Append a piece, or merge it into the last one if both are the same rectangle of neighboring items."""
     if not piece.queries or not piece.keys:
         return
     if pieces and _is_plain(piece) and _is_plain(pieces[-1]):
         last = pieces[-1]
         # An item between the two may have no piece.
-        neighbours = last.batch.stop == piece.batch.start
-        if neighbours and replace(last, batch=piece.batch) == piece:
+        neighbors = last.batch.stop == piece.batch.start
+        if neighbors and replace(last, batch=piece.batch) == piece:
             piece = replace(piece, batch=range(last.batch.start, piece.batch.stop))
             pieces.pop()
     pieces.append(piece)

@@ -223,7 +223,7 @@ class _Work:
     def skewed(self, scores: Tensor, keys: slice, window: range) -> Tensor:
         """Arrange scores (groups, n_q, some keys) by m in ``window``: (groups, n_q, len(window)), zeros elsewhere."""
         step, n_q, n_k = self.grid.step, self.problem.n_q, self.problem.n_k
-        # A row's diagonals reach this far beyond its keys; two neighbouring rows share one margin.
+        # A row's diagonals reach this far beyond its keys; two neighboring rows share one margin.
         margin = max(0, -window.start, window.stop - 1 + step * (n_q - 1) - (n_k - 1))
         pitch = n_k + margin
         memory = self.workspace.zeros((len(scores) * n_q * pitch + margin,), scores.dtype)

@@ -60,7 +60,7 @@ def no_place(name: str) -> InputError:
 
 
 def fill(
-    model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[str], whole: bool, relabelled: bool = False
+    model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[str], whole: bool, relabeled: bool = False
 ) -> LoadingReport:
     """Load a checkpoint into an encoder, or a model that has one; tensors that it lacks stay as they are.
 
@@ -69,7 +69,7 @@ def fill(
         checkpoint: the checkpoint to load.
         fresh: beginnings of the encoder's names that the checkpoint may lack.
         whole: whether the checkpoint must have the head too.
-        relabelled: whether the model has another number of labels, so that the head's tensors with a row per label are
+        relabeled: whether the model has another number of labels, so that the head's tensors with a row per label are
             fresh.
 
     Raises:
@@ -81,12 +81,12 @@ def fill(
     of_labels = set()
     for name, tensor in state.items():
         if own[name].shape != tensor.shape:
-            if relabelled and not name.startswith(BODY) and own[name].shape[1:] == tensor.shape[1:]:
+            if relabeled and not name.startswith(BODY) and own[name].shape[1:] == tensor.shape[1:]:
                 of_labels.add(name)
                 continue
             raise misfit(checkpoint.names.get(name, name), name.removeprefix(BODY), tensor, own[name], model.config)
         if not tensor.is_floating_point():
-            # A copy would lose the imaginary parts of complex numbers and the scales of quantised ones.
+            # A copy would lose the imaginary parts of complex numbers and the scales of quantized ones.
             known = checkpoint.names.get(name, name)
             raise InputError("checkpoint", f"{known!r} is {tensor.dtype}, expected floating-point numbers")
     state = {name: tensor for name, tensor in state.items() if name not in of_labels}

@@ -71,12 +71,12 @@ def load_pretrained(
         raise TypeError(f"model_class: expected Encoder or a model that has one, got {build.__name__}")
     config = EncoderConfig.from_dict(_changed(source.fields, position, options))
     before = source.fields.get("position", "learned")
-    relabelled = config.num_labels != EncoderConfig.from_dict(dict(source.fields)).num_labels
+    relabeled = config.num_labels != EncoderConfig.from_dict(dict(source.fields)).num_labels
 
     def filled(model: EncoderPreTrainedModel, weights: Mapping[str, Tensor]) -> EncoderPreTrainedModel:
         checkpoint, fresh = _recomposed(source.translate(weights), before, config.position)
         whole = type(model) is source.built_as
-        model.loading_report = fill(model, checkpoint, fresh=fresh, whole=whole, relabelled=relabelled)
+        model.loading_report = fill(model, checkpoint, fresh=fresh, whole=whole, relabeled=relabeled)
         return model
 
     files = find_weights(path_or_id)

@@ -52,7 +52,7 @@ class Seq2SeqConfig(PreTrainedConfig):
         cross_position: the method of the attention from target to source; the papers use none.
         cross_position_options: the options of that method.
         max_position_embeddings: the number of positions for methods that have a fixed number.
-        norm: "post" (Vaswani et al.: normalise after adding) or "pre" (normalise a layer's input, and once at the end).
+        norm: "post" (Vaswani et al.: normalize after adding) or "pre" (normalize a layer's input, and once at the end).
         hidden_act: activation of the feed-forward layers.
         hidden_dropout_prob, attention_probs_dropout_prob, activation_dropout_prob: dropout on embeddings and what
             layers add, on attention weights, and between the feed-forward layers.

@@ -34,26 +34,26 @@ class _Smoothed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-        normalisers, losses = [], []
+        normalizers, losses = [], []
         for part, wanted in _parts(logits, labels):
-            normaliser = part.logsumexp(-1)
+            normalizer = part.logsumexp(-1)
             right = part.gather(1, _known(wanted)).squeeze(1)
-            normalisers.append(normaliser)
-            losses.append(normaliser - (1 - smoothing) * right - smoothing * part.mean(-1))
-        ctx.save_for_backward(logits, labels, torch.cat(normalisers))
+            normalizers.append(normalizer)
+            losses.append(normalizer - (1 - smoothing) * right - smoothing * part.mean(-1))
+        ctx.save_for_backward(logits, labels, torch.cat(normalizers))
         ctx.smoothing = smoothing
         return torch.cat(losses).masked_fill(labels == IGNORED, 0.0).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        logits, labels, normalisers = ctx.saved_tensors
+        logits, labels, normalizers = ctx.saved_tensors
         found = torch.empty_like(logits)
         start = 0
         for part, wanted in _parts(logits, labels):
             end = start + len(part)
             # softmax - smoothing / vocabulary - (1 - smoothing) at the label
-            slope = (part - normalisers[start:end].unsqueeze(1)).exp_().sub_(ctx.smoothing / part.shape[1])
+            slope = (part - normalizers[start:end].unsqueeze(1)).exp_().sub_(ctx.smoothing / part.shape[1])
             right = torch.full_like(slope[:, :1], ctx.smoothing - 1)
             slope.scatter_add_(1, _known(wanted), right)
             found[start:end] = slope.mul_(torch.where(wanted == IGNORED, 0.0, gradient).unsqueeze(1))

@@ -111,10 +111,10 @@ def forward(
     else:
         tl.store(norm.shift + at_row, shift, mask=row < pairs.n_q)
         tl.store(norm.log_sum + at_row, log_sum, mask=row < pairs.n_q)
-    normaliser = 1.0 / tl.where(empty, 1.0, total)
+    normalizer = 1.0 / tl.where(empty, 1.0, total)
     if pairs.dropout_seeds is not None:
-        normaliser *= pairs.dropout_scale
-    acc *= normaliser[:, None]
+        normalizer *= pairs.dropout_scale
+    acc *= normalizer[:, None]
     if at_offset is not None:
         length = terms.value_table.length
         for block in range(bounds[1], band_end):
@@ -126,7 +126,7 @@ def forward(
             if pairs.dropout_seeds is not None:
                 weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)
             add_at_offsets(at_offset, weights, terms.value_table, tile, offsets_of(tile, pairs), pairs)
-        ends = Ends(ends.left * normaliser, ends.right * normaliser)
+        ends = Ends(ends.left * normalizer, ends.right * normalizer)
         store_ends(at_offset, ends, terms.value_table, pairs, place, row)
         # Threads read what other threads have stored.
         tl.debug_barrier()
