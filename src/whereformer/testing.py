@@ -18,6 +18,8 @@ from .kernels import Positions, PositionsLike, Term, attention
 from .positions import Place, Position, PositionRangeError, build_position
 from .positions.base import OffsetFunction
 
+__all__ = ["check_position"]
+
 WIDTH, HEADS, LAYERS, MAX_LENGTH = 16, 2, 4, 24
 """The sizes of the small model that a method is built for; no other axis before a parameter's layers has as many."""
 
