@@ -49,5 +49,7 @@ def damage(path, kind):
     elif kind == "flipped":
         content[len(content) // 2] ^= 64
         path.write_bytes(content)
+    elif kind == "empty":
+        path.write_bytes(b"")
     else:
         path.write_bytes(content + b"more")

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from tests.data.interrupting import damage, index_of, only_folder, stop_at
 from tests.data.told import Told
 from whereformer.data import cache as caches
 from whereformer.data import corpus, seen, shards, streams
@@ -55,11 +56,6 @@ def same(first, second):
     )
 
 
-def only_folder(cache):
-    [found] = [path for path in cache.iterdir() if path.is_dir()]
-    return found
-
-
 def test_the_cache_holds_the_ids_that_encoding_in_memory_gives(file, tmp_path):
     encoded, told = made(file, tmp_path / "cache")
     training, held_out = corpus.split_documents(corpus.load_documents([file]))
@@ -85,20 +81,8 @@ def test_a_finished_cache_is_opened_without_reading_the_text(file, tmp_path):
 def test_an_interrupted_encoding_continues_after_its_last_shard(file, tmp_path, monkeypatch):
     expected, _ = made(file, tmp_path / "whole")
     pages = len(list(Text([file]).pages()))
-    ended = []
-
-    def stop_later(self):
-        if len(ended) == 3:
-            raise KeyboardInterrupt
-        ended.append(real(self))
-        return ended[-1]
-
-    real = shards.Appended.end_shard
-    monkeypatch.setattr(shards.Appended, "end_shard", stop_later)
-    with pytest.raises(KeyboardInterrupt):
-        made(file, tmp_path / "cache")
-    monkeypatch.setattr(shards.Appended, "end_shard", real)
-    index = json.loads((only_folder(tmp_path / "cache") / "index.json").read_text())["index"]
+    stop_at(3, lambda: made(file, tmp_path / "cache"))
+    index = index_of(tmp_path / "cache")
     # Each shard ends in both streams, so the second one is not complete.
     assert [shard["items"] for shard in index["shards"]] == [4]
     asked, real_lots = [], shards.in_lots
@@ -118,21 +102,11 @@ def test_an_interrupted_encoding_continues_after_its_last_shard(file, tmp_path, 
 
 @pytest.mark.parametrize("name", ["training.ids", "held_out.ids", "index.json", "tokenizer.json"])
 @pytest.mark.parametrize(
-    "damage", ["flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("missing", "cut", "empty"))]
+    "kind", ["flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("missing", "cut", "empty"))]
 )
-def test_a_damaged_cache_is_noticed_and_mended(file, tmp_path, name, damage):
+def test_a_damaged_cache_is_noticed_and_mended(file, tmp_path, name, kind):
     expected, _ = made(file, tmp_path / "cache")
-    path = only_folder(tmp_path / "cache") / name
-    content = bytearray(path.read_bytes())
-    if damage == "missing":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    elif damage == "flipped":
-        content[len(content) // 2] ^= 64
-        path.write_bytes(content)
-    else:
-        path.write_bytes(b"")
+    damage(only_folder(tmp_path / "cache") / name, kind)
     text = Text([file])
     assert open_encoded(tmp_path / "cache", look_at(text, tmp_path / "cache"), CHOICE) is None
     again, told = made(file, tmp_path / "cache")
@@ -141,7 +115,7 @@ def test_a_damaged_cache_is_noticed_and_mended(file, tmp_path, name, damage):
         assert "is damaged after" in told.lines[0]
         intact = int(told.lines[0].split("damaged after ")[1].split()[0])
         # The first shard has no held-out page, so nothing of it can be missing there.
-        assert (intact > 0) == (damage in ("cut", "flipped") or (damage, name) == ("empty", "held_out.ids"))
+        assert (intact > 0) == (kind in ("cut", "flipped") or (kind, name) == ("empty", "held_out.ids"))
 
 
 @pytest.mark.parametrize("change", ["content", "size", "time"])

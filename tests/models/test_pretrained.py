@@ -292,7 +292,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
             load_pretrained(tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text()) | {"d_model": "wide"}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match=r"^path_or_id: in its config.json: .*'d_model' expected int, got str"):
+    with pytest.raises(
+        ValueError, match=r"^path_or_id: its config.json describes no model .*'d_model' expected int, got str"
+    ):
         load_pretrained(tmp_path)
 
 

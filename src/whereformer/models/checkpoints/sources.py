@@ -47,9 +47,15 @@ def source_of(
         return _source_of_kind(found, model_class, options)
     except InputError:
         raise
-    except StrictDataclassError as error:
-        raise InputError("path_or_id", f"in its config.json: {one_line(str(error))}") from None
-    except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError, RecursionError) as error:
+    except (
+        StrictDataclassError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ValueError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         # In a stranger's file anything can stand anywhere.
         reason = f"{type(error).__name__}: {one_line(str(error))}"
         raise InputError("path_or_id", f"its config.json describes no model ({reason})") from None
