@@ -18,9 +18,12 @@ INSTRUCTION_SETS := \
 	ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ATEN_CPU_CAPABILITY=avx512 \
 	ONEDNN_MAX_CPU_ISA=AVX2 ONEDNN_MAX_CPU_ISA=AVX512_CORE ONEDNN_MAX_CPU_ISA=AVX512_CORE_AMX \
 	MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_ENABLE_INSTRUCTIONS=AVX2 WHEREFORMER_TEST_WITHOUT_ONEDNN=1
+# Without what spends its time on files.
+CHECKED := tests/kernels tests/positions tests/test_shapes.py \
+	$(addprefix tests/models/test_,encoder.py funnel.py heads.py inputs.py pooling.py electra.py seq2seq.py golden_funnel.py attach.py)
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: compare bench test lint docs check instruction-sets test-lowest test-wheel format
+.PHONY: compare bench test lint docs check check-every instruction-sets test-lowest test-wheel format
 
 compare: $(VENV)/.train  ## Compare position methods; options: make compare ARGS="--quick"
 	$(VENV)/bin/whereformer compare $(ARGS)
@@ -44,7 +47,10 @@ docs: $(VENV)/.dev  ## Build the site, docs/_build/html/index.html; warnings are
 # call, and memory that nobody has written is NaN.
 check: lint docs  ## Everything that has to pass: lint, the site, all tests, and numbers on an older processor
 	$(PYTEST)
-	$(OLDER) WHEREFORMER_TEST_SHAPES=1 WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" $(NUMERIC) tests/test_shapes.py
+	$(OLDER) WHEREFORMER_TEST_SHAPES=1 WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" $(CHECKED)
+
+check-every: $(VENV)/.dev  ## All tests in every combination of cases, three quarters of an hour; options: ARGS
+	WHEREFORMER_TEST_EVERY=1 $(PYTEST) $(ARGS)
 
 instruction-sets: $(VENV)/.dev  ## The tests of numbers as processors with other instructions run them; options: ARGS
 	for set in $(INSTRUCTION_SETS); do \

@@ -21,6 +21,7 @@ if os.environ.get("WHEREFORMER_TEST_POISON") == "1":
     poison()
 
 from . import shapes  # noqa: E402 - it imports the package, and so Triton
+from .every import EVERY  # noqa: E402
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
@@ -29,6 +30,14 @@ settings.load_profile("repeatable")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if EVERY:
+        return
+    left = [item for item in items if item.get_closest_marker("every")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if not item.get_closest_marker("every")]
 
 
 def pytest_collection_finish() -> None:

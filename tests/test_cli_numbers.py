@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.every import EVERY
 from tests.experiments import finetuning, parallel_text
 from tests.failing import fails, refusals
 from whereformer.cli.flags import METAVARS, flag
@@ -216,7 +217,7 @@ def test_a_number_is_refused_in_a_line_or_passes(commands, data):
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=400 if EVERY else 120)
 @given(st.data())
 def test_many_numbers_are_refused_in_a_line_or_pass(commands, data):
     check(commands, data)

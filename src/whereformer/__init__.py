@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .kernels import attention, attention_weights, explain
+    from .kernels import attention, attention_weights, explain, merge_attention
     from .kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
     from .models import (
         Electra,
@@ -65,12 +65,13 @@ __all__ = [
     "from_authors_weights",
     "load_attached",
     "load_pretrained",
+    "merge_attention",
     "position_names",
     "to_transformers",
 ]
 
 
-_KERNELS = {"attention", "attention_weights", "explain"}
+_KERNELS = {"attention", "attention_weights", "explain", "merge_attention"}
 _TERMS = {"DenseBias", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetValues", "Positions"}
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
 _MODULES = {

@@ -64,7 +64,8 @@ KINDS = {
     ("kinds", "dynamic"),
     [
         (("bias",), None),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (((), None), ((), True), (("bias",), True))),
+        pytest.param((), True, marks=pytest.mark.slow),
+        *(pytest.param(*case, marks=pytest.mark.every) for case in (((), None), (("bias",), True))),
     ],
 )
 def test_cached_decoding(kinds, dynamic):

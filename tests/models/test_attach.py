@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from tests.every import EVERY
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached
 
 from .checkpointing import checkpoint_activations, training_option
@@ -513,7 +514,9 @@ def test_gradient_checkpointing(name, position, reentrant):
 
 
 # RoBERTa's and ELECTRA's layers are BERT's.
-COMPILED = [(name, "tisa") for name in NAMED if name not in ("roberta", "electra")]
+COMPILED = [
+    (name, "tisa") for name in NAMED if (name not in ("roberta", "electra") if EVERY else name in ("t5", "vit"))
+]
 
 
 @pytest.mark.parametrize(

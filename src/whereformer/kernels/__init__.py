@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Literal, Unpack, overload
 
 from torch import Tensor
 
 from . import fused, reference
-from .call import CallOptions, make_call
+from .call import CallOptions, Window, make_call
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .cpu import blockwise
+from .parts import attend_in_parts, merge_attention
 from .precision import without_autocast
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, PositionsLike, Term
 from .triton import launch as triton
@@ -28,7 +29,34 @@ __all__ = [
     "attention",
     "attention_weights",
     "explain",
+    "merge_attention",
 ]
+
+
+@overload
+def attention(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    return_lse: Literal[False] = False,
+    backend: str = "auto",
+    **options: Unpack[CallOptions],
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    return_lse: Literal[True],
+    backend: str = "auto",
+    **options: Unpack[CallOptions],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -39,14 +67,19 @@ def attention(
     *,
     key_mask: Tensor | None = None,
     causal: bool = False,
+    window: Window = None,
+    sink_tokens: int = 0,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     dropout_p: float = 0.0,
     query_positions: PositionsLike | None = None,
     key_positions: PositionsLike | None = None,
     query_documents: Tensor | None = None,
     key_documents: Tensor | None = None,
+    return_lse: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Multi-head softmax attention with position terms.
 
     ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
@@ -56,12 +89,21 @@ def attention(
         query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores; n_q is
             then that of ``query_positions`` or of a term with rows, else n_k. Query, key and value have one dtype; if
             they differ under autocast, it casts them.
-        key: (batch, heads, n_k, head_dim).
-        value: (batch, heads, n_k, value_dim).
+        key: (batch, key heads, n_k, head_dim). Keys and values may have fewer heads than queries if they divide their
+            number: each then serves as many neighboring query heads ("grouped" heads), without a copy for each.
+        value: (batch, key heads, n_k, value_dim).
         terms: what position adds; see :class:`OffsetBias` and its neighbors.
         key_mask: (batch, n_k) bool, True = may be attended.
         causal: allow only keys whose position is at most the query's.
+        window: allow only keys whose position is at most so many before or after the query's: a whole number for both
+            sides, or a pair (before, after), where None is no limit. Time and memory fall with the window.
+        sink_tokens: allow keys at positions below this number outside the window too (StreamingLLM's first tokens,
+            Xiao et al. 2024), of each document where rows are packed.
         scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default.
+        softcap: the number that bounds what ``query . key`` contributes: scaled, it becomes
+            ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
+        sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
+            to nothing (GPT-OSS's learned sinks).
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
         query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (1 or batch, n_q). By
             default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
@@ -70,6 +112,8 @@ def attention(
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
             of its own document.
+        return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included, for
+            :func:`merge_attention`.
         backend: the implementation to use. A backend that cannot take the call raises an error and is never replaced.
 
             - "reference": writes everything out in (n_q, n_k) memory. It defines what is correct, and is twice
@@ -87,6 +131,8 @@ def attention(
     Returns:
         (batch, heads, n_q, value_dim) in the value's dtype (under autocast, torch's own attention returns autocast's).
         A row that may not attend to anything is zeros.
+        With ``return_lse`` a pair: this, and (batch, heads, n_q) in float32 or wider, -inf for a row that may not
+        attend to anything.
 
     Raises:
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
@@ -100,14 +146,25 @@ def attention(
         terms,
         key_mask=key_mask,
         causal=causal,
+        window=window,
+        sink_tokens=sink_tokens,
         scale=scale,
+        softcap=softcap,
+        sinks=sinks,
         dropout_p=dropout_p,
         query_positions=query_positions,
         key_positions=key_positions,
         query_documents=query_documents,
         key_documents=key_documents,
+        return_lse=return_lse,
     )
-    return _RUN[choose(call, backend)](call)
+    if call.sinks is None and call.always_below is None:
+        output, lse = _RUN[choose(call, backend)](call)
+    elif choose(call, backend) == "reference":
+        output, lse = reference.attend(call)
+    else:
+        output, lse = attend_in_parts(call, lambda part: _RUN[choose(part, backend)](part))
+    return output if lse is None else (output, lse)
 
 
 _RUN = {

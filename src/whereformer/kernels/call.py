@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypeAlias, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from .terms import (
     Positions,
     PositionsLike,
     Term,
+    as_int,
     offset_range,
     offset_step,
     offsets_between,
@@ -28,13 +29,21 @@ from .terms import (
 )
 from .tracing import can_look, holds, is_plain
 
+Window: TypeAlias = int | tuple[int | None, int | None] | None
+"""How far before and after its own position a query attends: one number for both sides, or one each; None: any."""
+
 
 class CallOptions(TypedDict, total=False):
-    """The keyword arguments of :func:`whereformer.attention` except ``backend``: they define what is computed."""
+    """The keyword arguments of :func:`whereformer.attention` except ``backend`` and ``return_lse``: they define what is
+    computed."""
 
     key_mask: Tensor | None
     causal: bool
+    window: Window
+    sink_tokens: int
     scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
     dropout_p: float
     query_positions: PositionsLike | None
     key_positions: PositionsLike | None
@@ -46,7 +55,8 @@ class CallOptions(TypedDict, total=False):
 class Call:
     """A checked attention call; shapes as in :func:`whereformer.attention`.
 
-    ``given_*_positions`` are None for the default positions.
+    ``given_*_positions`` are None for the default positions. ``window`` is None on a side without a limit, and
+    ``softcap`` is None without a cap. ``always_below`` is the position below which the window forbids no key.
     """
 
     query: Tensor | None
@@ -58,11 +68,16 @@ class Call:
     scale: float
     key_mask: Tensor | None = None
     causal: bool = False
+    window: tuple[int | None, int | None] = (None, None)
+    always_below: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
     dropout_p: float = 0.0
     given_query_positions: PositionsLike | None = None
     given_key_positions: PositionsLike | None = None
     query_documents: Tensor | None = None
     key_documents: Tensor | None = None
+    return_lse: bool = False
 
     @property
     def query_positions(self) -> PositionsLike:
@@ -85,6 +100,11 @@ class Call:
         return self.value.dtype
 
     @property
+    def heads(self) -> int:
+        """The number of query heads; those of keys and values may be fewer, but divide it."""
+        return self.value.shape[1] if self.query is None else self.query.shape[1]
+
+    @property
     def head_dim(self) -> int | None:
         """The width of a query; None in a call without content scores."""
         return None if self.query is None else self.query.shape[3]
@@ -101,6 +121,17 @@ class Call:
     def has_masks(self) -> bool:
         """Whether keys are masked or rows are packed."""
         return self.key_mask is not None or self.query_documents is not None
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether torch's own attention has everything that the call asks for besides its terms."""
+        asked = (self.softcap, self.sinks, *self.window)
+        return not self.return_lse and all(each is None for each in asked)
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether several query heads use the keys of one."""
+        return self.heads != self.value.shape[1]
 
     @property
     def trains(self) -> bool:
@@ -132,6 +163,16 @@ class Call:
         )
         return offsets if offsets.dim() == 3 else offsets.unsqueeze(0)
 
+    def offset_limits(self) -> tuple[int | None, int | None]:
+        """Return the smallest and the largest offset that causality and the window allow; None where any is allowed.
+
+        Keys below ``always_below`` are allowed too unless causality forbids them.
+        """
+        before, after = self.window
+        if self.causal:
+            after = 0
+        return None if before is None else -before, after
+
     def diagonal(self) -> int | None:
         """The d for which causality allows query i the keys j <= i + d; None if there is no such number."""
         if self.given_query_positions is None and self.given_key_positions is None:
@@ -153,13 +194,34 @@ class Call:
     def allowed(self) -> Tensor | None:
         """Return which pairs may attend, bool and broadcastable to (batch, heads, n_q, n_k); None if all may."""
         allowed = None if self.key_mask is None else self.key_mask[:, None, None, :]
-        if self.masks_future():
-            past = (self.offsets() <= 0).unsqueeze(1)
-            allowed = past if allowed is None else allowed & past
+        near = self._near()
+        if near is not None:
+            allowed = near if allowed is None else allowed & near
         if self.query_documents is not None and self.key_documents is not None:
             same = self.query_documents[:, None, :, None] == self.key_documents[:, None, None, :]
             allowed = same if allowed is None else allowed & same
         return allowed
+
+    def _near(self) -> Tensor | None:
+        """Return which pairs causality and the window allow, (1 or batch, 1, n_q, n_k); None if they allow all."""
+        before, after = self.window
+        if before is None and after is None:
+            return (self.offsets() <= 0).unsqueeze(1) if self.masks_future() else None
+        offsets = self.offsets().unsqueeze(1)
+        near = torch.ones_like(offsets, dtype=torch.bool)
+        if before is not None:
+            near &= offsets >= -before
+        if after is not None:
+            near &= offsets <= after
+        if self.always_below is not None:
+            near |= self.always()[:, None, None, :]
+        return near & (offsets <= 0) if self.causal else near
+
+    def always(self) -> Tensor:
+        """Return which keys the window never forbids, bool (1 or batch, n_k)."""
+        assert self.always_below is not None
+        positions = position_values(self.key_positions, self.device)
+        return (positions if positions.dim() == 2 else positions.unsqueeze(0)) < self.always_below
 
 
 def make_call(
@@ -167,6 +229,8 @@ def make_call(
     key: Tensor | None,
     value: Tensor,
     terms: Sequence[Term] = (),
+    *,
+    return_lse: bool = False,
     **options: Unpack[CallOptions],
 ) -> Call:
     """Check all input once, so that no backend has to, and return the call.
@@ -176,13 +240,13 @@ def make_call(
         ValueError: for a wrong shape or value; the message names the argument.
     """
     _check_heads_tensor("value", value)
-    shape = value.shape
-    batch, heads, n_k, value_dim = shape
+    batch, heads, n_k, value_dim = value.shape
     if (query is None) != (key is None):
         raise ValueError("query and key: give both, or neither for attention without content scores")
     terms = _check_terms(terms)
     if query is not None and key is not None:
-        query, key, value, n_q, head_dim = _check_content(query, key, value, shape)
+        query, key, value = _check_content(query, key, value)
+        _, heads, n_q, head_dim = query.shape
     else:
         if any(isinstance(term, OffsetKeys) for term in terms):
             raise ValueError("OffsetKeys: needs a query, got query=None")
@@ -196,28 +260,31 @@ def make_call(
                 _check_device(f"{type(term).__name__}.{field.name}", tensor, value)
     given = cast(dict[str, Any], options)
     _check_options(value, batch, n_q, n_k, terms, given)
-    call = Call(query, key, value, terms, n_q, n_k, _check_scale(given.pop("scale", None), head_dim), **given)
+    if (sinks := given.get("sinks")) is not None:
+        _check_sinks(sinks, value, heads)
+    scale = _check_scale(given.pop("scale", None), head_dim)
+    call = Call(query, key, value, terms, n_q, n_k, scale, return_lse=return_lse, **given)
     return call if len(terms) == 0 else _without_steps(call)
 
 
-def _check_content(
-    query: Tensor, key: Tensor, value: Tensor, shape: torch.Size
-) -> tuple[Tensor, Tensor, Tensor, int, int]:
-    """Return query, key and value in one dtype, n_q and head_dim; ``shape`` is the value's."""
-    batch, heads, n_k, _ = shape
+def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value in one dtype."""
+    batch, heads, n_k, _ = value.shape
     _check_heads_tensor("query", query)
     _check_heads_tensor("key", key)
     query, key, value = _check_kind(query, key, value)
-    query_batch, query_heads, n_q, head_dim = query.shape
-    if query_batch != batch or query_heads != heads:
+    query_batch, query_heads, _, head_dim = query.shape
+    # Without a value head, any number would be a multiple of theirs.
+    if query_batch != batch or (query_heads != heads and (heads == 0 or query_heads == 0 or query_heads % heads)):
         raise ValueError(
-            f"query: expected (batch {batch}, heads {heads}, n_q, head_dim) as in value, got {tuple(query.shape)}"
+            f"query: expected (batch {batch}, heads {heads} or a multiple, n_q, head_dim) as in value, "
+            f"got {tuple(query.shape)}"
         )
     if key.shape != (batch, heads, n_k, head_dim):
         raise ValueError(
             f"key: expected (batch {batch}, heads {heads}, n_k {n_k}, head_dim {head_dim}), got {tuple(key.shape)}"
         )
-    return query, key, value, n_q, head_dim
+    return query, key, value
 
 
 def _check_options(
@@ -229,6 +296,12 @@ def _check_options(
         _check_key_mask(key_mask, value)
     if not isinstance(causal := get("causal", False), bool):
         raise TypeError(f"causal: expected True or False, got {type(causal).__name__}")
+    if (window := pop("window", None)) is not None:
+        options["window"] = _check_window(window)
+    if (sink_tokens := pop("sink_tokens", 0)) != 0:
+        options["always_below"] = _check_sink_tokens(sink_tokens, window)
+    if (softcap := get("softcap")) is not None:
+        options["softcap"] = _check_softcap(softcap)
     if not 0.0 <= (dropout_p := get("dropout_p", 0.0)) < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
     if (positions := pop("query_positions", None)) is not None:
@@ -241,6 +314,47 @@ def _check_options(
     if query_documents is not None:
         options["query_documents"] = _check_documents("query_documents", query_documents, value, "n_q", n_q)
         options["key_documents"] = _check_documents("key_documents", key_documents, value, "n_k", n_k)
+
+
+def _check_window(window: Any) -> tuple[int | None, int | None]:
+    """Return how far a query attends before and after its position."""
+    sides = tuple(window) if isinstance(window, tuple | list) else (window, window)
+    if len(sides) != 2:
+        raise ValueError(f"window: expected one number, or two for the sides (before, after), got {window!r}")
+    numbers = tuple(None if side is None or isinstance(side, bool) else as_int(side) for side in sides)
+    for side, number in zip(sides, numbers, strict=True):
+        if side is not None and (number is None or number < 0):
+            kind = ValueError if number is not None else TypeError
+            raise kind(f"window: expected whole numbers of at least 0, or None for no limit, got {window!r}")
+    return numbers[0], numbers[1]
+
+
+def _check_sink_tokens(sink_tokens: Any, window: Any) -> int:
+    if (number := as_int(sink_tokens)) is None or isinstance(sink_tokens, bool):
+        raise TypeError(f"sink_tokens: expected a whole number, got {sink_tokens!r}")
+    if number < 0:
+        raise ValueError(f"sink_tokens: expected at least 0, got {number}")
+    if window is None:
+        raise ValueError(f"sink_tokens: {number} first tokens are attended beside a window, got window=None")
+    return number
+
+
+def _check_softcap(softcap: Any) -> Any:
+    if isinstance(softcap, bool) or not isinstance(softcap, Real | torch.SymFloat | torch.SymInt):
+        raise TypeError(f"softcap: expected a number, got {type(softcap).__name__}")
+    number: Any = softcap if isinstance(softcap, torch.SymFloat | torch.SymInt) else float(softcap)
+    if not (torch.compiler.is_compiling() or (math.isfinite(number) and number > 0)):
+        raise ValueError(f"softcap: expected a finite number above 0, or None for no cap, got {number}")
+    return number
+
+
+def _check_sinks(sinks: Any, value: Tensor, heads: int) -> None:
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
+        got = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
+        raise TypeError(f"sinks: expected a floating-point tensor, got {got}")
+    if sinks.shape != (heads,):
+        raise ValueError(f"sinks: expected shape (heads {heads},), got {tuple(sinks.shape)}")
+    _check_device("sinks", sinks, value)
 
 
 def _check_key_mask(key_mask: Any, value: Tensor) -> None:
@@ -283,12 +397,16 @@ def _without_steps(call: Call) -> Call:
     query_stride, key_stride = (
         positions.stride // step if positions.length > 1 else 1 for positions in (query_positions, key_positions)
     )
-    start = (key_positions.start - query_positions.start) // step
+    start, below = (key_positions.start - query_positions.start) // step, call.always_below
+    before, after = (None if side is None else side // step for side in call.window)
     return replace(
         call,
         terms=tuple(rescaled),
         given_query_positions=Positions(0, query_stride, query_positions.length),
         given_key_positions=Positions(start, key_stride, key_positions.length),
+        window=(before, after),
+        # A key at position p is now at (p - query_positions.start) / step.
+        always_below=None if below is None else -((query_positions.start - below) // step),
     )
 
 

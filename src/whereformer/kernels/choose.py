@@ -78,7 +78,7 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
     taken = derivatives()
     if forward_mode() or taken > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
-    if not call.has_terms and call.head_dim is not None:
+    if not call.has_terms and call.head_dim is not None and call.is_ordinary:
         # On the CPU torch writes all scores out for dropout, and computes padding in full before it masks it.
         masked = call.dropout_p > 0 or call.has_masks
         if on_cpu and masked and not few and not taken:

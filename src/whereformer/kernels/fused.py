@@ -10,8 +10,13 @@ from .call import Call
 from .tracing import holds, is_plain
 
 
-def attend(call: Call) -> Tensor:
-    """Compute attention by ``scaled_dot_product_attention``; rows that may not attend to anything are zeros."""
+def attend(call: Call) -> tuple[Tensor, None]:
+    """Compute attention by ``scaled_dot_product_attention``, which tells no log of sums of exponentials; rows that may
+    not attend to anything are zeros."""
+    return _output(call), None
+
+
+def _output(call: Call) -> Tensor:
     query, key, value = call.query, call.key, call.value
     assert query is not None
     assert key is not None
@@ -31,7 +36,14 @@ def _attend(
     call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
     return functional.scaled_dot_product_attention(
-        query, key, value, mask, call.dropout_p, is_causal=causal, scale=call.scale
+        query,
+        key,
+        value,
+        mask,
+        call.dropout_p,
+        is_causal=causal,
+        scale=call.scale,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
 
 

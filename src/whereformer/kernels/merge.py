@@ -33,8 +33,9 @@ def merge(call: Call) -> Merged:
     if span is not None and not are_numbers(*span):
         # A program that is exported for any length keeps its whole tables.
         span = None
-    if span is not None and call.causal:
-        span = span[0], min(span[1], 0)
+    if span is not None:
+        low, high = call.offset_limits()
+        span = span[0] if low is None else max(span[0], low), span[1] if high is None else min(span[1], high)
     biases = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetBias)]
     keys = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetKeys)]
     values = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetValues)]

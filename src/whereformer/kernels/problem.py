@@ -16,6 +16,7 @@ from .cpu.pieces import Piece, split
 from .dropout import draw_seed, row_seeds
 from .merge import merge
 from .terms import Positions, PositionsLike
+from .tracing import are_numbers
 
 LOG2E = math.log2(math.e)
 
@@ -23,7 +24,8 @@ ARGUMENTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? key_table, Tensor? value_table, "
     "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? key_mask, Tensor? query_positions, "
     "Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, SymInt n_q, "
-    "SymInt[] first, SymInt[] affine, bool causal, float scale, float dropout_p, str keeps"
+    "SymInt[] first, SymInt[] affine, SymInt? min_offset, SymInt? max_offset, float scale, "
+    "float? softcap, float dropout_p, bool wants_lse, str keeps"
 )
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
 
@@ -41,6 +43,8 @@ class Problem:
             (heads or 1, T, dim). ``bias`` and ``dense`` are in natural units, not scaled; rows are in their own order.
         first: the offsets of the first columns of ``bias``, ``key_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
+        min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
+        wants_lse: whether the log of each row's sum of exponentials is asked for.
         keeps: what the forward keeps for the backward besides the output: the softmax "weights" (for short sequences),
             the "norm" of its rows (the log of their sums of exponentials, with the last query first), or "nothing".
     """
@@ -63,9 +67,12 @@ class Problem:
     n_q: int
     first: Sequence[int]
     affine: Sequence[int]
-    causal: bool
+    min_offset: int | None
+    max_offset: int | None
     scale: float
+    softcap: float | None
     dropout_p: float
+    wants_lse: bool
     keeps: str
 
     @classmethod
@@ -75,6 +82,7 @@ class Problem:
         tables = (terms.bias, terms.key_table, terms.value_table)
         bias, key_table, value_table = (None if term is None else term.table for term in tables)
         query_positions, key_positions = call.query_positions, call.key_positions
+        min_offset, max_offset = _limits(call)
         affine = [
             number
             for at in (query_positions, key_positions)
@@ -99,9 +107,12 @@ class Problem:
             n_q=call.n_q,
             first=[0 if term is None else term.first for term in tables],
             affine=affine,
-            causal=call.causal,
+            min_offset=min_offset,
+            max_offset=max_offset,
             scale=call.scale,
+            softcap=call.softcap,
             dropout_p=call.dropout_p,
+            wants_lse=call.return_lse,
             keeps="nothing",
         )
 
@@ -114,6 +125,16 @@ class Problem:
         return self.value.shape[2]
 
     @property
+    def heads(self) -> int:
+        """The number of query heads; those of keys and values may be fewer, but divide it."""
+        return self.value.shape[1] if self.query is None else self.query.shape[1]
+
+    @property
+    def limits_offsets(self) -> bool:
+        """Whether causality or the window may forbid a pair."""
+        return self.min_offset is not None or self.max_offset is not None
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype of scores and sums."""
         return torch.promote_types(self.value.dtype, torch.float32)
@@ -121,7 +142,7 @@ class Problem:
     @cached_property
     def dropout_seeds(self) -> Tensor | None:
         """Return the dropout seed of every row of scores, (batch, heads, n_q)."""
-        return None if self.seed is None else row_seeds(self.seed, self.value.shape[0], self.value.shape[1], self.n_q)
+        return None if self.seed is None else row_seeds(self.seed, self.value.shape[0], self.heads, self.n_q)
 
     def has_gaps(self) -> bool:
         """Whether some queries or keys may be in no piece; their outputs and gradients are zeros."""
@@ -148,8 +169,14 @@ class Problem:
 
     def new_output(self) -> Tensor:
         """Allocate the output in the layout that suits the projection after it."""
-        batch, heads, _, value_dim = self.value.shape
-        return self.value.new_empty(batch, self.n_q, heads, value_dim).transpose(1, 2)
+        batch, _, _, value_dim = self.value.shape
+        return self.value.new_empty(batch, self.n_q, self.heads, value_dim).transpose(1, 2)
+
+    def new_lse(self) -> Tensor:
+        """Allocate the log of each row's sum of exponentials, (batch, heads, n_q); it is empty if not asked for."""
+        if not self.wants_lse:
+            return self.value.new_empty(0, dtype=self.dtype)
+        return self.value.new_empty(self.value.shape[0], self.heads, self.n_q, dtype=self.dtype)
 
     def new_gradients(self, needed: Sequence[bool]) -> list[Tensor]:
         """Allocate the needed gradients of ``GRADIENTS``."""
@@ -164,27 +191,45 @@ class Problem:
 _FIELDS = tuple(Problem.__dataclass_fields__)
 
 
+def _limits(call: Call) -> tuple[int | None, int | None]:
+    """Return the offsets that a call allows, None where all offsets that occur are allowed."""
+    low, high = call.offset_limits()
+    span = call.offset_range
+    if span is not None and (low is not None or high is not None) and are_numbers(*span):
+        low = None if low is None or low <= span[0] else low
+        high = None if high is None or high >= span[1] else high
+    return low, high
+
+
 def register_gradients(forward: Any, backward: Any) -> None:
     """Make one operator the derivative of another.
 
-    ``forward(*arguments)`` returns the output and what the backward needs; ``backward(output_gradient, output, kept,
-    needed, *arguments)`` returns the needed gradients of ``GRADIENTS``.
+    ``forward(*arguments)`` returns the output, what the backward needs, and the log of the rows' sums of exponentials;
+    ``backward(output_gradient, lse_gradient, output, kept, needed, *arguments)`` returns the needed gradients of
+    ``GRADIENTS``. The gradient of the sums is None where nothing used them.
     """
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         tensors = [value if isinstance(value, Tensor) else None for value in inputs]
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(*tensors, *output[:2])
         ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
         ctx.set_materialize_grads(False)
 
-    def differentiate(ctx: Any, output_gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def differentiate(
+        ctx: Any, output_gradient: Tensor | None, _: Tensor | None, lse_gradient: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         *tensors, output, kept = ctx.saved_tensors
         inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
         found: list[Tensor | None] = [None] * len(inputs)
         needed = list(ctx.needs_input_grad[: len(GRADIENTS)])
-        if output_gradient is None or not any(needed):
+        if not Problem(*inputs).wants_lse:
+            # A compiled program has a gradient for every output, also for an empty one.
+            lse_gradient = None
+        if (output_gradient is None and lse_gradient is None) or not any(needed):
             return tuple(found)
-        gradients = iter(backward(output_gradient, output, kept, needed, *inputs))
+        if output_gradient is None:
+            output_gradient = torch.zeros_like(output)
+        gradients = iter(backward(output_gradient, lse_gradient, output, kept, needed, *inputs))
         for index, need in enumerate(needed):
             if need:
                 found[index] = next(gradients)

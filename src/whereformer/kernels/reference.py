@@ -16,15 +16,16 @@ from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, 
 from .tracing import can_look
 
 
-def attend(call: Call) -> Tensor:
-    """Compute attention: (batch, heads, n_q, value_dim) in the value's dtype."""
+def attend(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and the log of each row's sum of
+    exponentials, (batch, heads, n_q), if the call wants it."""
     with without_autocast(call.value.device):
-        weights = attention_weights(call)
+        weights, lse = _softmax(call)
         if call.dropout_p:
             seeds = row_seeds(draw_seed(weights.device), *weights.shape[:3])
             kept = keep_mask(seeds, torch.arange(call.n_k, device=weights.device), call.dropout_p)
             weights = weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
-        out = weights @ call.value.to(weights.dtype)
+        out = weights @ _for_each_head(call, call.value).to(weights.dtype)
         for term in call.terms:
             if isinstance(term, OffsetValues):
                 # Sum the attention of row i at each offset of the table, then multiply the sums with the table.
@@ -32,7 +33,7 @@ def attend(call: Call) -> Tensor:
                 at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
                 at_offset = at_offset.scatter_add(-1, columns.expand_as(weights), weights)
                 out = out + _times(at_offset, term.table.mT.to(weights.dtype))
-        return out.to(call.value.dtype)
+        return out.to(call.value.dtype), lse
 
 
 def attention_weights(call: Call) -> Tensor:
@@ -40,14 +41,30 @@ def attention_weights(call: Call) -> Tensor:
 
     A pair that may not attend has weight 0, even in a row where no pair may attend: that row is all zeros.
     """
+    return _softmax(call)[0]
+
+
+def _softmax(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Return the weights, and if the call wants it the log of each row's sum of exponentials, -inf in an empty row."""
     scores, allowed = attention_scores(call)
+    empty = None
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
-    elif not any(map(_may_forbid, call.terms)):
-        return scores.softmax(-1)
-    # A row that may not attend to anything has no softmax; its placeholder, and the gradient of that, is masked again.
-    empty = scores.isneginf().all(-1, keepdim=True)
-    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    if call.sinks is not None:
+        # A sink is one more key, whose value is 0.
+        sinks = call.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], -1)
+    if allowed is not None or call.sinks is not None or any(map(_may_forbid, call.terms)):
+        # A row that may not attend to anything has no softmax; its placeholder, and the gradient of that, is masked
+        # again.
+        empty = scores.isneginf().all(-1, keepdim=True)
+        scores = scores.masked_fill(empty, 0.0)
+    weights = scores.softmax(-1)
+    lse = scores.logsumexp(-1) if call.return_lse else None
+    if empty is not None:
+        weights = weights.masked_fill(empty, 0.0)
+        lse = None if lse is None else lse.masked_fill(empty.squeeze(-1), -torch.inf)
+    return weights if call.sinks is None else weights[..., :-1], lse
 
 
 def _may_forbid(term: Term) -> bool:
@@ -60,13 +77,15 @@ def _may_forbid(term: Term) -> bool:
 
 def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     """Compute the scores, (batch, heads, n_q, n_k), in float32 or wider; and which pairs may attend, None if all."""
-    batch, heads, n_k, _ = call.value.shape
+    batch, _, n_k, _ = call.value.shape
     dtype = torch.promote_types(call.value.dtype, torch.float32)
     query = None if call.query is None else call.query.to(dtype) * call.scale
     if query is not None and call.key is not None:
-        scores = query @ call.key.to(dtype).mT
+        scores = query @ _for_each_head(call, call.key).to(dtype).mT
+        if call.softcap is not None:
+            scores = (scores / call.softcap).tanh() * call.softcap
     else:
-        scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, heads, call.n_q, n_k)
+        scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, call.heads, call.n_q, n_k)
     for term in call.terms:
         match term:
             case OffsetBias():
@@ -81,6 +100,12 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
             case DenseBias():
                 scores = scores + term.scores.to(dtype)
     return scores, call.allowed()
+
+
+def _for_each_head(call: Call, rows: Tensor) -> Tensor:
+    """Repeat keys or values, (batch, fewer heads, n_k, dim), so that every query head has its own."""
+    heads = rows.shape[1]
+    return rows if call.heads == heads else rows.repeat_interleave(call.heads // heads, 1)
 
 
 def _times(rows: Tensor, table: Tensor) -> Tensor:

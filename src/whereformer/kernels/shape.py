@@ -30,6 +30,10 @@ class Shaped(Protocol):
     @property
     def dropout_p(self) -> float: ...
     @property
+    def is_ordinary(self) -> bool: ...
+    @property
+    def shares_keys(self) -> bool: ...
+    @property
     def trains(self) -> bool: ...
     @property
     def is_plain(self) -> bool: ...
@@ -52,6 +56,8 @@ class CallShape:
         has_terms: whether there are any terms.
         has_masks: whether there is a ``key_mask``, or rows are packed.
         dropout_p: as in :func:`whereformer.attention`.
+        is_ordinary: whether there is neither a window, a soft cap nor sinks, and no log of sums is asked for.
+        shares_keys: whether several query heads use the keys of one.
         trains: whether query, key or value needs a gradient.
         is_plain: whether it would run eagerly, on plain tensors and without autocast.
         factors: the total number of factors of the ``FactorPair`` terms.
@@ -67,6 +73,8 @@ class CallShape:
     has_terms: bool
     has_masks: bool = False
     dropout_p: float = 0.0
+    is_ordinary: bool = True
+    shares_keys: bool = False
     trains: bool = False
     is_plain: bool = True
     factors: int = 0

@@ -48,6 +48,9 @@ MOST_STEP = 16
 """The most keys by which a query may be ahead of the one before it, in calls that read tables by strides. More would
 take memory for the keys in between."""
 
+WINDOWS_PER_TILE = 4
+"""In calls with a window, the keys that a query reaches are so many times the queries of a tile."""
+
 GPU_TILE_SCORES = 2**24
 """Scores in a tile of "blockwise" on a GPU, where a tile need not fit a cache and each operation costs a launch."""
 

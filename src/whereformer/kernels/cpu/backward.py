@@ -16,60 +16,70 @@ from .tiles import Scratch, Span, Tile
 from .workspace import Workspace
 
 
-def backward(problem: Problem, output_gradient: Tensor, output: Tensor, needed: list[bool]) -> list[Tensor]:
+def backward(
+    problem: Problem, output_gradient: Tensor, lse_gradient: Tensor | None, output: Tensor, needed: list[bool]
+) -> list[Tensor]:
     """Return the needed gradients of the inputs in ``GRADIENTS``, in that order."""
     gradients = problem.new_gradients(needed)
     names = [name for name, need in zip(GRADIENTS, needed, strict=True) if need]
     into = dict(zip(names, gradients, strict=True))
     for name, gradient in into.items():
-        if problem.has_gaps() or problem.causal or name not in ("query", "key", "value"):
+        if problem.has_gaps() or problem.limits_offsets or name not in ("query", "key", "value"):
             gradient.zero_()
-    dense = into.get("dense")
-    if dense is not None and dense.dtype != problem.dtype:
-        # If the batch shares its scores, their gradient is a sum over the batch.
-        into["dense"] = torch.zeros_like(dense, dtype=problem.dtype)
+    # The gradient of dense scores that the batch shares is a sum over the batch, and that of a key over its heads.
+    summed = ("dense",) if problem.heads == problem.value.shape[1] else ("dense", "key", "value")
+    for name in summed:
+        if name in into:
+            same = into[name].dtype == problem.dtype
+            into[name] = into[name].zero_() if same else torch.zeros_like(into[name], dtype=problem.dtype)
     workspace = Workspace(output.device)
     for plan in plans_of(problem):
         with workspace.scope():
             memory = BackwardMemory(plan, into, workspace)
             for block in plan.blocks(workspace):
-                BlockBackward(block, memory, into, output_gradient, output).run(plan.spans)
+                BlockBackward(block, memory, into, (output_gradient, lse_gradient), output).run(plan.spans)
         tables = plan.tables
         for name, table in tables.by_name().items():
             if name in into:
                 table.add_to(into[name])
     workspace.close()
-    if dense is not None and dense is not into["dense"]:
-        dense.copy_(into["dense"])
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is not into[name]:
+            gradient.copy_(into[name])
     return gradients
 
 
 class BackwardMemory:
-    """Memory for the tiles of one piece: one for weights and, if needed, two that can be read by diagonals."""
+    """Memory for the tiles of one piece: one for weights and, if needed, one for the soft cap's tangents and two that
+    can be read by diagonals."""
 
     def __init__(self, plan: Plan, into: dict[str, Tensor], workspace: Workspace) -> None:
         dtype, size, tables = plan.problem.dtype, plan.size(), plan.tables
         self.weights = workspace.take((math.prod(size),), dtype)
+        self.capped = None if plan.problem.softcap is None else workspace.take((math.prod(size),), dtype)
         vectors = any(table is not None for table in tables.vectors())
         self.gradient = Scratch(workspace, *size, tables.step if vectors or "bias" in into else 0, dtype)
         self.other = Scratch(workspace, *size, tables.step, dtype) if vectors else None
 
 
 class BlockBackward:
-    """Computes the gradients of one block."""
+    """Computes the gradients of one block; ``given`` are those of the output and of the log of the rows' sums."""
 
     def __init__(
         self,
         block: TileBlock,
         memory: BackwardMemory,
         into: dict[str, Tensor],
-        output_gradient: Tensor,
+        given: tuple[Tensor, Tensor | None],
         output: Tensor,
     ) -> None:
         self.block, self.memory, self.into = block, memory, into
         queries, dtype = block.piece.queries, block.problem.dtype
-        self.gradient, self.narrow_gradient = block.in_both(output_gradient, queries)
+        self.gradient, self.narrow_gradient = block.in_both(given[0], queries)
         delta = torch.linalg.vecdot(block.rows(output, queries, dtype), self.gradient)
+        if given[1] is not None:
+            # The gradient of a row's sum is its weights.
+            delta -= block.rows_of(given[1], queries).flatten(0, 1)
         self.minus_delta = delta.neg_().unsqueeze(-1)
         of_keys = {"value": block.value, "key": block.key, "key_factors": block.key_factors}
         self.sums = {
@@ -98,10 +108,11 @@ class BlockBackward:
         """Add what some queries contribute; ``first`` says that nothing was summed before."""
         block, into, workspace = self.block, self.into, self.block.workspace
         key_table, value_table = block.tables.of_rows(span.queries)
-        rows, keys = block.in_queries(span), slice(0, span.keys.stop)
+        rows, keys = block.in_queries(span), block.in_keys(span)
         gradient, minus_delta = self.gradient[:, rows], self.minus_delta[:, rows]
         weights = block.tile_of(self.memory.weights, span)
-        block.fill_weights(weights, span, key_table, self.memory.other)
+        capped = None if self.memory.capped is None else block.tile_of(self.memory.capped, span)
+        block.fill_weights(weights, span, key_table, self.memory.other, capped)
         kept = block.kept(span)
         # First compute the weights' gradient minus delta. Multiplied by the weights, it is the scores' gradient.
         tile = self.memory.gradient.tile(block.groups, span)
@@ -130,7 +141,7 @@ class BlockBackward:
             part = block.dense_part(into["dense"], span)
             part += by_head if len(part) == len(by_head) else by_head.sum(0, keepdim=True)
         self._add_to_factors(span, scores_gradient, first)
-        self._add_to_content(span, tile, key_table, first)
+        self._add_to_content(span, tile, key_table, capped, first)
 
     def _add_product(
         self, name: str, keys: slice, left: Tensor, right: Tensor, first: bool, scale: float = 1.0
@@ -139,6 +150,7 @@ class BlockBackward:
         sums, workspace = self.sums[name], self.block.workspace
         if first:
             put_product(sums[:, keys], left, right, workspace, scale)
+            sums[:, : keys.start] = 0
             sums[:, keys.stop :] = 0
         else:
             add_product(sums[:, keys], left, right, workspace, scale)
@@ -148,7 +160,7 @@ class BlockBackward:
         block, into = self.block, self.into
         if block.query_factors is None or block.key_factors is None:
             return
-        rows, keys = block.in_queries(span), slice(0, span.keys.stop)
+        rows, keys = block.in_queries(span), block.in_keys(span)
         if "query_factors" in into:
             size = (*scores_gradient.shape[:2], block.key_factors.shape[2])
             found = block.workspace.take(size, scores_gradient.dtype)
@@ -157,20 +169,25 @@ class BlockBackward:
         if "key_factors" in into:
             self._add_product("key_factors", keys, scores_gradient.mT, block.query_factors[:, rows], first)
 
-    def _add_to_content(self, span: Span, tile: Tile, key_table: Vectors | None, first: bool) -> None:
-        """Add to the gradients of query, key and the key table."""
+    def _add_to_content(
+        self, span: Span, tile: Tile, key_table: Vectors | None, capped: Tensor | None, first: bool
+    ) -> None:
+        """Add to the gradients of query, key and the key table; ``capped`` are the soft cap's tangents."""
         block, into, scale, workspace = self.block, self.into, self.block.problem.scale, self.block.workspace
         if block.query is None or block.narrow_key is None or block.narrow_query is None:
             return
-        rows, keys = block.in_queries(span), slice(0, span.keys.stop)
-        factor = block.factor(tile.scores) if "query" in into or "key" in into else tile.scores
-        if "key" in into:
-            self._add_product("key", keys, factor.mT, block.narrow_query[:, rows], first, scale)
+        rows, keys = block.in_queries(span), block.in_keys(span)
         per_offset = None
         if key_table is not None and ("query" in into or "key_table" in into):
             per_offset = block.collected(tile, key_table).mul_(scale)
             if "key_table" in into:
                 block.collect_vectors(key_table, per_offset, block.query[:, rows])
+        if capped is not None:
+            # The cap holds for the products of queries and keys alone, and nothing else needs the gradients any more.
+            tile.scores.mul_(capped.square_().neg_().add_(1.0))
+        factor = block.factor(tile.scores) if "query" in into or "key" in into else tile.scores
+        if "key" in into:
+            self._add_product("key", keys, factor.mT, block.narrow_query[:, rows], first, scale)
         if "query" in into:
             target = block.whole(into["query"], block.queries(span))
             found = target
@@ -186,6 +203,8 @@ class BlockBackward:
         """Write the sums of a gradient to its place."""
         if name == "key_factors":
             self._add(name, sums, self.block.piece.keys)
+        elif self.into[name].shape[1] < self.block.problem.heads:
+            self.block.add_shared(sums, self.into[name], self.block.piece.keys)
         elif self.block.onednn or sums.dtype != self.into[name].dtype:
             self.block.put(sums, self.into[name], self.block.piece.keys)
 

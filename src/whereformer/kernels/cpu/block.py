@@ -60,6 +60,8 @@ class TileBlock(Groups):
 
     def rows(self, tensor: Tensor, where: range, dtype: torch.dtype) -> Tensor:
         """Return the block's part of (1 or batch, heads, n, dim) as (groups, rows, dim): a view if possible."""
+        if tensor.shape[1] < self.problem.heads:
+            return self._of_shared_heads(tensor, where, dtype)
         part = self.rows_of(tensor, where)
         items, heads, rows, dim = part.shape
         if part.dtype == dtype and items == len(self.batch):
@@ -72,9 +74,23 @@ class TileBlock(Groups):
         self.by_head(copied).copy_(part)
         return copied
 
+    def _of_shared_heads(self, tensor: Tensor, where: range, dtype: torch.dtype) -> Tensor:
+        """Return keys or values of fewer heads, with those of each head of the block: a view if they share one."""
+        sharing = self.problem.heads // tensor.shape[1]
+        first, last = self.heads.start // sharing, (self.heads.stop - 1) // sharing
+        if first == last and len(self.batch) == 1:
+            rows = tensor[self.batch.start, first, where.start : where.stop]
+            rows = rows if rows.dtype == dtype and rows.stride(-1) == 1 else self.workspace.converted(rows, dtype)
+            return rows.expand(self.groups, -1, -1)
+        copied = self.workspace.take((self.groups, len(where), tensor.shape[3]), dtype)
+        for place, head in enumerate(self.heads):
+            rows = tensor[self._items, head // sharing, where.start : where.stop]
+            self.by_head(copied)[:, place].copy_(rows)
+        return copied
+
     def whole(self, tensor: Tensor, where: range) -> Tensor | None:
         """Return the block's part of an output or gradient as a view, (groups, rows, dim); None if there is none."""
-        if tensor.dtype != self.problem.dtype:
+        if tensor.dtype != self.problem.dtype or tensor.shape[1] < self.problem.heads:
             return None
         part = self.rows_of(tensor, where)
         if part.shape[0] == 1:
@@ -84,6 +100,12 @@ class TileBlock(Groups):
     def put(self, rows: Tensor, whole: Tensor, where: range) -> None:
         """Write (groups, rows, dim) to its place in an output or a gradient (batch, heads, n, dim)."""
         self.rows_of(whole, where).copy_(self.by_head(rows))
+
+    def add_shared(self, rows: Tensor, whole: Tensor, where: range) -> None:
+        """Add (groups, rows, dim) to the gradient of keys or values of fewer heads, (batch, fewer heads, n, dim)."""
+        sharing = self.problem.heads // whole.shape[1]
+        for place, head in enumerate(self.heads):
+            whole[self._items, head // sharing, where.start : where.stop] += self.by_head(rows)[:, place]
 
     def tile_of(self, memory: Tensor, span: Span) -> Tensor:
         """Return a tile of the block, (groups, rows, columns), at the beginning of some memory."""
@@ -110,12 +132,33 @@ class TileBlock(Groups):
         """Return a span's queries as indices into the block."""
         return slice(span.queries.start, span.queries.stop)
 
-    def fill_weights(self, weights: Tensor, span: Span, table: Vectors | None, scratch: Scratch | None) -> None:
-        """Write the softmax of some rows of scores, (groups, rows, keys); ``table`` is their part of the key table."""
-        rows, keys = self.in_queries(span), slice(0, span.keys.stop)
-        by_head = self.by_head(weights)
+    def in_keys(self, span: Span) -> slice:
+        """Return a span's keys as indices into the block."""
+        return slice(span.keys.start, span.keys.stop)
+
+    def fill_weights(
+        self, weights: Tensor, span: Span, table: Vectors | None, scratch: Scratch | None, capped: Tensor | None = None
+    ) -> Tensor | None:
+        """Write the softmax of some rows of scores, (groups, rows, keys).
+
+        Args:
+            table: the rows' part of the key table.
+            scratch: memory for what the table adds.
+            capped: receives the hyperbolic tangents of the soft cap, as large as ``weights``.
+
+        Returns:
+            The log of each row's sum of exponentials, (groups, rows), if the problem wants it.
+        """
+        rows, keys = self.in_queries(span), self.in_keys(span)
+        by_head, softcap = self.by_head(weights), self.problem.softcap
         if self.query is not None and self.key is not None:
-            put_product(weights, self.query[:, rows], self.key[:, keys].mT, self.workspace, self.problem.scale)
+            scale = self.problem.scale if softcap is None else self.problem.scale / softcap
+            put_product(weights, self.query[:, rows], self.key[:, keys].mT, self.workspace, scale)
+            if softcap is not None:
+                weights.tanh_()
+                if capped is not None:
+                    capped.copy_(weights)
+                weights *= softcap
         else:
             weights.zero_()
         if self.query_factors is not None and self.key_factors is not None:
@@ -130,11 +173,18 @@ class TileBlock(Groups):
             by_head += self.dense_part(self.problem.dense, span)
         for allowed in self.masks(span):
             by_head.masked_fill_(~allowed, -torch.inf)
+        wanted = self.problem.wants_lse
+        largest = weights.amax(-1, keepdim=True) if self.forbids or wanted else None
         # A row that may not attend to anything has no softmax.
-        nothing = weights.amax(-1, keepdim=True).isneginf() if self.forbids else None
+        nothing = largest.isneginf() if self.forbids and largest is not None else None
         torch.softmax(weights, -1, out=weights)
         if nothing is not None and nothing.any():
             weights.masked_fill_(nothing, 0.0)
+        if largest is None or not wanted:
+            return None
+        # The largest weight is exp(largest - lse).
+        lse = largest - weights.amax(-1, keepdim=True).log()
+        return (lse if nothing is None else lse.masked_fill_(nothing, -torch.inf)).squeeze(-1)
 
     def dense_part(self, dense: Tensor, span: Span) -> Tensor:
         """Return a tile's part of (1 or batch, heads, n_q, n_k), as a view."""
@@ -146,14 +196,18 @@ class TileBlock(Groups):
         """Yield masks of the pairs that may attend, each broadcastable to (batch, heads, rows, columns)."""
         piece, first = self.piece, self.batch.start - self.piece.batch.start
         items = slice(first, first + len(self.batch))
-        queries, keys = slice(span.queries.start, span.queries.stop), slice(span.keys.start, span.keys.stop)
+        queries, keys = self.in_queries(span), self.in_keys(span)
         if piece.key_mask is not None:
             yield piece.key_mask[items, None, None, keys]
         if piece.query_documents is not None and piece.key_documents is not None:
             documents = piece.query_documents[items, None, queries]
             yield documents.unsqueeze(-1) == piece.key_documents[items, None, None, keys]
-        if self.problem.causal and not isinstance(self.tables.layout, Grid):
-            yield self.tables.layout.offsets(span) <= 0
+        if self.problem.limits_offsets and not isinstance(self.tables.layout, Grid):
+            offsets = self.tables.layout.offsets(span)
+            if self.problem.min_offset is not None:
+                yield offsets >= self.problem.min_offset
+            if self.problem.max_offset is not None:
+                yield offsets <= self.problem.max_offset
 
     def kept(self, span: Span) -> Tensor | None:
         """Return the factors that dropout puts on a tile's weights, (groups, rows, columns); None without dropout."""

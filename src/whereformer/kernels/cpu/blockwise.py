@@ -24,12 +24,13 @@ from .forward import forward
 from .plan import plans_of
 
 
-def attend(call: Call) -> Tensor:
-    """Compute attention: (batch, heads, n_q, value_dim) in the value's dtype."""
+def attend(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and the log of each row's sum of
+    exponentials, (batch, heads, n_q), if it is wanted."""
     with without_autocast(call.value.device):
         problem = Problem.of(call)
-        output, _ = _forward(*replace(problem, keeps=keeps(problem, problem.value.device)).arguments())
-        return output
+        output, _, lse = _forward(*replace(problem, keeps=keeps(problem, problem.value.device)).arguments())
+        return output, lse if problem.wants_lse else None
 
 
 def keeps(problem: Problem, device: torch.device) -> str:
@@ -50,40 +51,56 @@ def explain(call: Call) -> str:
     return "tile by tile, in O(n) memory"
 
 
-@torch.library.custom_op("whereformer::blockwise_forward", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor)")
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op(
+    "whereformer::blockwise_forward", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
+)
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     with without_autocast(problem.value.device):
         return short.forward(problem) if problem.keeps == "weights" else forward(problem)
 
 
 @_forward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     if problem.keeps == "weights":
-        return short.new_output(problem), short.new_weights(problem)
-    return problem.new_output(), fused_bias.new_norm(problem) if problem.keeps == "norm" else problem.value.new_empty(0)
+        return short.new_output(problem), short.new_weights(problem), problem.new_lse()
+    norm = fused_bias.new_norm(problem) if problem.keeps == "norm" else problem.value.new_empty(0)
+    return problem.new_output(), norm, problem.new_lse()
 
 
 @torch.library.custom_op(
     "whereformer::blockwise_backward",
     mutates_args=(),
-    schema=f"(Tensor output_gradient, Tensor output, Tensor kept, bool[] needed, {ARGUMENTS}) -> Tensor[]",
+    schema=f"(Tensor output_gradient, Tensor? lse_gradient, Tensor output, Tensor kept, bool[] needed, {ARGUMENTS}) "
+    "-> Tensor[]",
 )
 def _backward(
-    output_gradient: Tensor, output: Tensor, kept: Tensor, needed: list[bool], *arguments: Any
+    output_gradient: Tensor,
+    lse_gradient: Tensor | None,
+    output: Tensor,
+    kept: Tensor,
+    needed: list[bool],
+    *arguments: Any,
 ) -> list[Tensor]:
     problem = Problem(*arguments)
     with without_autocast(problem.value.device):
         if problem.keeps == "weights":
-            return short.backward(problem, output_gradient, kept, needed)
-        if problem.keeps == "norm" and fused_bias.is_exact(problem):
+            return short.backward(problem, output_gradient, lse_gradient, kept, needed)
+        if problem.keeps == "norm" and lse_gradient is None and fused_bias.is_exact(problem):
             return fused_bias.backward(problem, output_gradient, output, kept, needed)
-        return backward(problem, output_gradient, output, needed)
+        return backward(problem, output_gradient, lse_gradient, output, needed)
 
 
 @_backward.register_fake
-def _(output_gradient: Tensor, output: Tensor, kept: Tensor, needed: list[bool], *arguments: Any) -> list[Tensor]:
+def _(
+    output_gradient: Tensor,
+    lse_gradient: Tensor | None,
+    output: Tensor,
+    kept: Tensor,
+    needed: list[bool],
+    *arguments: Any,
+) -> list[Tensor]:
     return Problem(*arguments).new_gradients(needed)
 
 

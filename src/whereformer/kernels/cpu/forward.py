@@ -15,38 +15,45 @@ from .tiles import Scratch, Span
 from .workspace import Workspace
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return the output, and what the backward needs: the rows' norm from torch's kernel, else an empty tensor."""
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output; what the backward needs, which is the rows' norm from torch's kernel or an empty tensor; and
+    the log of each row's sum of exponentials, if it is wanted."""
     workspace = Workspace(problem.value.device)
     plans = plans_of(problem)
     whole = len(plans) == 1 and not problem.has_gaps()
+    lse = problem.new_lse()
     if problem.keeps == "norm" or (whole and fused_bias.takes(problem, plans[0].piece, plans[0].tables)):
-        output, norm = fused_bias.forward(problem, plans[0].piece, plans[0].tables, workspace)
+        output, norm, in_order = fused_bias.forward(problem, plans[0].piece, plans[0].tables, workspace)
         workspace.close()
-        return output, norm if problem.keeps == "norm" else problem.value.new_empty(0)
+        if problem.wants_lse:
+            lse.copy_(norm if in_order else norm.flip(2))
+        return output, norm if problem.keeps == "norm" else problem.value.new_empty(0), lse
     output = problem.new_output()
-    if problem.has_gaps() or problem.causal:
+    if problem.has_gaps() or problem.limits_offsets:
         output.zero_()
+        lse.fill_(-math.inf)
     for plan in plans:
         piece = plan.piece
         with workspace.scope():
             if fused_bias.takes(problem, piece, plan.tables):
-                found, _ = fused_bias.forward(problem, piece, plan.tables, workspace)
+                found, norm, in_order = fused_bias.forward(problem, piece, plan.tables, workspace)
                 items, queries = (slice(part.start, part.stop) for part in (piece.batch, piece.queries))
                 output[items, :, queries] = found
+                if problem.wants_lse:
+                    lse[items, :, queries] = norm if in_order else norm.flip(2)
             else:
-                rows = PieceForward(plan, output, workspace)
+                rows = PieceForward(plan, output, lse, workspace)
                 for block in plan.blocks(workspace):
                     rows.run(block)
     workspace.close()
-    return output, problem.value.new_empty(0)
+    return output, problem.value.new_empty(0), lse
 
 
 class PieceForward:
     """Computes the outputs of a piece, tile by tile."""
 
-    def __init__(self, plan: Plan, output: Tensor, workspace: Workspace) -> None:
-        self.plan, self.output, self.workspace = plan, output, workspace
+    def __init__(self, plan: Plan, output: Tensor, lse: Tensor, workspace: Workspace) -> None:
+        self.plan, self.output, self.lse, self.workspace = plan, output, lse, workspace
         dtype, size = plan.problem.dtype, plan.size()
         self.weights = workspace.take((math.prod(size),), dtype)
         vectors = any(table is not None for table in plan.tables.vectors())
@@ -69,10 +76,12 @@ class PieceForward:
         """Write the outputs of some queries to ``total``, (groups, rows, value_dim)."""
         keys, values = block.tables.of_rows(span.queries)
         weights = block.tile_of(self.weights, span)
-        block.fill_weights(weights, span, keys, self.scratch)
+        sums = block.fill_weights(weights, span, keys, self.scratch)
+        if sums is not None:
+            block.rows_of(self.lse, block.queries(span)).copy_(block.by_head(sums))
         kept = block.kept(span)
         if kept is not None:
             weights *= kept
-        put_product(total, block.factor(weights), block.narrow_value[:, : len(span.keys)], self.workspace)
+        put_product(total, block.factor(weights), block.narrow_value[:, block.in_keys(span)], self.workspace)
         if values is not None and self.scratch is not None:
             total += block.from_offsets(block.by_offset(weights, span, values, self.scratch), values)

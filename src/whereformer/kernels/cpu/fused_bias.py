@@ -67,8 +67,10 @@ def _suits(problem: Problem, device: torch.device, n_q: int, n_k: int) -> bool:
     return (
         query is not None
         and problem.seed is None
-        # It would also compute the pairs that causality forbids.
-        and not problem.causal
+        # It would also compute the pairs that causality and the window forbid.
+        and not problem.limits_offsets
+        and problem.softcap is None
+        and problem.heads == value.shape[1]
         and device.type == "cpu"
         and value.dtype in tuning.current().fused_dtypes
         and query.shape[3] == value.shape[3]
@@ -83,8 +85,9 @@ def new_norm(problem: Problem) -> Tensor:
     return problem.value.new_empty(batch, problem.n_q, heads, dtype=problem.dtype).transpose(1, 2)
 
 
-def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Return the outputs of a piece and the log of their sums of exponentials, with the last query first."""
+def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace) -> tuple[Tensor, Tensor, bool]:
+    """Return the outputs of a piece, the log of their sums of exponentials, and whether that has the queries in their
+    order; else the last one comes first."""
     bias = tables.bias
     assert isinstance(bias, GridBias)
     assert problem.query is not None
@@ -106,7 +109,7 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
     if not in_order:
         rows = reversed_rows(rows, 1)
     # The kernel's output has the query's layout; the operator's layout must always be the same.
-    return rows.contiguous().transpose(1, 2), norm
+    return rows.contiguous().transpose(1, 2), norm, in_order
 
 
 def is_exact(problem: Problem) -> bool:

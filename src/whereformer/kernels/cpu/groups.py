@@ -61,7 +61,12 @@ class Groups:
         return vectors if len(vectors) == 1 else vectors[self.heads.start : self.heads.stop]
 
 
-def cut(batch: range, heads: int, groups: int) -> Iterator[tuple[range, list[range]]]:
-    """Yield items and heads with at most ``groups`` pairs of them at a time; short sequences take many at once."""
-    for some in chunks(range(heads), max(1, groups)):
-        yield some, chunks(batch, max(1, groups // max(1, heads)))
+def cut(batch: range, heads: int, groups: int, sharing: int = 1) -> Iterator[tuple[range, list[range]]]:
+    """Yield items and heads with at most ``groups`` pairs of them at a time; short sequences take many at once.
+
+    If ``sharing`` heads use the keys of one, heads that go together and are not all of them have the same keys.
+    """
+    parts = [range(heads)] if groups >= heads or sharing == 1 else chunks(range(heads), sharing)
+    for part in parts:
+        for some in chunks(part, max(1, groups)):
+            yield some, chunks(batch, max(1, groups // max(1, heads)))

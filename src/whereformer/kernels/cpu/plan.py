@@ -25,14 +25,19 @@ class Plan:
         n_q, n_k, sizes = len(piece.queries), len(piece.keys), tuning.current()
         on_cpu = problem.value.device.type == "cpu"
         scores = sizes.tile_scores * torch.get_num_threads() if on_cpu else tuning.GPU_TILE_SCORES
-        self.groups = max(1, scores // (n_q * n_k))
+        reach, rows = tables.reach, n_q
+        if reach is not None and len(reach) < n_k:
+            # Some queries together reach more keys than each of them, so few are best. Many groups make up for that.
+            rows = min(n_q, max(sizes.tile_rows, len(reach) // tuning.WINDOWS_PER_TILE))
+            n_k = min(n_k, len(reach) + tables.step * (rows - 1))
+        self.groups = max(1, scores // (rows * n_k))
         if any(isinstance(table, GridVectors) and len(table.window) > n_k for table in tables.vectors()):
             # A few rows of many heads read less of a long table than many rows of a few heads.
             self.groups *= tuning.MORE_GROUPS
         # A tile that is read by diagonals needs extra columns for each of its rows.
         most = math.isqrt(2 * scores // (self.groups * max(1, tables.step)))
-        self.rows = min(n_q, max(sizes.tile_rows, min(most, scores // (self.groups * n_k))))
-        self.parts = list(cut(piece.batch, problem.value.shape[1], self.groups))
+        self.rows = min(rows, max(sizes.tile_rows, min(most, scores // (self.groups * n_k))))
+        self.parts = list(cut(piece.batch, problem.heads, self.groups, problem.heads // problem.value.shape[1]))
         self.spans = self._spans()
 
     def size(self) -> tuple[int, int, int]:
@@ -43,14 +48,13 @@ class Plan:
 
     def _spans(self) -> list[Span]:
         """Return the tiles of a block, without keys that no query of the tile may attend, and without empty tiles."""
-        n_q, n_k, grid = len(self.piece.queries), len(self.piece.keys), self.tables.layout
+        keys, layout, reach = range(len(self.piece.keys)), self.tables.layout, self.tables.reach
         spans = []
-        for queries in chunks(range(n_q), self.rows):
-            end = n_k
-            if isinstance(grid, Grid) and self.problem.causal:
-                end = max(0, min(n_k, grid.past(queries)))
-            if end:
-                spans.append(Span(queries, range(end)))
+        for queries in chunks(range(len(self.piece.queries)), self.rows):
+            if isinstance(layout, Grid) and reach is not None:
+                keys = layout.keys_of(queries, reach)
+            if keys:
+                spans.append(Span(queries, keys))
         return spans
 
     def blocks(self, workspace: Workspace) -> Iterator[TileBlock]:
@@ -59,7 +63,7 @@ class Plan:
             with workspace.scope():
                 bias = None
                 if self.tables.bias is not None:
-                    bias = self.tables.bias.reader(heads, workspace)
+                    bias = self.tables.bias.reader(heads, workspace, tile_rows=self.rows)
                 for batch in batches:
                     with workspace.scope():
                         yield TileBlock(self.problem, self.piece, self.tables, bias, workspace, batch, heads)
@@ -69,7 +73,7 @@ def plans_of(problem: Problem) -> list[Plan]:
     """Return a plan for each piece that has something to compute."""
     plans = []
     for piece in problem.pieces():
-        if piece.batch and problem.value.shape[1] and piece.queries and piece.keys:
+        if piece.batch and problem.heads and piece.queries and piece.keys:
             plan = Plan(problem, piece, Tables(problem, piece))
             if plan.spans:
                 plans.append(plan)

@@ -39,6 +39,8 @@ def takes(problem: Problem, device: torch.device) -> bool:
         # With many queries and few keys, the diagonals reach far beyond the keys.
         and holds(problem.n_q * (problem.n_q + problem.n_k) <= 4 * tuning.current().kept_scores)
         and problem.query_documents is None
+        and problem.softcap is None
+        and problem.heads == value.shape[1]
         and is_grid(*problem.positions())
         and torch.is_grad_enabled()
         and any(tensor is not None and tensor.requires_grad for tensor in inputs)
@@ -55,17 +57,23 @@ def new_weights(problem: Problem) -> Tensor:
     return problem.value.new_empty(*problem.value.shape[:2], problem.n_q, problem.n_k)
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return the output, and the weights before dropout."""
-    output, weights = new_output(problem), new_weights(problem)
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output, the weights before dropout, and the log of each row's sum of exponentials, if it is wanted."""
+    output, weights, lse = new_output(problem), new_weights(problem), problem.new_lse()
     if problem.has_gaps():
         output.zero_()
+        lse.fill_(-torch.inf)
     work = _Work(problem)
     values = work.tables.value_table
     for part in work.parts():
         part_weights = part.weights(weights)
         part.fill_scores(part_weights)
+        largest = part_weights.amax(-1) if problem.wants_lse else None
         torch.softmax(part_weights, -1, out=part_weights)
+        if largest is not None:
+            # The largest weight is exp(largest - lse).
+            found = largest - part_weights.amax(-1).log_()
+            part.part_of(lse).copy_(part.by_head(found.masked_fill_(largest.isneginf(), -torch.inf)))
         if part_weights[..., 0].isnan().any():
             scores = torch.empty_like(part_weights)
             part.fill_scores(scores)
@@ -77,10 +85,12 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
         if values is not None:
             target += part.from_offsets(part.collect(used, values), values)
     work.workspace.close()
-    return output, weights
+    return output, weights, lse
 
 
-def backward(problem: Problem, output_gradient: Tensor, weights: Tensor, needed: list[bool]) -> list[Tensor]:
+def backward(
+    problem: Problem, output_gradient: Tensor, lse_gradient: Tensor | None, weights: Tensor, needed: list[bool]
+) -> list[Tensor]:
     """Return the needed gradients of the inputs in ``GRADIENTS``, in that order."""
     gradients = problem.new_gradients(needed)
     into = dict(zip((name for name, need in zip(GRADIENTS, needed, strict=True) if need), gradients, strict=True))
@@ -92,14 +102,20 @@ def backward(problem: Problem, output_gradient: Tensor, weights: Tensor, needed:
         work.sums = work.workspace.zeros((weights.shape[1:]), weights.dtype)
     for part in work.parts():
         with work.workspace.scope():
-            _add_gradients(part, into, part.query_rows(output_gradient), part.weights(weights))
+            given = part.query_rows(output_gradient), None if lse_gradient is None else part.part_of(lse_gradient)
+            _add_gradients(part, into, given, part.weights(weights))
     work.finish(into)
     work.workspace.close()
     return gradients
 
 
-def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weights: Tensor) -> None:
-    """Add what a part of the batch contributes to the gradients; ``gradient`` is that of its output."""
+def _add_gradients(part: _Part, into: dict[str, Tensor], given: tuple[Tensor, Tensor | None], weights: Tensor) -> None:
+    """Add what a part of the batch contributes to the gradients.
+
+    ``given`` are the gradients of its output, (groups, n_q, dim), and of the log of its rows' sums, (batch, heads,
+    n_q).
+    """
+    gradient, of_sums = given
     work, problem, tables = part.work, part.work.problem, part.work.tables
     scores_gradient = work.workspace.take(tuple(weights.shape), weights.dtype)
     value = part.key_rows(problem.value)
@@ -117,7 +133,12 @@ def _add_gradients(part: _Part, into: dict[str, Tensor], gradient: Tensor, weigh
         put_product(part.key_rows(into["value"]), used.mT, gradient, work.workspace)
     if tables.value_table is not None and "value_table" in into:
         part.collect_vectors(tables.value_table, part.collect(used, tables.value_table), gradient)
-    softmax_backward_(scores_gradient, weights)
+    if of_sums is None:
+        softmax_backward_(scores_gradient, weights)
+    else:
+        # The gradient of a row's sum is its weights.
+        delta = torch.linalg.vecdot(scores_gradient, weights) - of_sums.flatten(0, 1)
+        scores_gradient.sub_(delta.unsqueeze(-1)).mul_(weights)
     if work.sums is not None:
         by_head = part.by_head(scores_gradient)
         sums = work.sums[part.heads.start : part.heads.stop, :, part.keys]

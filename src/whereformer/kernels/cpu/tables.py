@@ -49,9 +49,21 @@ class Grid:
         m = torch.arange(window.start, window.stop, device=self.device)
         return (self.base + self.unit * m - first).clamp(0, length - 1)
 
-    def past(self, queries: range) -> int:
-        """Return how many keys, from the first on, the last of these queries may attend under a causal mask."""
-        return self.step * (queries.stop - 1) + (-self.base) // self.unit + 1
+    def reach(self, min_offset: int | None, max_offset: int | None) -> range:
+        """Return the range of m whose offsets are within limits."""
+        start, stop = self.low, self.low + self.count
+        if min_offset is not None:
+            start = max(start, -((self.base - min_offset) // self.unit))
+        if max_offset is not None:
+            stop = min(stop, (max_offset - self.base) // self.unit + 1)
+        return range(start, max(start, stop))
+
+    def keys_of(self, queries: range, reach: range) -> range:
+        """Return the keys from the first to the last that some of these queries reach."""
+        if not reach:
+            return range(0)
+        start = min(self.n_k, max(0, reach.start + self.step * queries.start))
+        return range(start, max(start, min(self.n_k, reach.stop + self.step * (queries.stop - 1))))
 
 
 class Listed:
@@ -100,10 +112,13 @@ def _steps(query_positions: Positions, key_positions: Positions) -> tuple[int, i
 
 
 class GridBias:
-    """A number per head and offset on a grid: what an ``OffsetBias`` with ``table`` (heads, T) and causality add."""
+    """A number per head and offset on a grid: what an ``OffsetBias`` with ``table`` (heads, T) adds.
 
-    def __init__(self, grid: Grid, table: Tensor, first: int, causal: bool) -> None:
-        self.grid, self.table, self.causal = grid, table, causal
+    It is -inf for each m outside ``reach``, which causality or a window forbids.
+    """
+
+    def __init__(self, grid: Grid, table: Tensor, first: int, reach: range) -> None:
+        self.grid, self.table, self.reach = grid, table, reach
         self.window = grid.window(first, table.shape[1])
         self.index = grid.rows(first, table.shape[1])
         self.sums = table.new_zeros(len(table), grid.count)
@@ -112,9 +127,8 @@ class GridBias:
     def values(self) -> Tensor:
         """Return what is added at each m, (heads, grid.count)."""
         values = self.table[:, self.index]
-        if self.causal:
-            m = torch.arange(self.grid.low, self.grid.low + self.grid.count, device=self.grid.device)
-            values.masked_fill_(self.grid.base + self.grid.unit * m > 0, -torch.inf)
+        values[:, : self.reach.start - self.grid.low] = -torch.inf
+        values[:, self.reach.stop - self.grid.low :] = -torch.inf
         return values
 
     def whole(self) -> Tensor:
@@ -127,9 +141,24 @@ class GridBias:
         strides = values.stride(0), grid.step, 1
         return values.as_strided((len(values), grid.n_q, grid.n_k), strides, values.storage_offset())
 
-    def reader(self, heads: range, workspace: Workspace, rows: int = tuning.REPEATED_ROWS) -> GridReader:
-        """Return a reader for tiles of some heads."""
-        return GridReader(self.grid, self.values[heads.start : heads.stop], min(rows, self.grid.n_q), workspace)
+    def reader(
+        self, heads: range, workspace: Workspace, rows: int = tuning.REPEATED_ROWS, tile_rows: int | None = None
+    ) -> GridReader:
+        """Return a reader for tiles of some heads.
+
+        Args:
+            heads: the heads.
+            workspace: where its memory comes from.
+            rows: the number of a tile's rows that are read at a time.
+            tile_rows: the rows of the largest tile, whose keys are those that its queries reach; None: any keys.
+        """
+        grid = self.grid
+        read = range(grid.low, grid.low + grid.count)
+        if tile_rows is not None:
+            margin = grid.step * (tile_rows - 1)
+            read = range(max(read.start, self.reach.start - margin), min(read.stop, self.reach.stop + margin))
+        values = self.values[heads.start : heads.stop, read.start - grid.low : read.stop - grid.low]
+        return GridReader(values, read.start, grid.step, min(rows, grid.n_q), workspace)
 
     def collect(self, tile: Tile, heads: range) -> None:
         """Add a tile of score gradients to the table's gradient."""
@@ -156,21 +185,23 @@ class GridReader:
     rows stay in the cache.
 
     Args:
-        values: (heads, grid.count).
+        values: (heads, count), one for each m from ``low`` on.
+        low: the first m.
+        step: the step of the grid.
         rows: the number of a tile's rows that are read at a time.
     """
 
-    def __init__(self, grid: Grid, values: Tensor, rows: int, workspace: Workspace) -> None:
-        self.grid, self.rows = grid, rows
-        self.memory = workspace.take((len(values), rows, grid.count), values.dtype)
+    def __init__(self, values: Tensor, low: int, step: int, rows: int, workspace: Workspace) -> None:
+        self.low, self.step, self.rows = low, step, rows
+        self.memory = workspace.take((len(values), rows, values.shape[1]), values.dtype)
         self.memory.copy_(values.unsqueeze(1).expand_as(self.memory))
 
     def view(self, span: Span) -> Tensor:
         """Return what is added to at most ``rows`` queries, (heads, rows, columns)."""
-        grid, memory = self.grid, self.memory
-        start = span.keys.start - grid.step * span.queries.start - grid.low
+        memory = self.memory
+        start = memory.storage_offset() + span.keys.start - self.step * span.queries.start - self.low
         size = (memory.shape[0], len(span.queries), len(span.keys))
-        return memory.as_strided(size, (memory.stride(0), grid.count - grid.step, 1), memory.storage_offset() + start)
+        return memory.as_strided(size, (memory.stride(0), memory.shape[2] - self.step, 1), start)
 
     def add_to(self, scores: Tensor, span: Span) -> None:
         """Add to a tile's scores, (batch, heads, rows, columns)."""
@@ -261,7 +292,7 @@ class ListedBias:
         self.offsets, self.values, self.first = offsets, table, first
         self.sums = torch.zeros_like(table)
 
-    def reader(self, heads: range, workspace: Workspace) -> ListedReader:
+    def reader(self, heads: range, workspace: Workspace, tile_rows: int) -> ListedReader:
         return ListedReader(self, heads)
 
     def collect(self, tile: Tile, heads: range) -> None:
@@ -311,8 +342,8 @@ class Tables:
 
     def __init__(self, problem: Problem, piece: Piece) -> None:
         value = problem.value
-        self.forbids = problem.causal or (problem.bias is not None and bool(problem.bias.isneginf().any()))
-        """Whether there may be pairs that causality or the bias forbids."""
+        self.forbids = problem.limits_offsets or (problem.bias is not None and bool(problem.bias.isneginf().any()))
+        """Whether there may be pairs that causality, the window or the bias forbids."""
         offsets = layout(piece.query_positions, piece.key_positions, value.device)
         self.layout = offsets
         self.bias: Bias | None = None
@@ -320,11 +351,14 @@ class Tables:
             None if table is None else vectors_of_table(offsets, table, first)
             for table, first in zip((problem.key_table, problem.value_table), problem.first[1:], strict=True)
         )
+        self.reach: range | None = None
+        """The allowed m, if the layout is a grid."""
         if isinstance(offsets, Grid):
-            if problem.bias is not None or problem.causal:
-                nothing = value.new_zeros(1, 1, dtype=problem.dtype).expand(value.shape[1], -1)
+            self.reach = offsets.reach(problem.min_offset, problem.max_offset)
+            if problem.bias is not None or problem.limits_offsets:
+                nothing = value.new_zeros(1, 1, dtype=problem.dtype).expand(problem.heads, -1)
                 table = nothing if problem.bias is None else problem.bias
-                self.bias = GridBias(offsets, table, problem.first[0], problem.causal)
+                self.bias = GridBias(offsets, table, problem.first[0], self.reach)
         elif problem.bias is not None:
             self.bias = ListedBias(offsets, problem.bias, problem.first[0])
 

@@ -236,7 +236,7 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
         n_q=n_q,
         n_k=n_k,
         heads=problem.value.shape[1],
-        causal=constant(problem.causal),
+        causal=constant(problem.limits_offsets),
         start=key_start - query_start,
         query_stride=constant(query_stride),
         key_stride=constant(key_stride),

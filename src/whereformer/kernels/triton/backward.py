@@ -198,7 +198,7 @@ class Backward:
         row_blocks, key_blocks = cdiv(problem.n_q, size), cdiv(problem.n_k, size)
         # Take the diagonals of tiles that read a column between the first and the last.
         low, high = first + 1 - start, first + length - 2 - start
-        if problem.causal:
+        if problem.limits_offsets:
             high = min(high, -start)
         step = size * divisor
         first_diagonal = max(cdiv(low - key_stride * (size - 1), step), -(query_stride // divisor) * (row_blocks - 1))

@@ -24,7 +24,7 @@ from .backward import Backward
 from .blocks import blocks_of, cdiv
 
 
-def attend(call: Call) -> Tensor:
+def attend(call: Call) -> tuple[Tensor, None]:
     """Compute attention: (batch, heads, n_q, value_dim) in the value's dtype."""
     with without_autocast(call.value.device):
         problem = Problem.of(call)
@@ -32,15 +32,15 @@ def attend(call: Call) -> Tensor:
         if problem.query_positions is not None or problem.key_positions is not None:
             # The kernels take both sequences' positions as affine, or both as tensors.
             tables = (problem.bias, problem.key_table, problem.value_table)
-            matter = call.causal or any(table is not None for table in tables)
+            matter = problem.limits_offsets or any(table is not None for table in tables)
             for name, positions in (("query", call.query_positions), ("key", call.key_positions)):
                 changes[f"{name}_positions"] = position_values(positions, call.value.device) if matter else None
         if problem.query_factors is not None and problem.key_factors is not None:
             rank, dtype = problem.query_factors.shape[3], _factors_dtype(call)
             changes["query_factors"] = problem.query_factors.to(dtype) if rank else None
             changes["key_factors"] = problem.key_factors.to(dtype) if rank else None
-        out, _ = torch.ops.whereformer.triton_forward(*replace(problem, **changes).arguments())
-        return out
+        out, _, _ = torch.ops.whereformer.triton_forward(*replace(problem, **changes).arguments())
+        return out, None
 
 
 def _factors_dtype(call: Call) -> torch.dtype:
@@ -50,24 +50,27 @@ def _factors_dtype(call: Call) -> torch.dtype:
     return call.value.dtype if came == {call.value.dtype} else torch.float32
 
 
-@torch.library.custom_op("whereformer::triton_forward", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor)")
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op(
+    "whereformer::triton_forward", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
+)
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output and its norm, (1 or 2, batch, heads, n_q): the fields of the kernels' ``Norm``."""
     problem = Problem(*arguments)
     out, norm = _empty_output(problem)
     if out.numel() == 0 or problem.n_k == 0:
-        return out.zero_(), norm.fill_(math.inf)
+        return out.zero_(), norm.fill_(math.inf), problem.new_lse()
     with torch.no_grad(), without_autocast(out.device), _on(out.device):
         dropout_seeds = dropout_seeds_of(problem)
         for part, rows in parts_of(problem):
             seeds_of_part = None if dropout_seeds is None else dropout_seeds[:, :, rows].contiguous()
             _run_forward(part, seeds_of_part, out[:, :, rows], norm[..., rows])
-    return out, norm
+    return out, norm, problem.new_lse()
 
 
 @_forward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return _empty_output(Problem(*arguments))
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    problem = Problem(*arguments)
+    return *_empty_output(problem), problem.new_lse()
 
 
 def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -82,9 +85,11 @@ def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op(
     "whereformer::triton_backward",
     mutates_args=(),
-    schema=f"(Tensor d_out, Tensor out, Tensor norm, bool[] needed, {ARGUMENTS}) -> Tensor[]",
+    schema=f"(Tensor d_out, Tensor? d_lse, Tensor out, Tensor norm, bool[] needed, {ARGUMENTS}) -> Tensor[]",
 )
-def _backward(d_out: Tensor, out: Tensor, norm: Tensor, needed: Sequence[bool], *arguments: Any) -> list[Tensor]:
+def _backward(
+    d_out: Tensor, d_lse: Tensor | None, out: Tensor, norm: Tensor, needed: Sequence[bool], *arguments: Any
+) -> list[Tensor]:
     problem = Problem(*arguments)
     gradients = _empty_gradients(problem, needed)
     if out.numel() == 0 or problem.n_k == 0:
@@ -96,7 +101,9 @@ def _backward(d_out: Tensor, out: Tensor, norm: Tensor, needed: Sequence[bool], 
 
 
 @_backward.register_fake
-def _(d_out: Tensor, out: Tensor, norm: Tensor, needed: Sequence[bool], *arguments: Any) -> list[Tensor]:
+def _(
+    d_out: Tensor, d_lse: Tensor | None, out: Tensor, norm: Tensor, needed: Sequence[bool], *arguments: Any
+) -> list[Tensor]:
     return _empty_gradients(Problem(*arguments), needed)
 
 
