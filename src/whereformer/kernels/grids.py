@@ -114,9 +114,8 @@ def prefix_of(term: OffsetBias2d) -> Tensor:
 
 def written_out(term: OffsetBias2d) -> Tensor:
     """Return what a term adds to every pair, (heads, n_q, n_k): its definition."""
-    (query_rows, query_columns), (key_rows, key_columns) = (
-        _cells(grid, term.table.device) for grid in (term.queries, term.keys)
-    )
+    device = term.table.device
+    (query_rows, query_columns), (key_rows, key_columns) = (_cells(grid, device) for grid in (term.queries, term.keys))
     row = (offsets_between(query_rows, key_rows) - term.first[0]).clamp(0, term.table.shape[1] - 1)
     column = (offsets_between(query_columns, key_columns) - term.first[1]).clamp(0, term.table.shape[2] - 1)
     cells = term.table[:, row, column]
