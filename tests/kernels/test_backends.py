@@ -98,13 +98,15 @@ def test_terms_add_up(fast, n_q, n_k):
     check(fast, content(n_q, n_k), terms_of(EVERY_KIND, n_q, n_k), causal=True, scale=-0.3)
 
 
-@pytest.mark.parametrize("how", ["", "causal", "masked", "packed", "explicit positions"])
+@pytest.mark.parametrize("how", ["", "causal", "window", "masked", "packed", "explicit positions"])
 def test_grids_beside_positions_in_a_row(fast, how):
     """The call's own positions stay what they are for causality and for the other tables."""
     if fast == "triton":
         pytest.skip("takes grids without other tables")
     options = {"causal": how in ("causal", "explicit positions")}
-    if how == "masked":
+    if how == "window":
+        options |= {"window": (9, 5), "sink_tokens": 2}
+    elif how == "masked":
         options["key_mask"] = torch.rand(BATCH, 41) > 0.3
     elif how == "packed":
         documents = torch.repeat_interleave(torch.tensor([7, 2]), torch.tensor([30, 11])).expand(BATCH, -1)

@@ -164,7 +164,7 @@ def test_a_table_between_grids_is_a_table_over_one_offset(queries, keys, data):
     assert flat.terms[0].table.numel() == 3 * (
         (grid[0].rows + grid[1].rows - 1) * (grid[0].columns + grid[1].columns - 1) + 3
     )
-    ours, theirs = reference.attend(flat), reference.attend(call)
+    (ours, _), (theirs, _) = reference.attend(flat), reference.attend(call)
     assert torch.equal(ours, theirs)
     assert_close(gradients(ours, table, prefix), gradients(theirs, table, prefix))
 
@@ -251,6 +251,23 @@ def test_half_precision_rounds_the_output_alone(dtype, kept_scores):
     exact = attention(query.double(), key.double(), value.double(), [term], backend="reference")
     assert out.dtype == dtype
     assert (out.double() - exact).norm() < 2 * torch.finfo(dtype).eps * exact.norm()
+
+
+@pytest.mark.parametrize("kept_scores", [0, 2**16])
+@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"sinks": random(3)}, {"return_lse": True}], ids=str)
+def test_grids_in_other_kinds_of_attention(options, kept_scores):
+    """With fewer heads of keys and values than of queries, too."""
+    grid = GridPositions(3, 5, 1)
+    query, table, prefix = random(2, 3, 16, 8).requires_grad_(), *numbers()
+    key, value = (random(2, 1, 16, 8).requires_grad_() for _ in range(2))
+    leaves, found = (query, key, value, table, prefix), []
+    for backend in BACKENDS:
+        with tuning.use(kept_scores=kept_scores):
+            term = OffsetBias2d(table, (-2, -2), grid, grid, prefix)
+            out = attention(query, key, value, [term], backend=backend, **options)
+            out = torch.cat((out[0], out[1].unsqueeze(-1)), -1) if isinstance(out, tuple) else out
+            found.append([out, *gradients(out, *leaves)])
+    assert_close(*found)
 
 
 @pytest.mark.parametrize("kept_scores", [0, 2**16])
