@@ -15,7 +15,8 @@ class GridBias(GridFunction):
     This is the relative position bias of Swin Transformer and of BEiT, over a whole image or a window.
 
     Args:
-        rows, columns: the sides of the grid. By default it has room for ``max_length`` tokens, and is a square.
+        rows: the rows of the grid; by default as many as ``max_length`` tokens need.
+        columns: the columns of the grid; by default those of a square.
         prefix: the tokens before the grid, such as [CLS]. Pairs with one of them get three trained numbers per head, as
             in BEiT.
         share_layers: use one table for all layers instead of one per layer.

@@ -20,7 +20,8 @@ class GridFunction(Position):
     Position p is cell ``p - prefix``, row by row; those below ``prefix`` are tokens without a place on the grid.
 
     Args:
-        rows, columns: the sides of the grid. By default it has room for ``max_length`` tokens, and is a square.
+        rows: the rows of the grid; by default as many as ``max_length`` tokens need.
+        columns: the columns of the grid; by default those of a square.
         prefix: the tokens before the grid, such as [CLS]. Pairs with one of them get three trained numbers per head.
         share_layers: whether all layers have the same parameters.
     Shape:

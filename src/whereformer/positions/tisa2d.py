@@ -18,7 +18,8 @@ class Tisa2d(GridFunction):
     squared distance is one in two dimensions, that kernels are round, and the three numbers of the prefix are ours.
 
     Args:
-        rows, columns: the sides of the grid. By default it has room for ``max_length`` tokens, and is a square.
+        rows: the rows of the grid; by default as many as ``max_length`` tokens need.
+        columns: the columns of the grid; by default those of a square.
         prefix: the tokens before the grid, such as [CLS]. Pairs with one of them get three trained numbers per head.
         num_kernels: Gaussians per head; 0 means no position information.
         share_layers: use one set of kernels for all layers instead of one set per layer.
