@@ -169,6 +169,24 @@ def test_a_table_between_grids_is_a_table_over_one_offset(queries, keys, data):
     assert_close(gradients(ours, table, prefix), gradients(theirs, table, prefix))
 
 
+@settings(max_examples=30, deadline=None)
+@given(SIDES, SIDES, st.sampled_from([1, 2, 3]), st.sampled_from([1, 40, 2**18]), st.data())
+def test_wide_grids_are_read_as_narrow_ones_are(queries, keys, repeated, tile_scores, data):
+    grid = [GridPositions(*sides) for sides in (queries, keys)]
+    table, prefix = numbers()
+    first = data.draw(st.tuples(st.integers(-4, 2), st.integers(-4, 2)))
+    inputs, found = rows(*(each.length for each in (*grid, grid[1]))), []
+    for most in (64, repeated):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            tuning.use(kept_scores=0, tile_scores=tile_scores, tile_rows=min(7, tile_scores)),
+        ):
+            patch.setattr(tuning, "REPEATED_ROWS", most)
+            out = attention(*inputs, [OffsetBias2d(table, first, *grid, prefix)], backend="blockwise")
+            found.append([out, *gradients(out, *inputs, table, prefix)])
+    assert_close(*found)
+
+
 def test_one_row_is_a_table_over_one_offset():
     from whereformer import OffsetBias
 

@@ -1,8 +1,9 @@
 """How tiles read a table over the offsets between two grids, and sum into it.
 
-For one row of queries, the keys that lie in one row see a block of scores in which every diagonal has one column
-offset. So the scores of a row of queries are a view of a table that is repeated for each of its queries. For few scores
-per head, what the table adds is written out once for all batch items instead.
+The queries of one column read the same columns of the table, whatever their row. So this part of the table is laid out
+once per column, and what is added to a query's scores is one slice of it. In a wide grid that would be too much memory.
+There the table itself is repeated, and what is added to a row of queries is a view of that. For few scores per head,
+what the table adds is written out once for all batch items instead.
 """
 
 from __future__ import annotations
@@ -32,8 +33,15 @@ class StridedGrid:
 
     @cached_property
     def sums(self) -> Tensor:
-        """What was collected, (heads, offsets.length)."""
+        """What was collected, (heads, offsets.length), besides ``sums_by_column``."""
         return torch.zeros_like(self.values)
+
+    @cached_property
+    def sums_by_column(self) -> Tensor | None:
+        """What was collected by column of the queries, (heads, query columns, row offsets, key columns)."""
+        offsets = self.offsets
+        size = len(self.values), offsets.query_columns, offsets.rows, offsets.key_columns
+        return None if _is_wide(offsets) else self.values.new_zeros(size)
 
     def reader(self, heads: range, workspace: Workspace, tile_rows: int | None = None) -> StridedGridReader:
         """Return a reader for tiles of some heads."""
@@ -53,33 +61,35 @@ class StridedGrid:
             (-1, scores[:, above:, :left]),
         ):
             if part.numel():
-                sums[:, column] += part.sum((1, 2))
+                sums[:, column].add_(part.sum((1, 2)))
         cells = sums[:, 1:-2].unflatten(1, (offsets.rows, offsets.pitch))
         whole = scores[:, above:, left:].unflatten(2, (offsets.key_rows, offsets.key_columns))
         first = 0
-        for rows, columns in self._rectangles(queries):
+        for rows, columns in rectangles(queries, offsets.query_prefix, offsets.query_columns):
             count = len(rows) * len(columns)
             part = whole[:, first : first + count].unflatten(1, (len(rows), len(columns)))
-            by_offset = _sum_diagonals(part)
-            low = offsets.query_columns - columns.stop
-            for row, numbers in zip(rows, by_offset.unbind(1), strict=True):
-                start = offsets.query_rows - 1 - row
-                cells[:, start : start + offsets.key_rows, low : low + numbers.shape[2]] += numbers
+            if self.sums_by_column is None:
+                part, where = _sum_diagonals(part), offsets.query_columns - columns.stop
+                targets = _by_row(cells[..., where : where + part.shape[3]], rows, offsets)
+            else:
+                by_column = self.sums_by_column[heads.start : heads.stop, columns.start : columns.stop]
+                targets = _by_row(by_column, rows, offsets)
+            for target, numbers in zip(targets, part.unbind(1), strict=True):
+                target.add_(numbers)
             first += count
-
-    def _rectangles(self, queries: range) -> Iterator[tuple[range, range]]:
-        """Cut the cells among some queries into rectangles; several rows have all of their columns."""
-        yield from rectangles(queries, self.offsets.query_prefix, self.offsets.query_columns)
 
     def add_to(self, gradient: Tensor) -> None:
         """Add everything that was collected to the table's gradient, (heads, offsets.length)."""
         gradient += self.sums
+        if self.sums_by_column is not None:
+            gradient[:, 1:-2].add_(_sum_diagonals(self.sums_by_column.unsqueeze(1)).flatten(1))
 
 
 class StridedGridReader:
     """A table over the offsets between two grids in the form in which tiles of some heads read it.
 
-    As in ``GridReader``, each row of its memory repeats the table.
+    Its memory has the table's part for each column of queries, (heads, query columns, row offsets, key columns). In a
+    wide grid each row of it repeats the table, as in ``GridReader``.
 
     Args:
         values: (heads, offsets.length).
@@ -89,27 +99,42 @@ class StridedGridReader:
         self.offsets = offsets
         cells = values[:, 1:-2]
         self.from_prefix, self.within, self.to_prefix = values[:, [0, -2, -1], None, None].unbind(1)
-        self.copies = min(tuning.REPEATED_ROWS, offsets.query_columns)
-        self.memory = workspace.take((len(values), self.copies, cells.shape[1]), values.dtype)
-        self.memory.copy_(cells.unsqueeze(1).expand_as(self.memory))
+        self.is_wide, self.copies = _is_wide(offsets), min(tuning.REPEATED_ROWS, offsets.query_columns)
+        if self.is_wide:
+            self.memory = workspace.take((len(values), self.copies, cells.shape[1]), values.dtype)
+            self.memory.copy_(cells.unsqueeze(1).expand_as(self.memory))
+        else:
+            size = len(values), offsets.query_columns, offsets.rows, offsets.key_columns
+            self.memory = workspace.take(size, values.dtype)
+            parts = cells.unflatten(1, (offsets.rows, offsets.pitch)).unfold(2, offsets.key_columns, 1)
+            # The last column of queries reads the first part.
+            self.memory.copy_(parts.flip(2).transpose(1, 2))
 
     def add_to(self, scores: Tensor, span: Span) -> None:
         """Add to a tile's scores, (batch, heads, rows, n_k)."""
         offsets = self.offsets
         above = max(0, min(offsets.query_prefix, span.queries.stop) - span.queries.start)
         left = offsets.key_prefix
-        scores[:, :, :above, :left] += self.within
-        scores[:, :, :above, left:] += self.from_prefix
-        scores[:, :, above:, :left] += self.to_prefix
+        scores[:, :, :above, :left].add_(self.within)
+        scores[:, :, :above, left:].add_(self.from_prefix)
+        scores[:, :, above:, :left].add_(self.to_prefix)
         cells = scores[:, :, above:, left:].unflatten(3, (offsets.key_rows, offsets.key_columns))
         first = 0
         for rows, columns in rectangles(span.queries, offsets.query_prefix, offsets.query_columns):
-            for row in rows:
+            count = len(rows) * len(columns)
+            targets = cells[:, :, first : first + count].unflatten(2, (len(rows), len(columns))).unbind(2)
+            first += count
+            if not self.is_wide:
+                views = _by_row(self.memory[:, columns.start : columns.stop], rows, offsets)
+                for target, view in zip(targets, views, strict=True):
+                    target.add_(view)
+                continue
+            for row, target in zip(rows, targets, strict=True):
                 for some in chunks(columns, self.copies):
-                    cells[:, :, first : first + len(some)] += self._view(row, some)
-                    first += len(some)
+                    part = target[:, :, some.start - columns.start : some.stop - columns.start]
+                    part.add_(self._view_of_table(row, some))
 
-    def _view(self, row: int, columns: range) -> Tensor:
+    def _view_of_table(self, row: int, columns: range) -> Tensor:
         """Return what is added to some queries of a row, (heads, queries, key rows, key columns)."""
         offsets, memory = self.offsets, self.memory
         start = (offsets.query_rows - 1 - row) * offsets.pitch + offsets.query_columns - 1 - columns.start
@@ -169,6 +194,17 @@ class WrittenOutReader:
     def add_to(self, scores: Tensor, span: Span) -> None:
         """Add to a tile's scores, (batch, heads, rows, columns)."""
         scores += self.grid.part(self.grid.whole, span, self.heads)
+
+
+def _by_row(table: Tensor, rows: range, offsets: CellOffsets) -> list[Tensor]:
+    """Return the part of a table (..., row offsets, any) that each row of queries reads, (..., key rows, any)."""
+    lines = table[..., offsets.query_rows - rows.stop : offsets.rows - rows.start, :]
+    return list(lines.unfold(-2, offsets.key_rows, 1).transpose(-1, -2).unbind(-3))[::-1]
+
+
+def _is_wide(offsets: CellOffsets) -> bool:
+    """Whether laying the table out for each column of queries would take too much memory."""
+    return offsets.query_columns > tuning.REPEATED_ROWS
 
 
 def sum_over_items(scores: Tensor, heads: range) -> Tensor:
