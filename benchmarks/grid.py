@@ -2,9 +2,10 @@
 
 Each is computed with ``OffsetBias2d``, with a dense bias gathered from the same table and given to torch's
 ``scaled_dot_product_attention``, with that bias gathered beforehand (which no training can do), and by torch without
-positions. SAM's is also computed with ``decomposed_offset_keys``. Numbers are milliseconds of one thread's CPU time in
-float32, the median of all rounds, without gradients and as a training step (forward and all gradients). All ways with
-the table must give the same output and gradients.
+positions. SAM's is also computed with its own decomposed positions: by ``decomposed_offset_keys``, and as a dense bias
+for torch, as transformers does it. Numbers are milliseconds of one thread's CPU time in
+float32, the median of all rounds, without gradients and as a training step (forward and all gradients). Ways with the
+same parameters must give the same output and gradients.
 
 Run: python benchmarks/grid.py [--cases vit,swin,sam] [--rounds 5] [--out FILE]
 """
@@ -81,6 +82,18 @@ class Problem:
         term = decomposed_offset_keys(self.query, *self.vectors, (first, first), self.grid, self.grid)
         return attention(self.query, self.key, self.value, [term])
 
+    def decomposed_bias(self) -> Tensor:
+        """As in ``SamVisionSdpaAttention``."""
+        side = self.case.side
+        lines = torch.arange(side)[None] - torch.arange(side)[:, None] + side - 1
+        rows, columns = (vectors[0][lines] for vectors in self.vectors)
+        cells = self.query[:, :, self.case.prefix :].unflatten(2, (side, side))
+        by_row = torch.einsum("bhrcd,rkd->bhrck", cells, rows).unsqueeze(-1)
+        bias = by_row + torch.einsum("bhrcd,ckd->bhrck", cells, columns).unsqueeze(-2)
+        before = self.case.prefix
+        bias = functional.pad(bias.flatten(4).flatten(2, 3), (before, 0, before, 0))
+        return functional.scaled_dot_product_attention(self.query, self.key, self.value, bias)
+
     def ways(self) -> dict[str, tuple[Callable[[], Tensor], list[Tensor]]]:
         """Return each way with the tensors that get a gradient."""
         content = [self.query, self.key, self.value]
@@ -101,18 +114,19 @@ class Problem:
         }
         if self.case.decomposed:
             ways["decomposed_offset_keys"] = (self.decomposed, [*content, *self.vectors])
+            ways["torch, decomposed bias"] = (self.decomposed_bias, [*content, *self.vectors])
         return ways
 
     def check(self) -> None:
-        """Raise unless the ways with the table agree."""
+        """Raise unless ours give what torch's with the same parameters do."""
         ways = self.ways()
-        found = []
-        for name in ("OffsetBias2d", "torch, bias gathered"):
-            compute, inputs = ways[name]
-            out = compute()
-            found.append([out.detach(), *torch.autograd.grad(out, inputs, self.seed)])
-        for ours, theirs in zip(*found, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+        for pair in (("OffsetBias2d", "torch, bias gathered"), ("decomposed_offset_keys", "torch, decomposed bias")):
+            found = []
+            for compute, inputs in (ways[name] for name in pair if name in ways):
+                out = compute()
+                found.append([out.detach(), *torch.autograd.grad(out, inputs, self.seed)])
+            for ours, theirs in zip(*found, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
 
 
 def milliseconds(step: Callable[[], Any]) -> float:

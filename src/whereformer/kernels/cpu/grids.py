@@ -153,18 +153,24 @@ class WrittenOutGrid:
     def __init__(self, offsets: CellOffsets, values: Tensor, queries: range, keys: range) -> None:
         self.strided = StridedGrid(offsets, values)
         self.queries, self.keys = queries, keys
-        n_q, n_k = offsets.counts()
-        self.every = range(n_q)
-        self.whole = values.new_zeros(len(values), n_q, n_k)
+        self.every = range(offsets.counts()[0])
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """Return what is added, (heads, n_q, n_k)."""
+        values = self.strided.values
+        n_q, n_k = self.strided.offsets.counts()
+        whole = values.new_zeros(len(values), n_q, n_k)
         workspace = Workspace(values.device)
         reader = self.strided.reader(range(len(values)), workspace)
-        reader.add_to(self.whole.unsqueeze(0), Span(self.every, range(n_k)))
+        reader.add_to(whole.unsqueeze(0), Span(self.every, range(n_k)))
         workspace.close()
+        return whole
 
     @cached_property
     def sums(self) -> Tensor:
         """What was collected, (heads, n_q, n_k)."""
-        return torch.zeros_like(self.whole)
+        return self.strided.values.new_zeros(len(self.strided.values), *self.strided.offsets.counts())
 
     def reader(self, heads: range, workspace: Workspace, tile_rows: int | None = None) -> WrittenOutReader:
         return WrittenOutReader(self, heads)
