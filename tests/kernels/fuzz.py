@@ -397,13 +397,13 @@ class Built:
         first, width = (term.first, self.choice.randint(-5, 2)), self.choice.randint(1, 9)
         if with_prefix:
             first, width = (term.first, -1), 3
-        numbers = self.normal(self.case.heads, term.length, width) * term.size
+        numbers = self.normal(self.heads, term.length, width) * term.size
         if term.style == "forbidden window":
             numbers[:, 0] = float("-inf")
         table = self.tensor(f"{name}.table", numbers)
         prefix = None
         if term.style != "without a prefix":
-            prefix = self.tensor(f"{name}.prefix", self.normal(self.case.heads, 3) * term.size)
+            prefix = self.tensor(f"{name}.prefix", self.normal(self.heads, 3) * term.size)
         grids = [GridPositions(*each, start) for each, start in zip(sides, starts, strict=True)]
         self.terms.append(OffsetBias2d(table, first, *grids, prefix))
         drawn = (oracle.Grid(*each, start) for each, start in zip(sides, starts, strict=True))
