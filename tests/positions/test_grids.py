@@ -7,6 +7,7 @@ from tests.positions.stack import HEADS, LAYERS, build
 from whereformer import DenseBias, OffsetBias2d, Place, PositionRangeError, Positions, build_position
 from whereformer.errors import InputError
 from whereformer.kernels.grids import written_out
+from whereformer.testing import check_position
 
 METHODS = ("tisa2d", "grid_bias")
 SIDES = {"rows": 3, "columns": 4}
@@ -134,3 +135,9 @@ def test_options_that_make_no_grid_are_refused(method, options, message):
 def test_kernels_may_have_a_learning_rate_of_their_own():
     position = build("tisa2d", **SIDES, prefix=1)
     assert [parameter.shape[2:] for parameter in position.kernel_parameters()] == [(5,), (5,), (5, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_they_compile_as_one_graph(method):
+    check_position(method, prefix=2, columns=4, compiles=True)
