@@ -11,8 +11,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .kernels import attention, attention_weights, explain, merge_attention
-    from .kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+    from .kernels import attention, attention_weights, decomposed_offset_keys, explain, merge_attention
+    from .kernels.terms import (
+        DenseBias,
+        FactorPair,
+        GridPositions,
+        OffsetBias,
+        OffsetBias2d,
+        OffsetKeys,
+        OffsetValues,
+        Positions,
+    )
     from .models import (
         Electra,
         ElectraPretrainingConfig,
@@ -48,7 +57,9 @@ __all__ = [
     "EncoderForSequenceClassification",
     "EncoderForTokenClassification",
     "FactorPair",
+    "GridPositions",
     "OffsetBias",
+    "OffsetBias2d",
     "OffsetKeys",
     "OffsetValues",
     "Place",
@@ -60,6 +71,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "build_position",
+    "decomposed_offset_keys",
     "detach",
     "explain",
     "from_authors_weights",
@@ -71,8 +83,11 @@ __all__ = [
 ]
 
 
-_KERNELS = {"attention", "attention_weights", "explain", "merge_attention"}
-_TERMS = {"DenseBias", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetValues", "Positions"}
+_KERNELS = {"attention", "attention_weights", "decomposed_offset_keys", "explain", "merge_attention"}
+_TERMS = {
+    *("DenseBias", "FactorPair", "OffsetBias", "OffsetBias2d", "OffsetKeys", "OffsetValues"),
+    *("GridPositions", "Positions"),
+}
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),

@@ -7,20 +7,34 @@ from typing import Literal, Unpack, overload
 
 from torch import Tensor
 
-from . import fused, reference
-from .call import CallOptions, Window, make_call
+from . import fused, grids, reference
+from .call import Call, CallOptions, Window, make_call
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .cpu import blockwise
+from .grids import decomposed_offset_keys
 from .parts import attend_in_parts, merge_attention
 from .precision import without_autocast
-from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, PositionsLike, Term
+from .terms import (
+    DenseBias,
+    FactorPair,
+    GridPositions,
+    OffsetBias,
+    OffsetBias2d,
+    OffsetKeys,
+    OffsetValues,
+    Positions,
+    PositionsLike,
+    Term,
+)
 from .triton import launch as triton
 
 __all__ = [
     "Choice",
     "DenseBias",
     "FactorPair",
+    "GridPositions",
     "OffsetBias",
+    "OffsetBias2d",
     "OffsetKeys",
     "OffsetValues",
     "Positions",
@@ -28,6 +42,7 @@ __all__ = [
     "Term",
     "attention",
     "attention_weights",
+    "decomposed_offset_keys",
     "explain",
     "merge_attention",
 ]
@@ -167,11 +182,16 @@ def attention(
     return output if lse is None else (output, lse.sum(0))
 
 
+def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Compute a call by "triton", which knows positions in a row only."""
+    return triton.attend(grids.in_one_dimension(call))
+
+
 _RUN = {
     "fused": fused.attend,
     "reference": reference.attend,
     "blockwise": blockwise.attend,
-    "triton": triton.attend,
+    "triton": _by_triton,
 }
 
 

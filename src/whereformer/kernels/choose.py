@@ -50,7 +50,7 @@ def choose(call: Shaped, backend: str, device: torch.device | None = None) -> st
     device = call.device if device is None else device
     if backend == "auto":
         return _automatic(call, device)[0]
-    if backend == "triton" and (reason := triton.unavailable(call, device)):
+    if backend == "triton" and (reason := _no_triton(call, device)):
         raise ValueError(f"backend: {reason}")
     if backend != "reference" and forward_mode():
         raise ValueError(f"backend: {backend!r} has no forward-mode derivative; use backend='reference'")
@@ -67,7 +67,7 @@ def explain_choice(call: Call, backend: str) -> Choice:
         reasons.append(blockwise.explain(call))
     kind = f"{str(call.dtype).removeprefix('torch.')} on {tuning.current().processor}"
     reason = "; ".join(filter(None, reasons)).format(kind=kind)
-    no_triton = triton.unavailable(call, device)
+    no_triton = _no_triton(call, device)
     return Choice(chosen, reason, {"triton": no_triton} if no_triton else {})
 
 
@@ -95,11 +95,23 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
         return "fused", "no terms, so torch's own attention computes it"
     if taken:
         return "reference", "torch.func takes derivatives of the reference only"
-    if not on_cpu and triton.unavailable(call, device) is None:
+    if not on_cpu and _no_triton(call, device) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
     if on_cpu and _has_few_scores(call):
         return "reference", "{kind}: so few scores a head that writing them all out is fastest"
     return "blockwise", ""
+
+
+def _no_triton(call: Shaped, device: torch.device) -> str | None:
+    """Return why "triton" cannot take the call on that device, and which backend can; None if it can."""
+    if (reason := triton.unavailable(call, device)) is not None:
+        return reason
+    if not call.mixes_positions:
+        return None
+    return (
+        "backend 'triton' takes OffsetBias2d without causal=True, window and tables over one dimension; "
+        "use backend='blockwise'"
+    )
 
 
 def _has_few_scores(call: Shaped) -> bool:

@@ -23,14 +23,17 @@ LOG2E = math.log2(math.e)
 
 ARGUMENTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? key_table, Tensor? value_table, "
-    "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? key_mask, Tensor? query_positions, "
-    "Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, SymInt n_q, "
-    "SymInt[] first, SymInt[] affine, SymInt? min_offset, SymInt? max_offset, float scale, "
-    "float? softcap, float dropout_p, bool wants_lse, str keeps"
+    "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? grid_bias, Tensor? key_mask, "
+    "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
+    "SymInt n_q, SymInt[] first, SymInt[] affine, SymInt[] grids, SymInt? min_offset, SymInt? max_offset, "
+    "float scale, float? softcap, float dropout_p, bool wants_lse, str keeps"
 )
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
 
-GRADIENTS = ("query", "key", "value", "bias", "key_table", "value_table", "query_factors", "key_factors", "dense")
+GRADIENTS = (
+    *("query", "key", "value", "bias", "key_table", "value_table"),
+    *("query_factors", "key_factors", "dense", "grid_bias"),
+)
 """The names of the inputs that have gradients: the first fields of :class:`Problem`."""
 
 
@@ -42,8 +45,10 @@ class Problem:
         seed: the seed of dropout; None without dropout.
         bias, key_table, value_table: the tables of an ``OffsetBias`` (heads, T), ``OffsetKeys`` and ``OffsetValues``
             (heads or 1, T, dim). ``bias`` and ``dense`` are in natural units, not scaled; rows are in their own order.
+        grid_bias: the numbers of an ``OffsetBias2d`` as a row, (heads, length), as in ``grids.CellOffsets``.
         first: the offsets of the first columns of ``bias``, ``key_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
+        grids: the sizes of the grids of ``grid_bias``, the fields of ``CellOffsets``; empty without one.
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
         wants_lse: whether ``LogSums`` are asked for.
         keeps: what the forward keeps for the backward besides the output: the softmax "weights" (for short sequences),
@@ -59,6 +64,7 @@ class Problem:
     query_factors: Tensor | None
     key_factors: Tensor | None
     dense: Tensor | None
+    grid_bias: Tensor | None
     key_mask: Tensor | None
     query_positions: Tensor | None
     key_positions: Tensor | None
@@ -68,6 +74,7 @@ class Problem:
     n_q: int
     first: Sequence[int]
     affine: Sequence[int]
+    grids: Sequence[int]
     min_offset: int | None
     max_offset: int | None
     scale: float
@@ -99,6 +106,7 @@ class Problem:
             query_factors=None if terms.factors is None else terms.factors.query_factors,
             key_factors=None if terms.factors is None else terms.factors.key_factors,
             dense=terms.dense,
+            grid_bias=terms.grid_bias,
             key_mask=call.key_mask,
             query_positions=None if isinstance(query_positions, Positions) else query_positions,
             key_positions=None if isinstance(key_positions, Positions) else key_positions,
@@ -108,6 +116,7 @@ class Problem:
             n_q=call.n_q,
             first=[0 if term is None else term.first for term in tables],
             affine=affine,
+            grids=terms.grids,
             min_offset=min_offset,
             max_offset=max_offset,
             scale=call.scale,

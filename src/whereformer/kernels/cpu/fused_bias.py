@@ -55,10 +55,11 @@ def _is_short(problem: Problem) -> bool:
 
 def takes(problem: Problem, piece: Piece, tables: Tables) -> bool:
     """Whether torch's kernel computes the forward of a piece."""
-    others = (*tables.vectors(), problem.query_factors, problem.dense, piece.key_mask, piece.query_documents)
+    others = (*tables.vectors(), problem.query_factors, problem.dense, problem.grid_bias)
+    masks = (piece.key_mask, piece.query_documents)
     return (
         isinstance(tables.bias, GridBias)
-        and all(other is None for other in others)
+        and all(other is None for other in (*others, *masks))
         and _suits(problem, problem.value.device, len(piece.queries), len(piece.keys))
     )
 

@@ -61,12 +61,12 @@ class Plan:
         """Yield the blocks. What a block takes from the workspace is free again when the next block begins."""
         for heads, batches in self.parts:
             with workspace.scope():
-                bias = None
-                if self.tables.bias is not None:
-                    bias = self.tables.bias.reader(heads, workspace, tile_rows=self.rows)
+                biases = [
+                    table.reader(heads, workspace, tile_rows=self.rows) for table in self.tables.biases().values()
+                ]
                 for batch in batches:
                     with workspace.scope():
-                        yield TileBlock(self.problem, self.piece, self.tables, bias, workspace, batch, heads)
+                        yield TileBlock(self.problem, self.piece, self.tables, biases, workspace, batch, heads)
 
 
 def plans_of(problem: Problem) -> list[Plan]:

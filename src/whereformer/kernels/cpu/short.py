@@ -21,6 +21,7 @@ from ..logsums import log_sums, put_nothing
 from ..problem import GRADIENTS, Problem
 from ..torch_private import softmax_backward_
 from ..tracing import holds
+from .grids import WrittenOutGrid
 from .groups import Groups, cut
 from .matmul import add_product, put_product
 from .pieces import Piece
@@ -193,6 +194,7 @@ class _Work:
             self.item_dense = problem.dense
         self.common = [
             *(["bias"] if problem.bias is not None else []),
+            *(["grid_bias"] if problem.grid_bias is not None else []),
             *(["query_factors", "key_factors"] if self.factors else []),
             *(["dense"] if self.dense is not None else []),
         ]
@@ -219,6 +221,8 @@ class _Work:
         scores = []
         if isinstance(self.tables.bias, GridBias):
             scores.append(self.tables.bias.whole())
+        if isinstance(self.tables.grid_bias, WrittenOutGrid):
+            scores.append(self.tables.grid_bias.whole)
         if self.factors is not None:
             scores.append(self.factors[0][0] @ self.factors[1][0].mT)
         if self.dense is not None:
@@ -231,6 +235,8 @@ class _Work:
         if self.sums is not None and isinstance(tables.bias, GridBias) and "bias" in into:
             skewed = self.skewed(self.sums, slice(None), range(grid.low, grid.low + grid.count))
             tables.bias.sums += skewed.sum(1)
+        if self.sums is not None and isinstance(tables.grid_bias, WrittenOutGrid) and "grid_bias" in into:
+            tables.grid_bias.sums += self.sums
         for name, table in tables.by_name().items():
             if name in into:
                 table.add_to(into[name])
