@@ -134,29 +134,29 @@ def count(gpu: int, dim: int, dtype: str, term: str) -> list[Counts]:
     with _compiling(gpu) as compiled:
         out = attention(*inputs, TERMS[term](dim), backend="triton")
         out.backward(torch.ones_like(out))
-    found = []
-    for kernel, named in compiled:
-        sass = _tool("nvdisasm", kernel.asm["cubin"], "-c")
-        usage = re.search(r"REG:(\d+)", _tool("cuobjdump", kernel.asm["cubin"], "-res-usage"))
-        assert usage is not None
-        registers, shared, warps = int(usage[1]), kernel.metadata.shared, kernel.metadata.num_warps
-        names = Counter(re.findall(r"\b(LDL|STL|HMMA|HGMMA|UTC[A-Z]*MMA)\b", sass))
-        spills = names.pop("LDL", 0), names.pop("STL", 0)
-        tile = (named.get("BLOCK_M", named.get("BLOCK", 0)), named.get("BLOCK_N", named.get("BLOCK", 0)))
-        scores = tile[0] * tile[1] / (32 * warps)
-        found.append(
-            Counts(
-                *(gpu, dim, dtype, term, kernel.metadata.name, tile, warps, registers, *spills, shared),
-                programs=min(
-                    REGISTERS // (-(-registers // 8) * 8 * 32 * warps),
-                    THREADS // (32 * warps),
-                    SHARED[gpu] * 1024 // (shared + 1024),
-                ),
-                products=" ".join(f"{name} {number}" for name, number in names.items()) or "-",
-                instructions=tuple(round(body.total() / scores, 1) for body in loops(sass)) if scores else (),
-            )
-        )
-    return found
+    return [counted(kernel, named, gpu, dim, dtype, term) for kernel, named in compiled]
+
+
+def counted(kernel: Any, named: dict[str, Any], gpu: int, dim: int, dtype: str, term: str) -> Counts:
+    """Count one compiled kernel, which was launched with these options."""
+    sass = _tool("nvdisasm", kernel.asm["cubin"], "-c")
+    usage = re.search(r"REG:(\d+)", _tool("cuobjdump", kernel.asm["cubin"], "-res-usage"))
+    assert usage is not None
+    registers, shared, warps = int(usage[1]), kernel.metadata.shared, kernel.metadata.num_warps
+    names = Counter(re.findall(r"\b(LDL|STL|HMMA|HGMMA|UTC[A-Z]*MMA)\b", sass))
+    spills = names.pop("LDL", 0), names.pop("STL", 0)
+    tile = (named.get("BLOCK_M", named.get("BLOCK", 0)), named.get("BLOCK_N", named.get("BLOCK", 0)))
+    scores = tile[0] * tile[1] / (32 * warps)
+    return Counts(
+        *(gpu, dim, dtype, term, kernel.metadata.name, tile, warps, registers, *spills, shared),
+        programs=min(
+            REGISTERS // (-(-registers // 8) * 8 * 32 * warps),
+            THREADS // (32 * warps),
+            SHARED[gpu] * 1024 // (shared + 1024),
+        ),
+        products=" ".join(f"{name} {number}" for name, number in names.items()) or "-",
+        instructions=tuple(round(body.total() / scores, 1) for body in loops(sass)) if scores else (),
+    )
 
 
 def _tool(name: str, cubin: bytes, *options: str) -> str:

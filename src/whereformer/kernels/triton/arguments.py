@@ -57,13 +57,11 @@ class Inputs(NamedTuple):
 
 
 class BiasTable(NamedTuple):
-    """A table of numbers over offsets, padded with its end values so that no tile INSIDE reads beyond it."""
+    """A table of numbers over offsets."""
 
-    log2: Any  # (heads, row), in units of log2; None if a call has no such table
-    row: Any  # the number of columns, including padding
-    shift: Any  # the offset of the first column, including padding
-    first: Any  # the offset of the first column that is not padding
-    length: Any  # the number of columns that are not padding
+    log2: Any  # (heads, length), in units of log2; None if a call has no such table
+    first: Any  # the offset of the first column
+    length: Any
 
 
 class VectorTable(NamedTuple):
@@ -75,14 +73,15 @@ class VectorTable(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """The factor on products of queries and keys."""
+    """The factor on products of queries and keys, which is not negative."""
 
     natural: Any
     log2: Any  # times log2(e)
+    last: Any  # whether nothing is added to the products, so that they are scaled last: a compile-time constant
 
 
 class TableSpan(NamedTuple):
-    """The offsets between which some table is not constant; None if there is no table."""
+    """The offsets between which some table is not constant; None if no pair reads beyond the ends of a table."""
 
     first: Any
     last: Any
@@ -279,43 +278,51 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     spans = [
         (first, first + table.shape[1] - 1)
         for first, table in zip(problem.first, tables, strict=True)
-        if table is not None
+        if table is not None and not _covers(problem, first, table.shape[1])
     ]
     first = last = None
     if spans:
         first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+    added = (problem.bias, problem.key_table, problem.query_factors, problem.dense)
     key_products = value_products = None
     if problem.key_table is not None and problem.query is not None:
         key_products = (problem.query.float() @ (problem.key_table * (problem.scale * LOG2E)).mT).contiguous()
     if problem.value_table is not None and d_out is not None:
         value_products = (d_out.float() @ problem.value_table.mT).contiguous()
     return Terms(
-        scale=Scale(problem.scale, problem.scale * LOG2E),
+        scale=Scale(problem.scale, problem.scale * LOG2E, constant(all(term is None for term in added))),
         span=TableSpan(first, last),
-        bias=_bias_table(problem, first, last),
+        bias=_bias_table(problem),
         key_table=_vector_table(key_products, problem.key_table, problem.first[1]),
         value_table=_vector_table(value_products, problem.value_table, problem.first[2]),
         dense=pair_matrix(problem.dense, problem.value.shape[0]),
     )
 
 
-def _bias_table(problem: Problem, first: int | None, last: int | None) -> BiasTable:
-    """Return the table of numbers; ``first`` and ``last`` are the offsets between which some table is not constant."""
-    bias, shift = problem.bias, problem.first[0]
+def _covers(problem: Problem, first: int, length: int) -> bool:
+    """Whether no pair of the problem reads beyond the ends of a table; False for explicit positions."""
+    query_start, query_stride, key_start, key_stride = problem.affine
+    start = key_start - query_start
+    low, high = start - (problem.n_q - 1) * query_stride, start + (problem.n_k - 1) * key_stride
+    if problem.causal:
+        high = min(high, 0)
+    return problem.query_positions is None and first <= low and high < first + length
+
+
+def bias_covers(problem: Problem) -> bool:
+    """Whether no pair of the problem reads beyond the ends of its table of numbers."""
+    return problem.bias is not None and _covers(problem, problem.first[0], problem.bias.shape[1])
+
+
+def _bias_table(problem: Problem) -> BiasTable:
+    """Return the table of numbers, in units of log2."""
+    bias = problem.bias
     if bias is None:
-        return BiasTable(None, None, None, None, None)
-    length = bias.shape[1]
+        return BiasTable(None, None, None)
     # The lowest finite number, which masks often contain, must stay finite: only -inf forbids a pair.
     lowest = torch.finfo(bias.dtype).min / 4
     bias = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest)) * LOG2E
-    if first is not None and last is not None and problem.query_positions is None:
-        # A tile that is not entirely beyond the ends of all tables reads at most its own extent beyond them.
-        extent = LARGEST_BLOCK * (problem.affine[1] + problem.affine[3])
-        before = shift - first + extent
-        after = last - (shift + length - 1) + extent
-        bias = functional.pad(bias, (before, after), mode="replicate")
-        shift -= before
-    return BiasTable(bias.contiguous(), bias.shape[1], shift, problem.first[0], length)
+    return BiasTable(bias.contiguous(), problem.first[0], bias.shape[1])
 
 
 def _vector_table(products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:

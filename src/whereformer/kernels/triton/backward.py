@@ -17,6 +17,7 @@ from .arguments import (
     QueryGradients,
     TableSums,
     Terms,
+    bias_covers,
     dropout_seeds_of,
     inputs_of,
     norm_of,
@@ -136,7 +137,8 @@ class Backward:
             return None if table is None else d_out.new_zeros(*of_rows, table.shape[1], dtype=torch.float32)
 
         explicit = problem.query_positions is not None
-        d_bias_ends = d_out.new_empty(2, *of_rows, dtype=torch.float32) if self.needs("bias") else None
+        ends = self.needs("bias") and not bias_covers(problem)
+        d_bias_ends = d_out.new_empty(2, *of_rows, dtype=torch.float32) if ends else None
         d_bias_rows = by_row(problem.bias) if explicit and self.needs("bias") else None
         d_key_table_rows = by_row(problem.key_table) if self.needs("key_table", "query") else None
         at_offset = by_row(problem.value_table) if self.needs("value_table") else None
@@ -157,9 +159,9 @@ class Backward:
         if d_bias is not None and d_bias_ends is not None:
             if d_bias_rows is not None:
                 d_bias += d_bias_rows.sum((0, 2))
-            ends = d_bias_ends.sum((1, 3))
-            d_bias[:, 0] += ends[0]
-            d_bias[:, -1] += ends[1]
+            left, right = d_bias_ends.sum((1, 3))
+            d_bias[:, 0] += left
+            d_bias[:, -1] += right
         key_table, query = problem.key_table, problem.query
         if d_key_table_rows is not None and d_key_table is not None and key_table is not None and query is not None:
             if d_query is not None:
@@ -184,7 +186,7 @@ class Backward:
         )
 
     def _diagonal_gradients(self, part: _QueryPart) -> None:
-        """Compute the bias's gradient between its ends, for affine positions."""
+        """Compute the bias's gradient between its ends, for affine positions; with the ends if each is one offset."""
         from .jit.tile_gradients import diagonal_gradients, sum_diagonals
 
         problem, pairs, d_out = part.problem, part.pairs, part.d_out
@@ -196,8 +198,9 @@ class Backward:
         start = key_start - query_start
         divisor = math.gcd(query_stride, key_stride)
         row_blocks, key_blocks = cdiv(problem.n_q, size), cdiv(problem.n_k, size)
-        # Take the diagonals of tiles that read a column between the first and the last.
-        low, high = first + 1 - start, first + length - 2 - start
+        # Take the diagonals of tiles that read one of these columns.
+        begin, end = (0, length) if bias_covers(problem) else (1, length - 1)
+        low, high = first + begin - start, first + end - 1 - start
         if problem.limits_offsets:
             high = min(high, -start)
         step = size * divisor
@@ -235,6 +238,8 @@ class Backward:
             step,
             diagonals,
             splits,
+            begin,
+            end,
             pairs.query_stride,
             pairs.key_stride,
             BLOCK=size,

@@ -29,6 +29,10 @@ def attend(call: Call) -> tuple[Tensor, None]:
     with without_autocast(call.value.device):
         problem = Problem.of(call)
         changes: dict[str, Any] = {}
+        if problem.scale <= 0:
+            # The kernels take the largest product of a row for that of its largest score.
+            changes["scale"] = -problem.scale or 1.0
+            changes["query"] = None if problem.query is None else problem.query * (-1 if problem.scale else 0)
         if problem.query_positions is not None or problem.key_positions is not None:
             # The kernels take both sequences' positions as affine, or both as tensors.
             tables = (problem.bias, problem.key_table, problem.value_table)

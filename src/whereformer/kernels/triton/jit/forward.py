@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, key_areas
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
-from .scores import kept, offsets_of, scores_of
+from .scores import kept, offsets_of, scores_of, weights_of
 from .tiles import ScoreTile, load, load_keys, load_queries, place_of, row_index, store
 
 
@@ -45,11 +45,14 @@ def _attend_blocks(
         tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
         keys = load_keys(inputs, pairs, place, first, BLOCK_N)
         scores = scores_of(queries, keys, tile, terms, pairs, AREA)
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        largest = tl.max(scores, 1)
+        if terms.scale.last:
+            largest *= terms.scale.log2
+        new_peak = tl.maximum(peak, largest)
         # Rows without a permitted key so far have no peak; any finite number gives them weights of 0.
         reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         shrink = tl.exp2(peak - reference)
-        weights = tl.exp2(scores - reference[:, None])
+        weights = weights_of(scores, reference[:, None], 0.0, terms)
         total = total * shrink + tl.sum(weights, 1)
         if pairs.dropout_seeds is not None:
             weights = tl.where(kept(tile, pairs), weights, 0.0)
@@ -122,7 +125,7 @@ def forward(
             tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
             keys = load_keys(inputs, pairs, place, first, BLOCK_N)
             scores = scores_of(queries, keys, tile, terms, pairs, ANY)
-            weights = tl.exp2((scores - shift[:, None]) - log_sum[:, None])
+            weights = weights_of(scores, shift[:, None], log_sum[:, None], terms)
             if pairs.dropout_seeds is not None:
                 weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)
             add_at_offsets(at_offset, weights, terms.value_table, tile, offsets_of(tile, pairs), pairs)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .scores import from_vector_table, kept, offsets_of, scores_of
+from .scores import from_vector_table, kept, offsets_of, scores_of, weights_of
 from .tiles import ScoreTile, load, load_keys, load_numbers, load_queries, place_of, row_index
 
 
@@ -38,8 +38,7 @@ def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs
     ``right_out``: the output's gradient if an axis is queries, values if it is keys.
     """
     scores = scores_of(left, right, tile, terms, pairs, AREA)
-    # The order matters: the difference of large numbers is exact, so the small number subtracted after is not lost.
-    weights = tl.exp2((scores - row_state.shift) - row_state.log_sum)
+    weights = weights_of(scores, row_state.shift, row_state.log_sum, terms)
     d_weights = tl.dot(left_out, tl.trans(right_out), input_precision="ieee")
     if tile.first_key >= 0:  # see scores_of
         if terms.value_table.products is not None:
