@@ -54,11 +54,17 @@ TERMS: dict[str, Callable[[int], list[Any]]] = {
     "plain": lambda dim: [],
     "bias": lambda dim: [OffsetBias(_table(HEADS, 2 * LENGTH - 1), 1 - LENGTH)],
     "t5": lambda dim: [OffsetBias(_table(HEADS, 2 * SHORT + 1), -SHORT)],
+    "masked": lambda dim: [OffsetBias(_table(HEADS, 2 * LENGTH - 1), 1 - LENGTH)],
     "shaw": lambda dim: [
         OffsetKeys(_table(1, 2 * CLIP + 1, dim), -CLIP),
         OffsetValues(_table(1, 2 * CLIP + 1, dim), -CLIP),
     ],
 }
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "masked": {"causal": True, "dropout_p": 0.1, "key_mask": torch.ones(1, LENGTH, dtype=torch.bool)},
+}
+"""Options of the calls with these terms."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +120,18 @@ class _NoGpu:
 def _compiling(capability: int) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
     """Compile instead of launching; yields the list of compiled kernels with their options."""
     compiled: list[tuple[Any, dict[str, Any]]] = []
-    launch, unavailable_on = JITFunction.run, available._unavailable_on
+    launch, unavailable_on, capability_of = JITFunction.run, available._unavailable_on, available.capability
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
         compiled.append((launch(self, *arguments, grid=grid, warmup=True, **named), named))
 
     driver.set_active(_NoGpu(capability))
     JITFunction.run, available._unavailable_on = compile_only, lambda device: None
+    available.capability = lambda device: divmod(capability, 10)
     try:
         yield compiled
     finally:
-        JITFunction.run, available._unavailable_on = launch, unavailable_on
+        JITFunction.run, available._unavailable_on, available.capability = launch, unavailable_on, capability_of
 
 
 def count(gpu: int, dim: int, dtype: str, term: str) -> list[Counts]:
@@ -132,7 +139,7 @@ def count(gpu: int, dim: int, dtype: str, term: str) -> list[Counts]:
     shape = (1, HEADS, LENGTH, dim)
     inputs = [torch.zeros(shape, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3)]
     with _compiling(gpu) as compiled:
-        out = attention(*inputs, TERMS[term](dim), backend="triton")
+        out = attention(*inputs, TERMS[term](dim), **OPTIONS.get(term, {}), backend="triton")
         out.backward(torch.ones_like(out))
     return [counted(kernel, named, gpu, dim, dtype, term) for kernel, named in compiled]
 
@@ -180,8 +187,10 @@ def loops(sass: str) -> list[Counter[str]]:
         match = re.search(r"BRA[^`]*`\((\.L_[x_0-9]+)\)", text)
         if match and labels.get(match[1], place) < place:
             ends[labels[match[1]]] = place
-    found = []
+    found: list[Counter[str]] = []
     for start, end in ends.items():
+        if any("EXIT" in text for text in instructions[start : end + 1]):
+            continue  # It jumps back from the code after the kernel's end, which waits for memory.
         body = (re.sub(r"^@!?U?P\w+\s+", "", text) for text in instructions[start : end + 1])
         names = Counter(text.split()[0].split(".")[0] for text in body)
         if sum(number for name, number in names.items() if name.endswith("MMA")) or names["FFMA"] > 64:
@@ -199,7 +208,7 @@ class GpuStatic:
     """Widths of a head."""
     dtypes: str = "bfloat16,float32"
     """Types of the inputs."""
-    terms: str = "plain,bias,t5,shaw"
+    terms: str = "plain,bias,t5,masked,shaw"
     """Terms of the call."""
     json: bool = False
     """Print JSON instead of a table."""

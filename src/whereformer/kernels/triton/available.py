@@ -53,10 +53,15 @@ def _unavailable_on(device: torch.device) -> str | None:
         return f"needs a CUDA device, got {device.type}"
     if torch.version.hip is not None:
         return "needs an NVIDIA GPU, got one of AMD's"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 0):
-        return f"needs compute capability 8.0, got {capability[0]}.{capability[1]}"
+    major, minor = capability(device)
+    if major < 8:
+        return f"needs compute capability 8.0, got {major}.{minor}"
     return None
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability of a GPU."""
+    return torch.cuda.get_device_capability(device)
 
 
 def interpreted() -> bool:

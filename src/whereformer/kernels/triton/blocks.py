@@ -1,8 +1,10 @@
 """The sizes of the kernels' tiles.
 
 They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
-was faster. All fit into the 99 KiB of shared memory of the smallest GPUs of compute capability 8, and into registers.
-Anything beyond a bias or a mask takes many registers for indices, so _RICH calls have smaller tiles.
+was faster. ``benchmarks/gpu_static.py`` counts what they compile to: these need few instructions for each score, fit into registers
+and, where possible, leave room for two programs. _PLAIN, _RICH and _FLOAT fit into the 99 KiB of shared memory of the
+smallest GPUs of compute capability 8. Anything beyond a bias or a mask takes many registers for indices, so _RICH calls
+have smaller tiles.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ..problem import Problem
-from .available import interpreted
+from . import available
 
 LARGEST_BLOCK = 128
 """The most queries or keys in a tile."""
@@ -33,15 +35,28 @@ class Blocks:
 
 
 # By kernel and by the padded width of a head: up to 64, 128, 256.
+# GPUs of compute capability 9 and 10 multiply 64 rows at once, and have more shared memory than others.
 _PLAIN = {
-    "forward": (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
-    "query": (Blocks(128, 32, 8, 3), Blocks(64, 32, 4, 3), Blocks(32, 32, 4, 2)),
-    "key": (Blocks(32, 128, 8, 3), Blocks(32, 64, 4, 3), Blocks(32, 32, 4, 2)),
-    "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1), Blocks(32, 32, 4, 1)),
+    "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
+    "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
+    "key": (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
+    "tile": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _RICH = {
     "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
     "query": (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1)),
+    "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
+    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+}
+_PLAIN_64_ROWS = {
+    "forward": (Blocks(128, 64, 4, 3), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
+    "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
+    "key": (Blocks(64, 64, 4, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
+    "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
+}
+_RICH_64_ROWS = {
+    "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
+    "query": (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
@@ -62,7 +77,7 @@ _INTERPRETED = {
 
 def blocks_of(kernel: str, problem: Problem) -> Blocks:
     """Return the tile sizes of a problem in the kernel "forward", "query", "key" or "tile"."""
-    if interpreted():
+    if available.interpreted():
         return _INTERPRETED[kernel]
     widths = [padded(problem.value.shape[3])]
     if problem.query is not None:
@@ -73,10 +88,13 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
         *(problem.key_table, problem.value_table, problem.query_factors, problem.dense),
         *(problem.query_positions, problem.query_documents),
     )
+    of_64_rows = available.capability(problem.value.device)[0] in (9, 10)
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
         sizes = _FLOAT
+    elif all(tensor is None for tensor in rich):
+        sizes = _PLAIN_64_ROWS if of_64_rows else _PLAIN
     else:
-        sizes = _PLAIN if all(tensor is None for tensor in rich) else _RICH
+        sizes = _RICH_64_ROWS if of_64_rows else _RICH
     return sizes[kernel][0 if max(widths) <= 64 else 1 if max(widths) <= 128 else 2]
 
 

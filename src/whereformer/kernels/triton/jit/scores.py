@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, LEFT, RIGHT
-from .tiles import load_numbers, row_index
+from .tiles import beside_products, load_numbers, row_index
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
@@ -34,12 +34,15 @@ def _clamped(column, length):
 @triton.jit
 def from_vector_table(table, tile, offsets, pairs, AREA: tl.constexpr):
     """Return what the products with a table of vectors give for each pair of a tile."""
-    at = table.products + row_index(pairs, tile.place, tile.rows) * table.length
-    if AREA == RIGHT:
-        at += table.length - 1
-    elif AREA != LEFT:
-        at = at + _clamped(offsets - table.first, table.length)
-    return tl.load(at, mask=tile.rows < pairs.n_q, other=0.0)
+    at = table.products + row_index(pairs, tile.place, tile.first_row) * table.length
+    at = at + (tile.rows - tile.first_row) * table.length
+    there = tile.rows < pairs.n_q
+    if AREA == LEFT:
+        return tl.load(at, mask=there, other=0.0)
+    elif AREA == RIGHT:
+        return tl.load(at + table.length - 1, mask=there, other=0.0)
+    else:
+        return beside_products(tl.load(at + _clamped(offsets - table.first, table.length), mask=there, other=0.0))
 
 
 @triton.jit
@@ -53,7 +56,7 @@ def _from_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
     elif pairs.query_positions is None and pairs.query_stride + pairs.key_stride <= WIDEST_BAND:
         return _from_band(table, bias, tile, pairs)
     else:
-        return tl.load(table + _clamped(offsets - bias.first, bias.length))
+        return beside_products(tl.load(table + _clamped(offsets - bias.first, bias.length)))
 
 
 @triton.jit
@@ -86,7 +89,8 @@ def _from_dense(dense, tile, pairs):
         dense.data + tl.cast(tile.place.batch, tl.int64) * dense.batch + tl.cast(tile.place.head, tl.int64) * dense.head
     )
     at = at + rows.to(tl.int64) * dense.row + columns.to(tl.int64) * dense.column
-    added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0).to(tl.float32)
+    added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0)
+    added = beside_products(added).to(tl.float32)
     # The lowest finite number must stay finite: only -inf forbids a pair.
     return tl.where(added == float("-inf"), added, tl.maximum(added, LOWEST))
 

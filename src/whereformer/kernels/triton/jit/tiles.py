@@ -91,6 +91,18 @@ def load_keys(inputs, pairs, place, first, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def beside_products(numbers):
+    """Return a loaded tile unchanged, but in the layout of the product to which it is added.
+
+    A load has its own layout, in which a row is spread over a warp. Without this gather, which the compiler does not
+    look through, it would compute everything that follows in both layouts.
+    """
+    SIZE: tl.constexpr = numbers.numel
+    flat = tl.gather(tl.reshape(numbers, [SIZE]), tl.arange(0, SIZE), 0)
+    return tl.reshape(flat, numbers.shape)
+
+
+@triton.jit
 def row_index(pairs, place, rows):
     """Return the index of rows in a (batch, heads, n_q) tensor."""
     return (tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * pairs.n_q + rows
