@@ -1,8 +1,8 @@
 """The sizes of the kernels' tiles.
 
 They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
-was faster. ``benchmarks/gpu_static.py`` counts what they compile to: these need few instructions for each score, fit into registers
-and, where possible, leave room for two programs. _PLAIN, _RICH and _FLOAT fit into the 99 KiB of shared memory of the
+was faster. ``benchmarks/gpu_static.py`` counts what they compile to: these need few instructions for each score, fit
+into registers and, where possible, leave room for two programs. _PLAIN, _RICH and _FLOAT fit into the 99 KiB of shared memory of the
 smallest GPUs of compute capability 8. Anything beyond a bias or a mask takes many registers for indices, so _RICH calls
 have smaller tiles.
 """
@@ -49,9 +49,9 @@ _RICH = {
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _PLAIN_64_ROWS = {
-    "forward": (Blocks(128, 64, 4, 3), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
+    "forward": (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
-    "key": (Blocks(64, 64, 4, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
+    "key": (Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
     "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
 }
 _RICH_64_ROWS = {
