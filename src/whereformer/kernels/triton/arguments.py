@@ -23,7 +23,7 @@ from .blocks import LARGEST_BLOCK, padded
 
 
 class RowMatrix(NamedTuple):
-    """A (batch, heads, n, width) tensor with a contiguous last axis.
+    """A (batch, heads, n, width) tensor with a contiguous last axis; keys and values may have fewer heads.
 
     ``data`` is None if a call has no such tensor.
     """
@@ -34,6 +34,7 @@ class RowMatrix(NamedTuple):
     row: Any
     width: Any  # a compile-time constant
     padded: Any  # the width of its tiles, a power of two: also a compile-time constant
+    shared: Any  # the number of neighboring query heads that share a head: also a compile-time constant
 
 
 class PairMatrix(NamedTuple):
@@ -73,10 +74,11 @@ class VectorTable(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """The factor on products of queries and keys, which is not negative."""
+    """The factor on products of queries and keys, which is positive, and what bounds them then."""
 
     natural: Any
-    log2: Any  # times log2(e)
+    log2: Any  # times log2(e); or divided by the cap
+    cap: Any  # in units of log2; None without a soft cap
     last: Any  # whether nothing is added to the products, so that they are scaled last: a compile-time constant
 
 
@@ -104,7 +106,8 @@ class PairRules(NamedTuple):
     n_q: Any
     n_k: Any
     heads: Any
-    causal: Any  # a compile-time constant
+    min_offset: Any  # the offsets that are allowed; None without a limit
+    max_offset: Any
     start: Any  # the offset between the first query and the first key; 0 if positions are explicit
     query_stride: Any  # the strides are compile-time constants
     key_stride: Any
@@ -174,15 +177,19 @@ def constant(number: int | bool) -> Any:
     return tl.constexpr(number)
 
 
-def row_matrix(tensor: Tensor | None, batch: int = 0) -> RowMatrix:
-    """Describe a tensor to the kernels; if it has one row for the whole ``batch``, all items read that row."""
+def row_matrix(tensor: Tensor | None, batch: int = 0, shared: int = 1) -> RowMatrix:
+    """Describe a tensor to the kernels, each of whose heads serves ``shared`` query heads.
+
+    If it has one row for the whole ``batch``, all items read that row.
+    """
     if tensor is None:
-        return RowMatrix(None, 0, 0, 0, constant(16), constant(16))
+        return RowMatrix(None, 0, 0, 0, constant(16), constant(16), constant(1))
     if tensor.stride(3) != 1 and tensor.shape[3] != 1:
         tensor = tensor.contiguous()
     across = 0 if tensor.shape[0] == 1 and batch > 1 else tensor.stride(0)
     width = tensor.shape[3]
-    return RowMatrix(tensor, across, tensor.stride(1), tensor.stride(2), constant(width), constant(padded(width)))
+    sizes = constant(width), constant(padded(width)), constant(shared)
+    return RowMatrix(tensor, across, tensor.stride(1), tensor.stride(2), *sizes)
 
 
 def pair_matrix(tensor: Tensor | None, batch: int) -> PairMatrix:
@@ -198,11 +205,16 @@ def inputs_of(problem: Problem) -> Inputs:
     batch = problem.value.shape[0]
     return Inputs(
         row_matrix(problem.query),
-        row_matrix(problem.key),
-        row_matrix(problem.value),
+        row_matrix(problem.key, shared=shared_by(problem)),
+        row_matrix(problem.value, shared=shared_by(problem)),
         row_matrix(problem.query_factors, batch),
         row_matrix(problem.key_factors, batch),
     )
+
+
+def shared_by(problem: Problem) -> int:
+    """Return the number of query heads for each head of keys and values."""
+    return problem.heads // problem.value.shape[1]
 
 
 def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
@@ -234,8 +246,9 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
     return PairRules(
         n_q=n_q,
         n_k=n_k,
-        heads=problem.value.shape[1],
-        causal=constant(problem.limits_offsets),
+        heads=problem.heads,
+        min_offset=problem.min_offset,
+        max_offset=problem.max_offset,
         start=key_start - query_start,
         query_stride=constant(query_stride),
         key_stride=constant(key_stride),
@@ -283,14 +296,13 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     first = last = None
     if spans:
         first, last = min(span[0] for span in spans), max(span[1] for span in spans)
-    added = (problem.bias, problem.key_table, problem.query_factors, problem.dense)
     key_products = value_products = None
     if problem.key_table is not None and problem.query is not None:
         key_products = (problem.query.float() @ (problem.key_table * (problem.scale * LOG2E)).mT).contiguous()
     if problem.value_table is not None and d_out is not None:
         value_products = (d_out.float() @ problem.value_table.mT).contiguous()
     return Terms(
-        scale=Scale(problem.scale, problem.scale * LOG2E, constant(all(term is None for term in added))),
+        scale=_scale_of(problem),
         span=TableSpan(first, last),
         bias=_bias_table(problem),
         key_table=_vector_table(key_products, problem.key_table, problem.first[1]),
@@ -299,13 +311,20 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     )
 
 
+def _scale_of(problem: Problem) -> Scale:
+    if problem.softcap is not None:
+        return Scale(problem.scale, problem.scale / problem.softcap, problem.softcap * LOG2E, constant(False))
+    added = (problem.bias, problem.key_table, problem.query_factors, problem.dense)
+    return Scale(problem.scale, problem.scale * LOG2E, None, constant(all(term is None for term in added)))
+
+
 def _covers(problem: Problem, first: int, length: int) -> bool:
     """Whether no pair of the problem reads beyond the ends of a table; False for explicit positions."""
     query_start, query_stride, key_start, key_stride = problem.affine
     start = key_start - query_start
     low, high = start - (problem.n_q - 1) * query_stride, start + (problem.n_k - 1) * key_stride
-    if problem.causal:
-        high = min(high, 0)
+    low = low if problem.min_offset is None else max(low, problem.min_offset)
+    high = high if problem.max_offset is None else min(high, problem.max_offset)
     return problem.query_positions is None and first <= low and high < first + length
 
 

@@ -31,8 +31,6 @@ def _unavailable(call: Shaped, device: torch.device) -> str | None:
             return f"needs a {name} from {_NARROWEST} to {_WIDEST}, got {width}"
     if call.factors > _WIDEST:
         return f"needs FactorPairs of at most {_WIDEST} factors, got {call.factors}"
-    if not call.is_ordinary or call.shares_keys:
-        return "has no windows, soft caps, sinks, logs of sums or shared keys"
     span = call.offset_range
     if span is not None and max(-span[0], span[1]) >= 2**30:
         return f"needs offsets below 2**30, got {span[0]} to {span[1]}"

@@ -25,6 +25,7 @@ from .arguments import (
     pairs_of,
     parts_of,
     row_matrix,
+    shared_by,
     terms_of,
 )
 from .blocks import blocks_of, cdiv
@@ -47,13 +48,22 @@ class Backward:
     """One backward pass, which fills ``gradients``: the needed ones of ``GRADIENTS``, by name."""
 
     def __init__(
-        self, problem: Problem, d_out: Tensor, out: Tensor, norm: Tensor, gradients: dict[str, Tensor]
+        self,
+        problem: Problem,
+        d_out: Tensor,
+        d_lse: Tensor | None,
+        out: Tensor,
+        norm: Tensor,
+        gradients: dict[str, Tensor],
     ) -> None:
         self.problem, self.gradients, self.norm = problem, gradients, norm
-        self.batch, self.heads = problem.value.shape[:2]
+        self.batch, self.heads = problem.value.shape[0], problem.heads
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
         self.dropout_seeds = dropout_seeds_of(problem)
         self.delta = self._row_products(out)
+        if d_lse is not None:
+            # The derivatives of a row's log of its sum of exponentials are its weights.
+            self.delta -= d_lse
         self.parts = list(parts_of(problem))
         self.sums = {name: self._place(name) for name in GRADIENTS if name != "dense"}
 
@@ -71,7 +81,7 @@ class Backward:
         of_keys = name in ("key", "value", "key_factors")
         in_float = name.endswith("factors") or (name == "query" and self.problem.key_table is not None)
         if in_float or (of_keys and len(self.parts) > 1):
-            return tensor.new_zeros(self.batch, self.heads, *tensor.shape[2:], dtype=torch.float32)
+            return tensor.new_zeros(self.batch, *tensor.shape[1:], dtype=torch.float32)
         gradient = self.gradients.get(name)
         return (
             gradient
@@ -175,10 +185,15 @@ class Backward:
         from .jit.key_gradients import key_gradients
 
         blocks = blocks_of("key", part.problem)
-        key_gradients[(self.batch * self.heads * cdiv(part.problem.n_k, blocks.keys),)](
+        shared = shared_by(part.problem)
+        key_gradients[(self.batch * self.heads // shared * cdiv(part.problem.n_k, blocks.keys),)](
             part.inputs,
             part.known,
-            KeyGradients(*(row_matrix(self.sums[name]) for name in ("key", "value", "key_factors"))),
+            KeyGradients(
+                row_matrix(self.sums["key"], shared=shared),
+                row_matrix(self.sums["value"], shared=shared),
+                row_matrix(self.sums["key_factors"]),
+            ),
             part.terms,
             part.pairs,
             ADD=len(self.parts) > 1,
@@ -201,8 +216,8 @@ class Backward:
         # Take the diagonals of tiles that read one of these columns.
         begin, end = (0, length) if bias_covers(problem) else (1, length - 1)
         low, high = first + begin - start, first + end - 1 - start
-        if problem.limits_offsets:
-            high = min(high, -start)
+        low = low if problem.min_offset is None else max(low, problem.min_offset - start)
+        high = high if problem.max_offset is None else min(high, problem.max_offset - start)
         step = size * divisor
         first_diagonal = max(cdiv(low - key_stride * (size - 1), step), -(query_stride // divisor) * (row_blocks - 1))
         last_diagonal = min((high + query_stride * (size - 1)) // step, key_stride // divisor * (key_blocks - 1))

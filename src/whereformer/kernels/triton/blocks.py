@@ -1,10 +1,10 @@
 """The sizes of the kernels' tiles.
 
 They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
-was faster. ``benchmarks/gpu_static.py`` counts what they compile to: these need few instructions for each score, fit
-into registers and, where possible, leave room for two programs. _PLAIN, _RICH and _FLOAT fit into the 99 KiB of shared memory of the
-smallest GPUs of compute capability 8. Anything beyond a bias or a mask takes many registers for indices, so _RICH calls
-have smaller tiles.
+was faster. ``benchmarks/gpu_static.py`` counts what they compile to. These need few instructions for each score and fit
+into registers. Most leave room for two programs, and all but those of _64_ROWS fit into the 99 KiB of shared memory of
+the smallest GPUs of compute capability 8. Anything beyond a bias or a mask takes many registers for indices, so "rich"
+calls have smaller tiles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class Blocks:
 
 
 # By kernel and by the padded width of a head: up to 64, 128, 256.
-# GPUs of compute capability 9 and 10 multiply 64 rows at once, and have more shared memory than others.
 _PLAIN = {
     "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
     "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
@@ -43,11 +42,12 @@ _PLAIN = {
     "tile": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _RICH = {
-    "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
-    "query": (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1)),
+    "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
+    "query": (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
+# GPUs of compute capability 9 and 10 multiply 64 rows at once.
 _PLAIN_64_ROWS = {
     "forward": (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
@@ -55,15 +55,22 @@ _PLAIN_64_ROWS = {
     "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
 }
 _RICH_64_ROWS = {
-    "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
-    "query": (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1)),
-    "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
+    "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
+    "query": (Blocks(64, 16, 4, 2), Blocks(64, 16, 4, 1), Blocks(64, 16, 8, 1)),
+    "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(16, 64, 8, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
+# Products of float32 keep whole rows in registers.
 _FLOAT = {
-    "forward": (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "query": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    "key": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "forward": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+}
+_RICH_FLOAT = {
+    "forward": (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "key": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 # The interpreter's tiles are small, so that small tests have several, with different shapes.
@@ -84,17 +91,17 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
         widths.append(padded(problem.query.shape[3]))
     if problem.query_factors is not None:
         widths.append(padded(problem.query_factors.shape[3]))
-    rich = (
+    terms = (
         *(problem.key_table, problem.value_table, problem.query_factors, problem.dense),
         *(problem.query_positions, problem.query_documents),
     )
-    of_64_rows = available.capability(problem.value.device)[0] in (9, 10)
+    rich = any(tensor is not None for tensor in terms)
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
-        sizes = _FLOAT
-    elif all(tensor is None for tensor in rich):
-        sizes = _PLAIN_64_ROWS if of_64_rows else _PLAIN
+        sizes = _RICH_FLOAT if rich else _FLOAT
+    elif available.capability(problem.value.device)[0] in (9, 10):
+        sizes = _RICH_64_ROWS if rich else _PLAIN_64_ROWS
     else:
-        sizes = _RICH_64_ROWS if of_64_rows else _RICH
+        sizes = _RICH if rich else _PLAIN
     return sizes[kernel][0 if max(widths) <= 64 else 1 if max(widths) <= 128 else 2]
 
 

@@ -44,7 +44,7 @@ def _attend_blocks(
         first = block * BLOCK_N
         tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
         keys = load_keys(inputs, pairs, place, first, BLOCK_N)
-        scores = scores_of(queries, keys, tile, terms, pairs, AREA)
+        scores, _ = scores_of(queries, keys, tile, terms, pairs, AREA)
         largest = tl.max(scores, 1)
         if terms.scale.last:
             largest *= terms.scale.log2
@@ -97,10 +97,14 @@ def forward(
         tl.zeros([BLOCK_M], tl.float32),
         no_ends(BLOCK_M),
     )
-    bounds, band_end = key_areas(terms, pairs, place.batch, first_row, BLOCK_M, BLOCK_N)
+    bounds, band = key_areas(terms, pairs, place.batch, first_row, BLOCK_M, BLOCK_N)
+    if pairs.query_positions is None and pairs.min_offset is not None:
+        softmax = _attend_blocks(
+            softmax, queries, inputs, terms, pairs, place, first_row, bounds[0], bounds[1], ANY, BLOCK_M, BLOCK_N
+        )
     for area in tl.static_range(LEFT, ANY + 1):
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
-            start, end = bounds[area + 1], bounds[area + 2]
+            start, end = bounds[area + 2], bounds[area + 3]
             softmax = _attend_blocks(
                 softmax, queries, inputs, terms, pairs, place, first_row, start, end, area, BLOCK_M, BLOCK_N
             )
@@ -120,11 +124,11 @@ def forward(
     acc *= normalizer[:, None]
     if at_offset is not None:
         length = terms.value_table.length
-        for block in range(bounds[1], band_end):
+        for block in range(band[0], band[1]):
             first = block * BLOCK_N
             tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
             keys = load_keys(inputs, pairs, place, first, BLOCK_N)
-            scores = scores_of(queries, keys, tile, terms, pairs, ANY)
+            scores, _ = scores_of(queries, keys, tile, terms, pairs, ANY)
             weights = weights_of(scores, shift[:, None], log_sum[:, None], terms)
             if pairs.dropout_seeds is not None:
                 weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)

@@ -99,21 +99,25 @@ def _from_dense(dense, tile, pairs):
 def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     """Return the scores of a tile, -inf where a pair may not attend; ``left`` and ``right`` are the sides of its axes.
 
-    If nothing is added to products (``scale.last``) they are not scaled yet: :func:`weights_of` does it.
+    If nothing is added to products (``scale.last``) they are not scaled yet: :func:`weights_of` does it. The second
+    result is the hyperbolic tangent in a soft cap; 0 without a cap.
 
     The compiler may round a product and a sum once or twice. Beside a large number this gives different scores, but
     forward and backward must compute the same ones; so products that are added to large numbers are explicit fused
     multiply-adds.
     """
     rows, columns = tile.rows, tile.columns
-    WITH_BIAS: tl.constexpr = terms.bias.log2 is not None and not left.factors.type.is_block()
-    WITH_KEYS: tl.constexpr = (
-        terms.key_table.products is not None and terms.bias.log2 is None and not left.factors.type.is_block()
-    )
+    ADDED: tl.constexpr = terms.scale.cap is None and not left.factors.type.is_block()
+    WITH_BIAS: tl.constexpr = ADDED and terms.bias.log2 is not None
+    WITH_KEYS: tl.constexpr = ADDED and terms.bias.log2 is None and terms.key_table.products is not None
+    capped = 0.0
     if left.vectors.type.is_block():
         scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision="ieee")
         if not (WITH_BIAS or WITH_KEYS or terms.scale.last):
             scores *= terms.scale.log2
+        if terms.scale.cap is not None:
+            capped = _tanh(scores)
+            scores = capped * terms.scale.cap
     else:
         scores = tl.zeros_like((rows + columns).to(tl.float32))
     if left.factors.type.is_block():
@@ -139,8 +143,10 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
             scores = tl.fma(_from_dense(terms.dense, tile, pairs), LOG2E, scores)
     if AREA >= ANY:
         allowed = columns < pairs.n_k
-        if pairs.causal:
-            allowed = allowed & (offsets <= 0)
+        if pairs.min_offset is not None:
+            allowed = allowed & (offsets >= pairs.min_offset)
+        if pairs.max_offset is not None:
+            allowed = allowed & (offsets <= pairs.max_offset)
         scores = tl.where(allowed, scores, float("-inf"))
     batch = tile.place.batch
     if pairs.key_mask is not None:
@@ -150,7 +156,18 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         document = tl.load(pairs.query_documents + batch * pairs.n_q + rows, mask=rows < pairs.n_q, other=0)
         same = document == tl.load(pairs.key_documents + batch * pairs.n_k + columns, mask=columns < pairs.n_k, other=0)
         scores = tl.where(same, scores, float("-inf"))
-    return scores
+    return scores, capped
+
+
+@triton.jit
+def _tanh(x):
+    """Return the hyperbolic tangent, to about a unit in the last place: near 0 by Cephes's polynomial."""
+    square = x * x
+    near = -5.70498872745e-3 * square + 2.06390887954e-2
+    near = (near * square - 5.37397155531e-2) * square + 1.33314422036e-1
+    near = (near * square - 3.33332819422e-1) * square * x + x
+    far = 1.0 - 2.0 / (tl.exp2(tl.minimum(tl.abs(x), 44.0) * (2.0 * LOG2E)) + 1.0)
+    return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0.0, -far, far))
 
 
 @triton.jit

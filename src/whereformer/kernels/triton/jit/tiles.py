@@ -41,7 +41,8 @@ def place_of(program, blocks, pairs):
 
 @triton.jit
 def _pointers(matrix, place, first, BLOCK: tl.constexpr):
-    base = matrix.data + tl.cast(place.batch, tl.int64) * matrix.batch + tl.cast(place.head, tl.int64) * matrix.head
+    head = tl.cast(place.head // matrix.shared, tl.int64)
+    base = matrix.data + tl.cast(place.batch, tl.int64) * matrix.batch + head * matrix.head
     base += tl.cast(first, tl.int64) * matrix.row
     return base + tl.arange(0, BLOCK)[:, None] * matrix.row + tl.arange(0, matrix.padded)[None, :]
 
