@@ -8,8 +8,20 @@ import sys
 import pytest
 import torch
 
-from tests.kernels.cases import BATCH, DEVICE, DIM, EVERY_KIND, HEADS, check, content, random, terms_of
-from whereformer import OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from tests.kernels.cases import (
+    BATCH,
+    DEVICE,
+    DIM,
+    EVERY_KIND,
+    HEADS,
+    TABLES,
+    check,
+    content,
+    output_gradient,
+    random,
+    terms_of,
+)
+from whereformer import OffsetBias, OffsetKeys, OffsetValues, Positions, attention, merge_attention
 from whereformer.kernels import tuning
 from whereformer.kernels.call import make_call
 
@@ -80,6 +92,108 @@ def test_operator_contract(explicit, monkeypatch):
         for tensor in calls[0]
     ]
     torch.library.opcheck(forward, arguments)
+
+
+# --- windows, shared keys, soft caps, logs of sums
+
+WINDOWS = {
+    "before and after": {"window": (9, 3)},
+    "of one key": {"window": 0},
+    "causal": {"window": 9, "causal": True},
+    "by strides": {"window": (9, 12), "query_positions": Positions(-1, 4, 37), "key_positions": Positions(0, 1, 50)},
+    "by strided keys": {
+        "window": (9, 12),
+        "query_positions": Positions(1, 2, 37),
+        "key_positions": Positions(0, 4, 50),
+    },
+    "by ids": {"window": (9, 12), "query_positions": torch.arange(37) * 7 % 40, "key_positions": torch.arange(50)},
+}
+
+
+@pytest.mark.parametrize(
+    "case", [case if case == "before and after" else pytest.param(case, marks=pytest.mark.slow) for case in WINDOWS]
+)
+def test_windows(case):
+    check("triton", content(37, 50), terms_of(TABLES, 37, 50), **WINDOWS[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [(5, None), (None, 2), (20, 7), (0, 30)])
+@pytest.mark.parametrize("term", [None, "bias_for_all_offsets"])
+def test_windows_with_a_limit_on_each_side(window, term):
+    check("triton", content(37, 50), terms_of([] if term is None else [term], 37, 50), window=window)
+
+
+def leaves_of(*tensors):
+    return [tensor.float().requires_grad_() for tensor in tensors]
+
+
+def assert_same(found, expected, leaves):
+    """Two ways to compute tensors give the same numbers, and the same gradients of leaves."""
+    outs = []
+    for tensors in (found, expected):
+        d_outs = [output_gradient(tensor).to(tensor.dtype) for tensor in tensors]
+        outs.append([*tensors, *torch.autograd.grad(tensors, leaves, d_outs, retain_graph=True)])
+    for ours, theirs in zip(*outs, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("names", [("bias",), pytest.param(EVERY_KIND, marks=pytest.mark.slow)])
+def test_heads_share_keys(names):
+    query, key, value = content(20, 33)
+    key, value = leaves_of(key[:, :1], value[:, :1])
+    (query,) = leaves_of(query)
+    built = [
+        kind(*(tensor.float() for tensor in tensors), *(() if first is None else (first,)))
+        for kind, tensors, first in terms_of(names, 20, 33)
+    ]
+    shared = attention(query, key, value, built, causal=True, backend="triton")
+    each = [tensor.repeat_interleave(HEADS, 1) for tensor in (key, value)]
+    repeated = attention(query, *each, built, causal=True, backend="triton")
+    assert_same([shared], [repeated], [query, key, value])
+
+
+@pytest.mark.parametrize("names", [(), pytest.param(EVERY_KIND, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_soft_caps(names, softcap):
+    leaves = leaves_of(*content(20, 33))
+    built = []
+    for kind, tensors, first in terms_of(names, 20, 33):
+        parts = leaves_of(*tensors)
+        leaves += parts
+        built.append(kind(*parts, *(() if first is None else (first,))))
+    found, expected = (
+        attention(*leaves[:3], built, scale=1.0, softcap=softcap, backend=name) for name in ("triton", "reference")
+    )
+    assert_same([found], [expected], leaves)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": (5, 5), "dropout_p": 0.2}])
+def test_logs_of_sums(options):
+    leaves = leaves_of(*content(20, 33), random(HEADS, 9))
+    key_mask = torch.ones(BATCH, 33, dtype=torch.bool, device=DEVICE)
+    key_mask[1] = False
+    outs = []
+    for name in ("triton", "reference"):
+        torch.manual_seed(0)
+        options = {"key_mask": key_mask, "return_lse": True, "backend": name, **options}
+        out, lse = attention(*leaves[:3], [OffsetBias(leaves[3], -4)], **options)
+        assert lse.dtype == torch.float32
+        assert lse[1].isneginf().all()
+        outs.append([out, lse[0]])
+    assert_same(*outs, leaves)
+
+
+def test_parts_merge_into_the_whole():
+    query, key, value, table = leaves_of(*content(20, 33), random(HEADS, 9))
+    terms, positions = [OffsetBias(table, -4)], Positions(13, 1, 20)
+    options = {"causal": True, "query_positions": positions, "return_lse": True, "backend": "triton"}
+    whole = attention(query, key, value, terms, **options)
+    parts = [
+        attention(query, key[:, :, start:end], value[:, :, start:end], terms, key_positions=keys, **options)
+        for start, end, keys in ((0, 16, Positions(0, 1, 16)), (16, 33, Positions(16, 1, 17)))
+    ]
+    assert_same(merge_attention(*zip(*parts, strict=True)), whole, [query, key, value, table])
 
 
 # --- what it cannot take
