@@ -1,6 +1,6 @@
 """Count what the GPU kernels compile to, without a GPU: registers, spills, shared memory, products, instructions.
 
-Run: python benchmarks/gpu_static.py [--dims 64,128] [--dtypes bfloat16] [--terms plain,bias,shaw] [--gpus 90]
+Run: .venv/bin/python benchmarks/gpu_static.py [--gpus 90] [--dims 64,128] [--dtypes bfloat16] [--terms plain,bias]
 
 Triton's package includes NVIDIA's assembler, so a call and its backward pass compile every kernel that they would run
 on a GPU that is not there. "Instructions a score" is the length of a loop divided by the scores that a thread computes
@@ -43,7 +43,24 @@ HEADS, LENGTH, CLIP, SHORT = 2, 256, 16, 127
 """Sizes of the call: Shaw's tables end at CLIP, T5's at SHORT. Triton compiles the same code for most sizes."""
 
 REGISTERS, THREADS, SHARED = 65536, 2048, {80: 163, 90: 227, 100: 227}
-"""What a multiprocessor has: registers, threads and, by compute capability, KiB of shared memory for programs."""
+"""What a multiprocessor has: registers, threads and, by compute capability, KiB of shared memory; others have 99."""
+
+FLASH_T5 = {
+    ("plain", "forward"): 9.6,
+    ("plain", "query_gradients"): 9.2,
+    ("plain", "key_gradients"): 12.6,
+    ("bias", "forward"): 13.1,
+    ("bias", "query_gradients"): 13.1,
+    ("bias", "key_gradients"): 17.1,
+}
+"""Instructions a score of flashT5's Triton kernels with their own tiles, the latter with its dense bias: compiled for
+compute capability 9.0, bfloat16 and a head_dim of 64 by the same means on 2026-11-22, with Triton 3.6."""
+
+LIMITS = {**FLASH_T5, ("bias", "forward"): 13.0, ("bias", "query_gradients"): 13.0, ("bias", "key_gradients"): 17.0}
+"""The most instructions a score in the main loop of these kernels, in the case of FLASH_T5."""
+
+MOST_SPILLS = {256: 256}
+"""The most loads and stores of spilled registers in a kernel in 16 bits, by head_dim; 0 for others and for float32."""
 
 
 def _table(*size: int) -> torch.Tensor:
@@ -89,7 +106,13 @@ class Counts:
     products: str
     """The kind of tensor-core instruction, and their number."""
     instructions: tuple[float, ...]
-    """Per score, in each loop over tiles, in the kernel's order."""
+    """Per score, in each loop over tiles, in the kernel's order: beyond the left end of a table, inside it, beyond its
+    right end, and with masks. The gradients of keys have them in the other order."""
+
+    @property
+    def inside(self) -> float:
+        """Instructions a score in the main loop, which reads the table if there is one."""
+        return self.instructions[1 if len(self.instructions) > 2 else 0]
 
 
 class _NoGpu:
@@ -159,11 +182,25 @@ def counted(kernel: Any, named: dict[str, Any], gpu: int, dim: int, dtype: str, 
         programs=min(
             REGISTERS // (-(-registers // 8) * 8 * 32 * warps),
             THREADS // (32 * warps),
-            SHARED[gpu] * 1024 // (shared + 1024),
+            SHARED.get(gpu, 99) * 1024 // (shared + 1024),
         ),
         products=" ".join(f"{name} {number}" for name, number in names.items()) or "-",
         instructions=tuple(round(body.total() / scores, 1) for body in loops(sass)) if scores else (),
     )
+
+
+def exceeded(found: list[Counts]) -> list[str]:
+    """Return a line for each limit that is not met."""
+    lines = []
+    for counts in found:
+        name = f"sm_{counts.gpu} {counts.dtype} {counts.dim} {counts.term} {counts.kernel}"
+        most = 0 if counts.dtype == "float32" else MOST_SPILLS.get(counts.dim, 0)
+        if counts.loads + counts.stores > most:
+            lines.append(f"{name}: {counts.loads} loads and {counts.stores} stores of spilled registers")
+        limit = LIMITS.get((counts.term, counts.kernel))
+        if limit and (counts.gpu, counts.dtype, counts.dim) == (90, "bfloat16", 64) and counts.inside > limit:
+            lines.append(f"{name}: {counts.inside} instructions a score, at most {limit} wanted")
+    return lines
 
 
 def _tool(name: str, cubin: bytes, *options: str) -> str:
@@ -225,19 +262,32 @@ class GpuStatic:
             for counts in count(int(gpu), int(dim), dtype, term)
         ]
         rows = [asdict(counts) for counts in found]
-        write_results(self.out, {"kernels": rows})
+        write_results(self.out, {"kernels": rows, "exceeded": exceeded(found)})
         if self.json:
             console.print_json(json.dumps(rows))
             return
         for gpu, dtype, dim in dict.fromkeys((counts.gpu, counts.dtype, counts.dim) for counts in found):
             table = Table(
-                *("term", "kernel", "tile", "regs", "spills", "KiB", "an SM", "products", "instructions a score"),
+                *(
+                    "term",
+                    "kernel",
+                    "tile",
+                    "regs",
+                    "spills",
+                    "KiB",
+                    "an SM",
+                    "products",
+                    "instructions a score",
+                    "flashT5",
+                ),
                 title=f"sm_{gpu}, {dtype}, head_dim {dim}",
             )
             for counts in found:
                 if (counts.gpu, counts.dtype, counts.dim) == (gpu, dtype, dim):
                     table.add_row(*_shown(counts))
             console.print(table)
+        for line in exceeded(found):
+            console.print(f"over its limit: {line}")
         console.print(f"wrote {self.out}")
 
 
@@ -252,6 +302,7 @@ def _shown(counts: Counts) -> list[str]:
         str(counts.programs),
         counts.products,
         " ".join(f"{number:.1f}" for number in counts.instructions),
+        str(FLASH_T5.get((counts.term, counts.kernel), "")) if counts.dim == 64 else "",
     ]
 
 

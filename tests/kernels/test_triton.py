@@ -38,6 +38,10 @@ backend = importlib.import_module("whereformer.kernels.triton.launch")
 IN_SHORT = {
     "by strides": {"causal": True, "scale": -0.3, "query_positions": Positions(-1, 2, 20)},
     "by ids": {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0},
+    "by documents in any order": {
+        "query_documents": torch.arange(40).view(BATCH, 20) // 6 * 5 % 4,
+        "key_documents": torch.arange(40).view(BATCH, 20) // 9 % 3,
+    },
 }
 
 

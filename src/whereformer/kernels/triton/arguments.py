@@ -120,6 +120,10 @@ class PairRules(NamedTuple):
     key_end: Any  # for each row of the batch, the index after the last key that may be attended
     query_documents: Any
     key_documents: Any
+    first_keys: Any  # (batch, n_q): the first and the last key of each query's document
+    last_keys: Any
+    first_queries: Any  # likewise, (batch, n_k)
+    last_queries: Any
     dropout_seeds: Any  # 32 bits for each row of scores
     dropout_threshold: Any
     dropout_scale: Any
@@ -227,6 +231,7 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
     n_q, n_k = problem.n_q, problem.value.shape[2]
     key_mask = problem.key_mask
     key_end = ranks = query_documents = key_documents = None
+    keys_between, queries_between = (None, None), (None, None)
     query_positions, key_positions = problem.query_positions, problem.key_positions
     if key_mask is not None:
         numbers = torch.arange(1, n_k + 1, dtype=torch.int32, device=key_mask.device)
@@ -234,6 +239,8 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
         key_mask = key_mask.contiguous().view(torch.uint8)
     if problem.query_documents is not None and problem.key_documents is not None:
         query_documents, key_documents = _same_dtype(problem.query_documents, problem.key_documents)
+        keys_between = _partners(query_documents, key_documents)
+        queries_between = _partners(key_documents, query_documents)
     across = [0, 0]
     if query_positions is not None and key_positions is not None:
         query_positions, key_positions = _same_dtype(query_positions, key_positions)
@@ -261,6 +268,10 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
         key_end=key_end,
         query_documents=query_documents,
         key_documents=key_documents,
+        first_keys=keys_between[0],
+        last_keys=keys_between[1],
+        first_queries=queries_between[0],
+        last_queries=queries_between[1],
         dropout_seeds=dropout_seeds,
         dropout_threshold=int(problem.dropout_p * 2**32),
         dropout_scale=1.0 / (1.0 - problem.dropout_p),
@@ -275,6 +286,18 @@ def _same_dtype(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     elif not dtype.is_floating_point:
         dtype = torch.int64
     return first.to(dtype).contiguous(), second.to(dtype).contiguous()
+
+
+def _partners(documents: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and the last of the ``others`` in the same document, int32 in the shape of ``documents``.
+
+    Without any, the first is beyond the end and the last is -1.
+    """
+    ordered, places = others.sort(stable=True)
+    bounds = [torch.searchsorted(ordered, documents, right=right) for right in (False, True)]
+    none, last = bounds[0] == bounds[1], others.shape[1] - 1
+    first = places.gather(1, bounds[0].clamp_max(last)).masked_fill(none, last + 1)
+    return first.int(), places.gather(1, (bounds[1] - 1).clamp_min(0)).masked_fill(none, -1).int()
 
 
 def _ranks(positions: Tensor) -> Tensor:

@@ -34,6 +34,19 @@ def _between(block, first, last):
 
 
 @triton.jit
+def _in_documents(firsts, lasts, batch, first, n, start, end, BLOCK: tl.constexpr, BLOCK_OTHER: tl.constexpr):
+    """Shorten the blocks from ``start`` to ``end`` to those that share a document with the rows from ``first`` on."""
+    if firsts is not None:
+        index = first + tl.arange(0, BLOCK)
+        at = tl.cast(batch, tl.int64) * n + index
+        earliest = tl.min(tl.load(firsts + at, mask=index < n, other=2**30), 0)
+        latest = tl.max(tl.load(lasts + at, mask=index < n, other=-1), 0)
+        end = tl.minimum(end, (latest + BLOCK_OTHER) // BLOCK_OTHER)
+        start = tl.minimum(tl.maximum(start, earliest // BLOCK_OTHER), end)
+    return start, end
+
+
+@triton.jit
 def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return the key blocks at which a query block changes area, and the first and the last of those in a table.
 
@@ -43,19 +56,23 @@ def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl
     end = tl.cdiv(pairs.n_k, BLOCK_N)
     if pairs.key_end is not None:
         end = tl.minimum(end, tl.cdiv(tl.load(pairs.key_end + batch), BLOCK_N))
+    start = end * 0
     if pairs.query_positions is None:
         # A key block's smallest and largest offset: its first key from the last row, its last key from the first row.
         low = pairs.start - (first_row + BLOCK_M - 1) * pairs.query_stride
         high = pairs.start - first_row * pairs.query_stride
         full = pairs.n_k // BLOCK_N
-        start = end * 0
         any_end = end * 0
         if pairs.max_offset is not None:
             end = tl.minimum(end, _first_block_from(pairs.max_offset + 1 - low, pairs.key_stride, BLOCK_N))
             full = tl.minimum(full, _blocks_up_to(pairs.max_offset - high, pairs.key_stride, BLOCK_N))
         if pairs.min_offset is not None:
             start = tl.minimum(_blocks_up_to(pairs.min_offset - 1 - high, pairs.key_stride, BLOCK_N), end)
-            any_end = _between(_first_block_from(pairs.min_offset - low, pairs.key_stride, BLOCK_N), start, end)
+            any_end = _first_block_from(pairs.min_offset - low, pairs.key_stride, BLOCK_N)
+        start, end = _in_documents(
+            pairs.first_keys, pairs.last_keys, batch, first_row, pairs.n_q, start, end, BLOCK_M, BLOCK_N
+        )
+        any_end = _between(any_end, start, end)
         full = _between(full, any_end, end)
         left_end = any_end
         inside_end = full
@@ -70,7 +87,9 @@ def key_areas(terms, pairs, batch, first_row, BLOCK_M: tl.constexpr, BLOCK_N: tl
             band_end = _between(after, band_start, end)
         return (start, any_end, left_end, inside_end, full, end), (band_start, band_end)
     else:
-        start = end * 0
+        start, end = _in_documents(
+            pairs.first_keys, pairs.last_keys, batch, first_row, pairs.n_q, start, end, BLOCK_M, BLOCK_N
+        )
         return (start, start, start, start, start, end), (start, end)
 
 
@@ -93,7 +112,11 @@ def query_areas(terms, pairs, batch, first_key, BLOCK_M: tl.constexpr, BLOCK_N: 
             end = tl.minimum(end, _first_block_from(high + 1 - pairs.min_offset, pairs.query_stride, BLOCK_M))
         if pairs.max_offset is not None:
             start = tl.minimum(_blocks_up_to(low - pairs.max_offset - 1, pairs.query_stride, BLOCK_M), end)
-            any_end = _between(_first_block_from(high - pairs.max_offset, pairs.query_stride, BLOCK_M), start, end)
+            any_end = _first_block_from(high - pairs.max_offset, pairs.query_stride, BLOCK_M)
+        start, end = _in_documents(
+            pairs.first_queries, pairs.last_queries, batch, first_key, pairs.n_k, start, end, BLOCK_N, BLOCK_M
+        )
+        any_end = _between(any_end, start, end)
         left_end = end
         if pairs.min_offset is not None:
             left_end = _between(_blocks_up_to(low - pairs.min_offset, pairs.query_stride, BLOCK_M), any_end, end)
@@ -106,4 +129,7 @@ def query_areas(terms, pairs, batch, first_key, BLOCK_M: tl.constexpr, BLOCK_N: 
             inside_end = _between(inside_end, right_end, left_end)
         return start, any_end, right_end, inside_end, left_end, end
     else:
+        start, end = _in_documents(
+            pairs.first_queries, pairs.last_queries, batch, first_key, pairs.n_k, start, end, BLOCK_N, BLOCK_M
+        )
         return start, end, end, end, end, end
