@@ -231,7 +231,8 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
     n_q, n_k = problem.n_q, problem.value.shape[2]
     key_mask = problem.key_mask
     key_end = ranks = query_documents = key_documents = None
-    keys_between, queries_between = (None, None), (None, None)
+    keys_between: tuple[Tensor | None, Tensor | None] = (None, None)
+    queries_between: tuple[Tensor | None, Tensor | None] = (None, None)
     query_positions, key_positions = problem.query_positions, problem.key_positions
     if key_mask is not None:
         numbers = torch.arange(1, n_k + 1, dtype=torch.int32, device=key_mask.device)
