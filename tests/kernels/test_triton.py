@@ -51,6 +51,10 @@ def test_in_short(case):
     check("triton", content(20, 20), terms_of(EVERY_KIND, 20, 20), dropout_p=0.2, **IN_SHORT[case])
 
 
+def test_a_table_for_all_offsets_has_no_outside():
+    check("triton", content(20, 33), terms_of(["bias_for_all_offsets"], 20, 33), causal=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("explicit", [False, True])
 def test_long_tables_go_in_parts(explicit, monkeypatch):
