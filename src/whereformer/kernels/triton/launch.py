@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..call import Call
+from ..logsums import LogSums, put_nothing
 from ..precision import without_autocast
 from ..problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
 from ..terms import FactorPair, position_values
@@ -24,9 +25,8 @@ from .backward import Backward
 from .blocks import blocks_of, cdiv
 
 
-def attend(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and the log of each row's sum of
-    exponentials, (batch, heads, n_q), if the call wants it."""
+def attend(call: Call) -> tuple[Tensor, LogSums | None]:
+    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
     with without_autocast(call.value.device):
         problem = Problem.of(call)
         changes: dict[str, Any] = {}
@@ -74,7 +74,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     out, norm = _empty_output(problem)
     if out.numel() == 0 or problem.n_k == 0:
-        return out.zero_(), norm.fill_(math.inf), problem.new_lse().fill_(-math.inf)
+        lse = problem.new_lse()
+        put_nothing(lse)
+        return out.zero_(), norm.fill_(math.inf), lse
     with torch.no_grad(), without_autocast(out.device), _on(out.device):
         dropout_seeds = dropout_seeds_of(problem)
         for part, rows in parts_of(problem):
@@ -89,9 +91,12 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return *_empty_output(problem), problem.new_lse()
 
 
-def _lse_of(norm: Tensor) -> Tensor:
-    """Return the log of each row's sum of exponentials, -inf in rows that may not attend to anything."""
-    return torch.where(norm[0].isposinf(), -math.inf, norm.sum(0) * math.log(2))
+def _lse_of(norm: Tensor) -> LogSums:
+    """Return the logs of the rows' sums of exponentials, whose norm is in units of log2."""
+    shift = norm[0] * math.log(2)
+    empty = shift.isposinf()
+    log_sum = norm[1] * math.log(2) if len(norm) > 1 else torch.zeros_like(shift)
+    return torch.stack([shift.masked_fill(empty, -math.inf), log_sum.masked_fill(empty, 0.0)])
 
 
 def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
