@@ -277,13 +277,13 @@ class GpuStatic:
                     "KiB",
                     "an SM",
                     "products",
-                    "instructions a score",
+                    "per score",
                     "flashT5",
                 ),
-                title=f"sm_{gpu}, {dtype}, head_dim {dim}",
+                title=f"sm_{gpu}, {dtype}, head_dim {dim}; instructions a score by loop",
             )
             for counts in found:
-                if (counts.gpu, counts.dtype, counts.dim) == (gpu, dtype, dim):
+                if (counts.gpu, counts.dtype, counts.dim) == (gpu, dtype, dim) and counts.instructions:
                     table.add_row(*_shown(counts))
             console.print(table)
         for line in exceeded(found):
