@@ -67,11 +67,18 @@ def _table(*size: int) -> torch.Tensor:
     return torch.zeros(size, requires_grad=True)
 
 
+def _bias(dim: int) -> list[Any]:
+    """A table for every offset."""
+    return [OffsetBias(_table(HEADS, 2 * LENGTH - 1), 1 - LENGTH)]
+
+
 TERMS: dict[str, Callable[[int], list[Any]]] = {
     "plain": lambda dim: [],
-    "bias": lambda dim: [OffsetBias(_table(HEADS, 2 * LENGTH - 1), 1 - LENGTH)],
+    "bias": _bias,
     "t5": lambda dim: [OffsetBias(_table(HEADS, 2 * SHORT + 1), -SHORT)],
-    "masked": lambda dim: [OffsetBias(_table(HEADS, 2 * LENGTH - 1), 1 - LENGTH)],
+    "masked": _bias,
+    "packed": _bias,
+    "window": _bias,
     "shaw": lambda dim: [
         OffsetKeys(_table(1, 2 * CLIP + 1, dim), -CLIP),
         OffsetValues(_table(1, 2 * CLIP + 1, dim), -CLIP),
@@ -80,6 +87,8 @@ TERMS: dict[str, Callable[[int], list[Any]]] = {
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "masked": {"causal": True, "dropout_p": 0.1, "key_mask": torch.ones(1, LENGTH, dtype=torch.bool)},
+    "packed": dict.fromkeys(("query_documents", "key_documents"), torch.zeros(1, LENGTH, dtype=torch.long)),
+    "window": {"window": (LENGTH // 3, 0)},
 }
 """Options of the calls with these terms."""
 

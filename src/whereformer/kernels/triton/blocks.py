@@ -93,7 +93,7 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
         widths.append(padded(problem.query_factors.shape[3]))
     terms = (
         *(problem.key_table, problem.value_table, problem.query_factors, problem.dense),
-        *(problem.query_positions, problem.query_documents),
+        problem.query_positions,
     )
     rich = any(tensor is not None for tensor in terms)
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
