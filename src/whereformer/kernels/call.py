@@ -125,8 +125,9 @@ class Call:
     @property
     def is_ordinary(self) -> bool:
         """Whether torch's own attention has everything that the call asks for besides its terms."""
-        asked = (self.softcap, self.sinks, *self.window)
-        return not self.return_lse and all(each is None for each in asked)
+        before, after = self.window
+        limited = before is not None or after is not None
+        return not (limited or self.return_lse or self.softcap is not None or self.sinks is not None)
 
     @property
     def shares_keys(self) -> bool:

@@ -74,19 +74,18 @@ def explain_choice(call: Call, backend: str) -> Choice:
 def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
     """Return the choice of backend="auto" and the reason; "{kind}" stands for the dtype and the processor."""
     on_cpu = device.type == "cpu"
-    few = holds(call.n_q * call.n_k <= _most_written_out(call))
     taken = derivatives()
     if forward_mode() or taken > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
     if not call.has_terms and call.head_dim is not None and call.is_ordinary:
         # On the CPU torch writes all scores out for dropout, and computes padding in full before it masks it.
         masked = call.dropout_p > 0 or call.has_masks
-        if on_cpu and masked and not few and not taken:
+        if on_cpu and masked and not taken and not _has_few_scores(call):
             return (
                 "blockwise",
                 "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
             )
-        if on_cpu and few and _trains_in_half_precision(call):
+        if on_cpu and _trains_in_half_precision(call) and _has_few_scores(call):
             return (
                 "reference",
                 "no terms, but {kind}: torch's own backward of few scores in half precision takes twice the time",
@@ -98,15 +97,16 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
         return "reference", "torch.func takes derivatives of the reference only"
     if not on_cpu and triton.unavailable(call, device) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
-    if few and on_cpu:
+    if on_cpu and _has_few_scores(call):
         return "reference", "{kind}: so few scores a head that writing them all out is fastest"
     return "blockwise", ""
 
 
-def _most_written_out(call: Shaped) -> int:
-    """Return the number of scores per head up to which writing all out beats going tile by tile on the CPU."""
+def _has_few_scores(call: Shaped) -> bool:
+    """Whether a head has so few scores that writing all out beats going tile by tile on the CPU."""
     sizes = tuning.current()
-    return sizes.half_written_out_scores if _trains_in_half_precision(call) else sizes.written_out_scores
+    most = sizes.half_written_out_scores if _trains_in_half_precision(call) else sizes.written_out_scores
+    return holds(call.n_q * call.n_k <= most)
 
 
 def _trains_in_half_precision(call: Shaped) -> bool:

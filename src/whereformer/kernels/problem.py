@@ -16,7 +16,8 @@ from .cpu.pieces import Piece, split
 from .dropout import draw_seed, row_seeds
 from .merge import merge
 from .terms import Positions, PositionsLike
-from .tracing import are_numbers
+from .torch_private import intercepted
+from .tracing import are_numbers, is_plain
 
 LOG2E = math.log2(math.e)
 
@@ -148,6 +149,16 @@ class Problem:
         """Whether some queries or keys may be in no piece; their outputs and gradients are zeros."""
         return self.key_mask is not None or self.query_documents is not None or 0 in (self.value.numel(), self.n_q)
 
+    def is_eager(self) -> bool:
+        """Whether nothing but autograd would see the problem's operator: no compiler, transform, mode or subclass."""
+        inputs = (getattr(self, name) for name in GRADIENTS)
+        return (
+            self.value.device.type != "meta"
+            and all(tensor is None or is_plain(tensor) for tensor in inputs)
+            # Compiled programs cannot ask this, and are no longer here.
+            and not intercepted()
+        )
+
     def positions(self) -> tuple[PositionsLike, PositionsLike]:
         """Return the positions of queries and of keys."""
         query_start, query_stride, key_start, key_stride = self.affine
@@ -200,8 +211,12 @@ def _limits(call: Call) -> tuple[int | None, int | None]:
     return low, high
 
 
-def register_gradients(forward: Any, backward: Any) -> None:
-    """Make one operator the derivative of another.
+def register_gradients(forward: Any, backward: Any, run_forward: Any = None, run_backward: Any = None) -> Any:
+    """Make one operator the derivative of another, and return a function that computes what the first one does.
+
+    Where nothing but autograd is between a call and its numbers, that function calls ``run_forward`` and
+    ``run_backward``, which compute what the operators do: going through torch's dispatcher takes longer than a short
+    call.
 
     ``forward(*arguments)`` returns the output, what the backward needs, and ``LogSums``; ``backward(output_gradient,
     lse_gradient, output, kept, needed, *arguments)`` returns the needed gradients of ``GRADIENTS``. The gradient of the
@@ -215,7 +230,11 @@ def register_gradients(forward: Any, backward: Any) -> None:
         ctx.set_materialize_grads(False)
 
     def differentiate(
-        ctx: Any, output_gradient: Tensor | None, _: Tensor | None, lse_gradient: Tensor | None
+        ctx: Any,
+        output_gradient: Tensor | None,
+        _: Tensor | None,
+        lse_gradient: Tensor | None,
+        compute: Any = backward,
     ) -> tuple[Tensor | None, ...]:
         *tensors, output, kept = ctx.saved_tensors
         inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
@@ -229,7 +248,7 @@ def register_gradients(forward: Any, backward: Any) -> None:
             return tuple(found)
         if output_gradient is None:
             output_gradient = torch.zeros_like(output)
-        gradients = iter(backward(output_gradient, lse_gradient, output, kept, needed, *inputs))
+        gradients = iter(compute(output_gradient, lse_gradient, output, kept, needed, *inputs))
         for index, need in enumerate(needed):
             if need:
                 found[index] = next(gradients)
@@ -240,3 +259,27 @@ def register_gradients(forward: Any, backward: Any) -> None:
 
     forward.register_autograd(differentiate, setup_context=save)
     backward.register_autograd(differentiate_again)
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments: Any) -> Any:
+            return run_forward(*arguments)
+
+        setup_context = staticmethod(save)
+
+        @staticmethod
+        def backward(
+            ctx: Any, output_gradient: Tensor | None, _: Tensor | None, lse_gradient: Tensor | None
+        ) -> tuple[Tensor | None, ...]:
+            # A gradient that is to have a gradient itself needs the operator, and so does one that something watches.
+            watched = torch.is_grad_enabled() or intercepted()
+            return differentiate(ctx, output_gradient, _, lse_gradient, backward if watched else run_backward)
+
+    def run(problem: Problem) -> Any:
+        if run_forward is None or not problem.is_eager():
+            return forward(*problem.arguments())
+        if not torch.is_grad_enabled():
+            return run_forward(*problem.arguments())
+        return Eager.apply(*problem.arguments())  # type: ignore[no-untyped-call]
+
+    return run

@@ -31,6 +31,8 @@ and the difference is only as exact as the larger of the two."""
 
 def trains(problem: Problem, device: torch.device) -> bool:
     """Whether torch's kernels compute forward and backward, because the table is short or needs no gradient."""
+    if not torch.is_grad_enabled():
+        return False
     inputs = {name: tensor for name in GRADIENTS if (tensor := getattr(problem, name)) is not None}
     return (
         set(inputs) == {"query", "key", "value", "bias"}
@@ -38,7 +40,6 @@ def trains(problem: Problem, device: torch.device) -> bool:
         and is_grid(*problem.positions())
         and _suits(problem, device, problem.n_q, problem.n_k)
         and problem.value.dtype in tuning.current().fused_backward_dtypes
-        and torch.is_grad_enabled()
         and (not inputs["bias"].requires_grad or _is_short(problem))
         and any(tensor.requires_grad for tensor in inputs.values())
     )

@@ -34,6 +34,8 @@ def takes(problem: Problem, device: torch.device) -> bool:
     inputs = (getattr(problem, name) for name in GRADIENTS)
     return (
         device.type == "cpu"
+        # What asks least comes first.
+        and torch.is_grad_enabled()
         and value.dtype in (torch.float32, torch.float64)
         and value.numel() > 0
         and holds(0 < problem.n_q * problem.n_k <= tuning.current().kept_scores)
@@ -43,7 +45,6 @@ def takes(problem: Problem, device: torch.device) -> bool:
         and problem.softcap is None
         and problem.heads == value.shape[1]
         and is_grid(*problem.positions())
-        and torch.is_grad_enabled()
         and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     )
 
