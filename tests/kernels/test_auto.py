@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from whereformer import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, attention, explain
 
 BATCH, HEADS, DIM = 2, 3, 4
 
@@ -162,3 +162,12 @@ def test_without_content_and_without_terms():
 def test_unknown_backends_are_refused(backend):
     with pytest.raises(ValueError, match=rf"backend: expected one of auto, reference.*, got {backend!r}"):
         attention(*content(2, 2), backend=backend)
+
+
+@pytest.mark.parametrize("window", [20, (19, None), (None, 19)])
+def test_a_window_wider_than_the_sequence_is_none(window):
+    query, key, value = (torch.randn(1, 2, 20, 8) for _ in range(3))
+    found = explain(query, key, value, window=window, sink_tokens=2)
+    assert str(found) == str(explain(query, key, value))
+    assert torch.equal(attention(query, key, value, window=window), attention(query, key, value))
+    assert explain(query, key, value, window=18).backend != "fused"

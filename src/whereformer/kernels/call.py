@@ -29,7 +29,7 @@ from .terms import (
     offsets_between,
     position_values,
 )
-from .tracing import can_look, holds, is_plain
+from .tracing import are_numbers, can_look, holds, is_plain
 
 Window: TypeAlias = int | tuple[int | None, int | None] | None
 """How far before and after its own position a query attends: one number for both sides, or one each; None: any."""
@@ -275,6 +275,8 @@ def make_call(
         _check_sinks(sinks, value, heads)
     scale = _check_scale(given.pop("scale", None), head_dim)
     call = Call(query, key, value, terms, n_q, n_k, scale, return_lse=return_lse, **given)
+    if call.window != (None, None):
+        call = _without_idle_window(call)
     return call if len(terms) == 0 else _without_steps(call)
 
 
@@ -376,6 +378,18 @@ def _check_key_mask(key_mask: Any, value: Tensor) -> None:
     if key_mask.shape != (batch, n_k):
         raise ValueError(f"key_mask: expected shape (batch {batch}, n_k {n_k}), got {tuple(key_mask.shape)}")
     _check_device("key_mask", key_mask, value)
+
+
+def _without_idle_window(call: Call) -> Call:
+    """Return the same call without a window on sides where it forbids nothing, as in a short sequence."""
+    span = call.offset_range
+    if span is None or not are_numbers(*span):
+        return call
+    before, after = call.window
+    before = None if before is None or before >= -span[0] else before
+    after = None if after is None or after >= span[1] else after
+    below = None if before is None and after is None else call.always_below
+    return replace(call, window=(before, after), always_below=below)
 
 
 def _without_steps(call: Call) -> Call:
