@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .kernels import attention, attention_weights, explain, merge_attention
+    from .kernels import attention, attention_varlen, attention_weights, explain, merge_attention
     from .kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
     from .models import (
         Electra,
@@ -58,6 +58,7 @@ __all__ = [
     "Seq2SeqForConditionalGeneration",
     "attach",
     "attention",
+    "attention_varlen",
     "attention_weights",
     "build_position",
     "detach",
@@ -71,7 +72,7 @@ __all__ = [
 ]
 
 
-_KERNELS = {"attention", "attention_weights", "explain", "merge_attention"}
+_KERNELS = {"attention", "attention_varlen", "attention_weights", "explain", "merge_attention"}
 _TERMS = {"DenseBias", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetValues", "Positions"}
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
 _MODULES = {
