@@ -10,9 +10,9 @@ BATCH, HEADS, DIM = 2, 2, 16
 SEED = 3  # of dropout
 
 
-def content(n_q, n_k, head_dim=DIM, value_dim=None, batch=BATCH):
+def content(n_q, n_k, head_dim=DIM, value_dim=None, batch=BATCH, key_heads=HEADS):
     value_dim = head_dim if value_dim is None else value_dim
-    shapes = (batch, HEADS, n_q, head_dim), (batch, HEADS, n_k, head_dim), (batch, HEADS, n_k, value_dim)
+    shapes = (batch, HEADS, n_q, head_dim), (batch, key_heads, n_k, head_dim), (batch, key_heads, n_k, value_dim)
     return [random(*shape) for shape in shapes]
 
 

@@ -89,6 +89,11 @@ class Case:
     autocast: bool = False
     way: str = "as it is"
     onednn: bool | None = None
+    sharing: int = 1  # query heads for each head of keys
+    window: tuple[int | None, int | None] | None = None
+    sink_tokens: int = 0
+    softcap: float | None = None
+    lse: bool = False
 
 
 # --- from a seed to a case
@@ -144,7 +149,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
     count = 4 + 2 * len(terms)
     layouts = ("plain",) if chance(0.5) else tuple(_draw_layout(rng) for _ in range(count))
     needs = () if chance(0.7) else tuple(index for index in range(count) if chance(0.6))
-    return Case(
+    case = Case(
         seed=seed,
         batch=batch,
         heads=heads,
@@ -167,6 +172,21 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         autocast=chance(0.12),
         way=one_of(*WAYS),
         onednn=one_of(None, None, True, False),
+    )
+    return case if triton else _draw_options(rng, case)
+
+
+def _draw_options(rng: random.Random, case: Case) -> Case:
+    """The case with what few calls ask for."""
+    sides = [None, 0, 1, 5, case.n_k // 3, case.n_k, rng.randint(0, case.n_k + 3)]
+    window = (rng.choice(sides), rng.choice(sides)) if rng.random() < 0.35 else None
+    return replace(
+        case,
+        sharing=rng.choice([2, 3]) if case.head_dim and case.heads <= 2 and rng.random() < 0.3 else 1,
+        window=window,
+        sink_tokens=rng.choice([0, 0, 1, 4]) if window else 0,
+        softcap=rng.choice([0.5, 3.0, 30.0]) if case.head_dim and rng.random() < 0.2 else None,
+        lse=rng.random() < 0.3,
     )
 
 
@@ -225,21 +245,24 @@ class Built:
         batch, heads = case.batch, case.heads
         self.value = self.tensor("value", self.normal(batch, heads, case.n_k, case.value_dim))
         self.query = self.key = None
+        self.heads = heads * case.sharing
         if case.head_dim:
-            self.query = self.tensor("query", self.normal(batch, heads, case.n_q, case.head_dim) * case.size)
+            self.query = self.tensor("query", self.normal(batch, self.heads, case.n_q, case.head_dim) * case.size)
             self.key = self.tensor("key", self.normal(batch, heads, case.n_k, case.head_dim) * case.size)
         self.terms: list[Any] = []
         self.numbers: list[oracle.Table | oracle.Factors | oracle.Dense] = []
         for index, term in enumerate(case.terms):
             self.add_term(f"terms[{index}]", term)
-        self.options: dict[str, Any] = {"causal": case.causal, "scale": case.scale}
+        self.options: dict[str, Any] = {"causal": case.causal, "scale": case.scale, "softcap": case.softcap}
+        self.options |= {"window": case.window, "sink_tokens": case.sink_tokens, "return_lse": case.lse}
         self.add_positions()
         self.add_masks()
-        self.d_out = self.normal(batch, heads, case.n_q, case.value_dim)
+        self.d_out = self.normal(batch, self.heads, case.n_q, case.value_dim)
         if case.d_out == "ones":
-            self.d_out = torch.ones((), dtype=torch.float64).expand(batch, heads, case.n_q, case.value_dim)
+            self.d_out = torch.ones((), dtype=torch.float64).expand(batch, self.heads, case.n_q, case.value_dim)
         elif case.d_out == "transposed":
             self.d_out = self.d_out.transpose(1, 2).contiguous().transpose(1, 2)
+        self.d_lse = self.normal(batch, self.heads, case.n_q) if case.lse else None
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.random, dtype=torch.float64)
@@ -271,7 +294,7 @@ class Built:
 
     def add_term(self, name: str, term: TermCase) -> None:
         case = self.case
-        batch, heads = case.batch, case.heads
+        batch, heads = case.batch, self.heads
         if term.kind in TABLES:
             step = case.step
             shape = (heads, term.length)
@@ -381,17 +404,21 @@ class Built:
         rows = (self.query, self.key, self.value)
         if content is not None:
             rows = tuple(None if each is None else each.to(content) for each in rows)
-        width = self.case.head_dim or self.case.value_dim
-        key_mask = _numbers(self.options["key_mask"]) if self.case.mask else None
-        documents = [_numbers(self.options[f"{which}_documents"]) for which in ("query", "key") if self.case.documents]
+        case = self.case
+        width = case.head_dim or case.value_dim
+        key_mask = _numbers(self.options["key_mask"]) if case.mask else None
+        documents = [_numbers(self.options[f"{which}_documents"]) for which in ("query", "key") if case.documents]
         return oracle.Inputs(
             *(None if each is None else _numbers(each) for each in rows),
             self.numbers,
-            width**-0.5 if self.case.scale is None else float(self.case.scale),
-            self.case.causal,
+            width**-0.5 if case.scale is None else float(case.scale),
+            case.causal,
             *self.positions,
             key_mask,
             tuple(documents) or None,
+            case.window or (None, None),
+            case.sink_tokens,
+            case.softcap,
         )
 
 
@@ -422,12 +449,22 @@ def results(built: Built, backend: str) -> dict[str, Tensor]:
     case = built.case
     with _made_to_work(case):
         with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
-            out = attention(built.query, built.key, built.value, built.terms, backend=backend, **built.options)
-        found = {"out": out.detach()}
+            outs = attention(built.query, built.key, built.value, built.terms, backend=backend, **built.options)
+        outs = outs if case.lse else (outs,)
+        found = dict(zip(("out", "lse"), (each.detach() for each in outs), strict=False))
         # A call in which only empty tensors have gradients need not have one.
         if any(leaf.numel() for leaf in built.leaves.values()):
+            # The log of sums depends on fewer tensors than the output.
+            some = [
+                (result, given)
+                for result, given in zip(outs, (built.d_out, built.d_lse), strict=False)
+                if result.requires_grad
+            ]
             gradients = torch.autograd.grad(
-                out, list(built.leaves.values()), built.d_out.to(out.dtype), materialize_grads=True
+                [result for result, _ in some],
+                list(built.leaves.values()),
+                [given.to(result.dtype) for result, given in some],
+                materialize_grads=True,
             )
             found |= dict(zip(built.leaves, gradients, strict=True))
     return found
@@ -462,10 +499,12 @@ def failures(case: Case, backends: tuple[str, ...] = CPU) -> list[str]:
             inputs = built.oracle_inputs(dtype if autocast else None)
             precision = _precision(dtype, rounds_scores=fused)
             d_out = _numbers(built.d_out.to(dtype))
-            rounded = oracle.Oracle(inputs, d_out, precision, exact=False)
+            wide = torch.promote_types(dtype, torch.float32)
+            d_lse = None if built.d_lse is None else _numbers(built.d_lse.to(wide))
+            rounded = oracle.Oracle(inputs, d_out, precision, exact=False, d_lse=d_lse)
             truths[dtype, fused] = [rounded]
             if rounded.swallows:
-                truths[dtype, fused].append(oracle.Oracle(inputs, d_out, precision, exact=True))
+                truths[dtype, fused].append(oracle.Oracle(inputs, d_out, precision, exact=True, d_lse=d_lse))
         try:
             found = results(built, backend)
         except Exception as error:
@@ -479,7 +518,8 @@ def failures(case: Case, backends: tuple[str, ...] = CPU) -> list[str]:
 def _differences(built: Built, found: dict[str, Tensor], truth: oracle.Oracle, dtype: torch.dtype) -> list[str]:
     lines = []
     for name, tensor in found.items():
-        wanted = dtype if name == "out" else built.leaves[name].dtype
+        results_in = {"out": dtype, "lse": torch.promote_types(dtype, torch.float32)}
+        wanted = results_in[name] if name in results_in else built.leaves[name].dtype
         if tensor.dtype != wanted:
             lines.append(f"{name} is {tensor.dtype}, expected {wanted}")
         limits = torch.finfo(tensor.dtype)
@@ -505,6 +545,8 @@ def _worst(found: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> str:
     """Where a number is farthest out of its bounds; nothing if none is."""
     with np.errstate(all="ignore"):
         excess = np.where(np.isfinite(found), abs(found - expected) / bound, np.inf)
+    # Of a row that may not attend to anything, the sum of exponentials is 0.
+    excess = np.where(np.isneginf(expected) & np.isneginf(found), 0.0, excess)
     if not excess.size or excess.max() <= 1:
         return ""
     at = np.unravel_index(excess.argmax(), excess.shape)

@@ -69,7 +69,10 @@ class Dense(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """A call, as float64; positions (1 or batch, n), the mask and the ids of queries and keys (batch, n)."""
+    """A call, as float64; positions (1 or batch, n), the mask and the ids of queries and keys (batch, n).
+
+    Keys and values may have fewer heads than queries.
+    """
 
     query: Array | None
     key: Array | None
@@ -81,6 +84,9 @@ class Inputs:
     key_positions: Array
     key_mask: Array | None = None
     documents: tuple[Array, Array] | None = None
+    window: tuple[int | None, int | None] = (None, None)
+    sink_tokens: int = 0
+    softcap: float | None = None
 
 
 @dataclass
@@ -107,21 +113,26 @@ def terms_in_a_sum(n: int) -> float:
 class Oracle:
     """All results for a call and the gradient of its output.
 
-    ``results`` has the output as "out" and the gradients as "query", "key", "value" and "terms[0].table" and so on;
-    ``exact`` says whether the truth is wanted where a huge bias may or may not swallow all else; ``swallows`` whether
-    that is anywhere the case.
+    ``results`` has the output as "out", the log of its rows' sums of exponentials as "lse", and the gradients as
+    "query", "key", "value" and "terms[0].table" and so on; ``exact`` says whether the truth is wanted where a huge bias
+    may or may not swallow all else; ``swallows`` whether that is anywhere the case.
     """
 
-    def __init__(self, inputs: Inputs, d_out: Array, precision: Precision, *, exact: bool) -> None:
+    def __init__(
+        self, inputs: Inputs, d_out: Array, precision: Precision, *, exact: bool, d_lse: Array | None = None
+    ) -> None:
         self.inputs, self.d_out, self.precision, self.exact = inputs, d_out, precision, exact
         self.swallows = False
-        batch, heads, self.n_k, self.value_dim = inputs.value.shape
-        self.n_q = d_out.shape[2]
-        self.results = {"out": Bounded.zeros(batch, heads, self.n_q, self.value_dim)}
+        batch, heads, self.n_q, self.value_dim = d_out.shape
+        self.n_k = inputs.value.shape[2]
+        self.sharing = heads // max(1, inputs.value.shape[1])
+        self.d_lse = np.zeros(d_out.shape[:3]) if d_lse is None else d_lse
+        self.results = {"out": Bounded.zeros(*d_out.shape), "lse": Bounded.zeros(*d_out.shape[:3])}
+        self.results["lse"].number[:] = -np.inf
         for name, array in self.named():
             self.results[name] = Bounded.zeros(*array.shape)
         self.mass = Bounded.zeros(batch, heads, self.value_dim)
-        self.balance = np.zeros((batch, heads, self.n_q))
+        self.balance = Bounded.zeros(batch, heads, self.n_q)
         with np.errstate(all="ignore"):
             for item in range(batch):
                 for head in range(heads * bool(self.n_q and self.n_k)):
@@ -155,8 +166,19 @@ class Oracle:
         allowed = np.ones((self.n_q, self.n_k), dtype=bool)
         if inputs.key_mask is not None:
             allowed &= inputs.key_mask[item][None, :]
+        offsets = self.offsets(item)
         if inputs.causal:
-            allowed &= self.offsets(item) <= 0
+            allowed &= offsets <= 0
+        before, after = inputs.window
+        near = np.ones_like(allowed)
+        if before is not None:
+            near &= offsets >= -before
+        if after is not None:
+            near &= offsets <= after
+        keys = inputs.key_positions
+        if inputs.sink_tokens:
+            near |= (keys[item % len(keys)] < inputs.sink_tokens)[None, :]
+        allowed &= near
         if inputs.documents is not None:
             queries, keys = inputs.documents
             allowed &= queries[item][:, None] == keys[item][None, :]
@@ -173,11 +195,19 @@ class Oracle:
         inner = 0
         biases: list[Array] = []
         query = key = None
+        slope = Bounded(np.ones_like(scores), np.zeros_like(scores))
         if inputs.query is not None and inputs.key is not None:
-            query, key = inputs.query[item, head], inputs.key[item, head]
+            query, key = inputs.query[item, head], inputs.key[item, head // self.sharing]
             inner += query.shape[1]
-            scores += inputs.scale * (query @ key.T)
+            products = inputs.scale * (query @ key.T)
             parts += abs(inputs.scale) * (abs(query) @ abs(key).T)
+            if inputs.softcap is not None:
+                tangents = np.tanh(products / inputs.softcap)
+                products = inputs.softcap * tangents
+                rounding = (unit * (terms_in_a_sum(inner) + 6) + 4 * precision.narrow_scores) * parts
+                # The slope of the tangent's derivative is at most 0.77.
+                slope = Bounded(1 - tangents**2, np.minimum(1.0, 0.77 / inputs.softcap * rounding + 8 * unit))
+            scores += products
         columns = {}
         for index, term in enumerate(inputs.terms):
             match term:
@@ -206,10 +236,11 @@ class Oracle:
             allowed &= bias != -np.inf
         some = allowed.any(1)
         biases = [np.where(allowed, bias, 0.0) for bias in biases]
-        weights, weights_error, again = self.softmax(scores, parts, inner, biases, allowed)
+        weights, weights_error, again, lse = self.softmax(scores, parts, inner, biases, allowed)
+        self.results["lse"].number[item, head], self.results["lse"].error[item, head] = lse.number, lse.error
 
         # The output, row by row: what a key's value and a pair's offset give together.
-        value = inputs.value[item, head]
+        value = inputs.value[item, head // self.sharing]
         values = [
             (index, term.table[head % len(term.table)])
             for index, term in enumerate(inputs.terms)
@@ -247,16 +278,17 @@ class Oracle:
             + (unit * (long + wide) + rough) * delta_size
             + lost * (allowed * d_weights_size).sum(1, keepdims=True)
         )
-        d_scores = weights * (d_weights - delta)
+        d_lse = np.where(some, self.d_lse[item, head], 0.0)[:, None]
+        d_scores = weights * (d_weights - delta + d_lse)
         d_scores_error = (
-            (weights_error + again) * abs(d_weights - delta)
-            + (weights + weights_error) * (d_weights_error + delta_error)
+            (weights_error + again) * abs(d_weights - delta + d_lse)
+            + (weights + weights_error) * (d_weights_error + delta_error + 2 * unit * abs(d_lse))
             + (10 * unit + rough) * abs(d_scores)
             + lost * allowed * (1 + d_weights_size + delta_size)
         )
 
         self.gradients(
-            *(item, head, query, key, d_out, columns, some),
+            *(item, head, query, key, d_out, columns, slope),
             Bounded(weights, weights_error + again + lost * allowed * (1 + self.n_k * weights)),
             Bounded(d_scores, d_scores_error),
         )
@@ -267,13 +299,15 @@ class Oracle:
         self.mass.error[item, head] += again.sum(1) @ abs(d_out)
         self.mass.error[item, head] += lost * (allowed.T @ (1 + self.n_k * abs(d_out))).sum(0)
         balance = (unit * (long + wide) + rough) * ((weights * d_weights_size).sum(1) + delta_size[:, 0])
-        balance += (again * abs(d_weights - delta)).sum(1)
-        self.balance[item, head] = balance + lost * (allowed * (1 + d_weights_size + delta_size)).sum(1)
+        balance += (again * abs(d_weights - delta + d_lse)).sum(1) + (unit * (long + 10) + rough) * abs(d_lse[:, 0])
+        self.balance.number[item, head] = d_lse[:, 0]
+        self.balance.error[item, head] = balance + lost * (allowed * (1 + d_weights_size + delta_size)).sum(1)
 
     def softmax(
         self, scores: Array, parts: Array, inner: int, biases: list[Array], allowed: Array
-    ) -> tuple[Array, Array, Array]:
-        """The weights, how far from them a backend's may be, and how far its weights of two computations may differ."""
+    ) -> tuple[Array, Array, Array, Bounded]:
+        """The weights, how far from them a backend's may be, how far its weights of two computations may differ, and
+        the log of the rows' sums of exponentials."""
         unit, n_k = self.precision.unit, self.n_k
         large = sum(abs(bias) for bias in biases) if biases else np.zeros_like(scores)
         bias = sum(biases) if biases else np.zeros_like(scores)
@@ -290,6 +324,11 @@ class Oracle:
 
         # Rows in which one bias leaves nothing of all else, and is the same for all keys that can have weight.
         possible = allowed & (weights + error > 1e-30)
+        with_bias = np.where(possible, rounding + 6 * unit * (large + abs(scores + peak + top)), 0.0)
+        lse = np.log(np.exp(scores).sum(1)) + peak[:, 0] + top[:, 0]
+        lse_error = with_bias.max(1, initial=0.0) + unit * (terms_in_a_sum(n_k) + 10) * (1 + abs(lse))
+        empty = ~allowed.any(1)
+        logs = Bounded(np.where(empty, -np.inf, lse), np.where(empty, 0.0, lse_error))
         largest = np.zeros_like(scores)
         for each in biases:
             largest = np.where(abs(each) > abs(largest), each, largest)
@@ -310,7 +349,7 @@ class Oracle:
             error = np.where(swallowed, near, error)
         error = error + (unit * (terms_in_a_sum(n_k) + 10) + 2 * self.precision.narrow) * weights
         again = 2 * weights * (rounding + 2 * unit * np.where(allowed, -scores, 0.0))
-        return weights, error, again
+        return weights, error, again, logs
 
     def gradients(
         self,
@@ -320,13 +359,14 @@ class Oracle:
         key: Array | None,
         d_out: Array,
         columns: dict[int, Array],
-        some: Array,
+        slope: Bounded,
         weights: Bounded,
         d_scores: Bounded,
     ) -> None:
         """Add what an item's head contributes to all gradients."""
         inputs, results, precision = self.inputs, self.results, self.precision
-        batch, heads = inputs.value.shape[:2]
+        batch, heads = self.d_out.shape[:2]
+        of_key = item, head // self.sharing
         scale = inputs.scale
         rough = 4 * precision.narrow
 
@@ -350,10 +390,13 @@ class Oracle:
 
         # A sum may go on over all heads and items of the batch.
         all_rows = self.n_q * batch * heads
-        results["value"].add((item, head), *product(transposed(weights), d_out, self.n_q))
+        results["value"].add(of_key, *product(transposed(weights), d_out, self.n_q * self.sharing))
         if query is not None and key is not None:
-            results["query"].add((item, head), *product(d_scores, key, self.n_k, scale))
-            results["key"].add((item, head), *product(transposed(d_scores), query, self.n_q, scale))
+            d_products = Bounded(
+                d_scores.number * slope.number, d_scores.error * slope.number + abs(d_scores.number) * slope.error
+            )
+            results["query"].add((item, head), *product(d_products, key, self.n_k, scale))
+            results["key"].add(of_key, *product(transposed(d_products), query, self.n_q * self.sharing, scale))
         for index, term in enumerate(inputs.terms):
             name = f"terms[{index}]"
             match term:
@@ -391,25 +434,32 @@ class Oracle:
         """
         mass, unit = self.mass, self.precision.unit
         if name == "value":
-            error = mass.error + (narrow + unit) * abs(found).sum(2)
-            return [("sum over keys of its gradient", found.sum(2), mass.number, error)]
+            number, error = (
+                each.reshape(len(each), each.shape[1] // self.sharing, self.sharing, each.shape[2]).sum(2)
+                for each in (mass.number, mass.error)
+            )
+            error = error + (narrow + unit) * abs(found).sum(2)
+            return [("sum over keys of its gradient", found.sum(2), number, error)]
         if not name.startswith("terms"):
             return []
         term = self.inputs.terms[int(name[6 : name.index("]")])]
         match term:
             case Table(kind="OffsetBias"):
-                error = self.balance.sum((0, 2))
+                number, error = (each.sum((0, 2)) for each in (self.balance.number, self.balance.error))
                 error = error + (narrow + unit) * abs(found).sum(1)
-                return [("sum over offsets of its gradient", found.sum(1), np.zeros(len(found)), error)]
+                return [("sum over offsets of its gradient", found.sum(1), number, error)]
             case Table(kind="OffsetValues"):
                 over = (0,) if len(term.table) > 1 or mass.number.shape[1] == 1 else (0, 1)
                 number, error = (each.sum(over).reshape(len(found), -1) for each in (mass.number, mass.error))
                 error = error + (narrow + unit) * abs(found).sum(1)
                 return [("sum over offsets of its gradient", found.sum(1), number, error)]
             case Dense():
-                error = self.balance.sum(0, keepdims=True) if len(found) == 1 else self.balance
+                number, error = (
+                    each.sum(0, keepdims=True) if len(found) == 1 else each
+                    for each in (self.balance.number, self.balance.error)
+                )
                 error = error + (narrow + unit) * abs(found).sum(3)
-                return [("sum over keys of its gradient", found.sum(3), np.zeros(found.shape[:3]), error)]
+                return [("sum over keys of its gradient", found.sum(3), number, error)]
         return []
 
 

@@ -45,7 +45,8 @@ def _sizes(inputs, terms, options, d_out, seed, exact_scores, smallest):
         exact.append(kind(*(tensor.detach().double() for tensor in tensors), *first))
         positive.append(kind(*parts, *first))
     call = make_call(*inputs, exact, **options)
-    positive = replace(make_call(*leaves[:3], positive, **options), scale=abs(call.scale))
+    # A soft cap makes errors smaller.
+    positive = replace(make_call(*leaves[:3], positive, **options), scale=abs(call.scale), softcap=None)
     leaves = [leaf for leaf in leaves if leaf is not None]
     weights = attention_weights(call)
     if not weights.numel():
@@ -85,7 +86,7 @@ def _size(tensor):
 
 def _mix(call, weights):
     """The output of attention with these weights."""
-    out = weights @ call.value
+    out = weights @ call.value.repeat_interleave(call.heads // call.value.shape[1], 1)
     for term in call.terms:
         if isinstance(term, OffsetValues):
             columns = (call.offsets() - term.first).clamp(0, term.table.shape[1] - 1).unsqueeze(1)

@@ -20,13 +20,14 @@ from tests.kernels.cases import (
     check,
     content,
     error,
+    output_gradient,
     random,
     relative_error,
     run,
     terms_of,
 )
 from tests.onednn import need_onednn
-from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention, merge_attention
 from whereformer.kernels import tuning
 
 HOW = ["", " item by item", " in tiles", " in small tiles"]
@@ -156,6 +157,169 @@ def test_widths(fast, head_dim, value_dim):
         (OffsetValues, [random(1, 5, value_dim)], -2),
     ]
     check(fast, content(20, 20, head_dim, value_dim), terms)
+
+
+# --- what few calls ask for
+
+
+@pytest.fixture
+def optional(fast):
+    """A fast backend that takes them."""
+    if fast == "triton":
+        pytest.skip("the kernels refuse them")
+    return fast
+
+
+WINDOWS = {
+    "itself": 0,
+    "both sides": 4,
+    "one side": (6, None),
+    "the other side": (None, 3),
+    "different sides": (2, 9),
+    "more than there is": (100, 41),
+}
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_windows(optional, window):
+    check(optional, content(33, 40), terms_of(EVERY_KIND, 33, 40), window=WINDOWS[window])
+
+
+@pytest.mark.parametrize("case", POSITIONS)
+def test_windows_of_positions(optional, case):
+    query_positions, key_positions = POSITIONS[case]
+    options = {"query_positions": query_positions, "key_positions": key_positions, "causal": case == "cache"}
+    check(optional, content(37, 50), terms_of(TABLES, 37, 50), window=(9, 5), **options)
+
+
+@pytest.mark.parametrize("case", ["", "masked", "packed", "stepped"])
+def test_sink_tokens(optional, case):
+    options, step = {}, 1
+    if case == "masked":
+        options = {"key_mask": torch.rand(BATCH, 40) > 0.3, "causal": True}
+    elif case == "packed":
+        ids = torch.cat([torch.arange(length) for length in (17, 3, 20)])
+        documents = torch.repeat_interleave(torch.tensor([2, 0, 1]), torch.tensor([17, 3, 20])).expand(BATCH, -1)
+        options = dict.fromkeys(("query_positions", "key_positions"), ids)
+        options |= dict.fromkeys(("query_documents", "key_documents"), documents)
+    elif case == "stepped":
+        positions = Positions(6, 2, 40)
+        options, step = {"query_positions": positions, "key_positions": positions}, 2
+    terms = [(lambda table, first: OffsetBias(table, first, step), [random(HEADS, 9)], -8)]
+    check(optional, content(40, 40), terms, window=(7, 2), sink_tokens=11, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": (4, 1)}, {"softcap": 0.7}], ids=str)
+def test_heads_that_share_keys(optional, options):
+    mask = torch.rand(BATCH, 40) > 0.3
+    check(optional, content(33, 40, key_heads=1), terms_of(EVERY_KIND, 33, 40), key_mask=mask, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "window": 5}], ids=str)
+def test_soft_caps(optional, options):
+    check(optional, content(33, 40), terms_of(EVERY_KIND, 33, 40), softcap=0.6, scale=2.0, **options)
+
+
+def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
+    """Output, log-sum-exp and all gradients, those of the sinks last."""
+    leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
+    built = []
+    for kind, tensors, first in terms:
+        parts = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
+        leaves += parts
+        built.append(kind(*parts) if first is None else kind(*parts, first))
+    if sinks is not None:
+        options["sinks"] = sinks.detach().to(dtype).requires_grad_()
+    out, lse = attention(*leaves[:3], built, return_lse=True, backend=name, **options)
+    leaves += [options["sinks"]] if sinks is not None else []
+    finite = lse.masked_fill(lse.isneginf(), 0.0)
+    loss = (out * output_gradient(out).to(dtype)).sum() + (finite * output_gradient(finite).to(dtype)).sum()
+    return [out.detach(), lse.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": (3, 0)}, {"window": 3, "sink_tokens": 4, "softcap": 2.0}], ids=str
+)
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_log_sums(optional, options, with_sinks):
+    inputs, terms = content(37, 30), terms_of(EVERY_KIND, 37, 30)
+    sinks = random(HEADS) if with_sinks else None
+    expected = with_log_sums("reference", torch.float64, inputs, terms, sinks, **options)
+    found = with_log_sums(optional, torch.float32, inputs, terms, sinks, **options)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
+    # Where the first queries may not attend to anything, there is nothing to sum.
+    assert expected[1].isneginf().any() == (not with_sinks and ("causal" in options or options == {"window": (3, 0)}))
+
+
+@pytest.mark.parametrize("sink", [math.inf * -1, -3.0, 60.0])
+def test_a_sink_is_a_key_with_no_value(optional, sink):
+    """It takes its share of each row; with a key mask of which nothing is left, it takes all."""
+    query, key, value = (tensor.float() for tensor in content(9, 9))
+    mask = torch.ones(BATCH, 9, dtype=torch.bool)
+    mask[1] = False
+    options = {"key_mask": mask, "scale": 0.5}
+    sinks = torch.tensor([sink, 0.0])
+    out, lse = attention(query, key, value, sinks=sinks, return_lse=True, backend=optional, **options)
+    extended = [torch.cat([rows, torch.zeros_like(rows[:, :, :1])], 2) for rows in (key, value)]
+    bias = torch.zeros(1, HEADS, 9, 10)
+    bias[..., -1] = sinks.unsqueeze(-1)
+    longer = torch.cat([mask, torch.ones(BATCH, 1, dtype=torch.bool)], 1)
+    options["key_mask"] = longer
+    wanted = attention(query, *extended, [DenseBias(bias)], return_lse=True, backend="reference", **options)
+    torch.testing.assert_close(out, wanted[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lse, wanted[1], rtol=1e-5, atol=1e-6)
+
+
+def test_parts_merge_to_the_whole(optional):
+    """Attention to two parts of the keys, one of them masked for an item, is that to all: gradients too."""
+    inputs, bias = content(20, 30), random(HEADS, 60)
+    mask = torch.rand(BATCH, 30) > 0.3
+    mask[0, :12] = False
+    results = []
+    for cuts in ([(0, 30)], [(0, 12), (12, 13), (13, 30)]):
+        query, key, value, table = leaves = [each.float().requires_grad_() for each in (*inputs, bias)]
+        parts = [
+            attention(
+                *(query, key[:, :, start:end], value[:, :, start:end], [OffsetBias(table, -20)]),
+                key_mask=mask[:, start:end],
+                query_positions=Positions(10, 1, 20),
+                key_positions=Positions(start, 1, end - start),
+                return_lse=True,
+                backend=optional,
+            )
+            for start, end in cuts
+        ]
+        out, lse = merge_attention(*zip(*parts, strict=True)) if len(cuts) > 1 else parts[0]
+        loss = (out * output_gradient(out)).sum() + (lse * output_gradient(lse)).sum()
+        results.append([out, lse, *torch.autograd.grad(loss, leaves)])
+    for whole, merged in zip(*results, strict=True):
+        torch.testing.assert_close(merged, whole, rtol=2e-5, atol=2e-5)
+
+
+def test_merging_rows_that_attend_to_nothing():
+    out, none = torch.ones(1, 1, 2, 3, requires_grad=True), torch.zeros(1, 1, 2, 3, requires_grad=True)
+    lse = torch.tensor([[[0.5, -math.inf]]], requires_grad=True)
+    other = torch.full((1, 1, 2), -math.inf, requires_grad=True)
+    merged, sums = merge_attention([out, none], [lse, other])
+    assert merged[0, 0].tolist() == [[1.0] * 3, [0.0] * 3]
+    assert sums.tolist() == [[[0.5, -math.inf]]]
+    gradients = torch.autograd.grad(merged.sum() + sums[0, 0, 0], [out, none, lse, other])
+    wanted = [[[[1.0] * 3, [0.0] * 3]], [[[0.0] * 3] * 2], [[1.0, 0.0]], [[0.0, 0.0]]]
+    assert [gradient.tolist() for gradient in gradients] == [[each] for each in wanted]
+
+
+@pytest.mark.parametrize("window", [(16, 16), (40, 0)])
+def test_nobody_beyond_the_window_matters(optional, window):
+    """Changing keys and values beyond every window changes nothing, to the bit."""
+    query, key, value = (tensor.float() for tensor in content(1, 300))
+    positions = {"query_positions": Positions(150, 1, 1)}
+    before = attention(query, key, value, window=window, backend=optional, **positions)
+    far = torch.arange(300) < 150 - window[0]
+    far |= torch.arange(300) > 150 + window[1]
+    key[:, :, far], value[:, :, far] = math.nan, math.nan
+    after = attention(query, key, value, window=window, backend=optional, **positions)
+    assert torch.equal(before, after)
 
 
 # --- dropout

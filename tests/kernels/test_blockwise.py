@@ -42,7 +42,7 @@ def problem(length, dim=8, **tables):
     query, key, value = torch.randn(3, 1, 1, length, dim).unbind()
     fields = dict.fromkeys(Problem.__dataclass_fields__)
     fields |= {"query": query, "key": key, "value": value, "n_q": length, "first": [-length, -4, -4]}
-    fields |= {"affine": [0, 1, 0, 1], "causal": False, "scale": 1.0, "dropout_p": 0.0, "keeps": "nothing"}
+    fields |= {"affine": [0, 1, 0, 1], "scale": 1.0, "dropout_p": 0.0, "wants_lse": False, "keeps": "nothing"}
     return Problem(**fields | tables)
 
 
@@ -60,8 +60,8 @@ def test_memory_grows_with_the_length_and_not_with_its_square(kind, monkeypatch)
         needed = [getattr(given, name) is not None for name in GRADIENTS]
 
         def train(given=given, needed=needed):
-            output, _ = blockwise.forward(given)
-            blockwise.backward(given, torch.ones_like(output), output, needed)
+            output, _, _ = blockwise.forward(given)
+            blockwise.backward(given, torch.ones_like(output), None, output, needed)
 
         # As many rows in a tile at every length
         with tuning.use(tile_scores=1):
@@ -260,8 +260,8 @@ def test_long_tables_of_vectors():
 # --- as an operator of torch
 
 
-@pytest.mark.parametrize("explicit", [False, True])
-def test_operator_contract(explicit, monkeypatch):
+@pytest.mark.parametrize(("explicit", "lse"), [(False, False), (True, False), (False, True)])
+def test_operator_contract(explicit, lse, monkeypatch):
     calls = []
     inputs = [tensor.float().requires_grad_() for tensor in content(7, 9)]
     built = [
@@ -271,7 +271,8 @@ def test_operator_contract(explicit, monkeypatch):
     options = {"query_positions": torch.arange(7)} if explicit else {}
     operator = blockwise._forward
     monkeypatch.setattr(blockwise, "_forward", lambda *arguments: calls.append(arguments) or operator(*arguments))
-    blockwise.attend(make_call(*inputs, built, dropout_p=0.1, causal=True, **options))
+    options |= {"window": 4, "softcap": 2.0} if lse else {}
+    blockwise.attend(make_call(*inputs, built, dropout_p=0.1, causal=True, return_lse=lse, **options))
     arguments = [
         argument.detach().requires_grad_(argument.is_floating_point())
         if isinstance(argument, torch.Tensor)

@@ -136,6 +136,44 @@ def test_export_with_two_dynamic_lengths(backend, kinds):
         torch.testing.assert_close(program(*inputs), model(*inputs))
 
 
+OPTIONS = {"window": 7, "sink_tokens": 2, "softcap": 2.0, "causal": True}
+
+
+class Optional(nn.Module):
+    """Attention with what few calls ask for, heads that share keys among it."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias, self.sinks = nn.Parameter(torch.randn(2 * HEADS, 9)), nn.Parameter(torch.randn(2 * HEADS))
+
+    def forward(self, query, key, value):
+        query = torch.cat([query, -query], 1)
+        return attention(query, key, value, [OffsetBias(self.bias, -4)], sinks=self.sinks, return_lse=True, **OPTIONS)
+
+
+def test_what_few_calls_ask_for_is_exported():
+    model, length = Optional().eval(), {2: Dim("n", min=2, max=4096)}
+    program = exported(model, content(24), {"query": length, "key": length, "value": length})
+    for n in LENGTHS:
+        inputs = content(n)
+        torch.testing.assert_close(program(*inputs), model(*inputs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_few_calls_ask_for_compiles(dynamic):
+    model = Optional()
+    program = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for n in (16, 300):
+        inputs = [tensor.requires_grad_() for tensor in content(n)]
+        results = []
+        for function in (model, program):
+            out, lse = function(*inputs)
+            loss = (out.sin().sum() + lse.cos().sum(), [*inputs, *model.parameters()])
+            results.append([out, lse, *torch.autograd.grad(*loss)])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
 # --- transforms of functions
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from whereformer import attention, attention_weights
+from whereformer import attention, attention_weights, merge_attention
 from whereformer.kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 
 B, H, N_Q, N_K, D = 2, 3, 4, 6, 8
@@ -49,6 +49,38 @@ CASES = [
     ({"dropout_p": 1.0}, ValueError, r"dropout_p: expected a number in \[0, 1\), got 1.0"),
     ({"dropout_p": -0.1}, ValueError, r"dropout_p: expected a number in \[0, 1\), got -0.1"),
     ({"dropout_p": math.nan}, ValueError, r"dropout_p: expected a number in \[0, 1\), got nan"),
+    ({"window": -1}, ValueError, r"window: expected whole numbers of at least 0, or None for no limit, got -1"),
+    ({"window": (3, -2)}, ValueError, r"window: expected whole numbers of at least 0, .* got \(3, -2\)"),
+    ({"window": 1.5}, TypeError, r"window: expected whole numbers of at least 0, .* got 1.5"),
+    ({"window": True}, TypeError, r"window: expected whole numbers of at least 0, .* got True"),
+    ({"window": "3"}, TypeError, r"window: expected whole numbers of at least 0, .* got '3'"),
+    ({"window": torch.tensor(3)}, TypeError, r"window: expected whole numbers of at least 0, .* got tensor\(3\)"),
+    ({"window": (3,)}, ValueError, r"window: expected one number, or two for the sides \(before, after\), got \(3,\)"),
+    ({"window": (1, 2, 3)}, ValueError, r"window: expected one number, or two .*, got \(1, 2, 3\)"),
+    ({"sink_tokens": 3}, ValueError, r"sink_tokens: 3 first tokens are attended beside a window, got window=None"),
+    ({"sink_tokens": -1, "window": 3}, ValueError, r"sink_tokens: expected at least 0, got -1"),
+    ({"sink_tokens": 1.5, "window": 3}, TypeError, r"sink_tokens: expected a whole number, got 1.5"),
+    ({"sink_tokens": True, "window": 3}, TypeError, r"sink_tokens: expected a whole number, got True"),
+    ({"softcap": 0}, ValueError, r"softcap: expected a finite number above 0, or None for no cap, got 0.0"),
+    ({"softcap": -30.0}, ValueError, r"softcap: expected a finite number above 0, .* got -30.0"),
+    ({"softcap": math.nan}, ValueError, r"softcap: expected a finite number above 0, .* got nan"),
+    ({"softcap": math.inf}, ValueError, r"softcap: expected a finite number above 0, .* got inf"),
+    ({"softcap": zeros(H)}, TypeError, r"softcap: expected a number, got Tensor"),
+    ({"softcap": True}, TypeError, r"softcap: expected a number, got bool"),
+    ({"sinks": [0.0] * H}, TypeError, r"sinks: expected a floating-point tensor, got list"),
+    ({"sinks": zeros(H).long()}, TypeError, r"sinks: expected a floating-point tensor, got torch.int64"),
+    ({"sinks": zeros(H + 1)}, ValueError, r"sinks: expected shape \(heads 3,\), got \(4,\)"),
+    ({"sinks": zeros(H).to("meta")}, ValueError, r"sinks: expected the value's device cpu, got meta"),
+    (
+        {"query": zeros(B, 4, N_Q, D)},
+        ValueError,
+        r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 4, 4",
+    ),
+    (
+        {"query": zeros(B, 0, N_Q, D)},
+        ValueError,
+        r"query: expected \(batch 2, heads 3 or a multiple, .*got \(2, 0, 4",
+    ),
     # positions
     ({"query_positions": [0, 1, 2, 3]}, TypeError, r"query_positions: expected Positions or a tensor, got list"),
     ({"key_positions": 6}, TypeError, r"key_positions: expected Positions or a tensor, got int"),
@@ -237,3 +269,28 @@ def test_positions_describe_themselves():
 def test_affine_positions_are_whole(numbers, name):
     with pytest.raises(TypeError, match=f"^Positions: {name} must be an int"):
         Positions(*numbers)
+
+
+OUT, LSE = zeros(B, H, N_Q, D), zeros(B, H, N_Q)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "lses", "error", "message"),
+    [
+        ([], [], ValueError, r"outputs: expected at least one part, got none"),
+        (OUT, [LSE], TypeError, r"outputs: expected a sequence of tensors, got Tensor"),
+        ([OUT, 1.0], [LSE, LSE], TypeError, r"outputs: expected a sequence of tensors, got list"),
+        ([OUT, OUT], [LSE], ValueError, r"lses: expected one for each of 2 outputs, got 1"),
+        (
+            [OUT, OUT[:, :1]],
+            [LSE, LSE],
+            ValueError,
+            r"outputs: expected shape \(2, 3, 4, 8\) in every part, got \(2, 1",
+        ),
+        ([OUT[0]], [LSE], ValueError, r"outputs: expected shape \(batch, heads, n_q, value_dim\) in every part, got"),
+        ([OUT], [LSE[0]], ValueError, r"lses: expected shape \(2, 3, 4\) as in outputs, got \(3, 4\)"),
+    ],
+)
+def test_parts_that_cannot_be_merged(outputs, lses, error, message):
+    with pytest.raises(error, match=f"^{message}"):
+        merge_attention(outputs, lses)

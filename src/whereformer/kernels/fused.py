@@ -43,7 +43,7 @@ def _attend(
         call.dropout_p,
         is_causal=causal,
         scale=call.scale,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=holds(call.shares_keys),
     )
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from .call import Call
+from .logsums import LogSums
 
-Attend = Callable[[Call], tuple[Tensor, Tensor | None]]
-"""Computes a call: its output, and the log of its rows' sums of exponentials where ``Call.return_lse`` asks for it."""
+Attend = Callable[[Call], tuple[Tensor, LogSums | None]]
+"""Computes a call: its output, and ``LogSums`` where ``Call.return_lse`` asks for it."""
 
 
 def merge_attention(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -32,18 +33,26 @@ def merge_attention(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[
     """
     _check_parts(outputs, lses)
     logs = torch.stack(list(lses))
-    # A row without keys in any part has no weights; its placeholder, and the gradient of that, is masked again.
-    empty = logs.isneginf().all(0)
-    logs = logs.masked_fill(empty, 0.0)
-    weights = logs.softmax(0).unsqueeze(-1)
+    # The second number is 0, and has the gradient.
+    rest = torch.where(logs.isneginf(), 0.0, logs - logs.detach())
+    output, lse = _merge(outputs, torch.stack([logs.detach(), rest]))
+    return output, lse.sum(0)
+
+
+def _merge(outputs: Sequence[Tensor], lses: LogSums) -> tuple[Tensor, LogSums]:
+    """Merge parts, given their ``LogSums`` (2, parts, batch, heads, n_q)."""
+    largest = lses[0].detach().amax(0)
+    # A row without keys in any part has no weights.
+    empty = largest.isneginf()
+    logs = (lses[0].detach() - largest.masked_fill(empty, 0.0)).masked_fill(empty, 0.0) + lses[1]
+    wide = torch.promote_types(outputs[0].dtype, torch.float32)
+    weights = logs.softmax(0).to(wide).unsqueeze(-1)
     merged = sum(
-        (weight * output.to(weight.dtype) for weight, output in zip(weights[1:], outputs[1:], strict=True)),
-        weights[0] * outputs[0].to(weights.dtype),
+        (weight * output.to(wide) for weight, output in zip(weights[1:], outputs[1:], strict=True)),
+        weights[0] * outputs[0].to(wide),
     )
-    return (
-        merged.masked_fill(empty.unsqueeze(-1), 0.0).to(outputs[0].dtype),
-        logs.logsumexp(0).masked_fill(empty, -torch.inf),
-    )
+    log_sums = logs.logsumexp(0).masked_fill(empty, 0.0)
+    return merged.masked_fill(empty.unsqueeze(-1), 0.0).to(outputs[0].dtype), torch.stack([largest, log_sums])
 
 
 def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
@@ -62,7 +71,7 @@ def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             raise ValueError(f"lses: expected shape {tuple(output.shape[:3])} as in outputs, got {tuple(lse.shape)}")
 
 
-def attend_in_parts(call: Call, attend: Attend) -> tuple[Tensor, Tensor | None]:
+def attend_in_parts(call: Call, attend: Attend) -> tuple[Tensor, LogSums | None]:
     """Compute a call by an ``attend`` that knows neither ``Call.always_below`` nor ``Call.sinks``."""
     if call.sinks is not None:
         return _with_sinks(call, call.sinks, attend)
@@ -75,18 +84,24 @@ def attend_in_parts(call: Call, attend: Attend) -> tuple[Tensor, Tensor | None]:
         attend(replace(common, key_mask=masks[0].expand(len(call.value), -1), window=(None, None))),
         attend(replace(common, key_mask=masks[1].expand(len(call.value), -1))),
     ]
-    output, lse = merge_attention([output for output, _ in parts], [lse for _, lse in parts if lse is not None])
+    output, lse = _merge(
+        [output for output, _ in parts], torch.stack([lse for _, lse in parts if lse is not None], dim=1)
+    )
     return output, lse if call.return_lse else None
 
 
-def _with_sinks(call: Call, sinks: Tensor, attend: Attend) -> tuple[Tensor, Tensor | None]:
+def _with_sinks(call: Call, sinks: Tensor, attend: Attend) -> tuple[Tensor, LogSums | None]:
     """Compute a call whose softmax has one more term per head, which takes a share of each row's attention."""
     output, lse = attend_in_parts(replace(call, sinks=None, return_lse=True), attend)
     assert lse is not None
-    logits = sinks.to(lse.dtype).unsqueeze(-1)
-    # A row that may not attend to anything leaves everything to its sink.
-    empty = lse.isneginf()
-    lse = lse.masked_fill(empty, 0.0)
-    share = (lse - logits).sigmoid().masked_fill(empty, 0.0)
-    output = (output.to(lse.dtype) * share.unsqueeze(-1)).to(output.dtype)
-    return output, torch.where(empty, logits, torch.logaddexp(lse, logits)) if call.return_lse else None
+    largest, log_sums = lse.detach()[0], lse[1]
+    empty = largest.isneginf()
+    # The logit of the sink from which a row's largest score is subtracted; a row without keys leaves all to its sink.
+    relative = sinks.to(lse.dtype).unsqueeze(-1) - largest.masked_fill(empty, 0.0)
+    share = (log_sums - relative).sigmoid().masked_fill(empty, 0.0)
+    wide = torch.promote_types(output.dtype, torch.float32)
+    output = (output.to(wide) * share.unsqueeze(-1)).to(output.dtype)
+    if not call.return_lse:
+        return output, None
+    whole = torch.where(empty, relative, torch.logaddexp(log_sums, relative))
+    return output, torch.stack([largest.masked_fill(empty, 0.0), whole])

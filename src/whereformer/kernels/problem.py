@@ -44,7 +44,7 @@ class Problem:
         first: the offsets of the first columns of ``bias``, ``key_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
-        wants_lse: whether the log of each row's sum of exponentials is asked for.
+        wants_lse: whether ``LogSums`` are asked for.
         keeps: what the forward keeps for the backward besides the output: the softmax "weights" (for short sequences),
             the "norm" of its rows (the log of their sums of exponentials, with the last query first), or "nothing".
     """
@@ -173,10 +173,9 @@ class Problem:
         return self.value.new_empty(batch, self.n_q, self.heads, value_dim).transpose(1, 2)
 
     def new_lse(self) -> Tensor:
-        """Allocate the log of each row's sum of exponentials, (batch, heads, n_q); it is empty if not asked for."""
-        if not self.wants_lse:
-            return self.value.new_empty(0, dtype=self.dtype)
-        return self.value.new_empty(self.value.shape[0], self.heads, self.n_q, dtype=self.dtype)
+        """Allocate a ``LogSums``; it is empty if not asked for."""
+        size = (2, self.value.shape[0], self.heads, self.n_q) if self.wants_lse else (0,)
+        return self.value.new_empty(size, dtype=self.dtype)
 
     def new_gradients(self, needed: Sequence[bool]) -> list[Tensor]:
         """Allocate the needed gradients of ``GRADIENTS``."""
@@ -204,9 +203,9 @@ def _limits(call: Call) -> tuple[int | None, int | None]:
 def register_gradients(forward: Any, backward: Any) -> None:
     """Make one operator the derivative of another.
 
-    ``forward(*arguments)`` returns the output, what the backward needs, and the log of the rows' sums of exponentials;
-    ``backward(output_gradient, lse_gradient, output, kept, needed, *arguments)`` returns the needed gradients of
-    ``GRADIENTS``. The gradient of the sums is None where nothing used them.
+    ``forward(*arguments)`` returns the output, what the backward needs, and ``LogSums``; ``backward(output_gradient,
+    lse_gradient, output, kept, needed, *arguments)`` returns the needed gradients of ``GRADIENTS``. The gradient of the
+    logs of sums, (batch, heads, n_q), is None where nothing used them.
     """
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -225,6 +224,7 @@ def register_gradients(forward: Any, backward: Any) -> None:
         if not Problem(*inputs).wants_lse:
             # A compiled program has a gradient for every output, also for an empty one.
             lse_gradient = None
+        lse_gradient = None if lse_gradient is None else lse_gradient[1]
         if (output_gradient is None and lse_gradient is None) or not any(needed):
             return tuple(found)
         if output_gradient is None:

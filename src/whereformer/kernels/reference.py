@@ -11,14 +11,14 @@ from torch.nn import functional
 
 from .call import Call
 from .dropout import draw_seed, keep_mask, row_seeds
+from .logsums import LogSums
 from .precision import without_autocast
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Term
 from .tracing import can_look
 
 
-def attend(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and the log of each row's sum of
-    exponentials, (batch, heads, n_q), if the call wants it."""
+def attend(call: Call) -> tuple[Tensor, LogSums | None]:
+    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
     with without_autocast(call.value.device):
         weights, lse = _softmax(call)
         if call.dropout_p:
@@ -44,8 +44,8 @@ def attention_weights(call: Call) -> Tensor:
     return _softmax(call)[0]
 
 
-def _softmax(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Return the weights, and if the call wants it the log of each row's sum of exponentials, -inf in an empty row."""
+def _softmax(call: Call) -> tuple[Tensor, LogSums | None]:
+    """Return the weights, and ``LogSums`` if the call wants it."""
     scores, allowed = attention_scores(call)
     empty = None
     if allowed is not None:
@@ -60,10 +60,17 @@ def _softmax(call: Call) -> tuple[Tensor, Tensor | None]:
         empty = scores.isneginf().all(-1, keepdim=True)
         scores = scores.masked_fill(empty, 0.0)
     weights = scores.softmax(-1)
-    lse = scores.logsumexp(-1) if call.return_lse else None
+    lse = None
+    if call.return_lse:
+        largest = (
+            scores.detach().amax(-1, keepdim=True) if scores.shape[-1] else scores.new_zeros(*scores.shape[:-1], 1)
+        )
+        log_sums = (scores - largest).logsumexp(-1)
+        if empty is not None:
+            largest, log_sums = largest.masked_fill(empty, -torch.inf), log_sums.masked_fill(empty.squeeze(-1), 0.0)
+        lse = torch.stack([largest.squeeze(-1), log_sums])
     if empty is not None:
         weights = weights.masked_fill(empty, 0.0)
-        lse = None if lse is None else lse.masked_fill(empty.squeeze(-1), -torch.inf)
     return weights if call.sinks is None else weights[..., :-1], lse
 
 

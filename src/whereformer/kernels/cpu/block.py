@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..dropout import keep_mask
+from ..logsums import LogSums, log_sums
 from ..problem import Problem
 from ..torch_private import multiplies_bfloat16
 from .groups import Groups
@@ -138,7 +139,7 @@ class TileBlock(Groups):
 
     def fill_weights(
         self, weights: Tensor, span: Span, table: Vectors | None, scratch: Scratch | None, capped: Tensor | None = None
-    ) -> Tensor | None:
+    ) -> LogSums | None:
         """Write the softmax of some rows of scores, (groups, rows, keys).
 
         Args:
@@ -147,7 +148,7 @@ class TileBlock(Groups):
             capped: receives the hyperbolic tangents of the soft cap, as large as ``weights``.
 
         Returns:
-            The log of each row's sum of exponentials, (groups, rows), if the problem wants it.
+            ``LogSums``, (2, groups, rows), if the problem wants it.
         """
         rows, keys = self.in_queries(span), self.in_keys(span)
         by_head, softcap = self.by_head(weights), self.problem.softcap
@@ -182,9 +183,7 @@ class TileBlock(Groups):
             weights.masked_fill_(nothing, 0.0)
         if largest is None or not wanted:
             return None
-        # The largest weight is exp(largest - lse).
-        lse = largest - weights.amax(-1, keepdim=True).log()
-        return (lse if nothing is None else lse.masked_fill_(nothing, -torch.inf)).squeeze(-1)
+        return log_sums(largest.squeeze(-1), weights)
 
     def dense_part(self, dense: Tensor, span: Span) -> Tensor:
         """Return a tile's part of (1 or batch, heads, n_q, n_k), as a view."""

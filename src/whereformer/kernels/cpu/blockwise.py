@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..call import Call
+from ..logsums import LogSums
 from ..precision import without_autocast
 from ..problem import ARGUMENTS, Problem, register_gradients
 from . import fused_bias, short
@@ -24,9 +25,8 @@ from .forward import forward
 from .plan import plans_of
 
 
-def attend(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and the log of each row's sum of
-    exponentials, (batch, heads, n_q), if it is wanted."""
+def attend(call: Call) -> tuple[Tensor, LogSums | None]:
+    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
     with without_autocast(call.value.device):
         problem = Problem.of(call)
         output, _, lse = _forward(*replace(problem, keeps=keeps(problem, problem.value.device)).arguments())

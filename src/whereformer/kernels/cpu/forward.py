@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from ..logsums import put_nothing
 from ..problem import Problem
 from . import fused_bias
 from .block import TileBlock
@@ -17,7 +18,7 @@ from .workspace import Workspace
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output; what the backward needs, which is the rows' norm from torch's kernel or an empty tensor; and
-    the log of each row's sum of exponentials, if it is wanted."""
+    ``LogSums``."""
     workspace = Workspace(problem.value.device)
     plans = plans_of(problem)
     whole = len(plans) == 1 and not problem.has_gaps()
@@ -26,12 +27,12 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         output, norm, in_order = fused_bias.forward(problem, plans[0].piece, plans[0].tables, workspace)
         workspace.close()
         if problem.wants_lse:
-            lse.copy_(norm if in_order else norm.flip(2))
+            lse[0], lse[1] = norm if in_order else norm.flip(2), 0.0
         return output, norm if problem.keeps == "norm" else problem.value.new_empty(0), lse
     output = problem.new_output()
     if problem.has_gaps() or problem.limits_offsets:
         output.zero_()
-        lse.fill_(-math.inf)
+        put_nothing(lse)
     for plan in plans:
         piece = plan.piece
         with workspace.scope():
@@ -40,7 +41,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
                 items, queries = (slice(part.start, part.stop) for part in (piece.batch, piece.queries))
                 output[items, :, queries] = found
                 if problem.wants_lse:
-                    lse[items, :, queries] = norm if in_order else norm.flip(2)
+                    lse[0, items, :, queries], lse[1, items, :, queries] = norm if in_order else norm.flip(2), 0.0
             else:
                 rows = PieceForward(plan, output, lse, workspace)
                 for block in plan.blocks(workspace):
@@ -78,7 +79,8 @@ class PieceForward:
         weights = block.tile_of(self.weights, span)
         sums = block.fill_weights(weights, span, keys, self.scratch)
         if sums is not None:
-            block.rows_of(self.lse, block.queries(span)).copy_(block.by_head(sums))
+            for row, found in zip(self.lse, sums, strict=True):
+                block.rows_of(row, block.queries(span)).copy_(block.by_head(found))
         kept = block.kept(span)
         if kept is not None:
             weights *= kept

@@ -30,7 +30,7 @@ class Plan:
         if reach is not None and len(reach) < n_k:
             # Some queries together reach more keys than each of them, so few are best. Many groups make up for that.
             rows = min(n_q, max(sizes.tile_rows, len(reach) // tuning.WINDOWS_PER_TILE))
-            n_k = min(n_k, len(reach) + tables.step * (rows - 1))
+            n_k = max(1, min(n_k, len(reach) + tables.step * (rows - 1)))
         self.groups = max(1, scores // (rows * n_k))
         if any(isinstance(table, GridVectors) and len(table.window) > n_k for table in tables.vectors()):
             # A few rows of many heads read less of a long table than many rows of a few heads.

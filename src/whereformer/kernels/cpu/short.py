@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import tuning
 from ..dropout import keep_mask
+from ..logsums import log_sums, put_nothing
 from ..problem import GRADIENTS, Problem
 from ..torch_private import softmax_backward_
 from ..tracing import holds
@@ -58,11 +59,11 @@ def new_weights(problem: Problem) -> Tensor:
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output, the weights before dropout, and the log of each row's sum of exponentials, if it is wanted."""
+    """Return the output, the weights before dropout, and ``LogSums``."""
     output, weights, lse = new_output(problem), new_weights(problem), problem.new_lse()
     if problem.has_gaps():
         output.zero_()
-        lse.fill_(-torch.inf)
+        put_nothing(lse)
     work = _Work(problem)
     values = work.tables.value_table
     for part in work.parts():
@@ -71,9 +72,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         largest = part_weights.amax(-1) if problem.wants_lse else None
         torch.softmax(part_weights, -1, out=part_weights)
         if largest is not None:
-            # The largest weight is exp(largest - lse).
-            found = largest - part_weights.amax(-1).log_()
-            part.part_of(lse).copy_(part.by_head(found.masked_fill_(largest.isneginf(), -torch.inf)))
+            for row, found in zip(lse, log_sums(largest, part_weights), strict=True):
+                part.part_of(row).copy_(part.by_head(found))
         if part_weights[..., 0].isnan().any():
             scores = torch.empty_like(part_weights)
             part.fill_scores(scores)

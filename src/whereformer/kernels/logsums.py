@@ -1,0 +1,29 @@
+"""``LogSums``: the logs of sums of exponentials, in two numbers a row, so that nothing is lost beside large scores."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+LogSums: TypeAlias = Tensor
+"""(2, ...): the largest score of each row, and the log of its sum of exponentials after that is subtracted.
+
+Beside a bias of 1e9, one float32 could not tell how many keys share a row's attention. A row that may not attend to
+anything has -inf and 0. Only the second number has a gradient, which is that of both together.
+"""
+
+
+def log_sums(largest: Tensor, weights: Tensor) -> LogSums:
+    """Return the ``LogSums`` of rows, given their largest scores (...) and their softmax weights (..., n_k)."""
+    # The largest weight is exp(largest score - log of the sum).
+    found = torch.stack([largest, weights.amax(-1).log_().neg_()])
+    found[1].masked_fill_(largest.isneginf(), 0.0)
+    return found
+
+
+def put_nothing(found: LogSums) -> None:
+    """Fill in rows that may not attend to anything."""
+    if found.numel():
+        found[0], found[1] = -torch.inf, 0.0
