@@ -104,7 +104,12 @@ def _batch(given: Arguments, count: int, n_q: int, n_k: int) -> Arguments:
                 terms.append(replace(term, query_factors=query_factors, key_factors=key_factors))
             case DenseBias():
                 # The blocks of a matrix on its diagonal.
-                blocks = term.scores[0].unflatten(1, (count, n_q)).unflatten(3, (count, n_k)).diagonal(dim1=1, dim2=3)
+                blocks = (
+                    term.scores.squeeze(0)
+                    .unflatten(1, (count, n_q))
+                    .unflatten(3, (count, n_k))
+                    .diagonal(dim1=1, dim2=3)
+                )
                 terms.append(DenseBias(blocks.permute(3, 0, 1, 2)))
             case _:
                 terms.append(term)
@@ -122,7 +127,8 @@ def _batch(given: Arguments, count: int, n_q: int, n_k: int) -> Arguments:
 
 def _cut(rows: Tensor, count: int, n: int) -> Tensor:
     """View (1, heads, count * n, dim) as (count, heads, n, dim)."""
-    return rows[0].unflatten(1, (count, n)).transpose(0, 1)
+    # The gradient of squeeze is a view, that of an index is not.
+    return rows.squeeze(0).unflatten(1, (count, n)).transpose(0, 1)
 
 
 def _check_content(
