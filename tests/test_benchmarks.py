@@ -144,6 +144,13 @@ def kill(run, tmp_path):
         assert counts["tried"] == counts["equal"] == counts["nothing_lost"] == 1, (kind, counts["failed"])
 
 
+def grid(run, tmp_path):
+    out = run("grid", "--cases=tiny", "--rounds=1", f"--out={tmp_path / 'grid.json'}")
+    times = results_of(tmp_path / "grid.json")["cases"]["tiny"]
+    assert set(times["OffsetBias2d"]) == {"forward", "training"}
+    assert all(way in out for way in times)
+
+
 def per_call(run, tmp_path):
     run("per_call", "--rounds=1", f"--out={tmp_path / 'calls.json'}")
     assert results_of(tmp_path / "calls.json")["calls"]["torch"]["forward"]["ratio"] == 1
@@ -226,6 +233,7 @@ SMOKE_TESTS = {
     "funnel": funnel,
     "funnel_pays": funnel_pays,
     "gpu_check": gpu_check,
+    "grid": grid,
     "import_time": import_time,
     "kill": kill,
     "per_call": per_call,

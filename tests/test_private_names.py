@@ -15,6 +15,7 @@ USED = {
     "torch._C._functorch.TransformType",
     "torch._C._functorch.get_interpreter_stack",
     "torch._C._functorch.peek_interpreter_stack",
+    "torch._C._len_torch_dispatch_stack",
     "torch._C._profiler._ExperimentalConfig",
     "torch._softmax_backward_data",
     "torch.autograd._disable_profiler_legacy",

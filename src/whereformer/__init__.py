@@ -11,8 +11,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .kernels import attention, attention_varlen, attention_weights, explain, merge_attention
-    from .kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+    from .kernels import (
+        attention,
+        attention_varlen,
+        attention_weights,
+        decomposed_offset_keys,
+        explain,
+        merge_attention,
+    )
+    from .kernels.terms import (
+        DenseBias,
+        FactorPair,
+        GridPositions,
+        OffsetBias,
+        OffsetBias2d,
+        OffsetKeys,
+        OffsetValues,
+        Positions,
+    )
     from .models import (
         Electra,
         ElectraPretrainingConfig,
@@ -48,7 +64,9 @@ __all__ = [
     "EncoderForSequenceClassification",
     "EncoderForTokenClassification",
     "FactorPair",
+    "GridPositions",
     "OffsetBias",
+    "OffsetBias2d",
     "OffsetKeys",
     "OffsetValues",
     "Place",
@@ -61,6 +79,7 @@ __all__ = [
     "attention_varlen",
     "attention_weights",
     "build_position",
+    "decomposed_offset_keys",
     "detach",
     "explain",
     "from_authors_weights",
@@ -72,8 +91,18 @@ __all__ = [
 ]
 
 
-_KERNELS = {"attention", "attention_varlen", "attention_weights", "explain", "merge_attention"}
-_TERMS = {"DenseBias", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetValues", "Positions"}
+_KERNELS = {
+    "attention",
+    "attention_varlen",
+    "attention_weights",
+    "decomposed_offset_keys",
+    "explain",
+    "merge_attention",
+}
+_TERMS = {
+    *("DenseBias", "FactorPair", "OffsetBias", "OffsetBias2d", "OffsetKeys", "OffsetValues"),
+    *("GridPositions", "Positions"),
+}
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),

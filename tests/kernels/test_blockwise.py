@@ -1,5 +1,6 @@
 """What is special about ``backend="blockwise"``: its memory, its pieces and its operator."""
 
+import contextlib
 import importlib
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.cases import (
     BATCH,
@@ -261,25 +263,52 @@ def test_long_tables_of_vectors():
 
 
 @pytest.mark.parametrize(("explicit", "lse"), [(False, False), (True, False), (False, True)])
-def test_operator_contract(explicit, lse, monkeypatch):
-    calls = []
+def test_operator_contract(explicit, lse):
     inputs = [tensor.float().requires_grad_() for tensor in content(7, 9)]
     built = [
         kind(*(tensor.float().requires_grad_() for tensor in tensors), *(() if first is None else (first,)))
         for kind, tensors, first in terms_of(EVERY_KIND, 7, 9)
     ]
     options = {"query_positions": torch.arange(7)} if explicit else {}
-    operator = blockwise._forward
-    monkeypatch.setattr(blockwise, "_forward", lambda *arguments: calls.append(arguments) or operator(*arguments))
     options |= {"window": 4, "softcap": 2.0} if lse else {}
-    blockwise.attend(make_call(*inputs, built, dropout_p=0.1, causal=True, return_lse=lse, **options))
+    problem = Problem.of(make_call(*inputs, built, dropout_p=0.1, causal=True, return_lse=lse, **options))
+    problem = replace(problem, keeps=blockwise.keeps(problem, problem.value.device))
     arguments = [
         argument.detach().requires_grad_(argument.is_floating_point())
         if isinstance(argument, torch.Tensor)
         else argument
-        for argument in calls[0]
+        for argument in problem.arguments()
     ]
-    torch.library.opcheck(operator, arguments)
+    torch.library.opcheck(blockwise._forward, arguments)
+
+
+def test_the_operator_is_the_function_behind_it():
+    """In eager mode the operator is passed by; wherever something watches, it is called."""
+    watched = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            watched.append(str(function))
+            return function(*arguments, **(options or {}))
+
+    inputs, table = [tensor.float() for tensor in content(40, 40)], random(HEADS, 9).float()
+    results = []
+    for mode in (contextlib.nullcontext(), Watch()):
+        leaves = [tensor.clone().requires_grad_() for tensor in (*inputs, table)]
+        with mode:
+            out, lse = attention(*leaves[:3], [OffsetBias(leaves[3], -4)], return_lse=True, backend="blockwise")
+            loss = out.sin().sum() + lse.sin().sum()
+            results.append([out, lse, *torch.autograd.grad(loss, leaves)])
+    for passed_by, called in zip(*results, strict=True):
+        assert torch.equal(passed_by, called)
+    assert {name for name in watched if "whereformer" in name} == {
+        "whereformer.blockwise_forward.default",
+        "whereformer.blockwise_backward.default",
+    }
+    out = attention(*leaves[:3], [OffsetBias(leaves[3], -4)], backend="blockwise")
+    (gradient,) = torch.autograd.grad(out.sin().sum(), leaves[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="only 'reference' has second derivatives"):
+        torch.autograd.grad(gradient.sum(), leaves[0])
 
 
 LAYOUTS = {

@@ -34,7 +34,7 @@ from whereformer.positions import ModelShape, Position, register
 from whereformer.positions.floater import integrate
 
 # These know a fixed number of positions, and say so; floater integrates further but not to explicit positions.
-FIXED_LENGTH = {"learned", "synthesizer", "tupe"}
+FIXED_LENGTH = {"learned", "synthesizer", "tupe", "tisa2d", "grid_bias"}
 
 all_methods = pytest.mark.parametrize("method", METHODS)
 
@@ -471,7 +471,10 @@ def test_the_floater_operator_is_well_formed():
 # --- curves
 
 # Their effect on a score is more than a number per head and offset, or nothing.
-WITHOUT_CURVE = {"none", "sinusoidal", "learned", "shaw", "floater", "synthesizer", "tupe", "rope", "transformer_xl"}
+WITHOUT_CURVE = {
+    *("none", "sinusoidal", "learned", "shaw", "floater", "synthesizer", "tupe", "rope", "transformer_xl"),
+    *("tisa2d", "grid_bias"),
+}
 WITH_CURVE = [method for method in METHODS if not parts_of(method) <= WITHOUT_CURVE]
 
 

@@ -7,20 +7,34 @@ from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
-from . import fused, nested, reference, varlen
+from . import fused, grids, nested, reference, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .cpu import blockwise
+from .grids import decomposed_offset_keys
 from .parts import attend_in_parts, merge_attention
 from .precision import without_autocast
-from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, PositionsLike, Term
+from .terms import (
+    DenseBias,
+    FactorPair,
+    GridPositions,
+    OffsetBias,
+    OffsetBias2d,
+    OffsetKeys,
+    OffsetValues,
+    Positions,
+    PositionsLike,
+    Term,
+)
 from .triton import launch as triton
 
 __all__ = [
     "Choice",
     "DenseBias",
     "FactorPair",
+    "GridPositions",
     "OffsetBias",
+    "OffsetBias2d",
     "OffsetKeys",
     "OffsetValues",
     "Positions",
@@ -29,6 +43,7 @@ __all__ = [
     "attention",
     "attention_varlen",
     "attention_weights",
+    "decomposed_offset_keys",
     "explain",
     "merge_attention",
 ]
@@ -274,11 +289,16 @@ def _run_varlen(
     return varlen.as_rows(output), None if lse is None else varlen.as_rows(lse)
 
 
+def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Compute a call by "triton", which knows positions in a row only."""
+    return triton.attend(grids.in_one_dimension(call))
+
+
 _RUN = {
     "fused": fused.attend,
     "reference": reference.attend,
     "blockwise": blockwise.attend,
-    "triton": triton.attend,
+    "triton": _by_triton,
 }
 
 

@@ -15,7 +15,9 @@ from .precision import as_autocast, autocasts
 from .terms import (
     DenseBias,
     FactorPair,
+    GridPositions,
     OffsetBias,
+    OffsetBias2d,
     OffsetKeys,
     OffsetValues,
     Positions,
@@ -130,8 +132,9 @@ class Call:
     @property
     def is_ordinary(self) -> bool:
         """Whether torch's own attention has everything that the call asks for besides its terms."""
-        asked = (self.softcap, self.sinks, *self.window)
-        return not self.return_lse and all(each is None for each in asked)
+        before, after = self.window
+        limited = before is not None or after is not None
+        return not (limited or self.return_lse or self.softcap is not None or self.sinks is not None)
 
     @property
     def shares_keys(self) -> bool:
@@ -154,6 +157,13 @@ class Call:
     def factors(self) -> int:
         """The total number of factors of the ``FactorPair`` terms."""
         return sum(term.query_factors.shape[3] for term in self.terms if isinstance(term, FactorPair))
+
+    @property
+    def mixes_positions(self) -> bool:
+        """Whether terms between grids meet what looks at the call's own positions: other tables, causality, windows."""
+        others = any(isinstance(term, OffsetBias | OffsetKeys | OffsetValues) for term in self.terms)
+        limits = self.causal or self.window != (None, None)
+        return (others or limits) and any(isinstance(term, OffsetBias2d) for term in self.terms)
 
     @property
     def offset_range(self) -> tuple[int, int] | None:
@@ -263,6 +273,7 @@ def make_call(
             tensor = getattr(term, field.name)
             if isinstance(tensor, Tensor):
                 check_device(f"{type(term).__name__}.{field.name}", tensor, value)
+    _check_grids(terms)
     given = cast(dict[str, Any], options)
     _check_options(value, batch, n_q, n_k, terms, given)
     if (sinks := given.get("sinks")) is not None:
@@ -469,9 +480,19 @@ def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
     terms = tuple(terms)
     for term in terms:
         if not isinstance(term, Term):
-            known = "OffsetBias, OffsetKeys, OffsetValues, FactorPair, DenseBias"
+            known = "OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, FactorPair, DenseBias"
             raise TypeError(f"terms: expected {known}, got {type(term).__name__}")
     return terms
+
+
+def _check_grids(terms: tuple[Term, ...]) -> None:
+    """Raise unless all terms between grids are between the same ones, up to their origins."""
+    found = [term for term in terms if isinstance(term, OffsetBias2d)]
+    for term in found[1:]:
+        for name in ("queries", "keys"):
+            first, other = (replace(getattr(each, name), start=(0, 0)) for each in (found[0], term))
+            if first != other:
+                raise ValueError(f"OffsetBias2d.{name}: expected the same grid in all terms, got {first} and {other}")
 
 
 def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None, n_k: int) -> int:
@@ -484,6 +505,8 @@ def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None
     if isinstance(query_positions, Tensor) and query_positions.dim():
         return query_positions.shape[-1]
     for term in terms:
+        if isinstance(term, OffsetBias2d) and isinstance(term.queries, GridPositions):
+            return term.queries.length
         if isinstance(term, DenseBias | FactorPair):
             rows = term.scores if isinstance(term, DenseBias) else term.query_factors
             if isinstance(rows, Tensor) and rows.dim() == 4:

@@ -50,7 +50,7 @@ def choose(call: Shaped, backend: str, device: torch.device | None = None) -> st
     device = call.device if device is None else device
     if backend == "auto":
         return _automatic(call, device)[0]
-    if backend == "triton" and (reason := triton.unavailable(call, device)):
+    if backend == "triton" and (reason := _no_triton(call, device)):
         raise ValueError(f"backend: {reason}")
     if backend != "reference" and forward_mode():
         raise ValueError(f"backend: {backend!r} has no forward-mode derivative; use backend='reference'")
@@ -67,26 +67,25 @@ def explain_choice(call: Call, backend: str) -> Choice:
         reasons.append(blockwise.explain(call))
     kind = f"{str(call.dtype).removeprefix('torch.')} on {tuning.current().processor}"
     reason = "; ".join(filter(None, reasons)).format(kind=kind)
-    no_triton = triton.unavailable(call, device)
+    no_triton = _no_triton(call, device)
     return Choice(chosen, reason, {"triton": no_triton} if no_triton else {})
 
 
 def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
     """Return the choice of backend="auto" and the reason; "{kind}" stands for the dtype and the processor."""
     on_cpu = device.type == "cpu"
-    few = holds(call.n_q * call.n_k <= _most_written_out(call))
     taken = derivatives()
     if forward_mode() or taken > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
     if not call.has_terms and call.head_dim is not None and call.is_ordinary:
         # On the CPU torch writes all scores out for dropout, and computes padding in full before it masks it.
         masked = call.dropout_p > 0 or call.has_masks
-        if on_cpu and masked and not few and not taken:
+        if on_cpu and masked and not taken and not _has_few_scores(call):
             return (
                 "blockwise",
                 "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
             )
-        if on_cpu and few and _trains_in_half_precision(call):
+        if on_cpu and _trains_in_half_precision(call) and _has_few_scores(call):
             return (
                 "reference",
                 "no terms, but {kind}: torch's own backward of few scores in half precision takes twice the time",
@@ -96,17 +95,30 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
         return "fused", "no terms, so torch's own attention computes it"
     if taken:
         return "reference", "torch.func takes derivatives of the reference only"
-    if not on_cpu and triton.unavailable(call, device) is None:
+    if not on_cpu and _no_triton(call, device) is None:
         return "triton", "on a GPU the fused kernels are fastest, in O(n) memory"
-    if few and on_cpu:
+    if on_cpu and _has_few_scores(call):
         return "reference", "{kind}: so few scores a head that writing them all out is fastest"
     return "blockwise", ""
 
 
-def _most_written_out(call: Shaped) -> int:
-    """Return the number of scores per head up to which writing all out beats going tile by tile on the CPU."""
+def _no_triton(call: Shaped, device: torch.device) -> str | None:
+    """Return why "triton" cannot take the call on that device, and which backend can; None if it can."""
+    if (reason := triton.unavailable(call, device)) is not None:
+        return reason
+    if not call.mixes_positions:
+        return None
+    return (
+        "backend 'triton' takes OffsetBias2d without causal=True, window and tables over one dimension; "
+        "use backend='blockwise'"
+    )
+
+
+def _has_few_scores(call: Shaped) -> bool:
+    """Whether a head has so few scores that writing all out beats going tile by tile on the CPU."""
     sizes = tuning.current()
-    return sizes.half_written_out_scores if _trains_in_half_precision(call) else sizes.written_out_scores
+    most = sizes.half_written_out_scores if _trains_in_half_precision(call) else sizes.written_out_scores
+    return holds(call.n_q * call.n_k <= most)
 
 
 def _trains_in_half_precision(call: Shaped) -> bool:

@@ -10,20 +10,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import grids
 from .call import Call
-from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, offset_range
+from .terms import DenseBias, FactorPair, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, offset_range
 from .tracing import are_numbers
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged terms: tables and factors in float32 or wider; a single ``dense`` term keeps its dtype."""
+    """The merged terms: tables and factors in float32 or wider; a single ``dense`` term keeps its dtype.
+
+    ``grid_bias`` is a row of numbers, (heads, length), as in ``grids.CellOffsets``, and ``grids`` are its sizes.
+    """
 
     bias: OffsetBias | None
     key_table: OffsetKeys | None
     value_table: OffsetValues | None
     factors: FactorPair | None
     dense: Tensor | None
+    grid_bias: Tensor | None
+    grids: list[int]
 
 
 def merge(call: Call) -> Merged:
@@ -41,6 +47,7 @@ def merge(call: Call) -> Merged:
     values = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetValues)]
     pairs = [term for term in call.terms if isinstance(term, FactorPair)]
     dense = [term.scores for term in call.terms if isinstance(term, DenseBias)]
+    grid_bias, sizes = grids.merged([term for term in call.terms if isinstance(term, OffsetBias2d)], dtype)
     return Merged(
         bias=OffsetBias(*_merge_tables(biases, span, dtype)) if biases else None,
         key_table=OffsetKeys(*_merge_tables(keys, span, dtype)) if keys else None,
@@ -51,6 +58,8 @@ def merge(call: Call) -> Merged:
         if pairs
         else None,
         dense=_add_up(dense, dtype),
+        grid_bias=grid_bias,
+        grids=sizes,
     )
 
 

@@ -16,20 +16,24 @@ from .cpu.pieces import Piece, split
 from .dropout import draw_seed, row_seeds
 from .merge import merge
 from .terms import Positions, PositionsLike
-from .tracing import are_numbers
+from .torch_private import intercepted
+from .tracing import are_numbers, is_plain
 
 LOG2E = math.log2(math.e)
 
 ARGUMENTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? key_table, Tensor? value_table, "
-    "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? key_mask, Tensor? query_positions, "
-    "Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, SymInt n_q, "
-    "SymInt[] first, SymInt[] affine, SymInt? min_offset, SymInt? max_offset, float scale, "
-    "float? softcap, float dropout_p, bool wants_lse, str keeps"
+    "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? grid_bias, Tensor? key_mask, "
+    "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
+    "SymInt n_q, SymInt[] first, SymInt[] affine, SymInt[] grids, SymInt? min_offset, SymInt? max_offset, "
+    "float scale, float? softcap, float dropout_p, bool wants_lse, str keeps"
 )
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
 
-GRADIENTS = ("query", "key", "value", "bias", "key_table", "value_table", "query_factors", "key_factors", "dense")
+GRADIENTS = (
+    *("query", "key", "value", "bias", "key_table", "value_table"),
+    *("query_factors", "key_factors", "dense", "grid_bias"),
+)
 """The names of the inputs that have gradients: the first fields of :class:`Problem`."""
 
 
@@ -41,8 +45,10 @@ class Problem:
         seed: the seed of dropout; None without dropout.
         bias, key_table, value_table: the tables of an ``OffsetBias`` (heads, T), ``OffsetKeys`` and ``OffsetValues``
             (heads or 1, T, dim). ``bias`` and ``dense`` are in natural units, not scaled; rows are in their own order.
+        grid_bias: the numbers of an ``OffsetBias2d`` as a row, (heads, length), as in ``grids.CellOffsets``.
         first: the offsets of the first columns of ``bias``, ``key_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
+        grids: the sizes of the grids of ``grid_bias``, the fields of ``CellOffsets``; empty without one.
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
         wants_lse: whether ``LogSums`` are asked for.
         keeps: what the forward keeps for the backward besides the output: the softmax "weights" (for short sequences),
@@ -58,6 +64,7 @@ class Problem:
     query_factors: Tensor | None
     key_factors: Tensor | None
     dense: Tensor | None
+    grid_bias: Tensor | None
     key_mask: Tensor | None
     query_positions: Tensor | None
     key_positions: Tensor | None
@@ -67,6 +74,7 @@ class Problem:
     n_q: int
     first: Sequence[int]
     affine: Sequence[int]
+    grids: Sequence[int]
     min_offset: int | None
     max_offset: int | None
     scale: float
@@ -98,6 +106,7 @@ class Problem:
             query_factors=None if terms.factors is None else terms.factors.query_factors,
             key_factors=None if terms.factors is None else terms.factors.key_factors,
             dense=terms.dense,
+            grid_bias=terms.grid_bias,
             key_mask=call.key_mask,
             query_positions=None if isinstance(query_positions, Positions) else query_positions,
             key_positions=None if isinstance(key_positions, Positions) else key_positions,
@@ -107,6 +116,7 @@ class Problem:
             n_q=call.n_q,
             first=[0 if term is None else term.first for term in tables],
             affine=affine,
+            grids=terms.grids,
             min_offset=min_offset,
             max_offset=max_offset,
             scale=call.scale,
@@ -147,6 +157,16 @@ class Problem:
     def has_gaps(self) -> bool:
         """Whether some queries or keys may be in no piece; their outputs and gradients are zeros."""
         return self.key_mask is not None or self.query_documents is not None or 0 in (self.value.numel(), self.n_q)
+
+    def is_eager(self) -> bool:
+        """Whether nothing but autograd would see the problem's operator: no compiler, transform, mode or subclass."""
+        inputs = (getattr(self, name) for name in GRADIENTS)
+        return (
+            self.value.device.type != "meta"
+            and all(tensor is None or is_plain(tensor) for tensor in inputs)
+            # Compiled programs cannot ask this, and are no longer here.
+            and not intercepted()
+        )
 
     def positions(self) -> tuple[PositionsLike, PositionsLike]:
         """Return the positions of queries and of keys."""
@@ -200,8 +220,12 @@ def _limits(call: Call) -> tuple[int | None, int | None]:
     return low, high
 
 
-def register_gradients(forward: Any, backward: Any) -> None:
-    """Make one operator the derivative of another.
+def register_gradients(forward: Any, backward: Any, run_forward: Any = None, run_backward: Any = None) -> Any:
+    """Make one operator the derivative of another, and return a function that computes what the first one does.
+
+    Where nothing but autograd is between a call and its numbers, that function calls ``run_forward`` and
+    ``run_backward``, which compute what the operators do: going through torch's dispatcher takes longer than a short
+    call.
 
     ``forward(*arguments)`` returns the output, what the backward needs, and ``LogSums``; ``backward(output_gradient,
     lse_gradient, output, kept, needed, *arguments)`` returns the needed gradients of ``GRADIENTS``. The gradient of the
@@ -215,7 +239,11 @@ def register_gradients(forward: Any, backward: Any) -> None:
         ctx.set_materialize_grads(False)
 
     def differentiate(
-        ctx: Any, output_gradient: Tensor | None, _: Tensor | None, lse_gradient: Tensor | None
+        ctx: Any,
+        output_gradient: Tensor | None,
+        _: Tensor | None,
+        lse_gradient: Tensor | None,
+        compute: Any = backward,
     ) -> tuple[Tensor | None, ...]:
         *tensors, output, kept = ctx.saved_tensors
         inputs = [other if tensor is None else tensor for tensor, other in zip(tensors, ctx.others, strict=True)]
@@ -229,7 +257,7 @@ def register_gradients(forward: Any, backward: Any) -> None:
             return tuple(found)
         if output_gradient is None:
             output_gradient = torch.zeros_like(output)
-        gradients = iter(backward(output_gradient, lse_gradient, output, kept, needed, *inputs))
+        gradients = iter(compute(output_gradient, lse_gradient, output, kept, needed, *inputs))
         for index, need in enumerate(needed):
             if need:
                 found[index] = next(gradients)
@@ -240,3 +268,27 @@ def register_gradients(forward: Any, backward: Any) -> None:
 
     forward.register_autograd(differentiate, setup_context=save)
     backward.register_autograd(differentiate_again)
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments: Any) -> Any:
+            return run_forward(*arguments)
+
+        setup_context = staticmethod(save)
+
+        @staticmethod
+        def backward(
+            ctx: Any, output_gradient: Tensor | None, _: Tensor | None, lse_gradient: Tensor | None
+        ) -> tuple[Tensor | None, ...]:
+            # A gradient that is to have a gradient itself needs the operator, and so does one that something watches.
+            watched = torch.is_grad_enabled() or intercepted()
+            return differentiate(ctx, output_gradient, _, lse_gradient, backward if watched else run_backward)
+
+    def run(problem: Problem) -> Any:
+        if run_forward is None or not problem.is_eager():
+            return forward(*problem.arguments())
+        if not torch.is_grad_enabled():
+            return run_forward(*problem.arguments())
+        return Eager.apply(*problem.arguments())  # type: ignore[no-untyped-call]
+
+    return run

@@ -5,15 +5,18 @@ The code is deliberately simple. It computes bfloat16 and float16 input in float
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from . import grids
 from .call import Call
 from .dropout import draw_seed, keep_mask, row_seeds
 from .logsums import LogSums
 from .precision import without_autocast
-from .terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Term
+from .terms import DenseBias, FactorPair, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, Term
 from .tracing import can_look
 
 
@@ -76,10 +79,10 @@ def _softmax(call: Call) -> tuple[Tensor, LogSums | None]:
 
 def _may_forbid(term: Term) -> bool:
     """Whether a term may add -inf to some pairs."""
-    if not isinstance(term, OffsetBias | DenseBias):
+    if not isinstance(term, OffsetBias | OffsetBias2d | DenseBias):
         return False
-    numbers = term.table if isinstance(term, OffsetBias) else term.scores
-    return not can_look(numbers) or bool(numbers.isneginf().any())
+    found = [value for field in fields(term) if isinstance(value := getattr(term, field.name), Tensor)]
+    return any(not can_look(numbers) or bool(numbers.isneginf().any()) for numbers in found)
 
 
 def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -98,6 +101,8 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
             case OffsetBias():
                 at_offset = term.table.to(dtype)[:, _columns(call, term)]  # (heads, 1 or batch, n_q, n_k)
                 scores = scores + at_offset.transpose(0, 1)
+            case OffsetBias2d():
+                scores = scores + grids.written_out(term).to(dtype)
             case OffsetKeys():
                 assert query is not None
                 per_offset = _times(query, term.table.to(dtype))

@@ -41,6 +41,8 @@ class Shaped(Protocol):
     def factors(self) -> int: ...
     @property
     def offset_range(self) -> tuple[int, int] | None: ...
+    @property
+    def mixes_positions(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class CallShape:
         is_plain: whether it would run eagerly, on plain tensors and without autocast.
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
+        mixes_positions: whether tables between grids meet tables over one dimension, causality or a window.
     """
 
     device: torch.device
@@ -79,3 +82,4 @@ class CallShape:
     is_plain: bool = True
     factors: int = 0
     offset_range: tuple[int, int] | None = None
+    mixes_positions: bool = False

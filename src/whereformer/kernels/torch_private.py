@@ -38,6 +38,11 @@ def transforming() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_mode()
 
 
+def intercepted() -> bool:
+    """Whether a mode sees every operator, such as the one that counts operations; no public function tells."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def derivatives() -> int:
     """Return the number of nested derivatives that ``torch.func`` is taking; no public function tells."""
     stack = torch._C._functorch.get_interpreter_stack() or ()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .call import check_device, check_heads_tensor, check_terms
-from .terms import DenseBias, FactorPair, OffsetValues, Term
+from .terms import DenseBias, FactorPair, OffsetBias2d, OffsetValues, Term
 from .tracing import can_look
 
 
@@ -45,6 +45,8 @@ def as_batch(
     query, key, value = _check_content(query, key, value)
     n_q, n_k = (value if query is None else query).shape[2], value.shape[2]
     terms = check_terms(terms)
+    if any(isinstance(term, OffsetBias2d) for term in terms):
+        raise ValueError("terms: OffsetBias2d is about one grid of tokens, not about sequences one after another")
     _check_options(options, n_q, n_k)
     if cu_seqlens_k is None:
         if n_q != n_k:

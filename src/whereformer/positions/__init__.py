@@ -40,6 +40,8 @@ METHODS: dict[str, str | type[Position]] = {
     "alibi": "alibi:Alibi",
     "fire": "fire:Fire",
     "transformer_xl": "transformer_xl:TransformerXL",
+    "tisa2d": "tisa2d:Tisa2d",
+    "grid_bias": "grid_bias:GridBias",
 }
 """The class of each method by name, or "module:Class" for a class of this package that is imported on first use."""
 

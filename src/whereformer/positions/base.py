@@ -372,8 +372,12 @@ def float_dtype(parameter: Tensor) -> torch.dtype:
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
-def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.device) -> Tensor:
+def table_rows(
+    positions: PositionsLike, rows: int, name: str, device: torch.device, sized_by: str = "max_length"
+) -> Tensor:
     """Return the row indices of positions in a table of ``rows`` positions, (n,) or (batch, n).
+
+    ``sized_by`` says in messages which option decides on their number.
 
     Raises:
         PositionRangeError: if a position has no row. Explicit positions are checked on the CPU only. Elsewhere, and in
@@ -386,7 +390,7 @@ def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.dev
         outside = positions.length > 0 and (first < 0 or positions.last >= rows)
         if outside:
             worst = first if first < 0 else positions.last
-            raise PositionRangeError(out_of_range(name, rows, worst))
+            raise PositionRangeError(out_of_range(name, rows, worst, sized_by))
         return position_values(positions, device).clamp(min=0)
     if positions.is_floating_point():
         raise TypeError(f"{name}: needs whole positions, got {positions.dtype}")
@@ -394,17 +398,17 @@ def table_rows(positions: PositionsLike, rows: int, name: str, device: torch.dev
     if can_look(positions) and positions.numel():
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high >= rows:
-            raise PositionRangeError(out_of_range(name, rows, low if low < 0 else high))
+            raise PositionRangeError(out_of_range(name, rows, low if low < 0 else high, sized_by))
         return positions
     # A negative index would silently count from the end.
     return positions.masked_fill(positions < 0, rows)
 
 
-def out_of_range(name: str, rows: int, position: int) -> str:
+def out_of_range(name: str, rows: int, position: int, sized_by: str = "max_length") -> str:
     """Return what is wrong with a position that a table of ``rows`` positions lacks."""
     return (
-        f"{name} covers positions 0 to {rows - 1} (max_length {rows}), got position {position}; "
-        "raise max_length or choose a method that extrapolates"
+        f"{name} covers positions 0 to {rows - 1} ({sized_by} {rows}), got position {position}; "
+        f"raise {sized_by} or choose a method that extrapolates"
     )
 
 

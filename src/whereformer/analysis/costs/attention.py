@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels import OffsetBias, OffsetKeys, OffsetValues
+from ...kernels import OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues
 from ...kernels.call import Call
 from ...kernels.choose import choose
 from ...kernels.cpu import blockwise
@@ -57,6 +57,9 @@ def _written_out(call: Call) -> int:
         if isinstance(term, OffsetBias | OffsetKeys | OffsetValues):
             # The column that each pair reads
             kept += call.n_q * call.n_k * torch.int64.itemsize
+        elif isinstance(term, OffsetBias2d):
+            # The row and the column that each pair reads
+            kept += 2 * call.n_q * call.n_k * torch.int64.itemsize
         if isinstance(term, OffsetKeys | OffsetValues):
             # A number per query and offset, and a second copy of the queries besides that for content
             width = sum(term.table.shape[1:]) if isinstance(term, OffsetKeys) else term.table.shape[1]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from ...kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+from ...kernels import DenseBias, FactorPair, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, Positions
 from ...kernels.call import Call, make_call
 from ...kernels.choose import choose
 from ...kernels.terms import Term
@@ -155,5 +155,5 @@ def _applied(term: Term, config: EncoderConfig, at: Pass, batch: int) -> int:
         case FactorPair():
             items = max(len(term.query_factors), len(term.key_factors))
             return items * heads * at.n_q * at.n_k * term.query_factors.shape[3]
-        case OffsetBias() | DenseBias():
+        case OffsetBias() | OffsetBias2d() | DenseBias():
             return 0

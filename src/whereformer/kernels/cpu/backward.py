@@ -136,8 +136,9 @@ class BlockBackward:
         if value_table is not None and self.memory.other is not None and "value_table" in into:
             found = block.by_offset(weights, span, value_table, self.memory.other)
             block.collect_vectors(value_table, found, gradient)
-        if "bias" in into and block.tables.bias is not None:
-            block.tables.bias.collect(tile, block.heads)
+        for name, table in block.tables.biases().items():
+            if name in into:
+                table.collect(tile, block.heads)
         if "dense" in into:
             by_head = block.by_head(scores_gradient)
             part = block.dense_part(into["dense"], span)

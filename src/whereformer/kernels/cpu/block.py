@@ -32,13 +32,13 @@ class TileBlock(Groups):
         problem: Problem,
         piece: Piece,
         tables: Tables,
-        bias: BiasReader | None,
+        biases: list[BiasReader],
         workspace: Workspace,
         batch: range,
         heads: range,
     ) -> None:
         super().__init__(batch, heads, workspace)
-        self.problem, self.piece, self.tables, self.bias = problem, piece, tables, bias
+        self.problem, self.piece, self.tables, self.biases = problem, piece, tables, biases
         self.narrow = _product_dtype(problem)
         self.onednn = _piece_by_onednn(problem, piece)
         masks = problem.dense, piece.key_mask, piece.query_documents
@@ -168,8 +168,8 @@ class TileBlock(Groups):
             tile = scratch.tile(self.groups, span)
             table.spread(self.per_offset(self.query[:, rows], table).mul_(self.problem.scale), tile)
             weights += tile.scores
-        if self.bias is not None:
-            self.bias.add_to(by_head, span)
+        for bias in self.biases:
+            bias.add_to(by_head, span)
         if self.problem.dense is not None:
             by_head += self.dense_part(self.problem.dense, span)
         for allowed in self.masks(span):

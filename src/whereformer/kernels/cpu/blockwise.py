@@ -29,7 +29,7 @@ def attend(call: Call) -> tuple[Tensor, LogSums | None]:
     """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
     with without_autocast(call.value.device):
         problem = Problem.of(call)
-        output, _, lse = _forward(*replace(problem, keeps=keeps(problem, problem.value.device)).arguments())
+        output, _, lse = _run(replace(problem, keeps=keeps(problem, problem.value.device)))
         return output, lse if problem.wants_lse else None
 
 
@@ -51,13 +51,18 @@ def explain(call: Call) -> str:
     return "tile by tile, in O(n) memory"
 
 
-@torch.library.custom_op(
-    "whereformer::blockwise_forward", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
-)
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _run_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     with without_autocast(problem.value.device):
         return short.forward(problem) if problem.keeps == "weights" else forward(problem)
+
+
+_forward = torch.library.custom_op(
+    "whereformer::blockwise_forward",
+    _run_forward,
+    mutates_args=(),
+    schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
+)
 
 
 @_forward.register_fake
@@ -69,13 +74,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return problem.new_output(), norm, problem.new_lse()
 
 
-@torch.library.custom_op(
-    "whereformer::blockwise_backward",
-    mutates_args=(),
-    schema=f"(Tensor output_gradient, Tensor? lse_gradient, Tensor output, Tensor kept, bool[] needed, {ARGUMENTS}) "
-    "-> Tensor[]",
-)
-def _backward(
+def _run_backward(
     output_gradient: Tensor,
     lse_gradient: Tensor | None,
     output: Tensor,
@@ -92,6 +91,15 @@ def _backward(
         return backward(problem, output_gradient, lse_gradient, output, needed)
 
 
+_backward = torch.library.custom_op(
+    "whereformer::blockwise_backward",
+    _run_backward,
+    mutates_args=(),
+    schema=f"(Tensor output_gradient, Tensor? lse_gradient, Tensor output, Tensor kept, bool[] needed, {ARGUMENTS}) "
+    "-> Tensor[]",
+)
+
+
 @_backward.register_fake
 def _(
     output_gradient: Tensor,
@@ -104,4 +112,4 @@ def _(
     return Problem(*arguments).new_gradients(needed)
 
 
-register_gradients(_forward, _backward)
+_run = register_gradients(_forward, _backward, _run_forward, _run_backward)

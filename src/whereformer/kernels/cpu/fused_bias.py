@@ -31,6 +31,8 @@ and the difference is only as exact as the larger of the two."""
 
 def trains(problem: Problem, device: torch.device) -> bool:
     """Whether torch's kernels compute forward and backward, because the table is short or needs no gradient."""
+    if not torch.is_grad_enabled():
+        return False
     inputs = {name: tensor for name in GRADIENTS if (tensor := getattr(problem, name)) is not None}
     return (
         set(inputs) == {"query", "key", "value", "bias"}
@@ -38,7 +40,6 @@ def trains(problem: Problem, device: torch.device) -> bool:
         and is_grid(*problem.positions())
         and _suits(problem, device, problem.n_q, problem.n_k)
         and problem.value.dtype in tuning.current().fused_backward_dtypes
-        and torch.is_grad_enabled()
         and (not inputs["bias"].requires_grad or _is_short(problem))
         and any(tensor.requires_grad for tensor in inputs.values())
     )
@@ -54,10 +55,11 @@ def _is_short(problem: Problem) -> bool:
 
 def takes(problem: Problem, piece: Piece, tables: Tables) -> bool:
     """Whether torch's kernel computes the forward of a piece."""
-    others = (*tables.vectors(), problem.query_factors, problem.dense, piece.key_mask, piece.query_documents)
+    others = (*tables.vectors(), problem.query_factors, problem.dense, problem.grid_bias)
+    masks = (piece.key_mask, piece.query_documents)
     return (
         isinstance(tables.bias, GridBias)
-        and all(other is None for other in others)
+        and all(other is None for other in (*others, *masks))
         and _suits(problem, problem.value.device, len(piece.queries), len(piece.keys))
     )
 

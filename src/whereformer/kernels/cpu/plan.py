@@ -62,12 +62,12 @@ class Plan:
         """Yield the blocks. What a block takes from the workspace is free again when the next block begins."""
         for heads, batches in self.parts:
             with workspace.scope():
-                bias = None
-                if self.tables.bias is not None:
-                    bias = self.tables.bias.reader(heads, workspace, tile_rows=self.rows)
+                biases = [
+                    table.reader(heads, workspace, tile_rows=self.rows) for table in self.tables.biases().values()
+                ]
                 for batch in batches:
                     with workspace.scope():
-                        yield TileBlock(self.problem, self.piece, self.tables, bias, workspace, batch, heads)
+                        yield TileBlock(self.problem, self.piece, self.tables, biases, workspace, batch, heads)
 
 
 def plans_of(problem: Problem) -> list[Plan]:
@@ -84,7 +84,8 @@ def plans_of(problem: Problem) -> list[Plan]:
 def _tables_of(problem: Problem, piece: Piece, known: dict[tuple[int, ...], Tables]) -> Tables:
     """Return the tables of a piece: those of an earlier one with the same offsets, if there is one."""
     query, key = piece.query_positions, piece.key_positions
-    if not (isinstance(query, Positions) and isinstance(key, Positions)):
+    # A table between grids depends on where the piece is in them.
+    if problem.grid_bias is not None or not (isinstance(query, Positions) and isinstance(key, Positions)):
         return Tables(problem, piece)
     offsets = key.start - query.start, query.stride, key.stride, query.length, key.length
     if offsets not in known:

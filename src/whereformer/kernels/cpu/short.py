@@ -21,6 +21,7 @@ from ..logsums import log_sums, put_nothing
 from ..problem import GRADIENTS, Problem
 from ..torch_private import softmax_backward_
 from ..tracing import holds
+from .grids import WrittenOutGrid
 from .groups import Groups, cut
 from .matmul import add_product, put_product
 from .pieces import Piece
@@ -34,6 +35,8 @@ def takes(problem: Problem, device: torch.device) -> bool:
     inputs = (getattr(problem, name) for name in GRADIENTS)
     return (
         device.type == "cpu"
+        # What asks least comes first.
+        and torch.is_grad_enabled()
         and value.dtype in (torch.float32, torch.float64)
         and value.numel() > 0
         and holds(0 < problem.n_q * problem.n_k <= tuning.current().kept_scores)
@@ -43,7 +46,6 @@ def takes(problem: Problem, device: torch.device) -> bool:
         and problem.softcap is None
         and problem.heads == value.shape[1]
         and is_grid(*problem.positions())
-        and torch.is_grad_enabled()
         and any(tensor is not None and tensor.requires_grad for tensor in inputs)
     )
 
@@ -192,6 +194,7 @@ class _Work:
             self.item_dense = problem.dense
         self.common = [
             *(["bias"] if problem.bias is not None else []),
+            *(["grid_bias"] if problem.grid_bias is not None else []),
             *(["query_factors", "key_factors"] if self.factors else []),
             *(["dense"] if self.dense is not None else []),
         ]
@@ -218,6 +221,8 @@ class _Work:
         scores = []
         if isinstance(self.tables.bias, GridBias):
             scores.append(self.tables.bias.whole())
+        if isinstance(self.tables.grid_bias, WrittenOutGrid):
+            scores.append(self.tables.grid_bias.whole)
         if self.factors is not None:
             scores.append(self.factors[0][0] @ self.factors[1][0].mT)
         if self.dense is not None:
@@ -230,6 +235,8 @@ class _Work:
         if self.sums is not None and isinstance(tables.bias, GridBias) and "bias" in into:
             skewed = self.skewed(self.sums, slice(None), range(grid.low, grid.low + grid.count))
             tables.bias.sums += skewed.sum(1)
+        if self.sums is not None and isinstance(tables.grid_bias, WrittenOutGrid) and "grid_bias" in into:
+            tables.grid_bias.sums += self.sums
         for name, table in tables.by_name().items():
             if name in into:
                 table.add_to(into[name])

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from .. import tuning
+from ..grids import CellOffsets
 from ..problem import Problem
 from ..terms import Positions, PositionsLike, offsets_between, position_values
+from .grids import StridedGrid, StridedGridReader, WrittenOutGrid, WrittenOutReader
 from .pieces import Piece
 from .tiles import Span, Tile, chunks
 from .workspace import Workspace
@@ -327,9 +329,9 @@ class ListedVectors:
         gradient += self.sums
 
 
-Bias: TypeAlias = GridBias | ListedBias
+Bias: TypeAlias = GridBias | ListedBias | StridedGrid | WrittenOutGrid
 Vectors: TypeAlias = GridVectors | ListedVectors
-BiasReader: TypeAlias = GridReader | ListedReader
+BiasReader: TypeAlias = GridReader | ListedReader | StridedGridReader | WrittenOutReader
 
 
 def vectors_of_table(offsets: Grid | Listed, table: Tensor, first: int) -> Vectors:
@@ -337,13 +339,29 @@ def vectors_of_table(offsets: Grid | Listed, table: Tensor, first: int) -> Vecto
     return GridVectors(offsets, table, first) if isinstance(offsets, Grid) else ListedVectors(offsets, table, first)
 
 
+def bias_of_grids(problem: Problem, piece: Piece) -> Bias | None:
+    """Return the table between the problem's grids in the form that suits a piece; None if there is none."""
+    if problem.grid_bias is None:
+        return None
+    offsets = CellOffsets(*problem.grids)
+    if problem.n_q * problem.n_k <= tuning.current().kept_scores:
+        return WrittenOutGrid(offsets, problem.grid_bias, piece.queries, piece.keys)
+    if len(piece.queries) == problem.n_q and len(piece.keys) == problem.n_k and not problem.limits_offsets:
+        return StridedGrid(offsets, problem.grid_bias)
+    queries, keys = offsets.positions(problem.value.device)
+    listed = Listed(queries[piece.queries.start : piece.queries.stop], keys[piece.keys.start : piece.keys.stop])
+    return ListedBias(listed, problem.grid_bias, offsets.first)
+
+
 class Tables:
     """The tables of a problem in the layout of one piece."""
 
     def __init__(self, problem: Problem, piece: Piece) -> None:
         value = problem.value
-        self.forbids = problem.limits_offsets or (problem.bias is not None and bool(problem.bias.isneginf().any()))
-        """Whether there may be pairs that causality, the window or the bias forbids."""
+        self.forbids = problem.limits_offsets or any(
+            table is not None and bool(table.isneginf().any()) for table in (problem.bias, problem.grid_bias)
+        )
+        """Whether there may be pairs that causality, the window or a bias forbids."""
         offsets = layout(piece.query_positions, piece.key_positions, value.device)
         self.layout = offsets
         self.bias: Bias | None = None
@@ -361,6 +379,7 @@ class Tables:
                 self.bias = GridBias(offsets, table, problem.first[0], self.reach)
         elif problem.bias is not None:
             self.bias = ListedBias(offsets, problem.bias, problem.first[0])
+        self.grid_bias = bias_of_grids(problem, piece)
 
     @property
     def step(self) -> int:
@@ -369,7 +388,12 @@ class Tables:
 
     def by_name(self) -> dict[str, Bias | Vectors]:
         """Return the tables by their names in ``GRADIENTS``."""
-        tables = {"bias": self.bias, "key_table": self.key_table, "value_table": self.value_table}
+        vectors = {"key_table": self.key_table, "value_table": self.value_table}
+        return {**self.biases(), **{name: table for name, table in vectors.items() if table is not None}}
+
+    def biases(self) -> dict[str, Bias]:
+        """Return the tables of one number per head and offset by their names in ``GRADIENTS``."""
+        tables = {"bias": self.bias, "grid_bias": self.grid_bias}
         return {name: table for name, table in tables.items() if table is not None}
 
     def vectors(self) -> tuple[Vectors | None, Vectors | None]:

@@ -13,6 +13,7 @@ from ...errors import InputError
 from ...positions import Position, Sum, build_position
 from .found import AttentionCall, by_stack, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
+from .images import check_grid, grid_options
 from .interface import layer_is_causal
 from .own import OwnBias, own_table, switches, takes_bias
 from .undo import Undo
@@ -39,7 +40,8 @@ def attach(
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
             removes their parameters from the state dict.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
-            is the model's ``max_position_embeddings`` by default.
+            is the model's ``max_position_embeddings`` by default. Methods for images get the sides of the model's grid
+            of patches, and the number of tokens before it.
 
     Returns:
         The model. ``config.whereformer`` records what was attached. The parameters are freshly drawn in the model's
@@ -154,7 +156,10 @@ class Stack:
             "initializer_range": getattr(config, "initializer_range", None) or 0.02,
             "passes": [next(i for i, module in enumerate(modules) if module is call.module) for call in calls],
         }
-        self.position = build_position(name, **{**sizes, **options})
+        grid = grid_options(config, calls[0].n_q, name)
+        self.position = build_position(name, **{**sizes, **grid, **options})
+        if grid:
+            check_grid(self.position, calls[0].n_q)
         for part in self.position if isinstance(self.position, Sum) else [self.position]:
             if type(part).embed is not Position.embed:
                 raise InputError(

@@ -1,0 +1,55 @@
+"""The grid of an image model's tokens, from its configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import InputError
+from ...positions import Position, Sum, describe
+from ...positions.grids import GridFunction
+
+
+def grid_options(config: Any, n: int, name: str) -> dict[str, int]:
+    """Return the sides of the grid and the tokens before it, as options of the methods that take them.
+
+    Args:
+        config: the configuration of a model of transformers.
+        n: the tokens that its attention sees.
+        name: a position method, or several joined by "+".
+
+    Returns:
+        ``rows``, ``columns`` and ``prefix``; nothing for other models and for methods without such options.
+    """
+    sides = [_both(getattr(config, field, None)) for field in ("image_size", "patch_size")]
+    takes_grids = any("columns" in describe(part.strip())[1] for part in name.split("+"))
+    if not takes_grids or sides[0] is None or sides[1] is None:
+        return {}
+    rows, columns = (size // patch for size, patch in zip(*sides, strict=True))
+    prefix = n - rows * columns
+    if prefix < 0:
+        raise InputError(
+            "position",
+            f"{name!r} needs all patches of an image in one sequence; this model has {rows} x {columns} patches and "
+            f"sequences of {n} tokens",
+        )
+    return {"rows": rows, "columns": columns, "prefix": prefix}
+
+
+def check_grid(position: Position, n: int) -> None:
+    """Raise an InputError if a method's grid is not that of the n tokens of an image model."""
+    for part in position if isinstance(position, Sum) else [position]:
+        if isinstance(part, GridFunction) and part.length != n:
+            raise InputError(
+                "rows",
+                f"expected a prefix and rows x columns of {n} tokens, got {part.prefix} and {part.rows} x "
+                f"{part.columns}, which are {part.length}",
+            )
+
+
+def _both(size: Any) -> tuple[int, int] | None:
+    """Return a size as height and width; None if it is none."""
+    if isinstance(size, int) and size > 0:
+        return size, size
+    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size):
+        return size[0], size[1]
+    return None
