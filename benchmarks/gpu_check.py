@@ -64,6 +64,7 @@ def main() -> None:
         write_results(arguments.out, report, "cuda")
         torch.cuda.empty_cache()
 
+    part("counts", counts)
     shapes = QUICK_SHAPES if arguments.quick else SHAPES
     if not (arguments.skip_tests or arguments.quick):
         part("tests", tests, 200.0)
@@ -117,6 +118,20 @@ def tests(seconds: float) -> dict[str, Any]:
             failures.append(output[output.find("= FAILURES") :][-2500:])
         log.close()
     return {"tests": len(names), "passed": passed, "processes that ran out of time": unfinished, "failures": failures}
+
+
+# --- what the kernels compile to
+
+
+def counts() -> list[dict[str, Any]]:
+    """Count registers, spills and instructions for this GPU, to compare them with the times."""
+    major, minor = torch.cuda.get_device_capability()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "counts.json"
+        command = [sys.executable, str(Path(__file__).with_name("gpu_static.py")), f"--gpus={10 * major + minor}"]
+        subprocess.run([*command, "--dtypes=bfloat16", "--dims=64", f"--out={out}"], check=True, capture_output=True)
+        kernels: list[dict[str, Any]] = json.loads(out.read_text())["kernels"]
+        return kernels
 
 
 # --- the variants

@@ -132,6 +132,21 @@ def gpu_check(run, tmp_path):
             run("gpu_check", "--quick", f"--out={out}")
 
 
+def gpu_static(run, tmp_path):
+    """It also holds the counts that were reached: no spilled registers, and few instructions for each score."""
+    triton = pytest.importorskip("triton")
+    if not (Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm").exists():
+        pytest.skip("needs the disassembler in Triton's package")
+    out = tmp_path / "gpu_static.json"
+    # Triton decides when it is imported whether it interprets, as it does in this process.
+    command = [sys.executable, str(FOLDER / "gpu_static.py"), "--gpus=90", "--dtypes=bfloat16", "--terms=plain,bias"]
+    subprocess.run([*command, "--dims=64,128", f"--out={out}"], check=True, capture_output=True)
+    found = results_of(out)
+    assert {row["kernel"] for row in found["kernels"]} >= {"forward", "query_gradients", "key_gradients"}
+    assert all("HGMMA" in row["products"] for row in found["kernels"] if row["instructions"])
+    assert found["exceeded"] == []
+
+
 def import_time(run, tmp_path):
     run("import_time", "--rounds=1", f"--out={tmp_path / 'times.json'}")
     assert len(results_of(tmp_path / "times.json")["seconds"]["whereformer"]) == 1
@@ -234,6 +249,7 @@ SMOKE_TESTS = {
     "funnel_pays": funnel_pays,
     "gpu_check": gpu_check,
     "grid": grid,
+    "gpu_static": gpu_static,
     "import_time": import_time,
     "kill": kill,
     "per_call": per_call,

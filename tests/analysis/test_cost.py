@@ -161,6 +161,55 @@ def test_operations_are_those_that_torch_counts_in_the_real_model(changes):
     assert count_flops(config, 13, batch=2, predictions=predictions).forward == counter.get_total_flops()
 
 
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"position": "none"}, "3,0"),
+        ({"position": "synthesizer", "position_options": {"variant": "factorized_random", "content": "mix"}}, "2"),
+        ({"position": "tupe", "blocks": "2-2-1", "decoder_layers": "2"}, "4,6,9"),
+        ({"position": "t5", "blocks": "2-2-1", "segments": "attention", "separate_cls": False}, "4,0"),
+        ({"position": "tisa", "blocks": "2-2", "pool_query_only": False}, "2"),
+    ],
+    ids=str,
+)
+def test_pairs_outside_of_windows_do_not_count(changes, windows):
+    """The real model, which writes everything out, has as much more to do as the allowed pairs are fewer."""
+    calls = []
+
+    def count(query, key, value, terms, *, dropout_p, backend, **options):
+        call = make_call(query, key, value, terms, **options)
+        allowed = call.allowed()
+        pairs = torch.ones(call.n_q, call.n_k) if allowed is None else allowed[0, 0]
+        factors = sum(
+            term.query_factors.shape[3] * max(len(term.query_factors), len(term.key_factors))
+            for term in terms
+            if isinstance(term, FactorPair)
+        )
+        per_pair = 4 * (2 * 2 * query.shape[3] + 2 * 2 * value.shape[3] + 2 * factors)
+        calls.append((per_pair * int(pairs.sum()), per_pair * pairs.numel()))
+        return attention(query, key, value, terms, backend=backend, **options)
+
+    config = small_config(attention_backend="reference", windows=windows, **changes)
+    model = whereformer.Encoder(config).eval()
+    with pytest.MonkeyPatch.context() as patch, FlopCounterMode(display=False) as counter:
+        patch.setattr(layers, "attention", count)
+        model(torch.randint(1, 50, (2, 21)), token_type_ids=torch.zeros(2, 21, dtype=torch.int64))
+    found, everything = (sum(each) for each in zip(*calls, strict=True))
+    assert found < everything
+    counted = count_flops(config, 21, batch=2)
+    assert counted.forward == counter.get_total_flops() - (everything - found)
+    assert counted.linear == count_flops(small_config(**changes), 21, batch=2).linear
+
+
+def test_a_window_cuts_tables_too():
+    def position(**changes):
+        return count_flops(small_config(position="shaw", position_options={"clip": 60}, **changes), 64).position
+
+    # Of 121 columns, each query needs those for 9 offsets.
+    assert position(windows="4") * 121 == position() * 9
+    assert position(windows="64") == position()
+
+
 class Looped(Position):
     """A toy with work of every kind: once a forward, for a pair of sequences, in a layer, and too long to trace."""
 
@@ -333,12 +382,18 @@ MEASURED = [
     (90, {"position": "transformer_xl"}),
     (64, {"position": "shaw"}),
     (32, {"position": "t5", "dtype": torch.bfloat16}),
+    (300, {"position": "t5", "windows": "32,32,0"}),
 ]
 ALSO_MEASURED = [
     *((length, {"position": "t5"}) for length in (32, 128, 256, 512)),
     *((32, {"position": name, "dtype": torch.bfloat16, **NO_DROPOUT}) for name in ("learned", "shaw", "alibi")),
     *((300, {"position": name, "dtype": torch.bfloat16}) for name in ("learned", "t5", "alibi")),
     (300, {"position": "alibi"}),
+    *((length, {"position": "learned", "windows": "8"}) for length in (32, 300, 512)),
+    *((256, {"position": name, "windows": "20,0", **NO_DROPOUT}) for name in ("shaw", "tupe", "learned")),
+    (256, {"position": "t5", "windows": "40", "attention_backend": "reference", **NO_DROPOUT}),
+    (256, {"position": "t5", "windows": "40", "attention_backend": "reference"}),
+    (256, {"position": "transformer_xl", "segments": "attention", "blocks": "2-2", "windows": "20,0"}),
     *((length, {"position": "learned"}) for length in (32, 128, 300, 512)),
     *((256, {"position": name}) for name in ("tupe", "rope", "tisa", "fire", "synthesizer")),
     (24, {"position": "floater"}),
@@ -543,6 +598,15 @@ def test_the_command_leaves_the_decoder_out(capsys):
     assert str(cost(config, 16, decoder=False)) in capsys.readouterr().out
 
 
+def test_the_command_counts_windows(capsys):
+    main(["cost", *SMALL, "--blocks", "3", "--position", "tisa", "--windows", "2,0"])
+    windowed = cost(small_config(position="tisa", windows="2,0"), 16)
+    assert str(windowed) in capsys.readouterr().out
+    # Of 16 x 16 pairs, at most two apart: five keys for each query, but three at the ends and four beside them.
+    everything = cost(small_config(position="tisa"), 16)
+    assert windowed.flops.attention * 3 * 256 == everything.flops.attention * (2 * (16 * 5 - 2 * (2 + 1)) + 256)
+
+
 def test_the_command_prints_the_papers_table(tmp_path, capsys):
     main(["cost", "--paper", "--out", str(tmp_path / "paper.json")])
     printed = capsys.readouterr().out
@@ -556,6 +620,7 @@ def test_the_command_prints_the_papers_table(tmp_path, capsys):
     [
         (["--length", "0"], "--length: expected at least 1, got 0"),
         (["--num-heads", "5"], "--num-heads: 5 heads do not divide hidden_size 32"),
+        (["--windows", "2,-1"], "--windows: expected numbers as '128' or '128,128,0' (0: no window), got '2,-1'"),
         (["--blocks", "3y4"], "--blocks: expected layers as '12', '1x12' or '4-4-4', got '3y4'"),
         (["--decoder-layers", "2"], "--decoder-layers: a single block is never pooled"),
         (["--blocks", "99999999"], "--blocks: expected at most 1000 layers, got 99999999"),

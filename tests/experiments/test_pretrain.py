@@ -485,6 +485,17 @@ def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(t
     assert "holds results with position_options" in message
 
 
+@pytest.mark.parametrize("objective", ["mlm", "electra"])
+def test_windows_are_trained_saved_and_told(text, tmp_path, objective):
+    results = run(text, tmp_path, "--windows=2,0", "--blocks=2", "--objective", objective)
+    assert results["settings"]["windows"] == "2,0"
+    assert "| windows | `2,0` |" in (tmp_path / "model" / "README.md").read_text()
+    encoder = Encoder.from_pretrained(tmp_path / "model").eval()
+    first, second = encoder(torch.arange(5, 15)[None], output_attentions=True).attentions
+    assert int(first[0, 0, 5].count_nonzero()) == 5
+    assert int(second[0, 0, 5].count_nonzero()) == 10
+
+
 def test_a_dry_run_counts_a_methods_options_and_narrow_embeddings(text, tmp_path, capsys):
     common = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dry-run"]
     main([*common, '--position-options={"num_kernels": 100}', "--embedding-size=4"])
@@ -597,6 +608,9 @@ OPTIONS = "--position-options"
         (["--blocks", "4-4", "--decoder-layers", "0"], "--decoder-layers: expected at least 1, got 0"),
         (["--decoder-layers", "2"], "--decoder-layers: a single block is never pooled"),
         (["--blocks", "2-2", "--decoder-layers", "x"], "--decoder-layers: expected layers as"),
+        (["--windows", "3,x"], "--windows: expected numbers as '128' or '128,128,0' (0: no window), got '3,x'"),
+        (["--windows=-3"], "--windows: expected numbers as"),
+        (["--windows", "1,2,3,4,5"], "--windows: expected at most 4 numbers, one per layer, got '1,2,3,4,5'"),
         (["--num-heads", "5"], "--num-heads: 5 heads do not divide hidden_size 128"),
         (["--num-heads", "0"], "--num-heads: expected at least 1, got 0"),
         (["--hidden-size", "0"], "--hidden-size: expected at least 1, got 0"),

@@ -87,6 +87,26 @@ def test_torch_quickly(position, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_windows_quickly(tmp_path):
+    found = check(exportable(EncoderForMaskedLM, "tisa", windows="3,0"), tmp_path / "model.pt2")
+    assert (found.min_length, found.max_length) == (1, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("position", "file"),
+    [
+        (position, file)
+        for position in ("transformer_xl", "rope", "shaw", "learned", "synthesizer")
+        for file in ("model.pt2", "model.onnx")
+        if EVERY or (position, file) in (("transformer_xl", "model.pt2"), ("rope", "model.onnx"))
+    ],
+)
+def test_windows(position, file, tmp_path):
+    check(exportable(EncoderForMaskedLM, position, windows="3,0"), tmp_path / file)
+    check(exportable(EncoderForSequenceClassification, position, **FUNNEL, windows="4,5"), tmp_path / f"funnel-{file}")
+
+
 def test_onnx_quickly(tmp_path):
     found = check(exportable(EncoderForSequenceClassification, "rope"), tmp_path / "model.onnx")
     assert (found.inputs, found.max_length) == (("input_ids", "attention_mask"), None)

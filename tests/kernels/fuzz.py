@@ -186,7 +186,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         way=one_of(*WAYS),
         onednn=one_of(None, None, True, False),
     )
-    return case if triton else _draw_options(rng, case)
+    return _draw_options(rng, case)
 
 
 def _draw_options(rng: random.Random, case: Case) -> Case:

@@ -199,14 +199,6 @@ def test_widths(fast, head_dim, value_dim):
 # --- what few calls ask for
 
 
-@pytest.fixture
-def optional(fast):
-    """A fast backend that takes them."""
-    if fast == "triton":
-        pytest.skip("the kernels refuse them")
-    return fast
-
-
 WINDOWS = {
     "itself": 0,
     "both sides": 4,
@@ -218,19 +210,19 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_windows(optional, window):
-    check(optional, content(33, 40), terms_of(EVERY_KIND, 33, 40), window=WINDOWS[window])
+def test_windows(fast, window):
+    check(fast, content(33, 40), terms_of(EVERY_KIND, 33, 40), window=WINDOWS[window])
 
 
 @pytest.mark.parametrize("case", POSITIONS)
-def test_windows_of_positions(optional, case):
+def test_windows_of_positions(fast, case):
     query_positions, key_positions = POSITIONS[case]
     options = {"query_positions": query_positions, "key_positions": key_positions, "causal": case == "cache"}
-    check(optional, content(37, 50), terms_of(TABLES, 37, 50), window=(9, 5), **options)
+    check(fast, content(37, 50), terms_of(TABLES, 37, 50), window=(9, 5), **options)
 
 
 @pytest.mark.parametrize("case", ["", "masked", "packed", "stepped"])
-def test_sink_tokens(optional, case):
+def test_sink_tokens(fast, case):
     options, step = {}, 1
     if case == "masked":
         options = {"key_mask": torch.rand(BATCH, 40) > 0.3, "causal": True}
@@ -243,18 +235,18 @@ def test_sink_tokens(optional, case):
         positions = Positions(6, 2, 40)
         options, step = {"query_positions": positions, "key_positions": positions}, 2
     terms = [(lambda table, first: OffsetBias(table, first, step), [random(HEADS, 9)], -8)]
-    check(optional, content(40, 40), terms, window=(7, 2), sink_tokens=11, **options)
+    check(fast, content(40, 40), terms, window=(7, 2), sink_tokens=11, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": (4, 1)}, {"softcap": 0.7}], ids=str)
-def test_heads_that_share_keys(optional, options):
+def test_heads_that_share_keys(fast, options):
     mask = torch.rand(BATCH, 40) > 0.3
-    check(optional, content(33, 40, key_heads=1), terms_of(EVERY_KIND, 33, 40), key_mask=mask, **options)
+    check(fast, content(33, 40, key_heads=1), terms_of(EVERY_KIND, 33, 40), key_mask=mask, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": 5}], ids=str)
-def test_soft_caps(optional, options):
-    check(optional, content(33, 40), terms_of(EVERY_KIND, 33, 40), softcap=0.6, scale=2.0, **options)
+def test_soft_caps(fast, options):
+    check(fast, content(33, 40), terms_of(EVERY_KIND, 33, 40), softcap=0.6, scale=2.0, **options)
 
 
 def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
@@ -278,11 +270,11 @@ def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
     "options", [{}, {"causal": True}, {"window": (3, 0)}, {"window": 3, "sink_tokens": 4, "softcap": 2.0}], ids=str
 )
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_log_sums(optional, options, with_sinks):
+def test_log_sums(fast, options, with_sinks):
     inputs, terms = content(37, 30), terms_of(EVERY_KIND, 37, 30)
     sinks = random(HEADS) if with_sinks else None
     expected = with_log_sums("reference", torch.float64, inputs, terms, sinks, **options)
-    found = with_log_sums(optional, torch.float32, inputs, terms, sinks, **options)
+    found = with_log_sums(fast, torch.float32, inputs, terms, sinks, **options)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
     # Where the first queries may not attend to anything, there is nothing to sum.
@@ -290,14 +282,14 @@ def test_log_sums(optional, options, with_sinks):
 
 
 @pytest.mark.parametrize("sink", [math.inf * -1, -3.0, 60.0])
-def test_a_sink_is_a_key_with_no_value(optional, sink):
+def test_a_sink_is_a_key_with_no_value(fast, sink):
     """It takes its share of each row; with a key mask of which nothing is left, it takes all."""
     query, key, value = (tensor.float() for tensor in content(9, 9))
     mask = torch.ones(BATCH, 9, dtype=torch.bool)
     mask[1] = False
     options = {"key_mask": mask, "scale": 0.5}
     sinks = torch.tensor([sink, 0.0])
-    out, lse = attention(query, key, value, sinks=sinks, return_lse=True, backend=optional, **options)
+    out, lse = attention(query, key, value, sinks=sinks, return_lse=True, backend=fast, **options)
     extended = [torch.cat([rows, torch.zeros_like(rows[:, :, :1])], 2) for rows in (key, value)]
     bias = torch.zeros(1, HEADS, 9, 10)
     bias[..., -1] = sinks.unsqueeze(-1)
@@ -308,7 +300,7 @@ def test_a_sink_is_a_key_with_no_value(optional, sink):
     torch.testing.assert_close(lse, wanted[1], rtol=1e-5, atol=1e-6)
 
 
-def test_parts_merge_to_the_whole(optional):
+def test_parts_merge_to_the_whole(fast):
     """Attention to two parts of the keys, one of them masked for an item, is that to all: gradients too."""
     inputs, bias = content(20, 30), random(HEADS, 60)
     mask = torch.rand(BATCH, 30) > 0.3
@@ -323,7 +315,7 @@ def test_parts_merge_to_the_whole(optional):
                 query_positions=Positions(10, 1, 20),
                 key_positions=Positions(start, 1, end - start),
                 return_lse=True,
-                backend=optional,
+                backend=fast,
             )
             for start, end in cuts
         ]
@@ -347,15 +339,17 @@ def test_merging_rows_that_attend_to_nothing():
 
 
 @pytest.mark.parametrize("window", [(16, 16), (40, 0)])
-def test_nobody_beyond_the_window_matters(optional, window):
+def test_nobody_beyond_the_window_matters(fast, window):
     """Changing keys and values beyond every window changes nothing, to the bit."""
+    if fast == "triton":
+        pytest.skip("a tile multiplies values beyond the window by weights of 0, and 0 times NaN is NaN")
     query, key, value = (tensor.float() for tensor in content(1, 300))
     positions = {"query_positions": Positions(150, 1, 1)}
-    before = attention(query, key, value, window=window, backend=optional, **positions)
+    before = attention(query, key, value, window=window, backend=fast, **positions)
     far = torch.arange(300) < 150 - window[0]
     far |= torch.arange(300) > 150 + window[1]
     key[:, :, far], value[:, :, far] = math.nan, math.nan
-    after = attention(query, key, value, window=window, backend=optional, **positions)
+    after = attention(query, key, value, window=window, backend=fast, **positions)
     assert torch.equal(before, after)
 
 

@@ -8,8 +8,20 @@ import sys
 import pytest
 import torch
 
-from tests.kernels.cases import BATCH, DEVICE, DIM, EVERY_KIND, HEADS, check, content, random, terms_of
-from whereformer import OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from tests.kernels.cases import (
+    BATCH,
+    DEVICE,
+    DIM,
+    EVERY_KIND,
+    HEADS,
+    TABLES,
+    check,
+    content,
+    output_gradient,
+    random,
+    terms_of,
+)
+from whereformer import OffsetBias, OffsetKeys, OffsetValues, Positions, attention, merge_attention
 from whereformer.kernels import tuning
 from whereformer.kernels.call import make_call
 
@@ -26,6 +38,10 @@ backend = importlib.import_module("whereformer.kernels.triton.launch")
 IN_SHORT = {
     "by strides": {"causal": True, "scale": -0.3, "query_positions": Positions(-1, 2, 20)},
     "by ids": {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0},
+    "by documents in any order": {
+        "query_documents": torch.arange(40).view(BATCH, 20) // 6 * 5 % 4,
+        "key_documents": torch.arange(40).view(BATCH, 20) // 9 % 3,
+    },
 }
 
 
@@ -33,6 +49,10 @@ IN_SHORT = {
 def test_in_short(case):
     """A little of all that test_backends asks of it at length."""
     check("triton", content(20, 20), terms_of(EVERY_KIND, 20, 20), dropout_p=0.2, **IN_SHORT[case])
+
+
+def test_a_table_for_all_offsets_has_no_outside():
+    check("triton", content(20, 33), terms_of(["bias_for_all_offsets"], 20, 33), causal=True)
 
 
 @pytest.mark.slow
@@ -80,6 +100,78 @@ def test_operator_contract(explicit, monkeypatch):
         for tensor in calls[0]
     ]
     torch.library.opcheck(forward, arguments)
+
+
+# --- windows, shared keys, soft caps, logs of sums
+
+# test_backends asks all of it at length.
+
+
+def test_windows():
+    check("triton", content(37, 50), terms_of(TABLES, 37, 50), window=(9, 3))
+
+
+def leaves_of(*tensors):
+    return [tensor.float().requires_grad_() for tensor in tensors]
+
+
+def assert_same(found, expected, leaves):
+    """Two ways to compute tensors give the same numbers, and the same gradients of leaves."""
+    outs = []
+    for tensors in (found, expected):
+        d_outs = [output_gradient(tensor).to(tensor.dtype) for tensor in tensors]
+        outs.append([*tensors, *torch.autograd.grad(tensors, leaves, d_outs, retain_graph=True)])
+    for ours, theirs in zip(*outs, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_share_keys():
+    query, key, value = content(20, 33)
+    key, value = leaves_of(key[:, :1], value[:, :1])
+    (query,) = leaves_of(query)
+    built = [
+        kind(*(tensor.float() for tensor in tensors), *(() if first is None else (first,)))
+        for kind, tensors, first in terms_of(["bias"], 20, 33)
+    ]
+    shared = attention(query, key, value, built, causal=True, backend="triton")
+    each = [tensor.repeat_interleave(HEADS, 1) for tensor in (key, value)]
+    repeated = attention(query, *each, built, causal=True, backend="triton")
+    assert_same([shared], [repeated], [query, key, value])
+
+
+@pytest.mark.parametrize("softcap", [0.5, 30.0])
+def test_soft_caps(softcap):
+    leaves = leaves_of(*content(20, 33))
+    found, expected = (attention(*leaves, scale=1.0, softcap=softcap, backend=name) for name in ("triton", "reference"))
+    assert_same([found], [expected], leaves)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": (5, 5), "dropout_p": 0.2}])
+def test_logs_of_sums(options):
+    leaves = leaves_of(*content(20, 33), random(HEADS, 9))
+    key_mask = torch.ones(BATCH, 33, dtype=torch.bool, device=DEVICE)
+    key_mask[1] = False
+    outs = []
+    for name in ("triton", "reference"):
+        torch.manual_seed(0)
+        options = {"key_mask": key_mask, "return_lse": True, "backend": name, **options}
+        out, lse = attention(*leaves[:3], [OffsetBias(leaves[3], -4)], **options)
+        assert lse.dtype == torch.float32
+        assert lse[1].isneginf().all()
+        outs.append([out, lse[0]])
+    assert_same(*outs, leaves)
+
+
+def test_parts_merge_into_the_whole():
+    query, key, value, table = leaves_of(*content(20, 33), random(HEADS, 9))
+    terms, positions = [OffsetBias(table, -4)], Positions(13, 1, 20)
+    options = {"causal": True, "query_positions": positions, "return_lse": True, "backend": "triton"}
+    whole = attention(query, key, value, terms, **options)
+    parts = [
+        attention(query, key[:, :, start:end], value[:, :, start:end], terms, key_positions=keys, **options)
+        for start, end, keys in ((0, 16, Positions(0, 1, 16)), (16, 33, Positions(16, 1, 17)))
+    ]
+    assert_same(merge_attention(*zip(*parts, strict=True)), whole, [query, key, value, table])
 
 
 # --- what it cannot take

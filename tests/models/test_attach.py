@@ -782,12 +782,6 @@ def test_models_of_more_than_text():
     assert structure(model) == before
 
 
-def test_models_whose_scores_are_changed_otherwise():
-    sizes = {**SIZES, "num_key_value_heads": 1, "head_dim": 8}
-    with pytest.raises(ValueError, match=r"softcap: whereformer's attention has none, got 50.0$"):
-        attach(transformers.Gemma2Model(transformers.Gemma2Config(**sizes)), "tisa")
-
-
 def test_bad_models():
     with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
         attach(nn.Linear(2, 2), "tisa")

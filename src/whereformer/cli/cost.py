@@ -40,6 +40,10 @@ class Cost:
     decoder: bool = True
     """Leave out the decoder, as models that classify sequences do."""
 
+    windows: str | None = None
+    """How far layers attend to each side, in tokens: "64,64,0" gives two layers windows of 64 and the third none, and
+    so on in turn. Default: no windows."""
+
     hidden_size: int = 768
     """Width of the encoder."""
 

@@ -17,6 +17,7 @@ from .checks import (
     width_of_heads,
 )
 from .pooling import Pooling
+from .windows import parse_windows
 
 CHOICES = {
     "norm": ("post", "pre"),
@@ -62,6 +63,12 @@ class EncoderConfig(PreTrainedConfig):
         with_decoder: False leaves out the decoder that decoder_layers describes. Models built without it record that
             here, so that their checkpoints never become models with an untrained decoder. A position method still
             counts its layers, so that checkpoints of the whole model fit.
+        windows: how far each layer attends, as "128,128,0": one number per layer, repeated over the layers in turn.
+            There, two layers attend to at most 128 positions on each side, and the third to all (0: no window).
+            ModernBERT's ``local_attention`` counts both sides together: its 128 is 64 here. A shared layer counts once
+            per pass, and the decoder's layers come last. Windows count positions, so after pooling they hold fewer
+            tokens. [CLS] is a token like any other, even if it is kept separate: a layer without a window lets it see
+            all tokens, and be seen. None: no windows.
         pooling: how two neighbors become one: "mean", "max" or "min".
         pool_query_only: the layer that halves the sequence still attends to the whole one; else only to the pooled one.
         separate_cls: the first token is [CLS]: no pooling changes it, and positions are counted from the token after it
@@ -104,6 +111,7 @@ class EncoderConfig(PreTrainedConfig):
     blocks: str = "12"
     decoder_layers: str = "0"
     with_decoder: bool = True
+    windows: str | None = None
     pooling: str = "mean"
     pool_query_only: bool = True
     separate_cls: bool = True
@@ -131,8 +139,8 @@ class EncoderConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # Whole numbers of layers are fine as numbers too.
-        for name in ("blocks", "decoder_layers"):
+        # A single whole number is fine as a number too.
+        for name in ("blocks", "decoder_layers", "windows"):
             if type(getattr(self, name)) is int:
                 setattr(self, name, shown(getattr(self, name)))
         check_kinds(self, kwargs)
@@ -160,6 +168,7 @@ class EncoderConfig(PreTrainedConfig):
                     f"a single block is never pooled, so there is nothing to undo; got "
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}",
                 )
+        self.layer_windows()
         if self.segments == "attention" and self.type_vocab_size < 1:
             raise InputError("segments", "'attention' needs a type_vocab_size of at least 1, got 0")
         if self.embedding_size is None:
@@ -220,6 +229,11 @@ class EncoderConfig(PreTrainedConfig):
             blocks += parse_blocks(self.decoder_layers)
         repeats = [block.repeats for block in blocks for _ in range(block.layers)]
         return tuple(layer for layer, count in enumerate(repeats) for _ in range(count))
+
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """Return the window of every pass, in order, including a decoder that is left out; None where there is none."""
+        decoder = () if self.decoder_layers == "0" else parse_blocks(self.decoder_layers)
+        return parse_windows(self.windows, parse_blocks(self.blocks), decoder)
 
     def block_lengths(self, length: int) -> tuple[int, ...]:
         """Return the number of tokens in each block for ``length`` tokens: each block after the first halves them.

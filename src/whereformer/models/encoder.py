@@ -124,6 +124,7 @@ class Encoder(EncoderPreTrainedModel):
         self.blocks = [range(*block) for block in pairwise(ends)]
         self.passes = config.passes if config.with_decoder else config.passes[: ends[-1]]
         self.decoder = range(ends[-1], len(self.passes))
+        self.windows = config.layer_windows()
         content = self.position.content
         self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))
         # A checkpoint may have a decoder that is left out here; its layers come last.
@@ -254,7 +255,9 @@ class _Run:
         if last is None or last.queries is not queries or last.keys is not keys:
             position = self.encoder.position
             shared = position.shared(queries.positions, keys.positions, self.once) if self.share else None
-            last = AttentionContext(position, queries, keys, shared, with_weights=self.with_weights)
+            last = AttentionContext(
+                position, queries, keys, shared, with_weights=self.with_weights, windows=self.encoder.windows
+            )
             self.last_context = last
         return last
 

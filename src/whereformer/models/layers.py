@@ -36,6 +36,7 @@ class AttentionContext:
         causal: whether keys at later positions than the query's are masked.
         earlier: keys and values of earlier calls; the hidden states are then those of new tokens only.
         with_weights: whether layers return their attention weights.
+        windows: how far each layer attends to each side, None without a limit; empty where no layer has a window.
     """
 
     position: Position
@@ -45,6 +46,7 @@ class AttentionContext:
     causal: bool = False
     earlier: Earlier | None = None
     with_weights: bool = False
+    windows: tuple[int | None, ...] = ()
 
     def place(self, layer: int) -> Place:
         """Return the place that the position method's hooks get in one layer."""
@@ -128,6 +130,7 @@ class Attention(nn.Module):
             "query_documents": context.queries.documents,
             "key_documents": context.keys.documents,
             "causal": context.causal,
+            "window": context.windows[layer] if context.windows else None,
         }
 
     def _heads(self, projected: Tensor) -> Tensor:

@@ -84,13 +84,17 @@ class Keeps(NamedTuple):
     widens: bool = False
 
 
-def kept_by(by: Computed, drops: bool, dtype: torch.dtype, device: torch.device) -> Keeps:
-    """Return what attention computed this way keeps in training; ``drops`` says whether it drops weights."""
+def kept_by(by: Computed, drops: bool, windowed: bool, dtype: torch.dtype, device: torch.device) -> Keeps:
+    """Return what attention computed this way keeps in training.
+
+    ``drops`` says whether it drops weights, and ``windowed`` whether it has a window.
+    """
     wide = max(4, dtype.itemsize)
     match by:
         case Computed("reference"):
-            # The weights; with dropout also a mask, and the weights that are left.
-            return Keeps(score_bytes=wide + (wide + 1 if drops else 0), widens=True)
+            # The weights; with dropout also a mask, and the weights that are left. With a window, which may leave rows
+            # empty, the weights before and after these are zeroed.
+            return Keeps(score_bytes=wide + (wide + 1 if drops else wide if windowed else 0), widens=True)
         case Computed("fused") if drops and device.type == "cpu":
             # Torch keeps the same, but its mask consists of numbers.
             return Keeps(score_bytes=3 * wide)

@@ -77,7 +77,10 @@ class _Item:
         self.mask = self.size if trace.device.type == "cpu" else 1
         self.hidden_mask = self.mask if self.config.hidden_dropout_prob else 0
         drops = self.config.attention_probs_dropout_prob > 0
-        self.attention = [kept_by(computed, drops, trace.dtype, trace.device) for computed in trace.trained]
+        self.attention = [
+            kept_by(computed, drops, window is not None, trace.dtype, trace.device)
+            for computed, window in zip(trace.trained, trace.windows, strict=True)
+        ]
         # The backward computes the activation again, unless dropout acted on it.
         self.per_wide: float = self.size
         if self.config.activation_dropout_prob > 0:

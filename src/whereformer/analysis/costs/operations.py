@@ -2,7 +2,7 @@
 
 Only matrix products count, with two operations per multiply-add. As in the Funnel-Transformer paper (Dai et al. 2020,
 arXiv 2006.03236), norms, activations, softmax and dropout do not count: they are less than one percent of a typical
-model.
+model. Pairs that a layer's window keeps apart do not count, although the reference computes all pairs.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def flops_of(trace: Trace, predictions: int) -> Flops:
     width, inner = config.hidden_size, config.num_attention_heads * config.head_dim
     encoder = len(passes) - decoder_depth(config)
     parts = []
-    for place, position, segments in zip(passes, trace.flops, trace.segment_flops, strict=True):
+    for layer, (place, position, segments) in enumerate(zip(passes, trace.flops, trace.segment_flops, strict=True)):
         n_q, n_k = place.n_q, place.n_k
         # The projections of queries and output run over the queries, those of keys and values over the keys.
         of_queries, of_keys = (2, 2) if trace.content else (1, 1)
         linear = width * inner * (of_queries * n_q + of_keys * n_k) + 2 * n_q * width * config.intermediate_size
-        attention = (2 if trace.content else 1) * n_q * n_k * inner
+        attention = (2 if trace.content else 1) * trace.pairs(layer) * inner
         parts.append((2 * batch * linear, 2 * batch * attention, position, segments))
     linear, attention, position, segments = (sum(part) for part in zip(*parts[:encoder], strict=True))
     narrow = config.embedding_size if config.embedding_size != width else 0

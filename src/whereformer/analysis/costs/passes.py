@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
+
+import torch
 
 from ...kernels import Positions
 from ...models import EncoderConfig, parse_blocks
@@ -45,3 +48,15 @@ def decoder_depth(config: EncoderConfig) -> int:
     if config.decoder_layers == "0" or not config.with_decoder:
         return 0
     return sum(block.layers * block.repeats for block in parse_blocks(config.decoder_layers))
+
+
+@lru_cache(maxsize=64)
+def pairs_within(at: Pass, window: int | None) -> int:
+    """Return how many pairs of a query and a key are at most ``window`` positions apart; all pairs if it is None."""
+    if window is None:
+        return at.n_q * at.n_k
+    # The numbers of the first key within a query's window, and of the first one behind it
+    from_first_key = at.queries.values(torch.device("cpu")) - at.keys.start
+    first = (from_first_key - window + at.keys.stride - 1) // at.keys.stride
+    behind = (from_first_key + window) // at.keys.stride + 1
+    return int((behind.clamp(0, at.n_k) - first.clamp(0, at.n_k)).sum())

@@ -23,7 +23,7 @@ from ...models.layers import SegmentScores
 from ...positions import Place, Position
 from .attention import Computed, training
 from .kept import KeptTensors
-from .passes import Pass, layer_passes
+from .passes import Pass, layer_passes, pairs_within
 
 META = torch.device("meta")
 
@@ -43,6 +43,7 @@ class Trace:
 
     Attributes:
         passes: every layer as it runs.
+        windows: how far each layer attends to each side, by pass; None without a limit.
         content: whether scores include query . key.
         embed_flops: operations that position adds to the embeddings.
         flops: operations of position, by pass.
@@ -59,6 +60,7 @@ class Trace:
         self.config, self.length, self.batch, self.dtype = config, length, batch, dtype
         self.device, self.backend = device, backend
         self.passes = layer_passes(config, length)
+        self.windows = config.layer_windows()[: len(self.passes)]
         self.flops: list[int] = []
         self.segment_flops: list[int] = []
         self.trained: list[Computed] = []
@@ -92,7 +94,7 @@ class Trace:
                 shared[at] = method.shared(at.queries, at.keys, once)
             call = self._call(method, segments, at, Place(at.queries, at.keys, layer, shared[at]))
             self._note(call)
-            applied = [2 * _applied(term, self.config, at, self.batch) for term in call.terms]
+            applied = [2 * self._applied(term, call, layer) for term in call.terms]
             self.segment_flops.append(0 if segments is None else applied.pop())
             self.flops.append(counter.get_total_flops() - counted + sum(applied))
             self.kept_by_pass.append(self._kept.size() - kept)
@@ -128,6 +130,7 @@ class Trace:
             value,
             terms,
             dropout_p=config.attention_probs_dropout_prob,
+            window=self.windows[place.layer],
             query_positions=at.queries,
             key_positions=at.keys,
         )
@@ -141,19 +144,27 @@ class Trace:
         with torch.no_grad():
             self.inferred.append(choose(replace(call, dropout_p=0.0), self.backend, self.device))
 
+    def pairs(self, layer: int) -> int:
+        """Return how many pairs of a query and a key attend in a layer, per head and sequence."""
+        return pairs_within(self.passes[layer], self.windows[layer])
 
-def _applied(term: Term, config: EncoderConfig, at: Pass, batch: int) -> int:
-    """Return the multiply-adds of a term in attention; one number per pair is only added.
+    def _applied(self, term: Term, call: Call, layer: int) -> int:
+        """Return the multiply-adds of a term in attention; one number per pair is only added.
 
-    Scores that the whole batch shares count once, although some backends compute them for each item.
-    """
-    heads = config.num_attention_heads
-    match term:
-        case OffsetKeys() | OffsetValues():
-            # Every query takes one product with the whole table, and every key picks its offset's number.
-            return batch * heads * at.n_q * term.table.shape[1] * term.table.shape[2]
-        case FactorPair():
-            items = max(len(term.query_factors), len(term.key_factors))
-            return items * heads * at.n_q * at.n_k * term.query_factors.shape[3]
-        case OffsetBias() | OffsetBias2d() | DenseBias():
-            return 0
+        Scores that the whole batch shares count once, although some backends compute them for each item.
+        """
+        heads = self.config.num_attention_heads
+        match term:
+            case OffsetKeys() | OffsetValues():
+                # Every query takes one product with the whole table, or with what its window shows of it, and every key
+                # picks its offset's number.
+                low, high = call.offset_limits()
+                columns = term.table.shape[1]
+                if low is not None and high is not None:
+                    columns = min(columns, high - low + 1)
+                return self.batch * heads * call.n_q * columns * term.table.shape[2]
+            case FactorPair():
+                items = max(len(term.query_factors), len(term.key_factors))
+                return items * heads * self.pairs(layer) * term.query_factors.shape[3]
+            case OffsetBias() | OffsetBias2d() | DenseBias():
+                return 0

@@ -33,6 +33,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
             num_attention_heads=model.num_heads,
             blocks=model.blocks,
             decoder_layers=model.decoder_layers,
+            windows=model.windows,
             position=model.position,
             position_options=options,
             max_position_embeddings=length,

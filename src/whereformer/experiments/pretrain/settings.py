@@ -47,6 +47,10 @@ class ModelSettings:
     decoder_layers: str | None = None
     """Full-length layers after several blocks, such as "2" or "1x2". Default: 2, or 0 for a single block."""
 
+    windows: str | None = None
+    """How far layers attend to each side, in tokens: "64,64,0" gives two layers windows of 64 and the third none, and
+    so on in turn. Default: no windows."""
+
     position: str = "tisa"
     """Position method, or several joined by "+"; `whereformer positions` lists them."""
 

@@ -23,7 +23,7 @@ from .blocks import LARGEST_BLOCK, padded
 
 
 class RowMatrix(NamedTuple):
-    """A (batch, heads, n, width) tensor with a contiguous last axis.
+    """A (batch, heads, n, width) tensor with a contiguous last axis; keys and values may have fewer heads.
 
     ``data`` is None if a call has no such tensor.
     """
@@ -34,6 +34,7 @@ class RowMatrix(NamedTuple):
     row: Any
     width: Any  # a compile-time constant
     padded: Any  # the width of its tiles, a power of two: also a compile-time constant
+    shared: Any  # the number of neighboring query heads that share a head: also a compile-time constant
 
 
 class PairMatrix(NamedTuple):
@@ -57,13 +58,11 @@ class Inputs(NamedTuple):
 
 
 class BiasTable(NamedTuple):
-    """A table of numbers over offsets, padded with its end values so that no tile INSIDE reads beyond it."""
+    """A table of numbers over offsets."""
 
-    log2: Any  # (heads, row), in units of log2; None if a call has no such table
-    row: Any  # the number of columns, including padding
-    shift: Any  # the offset of the first column, including padding
-    first: Any  # the offset of the first column that is not padding
-    length: Any  # the number of columns that are not padding
+    log2: Any  # (heads, length), in units of log2; None if a call has no such table
+    first: Any  # the offset of the first column
+    length: Any
 
 
 class VectorTable(NamedTuple):
@@ -75,14 +74,16 @@ class VectorTable(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """The factor on products of queries and keys."""
+    """The factor on products of queries and keys, which is positive, and what bounds them then."""
 
     natural: Any
-    log2: Any  # times log2(e)
+    log2: Any  # times log2(e); or divided by the cap
+    cap: Any  # in units of log2; None without a soft cap
+    last: Any  # whether nothing is added to the products, so that they are scaled last: a compile-time constant
 
 
 class TableSpan(NamedTuple):
-    """The offsets between which some table is not constant; None if there is no table."""
+    """The offsets between which some table is not constant; None if no pair reads beyond the ends of a table."""
 
     first: Any
     last: Any
@@ -105,7 +106,8 @@ class PairRules(NamedTuple):
     n_q: Any
     n_k: Any
     heads: Any
-    causal: Any  # a compile-time constant
+    min_offset: Any  # the offsets that are allowed; None without a limit
+    max_offset: Any
     start: Any  # the offset between the first query and the first key; 0 if positions are explicit
     query_stride: Any  # the strides are compile-time constants
     key_stride: Any
@@ -118,6 +120,10 @@ class PairRules(NamedTuple):
     key_end: Any  # for each row of the batch, the index after the last key that may be attended
     query_documents: Any
     key_documents: Any
+    first_keys: Any  # (batch, n_q): the first and the last key of each query's document
+    last_keys: Any
+    first_queries: Any  # likewise, (batch, n_k)
+    last_queries: Any
     dropout_seeds: Any  # 32 bits for each row of scores
     dropout_threshold: Any
     dropout_scale: Any
@@ -175,15 +181,19 @@ def constant(number: int | bool) -> Any:
     return tl.constexpr(number)
 
 
-def row_matrix(tensor: Tensor | None, batch: int = 0) -> RowMatrix:
-    """Describe a tensor to the kernels; if it has one row for the whole ``batch``, all items read that row."""
+def row_matrix(tensor: Tensor | None, batch: int = 0, shared: int = 1) -> RowMatrix:
+    """Describe a tensor to the kernels, each of whose heads serves ``shared`` query heads.
+
+    If it has one row for the whole ``batch``, all items read that row.
+    """
     if tensor is None:
-        return RowMatrix(None, 0, 0, 0, constant(16), constant(16))
+        return RowMatrix(None, 0, 0, 0, constant(16), constant(16), constant(1))
     if tensor.stride(3) != 1 and tensor.shape[3] != 1:
         tensor = tensor.contiguous()
     across = 0 if tensor.shape[0] == 1 and batch > 1 else tensor.stride(0)
     width = tensor.shape[3]
-    return RowMatrix(tensor, across, tensor.stride(1), tensor.stride(2), constant(width), constant(padded(width)))
+    sizes = constant(width), constant(padded(width)), constant(shared)
+    return RowMatrix(tensor, across, tensor.stride(1), tensor.stride(2), *sizes)
 
 
 def pair_matrix(tensor: Tensor | None, batch: int) -> PairMatrix:
@@ -199,11 +209,16 @@ def inputs_of(problem: Problem) -> Inputs:
     batch = problem.value.shape[0]
     return Inputs(
         row_matrix(problem.query),
-        row_matrix(problem.key),
-        row_matrix(problem.value),
+        row_matrix(problem.key, shared=shared_by(problem)),
+        row_matrix(problem.value, shared=shared_by(problem)),
         row_matrix(problem.query_factors, batch),
         row_matrix(problem.key_factors, batch),
     )
+
+
+def shared_by(problem: Problem) -> int:
+    """Return the number of query heads for each head of keys and values."""
+    return problem.heads // problem.value.shape[1]
 
 
 def norm_of(norm: Tensor, delta: Tensor | None = None) -> Norm:
@@ -216,6 +231,8 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
     n_q, n_k = problem.n_q, problem.value.shape[2]
     key_mask = problem.key_mask
     key_end = ranks = query_documents = key_documents = None
+    keys_between: tuple[Tensor | None, Tensor | None] = (None, None)
+    queries_between: tuple[Tensor | None, Tensor | None] = (None, None)
     query_positions, key_positions = problem.query_positions, problem.key_positions
     if key_mask is not None:
         numbers = torch.arange(1, n_k + 1, dtype=torch.int32, device=key_mask.device)
@@ -223,6 +240,8 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
         key_mask = key_mask.contiguous().view(torch.uint8)
     if problem.query_documents is not None and problem.key_documents is not None:
         query_documents, key_documents = _same_dtype(problem.query_documents, problem.key_documents)
+        keys_between = _partners(query_documents, key_documents)
+        queries_between = _partners(key_documents, query_documents)
     across = [0, 0]
     if query_positions is not None and key_positions is not None:
         query_positions, key_positions = _same_dtype(query_positions, key_positions)
@@ -235,8 +254,9 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
     return PairRules(
         n_q=n_q,
         n_k=n_k,
-        heads=problem.value.shape[1],
-        causal=constant(problem.limits_offsets),
+        heads=problem.heads,
+        min_offset=problem.min_offset,
+        max_offset=problem.max_offset,
         start=key_start - query_start,
         query_stride=constant(query_stride),
         key_stride=constant(key_stride),
@@ -249,6 +269,10 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
         key_end=key_end,
         query_documents=query_documents,
         key_documents=key_documents,
+        first_keys=keys_between[0],
+        last_keys=keys_between[1],
+        first_queries=queries_between[0],
+        last_queries=queries_between[1],
         dropout_seeds=dropout_seeds,
         dropout_threshold=int(problem.dropout_p * 2**32),
         dropout_scale=1.0 / (1.0 - problem.dropout_p),
@@ -265,6 +289,18 @@ def _same_dtype(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return first.to(dtype).contiguous(), second.to(dtype).contiguous()
 
 
+def _partners(documents: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and the last of the ``others`` in the same document, int32 in the shape of ``documents``.
+
+    Without any, the first is beyond the end and the last is -1.
+    """
+    ordered, places = others.sort(stable=True)
+    bounds = [torch.searchsorted(ordered, documents, right=right) for right in (False, True)]
+    none, last = bounds[0] == bounds[1], others.shape[1] - 1
+    first = places.gather(1, bounds[0].clamp_max(last)).masked_fill(none, last + 1)
+    return first.int(), places.gather(1, (bounds[1] - 1).clamp_min(0)).masked_fill(none, -1).int()
+
+
 def _ranks(positions: Tensor) -> Tensor:
     """Count the earlier keys at the same position in each key's block; int32, in the shape of ``positions``."""
     length = positions.shape[-1]
@@ -279,7 +315,7 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     spans = [
         (first, first + table.shape[1] - 1)
         for first, table in zip(problem.first, tables, strict=True)
-        if table is not None
+        if table is not None and not _covers(problem, first, table.shape[1])
     ]
     first = last = None
     if spans:
@@ -290,32 +326,46 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     if problem.value_table is not None and d_out is not None:
         value_products = (d_out.float() @ problem.value_table.mT).contiguous()
     return Terms(
-        scale=Scale(problem.scale, problem.scale * LOG2E),
+        scale=_scale_of(problem),
         span=TableSpan(first, last),
-        bias=_bias_table(problem, first, last),
+        bias=_bias_table(problem),
         key_table=_vector_table(key_products, problem.key_table, problem.first[1]),
         value_table=_vector_table(value_products, problem.value_table, problem.first[2]),
         dense=pair_matrix(problem.dense, problem.value.shape[0]),
     )
 
 
-def _bias_table(problem: Problem, first: int | None, last: int | None) -> BiasTable:
-    """Return the table of numbers; ``first`` and ``last`` are the offsets between which some table is not constant."""
-    bias, shift = problem.bias, problem.first[0]
+def _scale_of(problem: Problem) -> Scale:
+    if problem.softcap is not None:
+        return Scale(problem.scale, problem.scale / problem.softcap, problem.softcap * LOG2E, constant(False))
+    added = (problem.bias, problem.key_table, problem.query_factors, problem.dense)
+    return Scale(problem.scale, problem.scale * LOG2E, None, constant(all(term is None for term in added)))
+
+
+def _covers(problem: Problem, first: int, length: int) -> bool:
+    """Whether no pair of the problem reads beyond the ends of a table; False for explicit positions."""
+    query_start, query_stride, key_start, key_stride = problem.affine
+    start = key_start - query_start
+    low, high = start - (problem.n_q - 1) * query_stride, start + (problem.n_k - 1) * key_stride
+    low = low if problem.min_offset is None else max(low, problem.min_offset)
+    high = high if problem.max_offset is None else min(high, problem.max_offset)
+    return problem.query_positions is None and first <= low and high < first + length
+
+
+def bias_covers(problem: Problem) -> bool:
+    """Whether no pair of the problem reads beyond the ends of its table of numbers."""
+    return problem.bias is not None and _covers(problem, problem.first[0], problem.bias.shape[1])
+
+
+def _bias_table(problem: Problem) -> BiasTable:
+    """Return the table of numbers, in units of log2."""
+    bias = problem.bias
     if bias is None:
-        return BiasTable(None, None, None, None, None)
-    length = bias.shape[1]
+        return BiasTable(None, None, None)
     # The lowest finite number, which masks often contain, must stay finite: only -inf forbids a pair.
     lowest = torch.finfo(bias.dtype).min / 4
     bias = torch.where(bias.isneginf(), bias, bias.clamp(lowest, -lowest)) * LOG2E
-    if first is not None and last is not None and problem.query_positions is None:
-        # A tile that is not entirely beyond the ends of all tables reads at most its own extent beyond them.
-        extent = LARGEST_BLOCK * (problem.affine[1] + problem.affine[3])
-        before = shift - first + extent
-        after = last - (shift + length - 1) + extent
-        bias = functional.pad(bias, (before, after), mode="replicate")
-        shift -= before
-    return BiasTable(bias.contiguous(), bias.shape[1], shift, problem.first[0], length)
+    return BiasTable(bias.contiguous(), problem.first[0], bias.shape[1])
 
 
 def _vector_table(products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:

@@ -31,8 +31,6 @@ def _unavailable(call: Shaped, device: torch.device) -> str | None:
             return f"needs a {name} from {_NARROWEST} to {_WIDEST}, got {width}"
     if call.factors > _WIDEST:
         return f"needs FactorPairs of at most {_WIDEST} factors, got {call.factors}"
-    if not call.is_ordinary or call.shares_keys:
-        return "has no windows, soft caps, sinks, logs of sums or shared keys"
     span = call.offset_range
     if span is not None and max(-span[0], span[1]) >= 2**30:
         return f"needs offsets below 2**30, got {span[0]} to {span[1]}"
@@ -53,10 +51,15 @@ def _unavailable_on(device: torch.device) -> str | None:
         return f"needs a CUDA device, got {device.type}"
     if torch.version.hip is not None:
         return "needs an NVIDIA GPU, got one of AMD's"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 0):
-        return f"needs compute capability 8.0, got {capability[0]}.{capability[1]}"
+    major, minor = capability(device)
+    if major < 8:
+        return f"needs compute capability 8.0, got {major}.{minor}"
     return None
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability of a GPU."""
+    return torch.cuda.get_device_capability(device)
 
 
 def interpreted() -> bool:

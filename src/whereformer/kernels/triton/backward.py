@@ -17,6 +17,7 @@ from .arguments import (
     QueryGradients,
     TableSums,
     Terms,
+    bias_covers,
     dropout_seeds_of,
     inputs_of,
     norm_of,
@@ -24,6 +25,7 @@ from .arguments import (
     pairs_of,
     parts_of,
     row_matrix,
+    shared_by,
     terms_of,
 )
 from .blocks import blocks_of, cdiv
@@ -46,13 +48,22 @@ class Backward:
     """One backward pass, which fills ``gradients``: the needed ones of ``GRADIENTS``, by name."""
 
     def __init__(
-        self, problem: Problem, d_out: Tensor, out: Tensor, norm: Tensor, gradients: dict[str, Tensor]
+        self,
+        problem: Problem,
+        d_out: Tensor,
+        d_lse: Tensor | None,
+        out: Tensor,
+        norm: Tensor,
+        gradients: dict[str, Tensor],
     ) -> None:
         self.problem, self.gradients, self.norm = problem, gradients, norm
-        self.batch, self.heads = problem.value.shape[:2]
+        self.batch, self.heads = problem.value.shape[0], problem.heads
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
         self.dropout_seeds = dropout_seeds_of(problem)
         self.delta = self._row_products(out)
+        if d_lse is not None:
+            # The derivatives of a row's log of its sum of exponentials are its weights.
+            self.delta -= d_lse
         self.parts = list(parts_of(problem))
         self.sums = {name: self._place(name) for name in GRADIENTS if name != "dense"}
 
@@ -70,7 +81,7 @@ class Backward:
         of_keys = name in ("key", "value", "key_factors")
         in_float = name.endswith("factors") or (name == "query" and self.problem.key_table is not None)
         if in_float or (of_keys and len(self.parts) > 1):
-            return tensor.new_zeros(self.batch, self.heads, *tensor.shape[2:], dtype=torch.float32)
+            return tensor.new_zeros(self.batch, *tensor.shape[1:], dtype=torch.float32)
         gradient = self.gradients.get(name)
         return (
             gradient
@@ -136,7 +147,8 @@ class Backward:
             return None if table is None else d_out.new_zeros(*of_rows, table.shape[1], dtype=torch.float32)
 
         explicit = problem.query_positions is not None
-        d_bias_ends = d_out.new_empty(2, *of_rows, dtype=torch.float32) if self.needs("bias") else None
+        ends = self.needs("bias") and not bias_covers(problem)
+        d_bias_ends = d_out.new_empty(2, *of_rows, dtype=torch.float32) if ends else None
         d_bias_rows = by_row(problem.bias) if explicit and self.needs("bias") else None
         d_key_table_rows = by_row(problem.key_table) if self.needs("key_table", "query") else None
         at_offset = by_row(problem.value_table) if self.needs("value_table") else None
@@ -157,9 +169,9 @@ class Backward:
         if d_bias is not None and d_bias_ends is not None:
             if d_bias_rows is not None:
                 d_bias += d_bias_rows.sum((0, 2))
-            ends = d_bias_ends.sum((1, 3))
-            d_bias[:, 0] += ends[0]
-            d_bias[:, -1] += ends[1]
+            left, right = d_bias_ends.sum((1, 3))
+            d_bias[:, 0] += left
+            d_bias[:, -1] += right
         key_table, query = problem.key_table, problem.query
         if d_key_table_rows is not None and d_key_table is not None and key_table is not None and query is not None:
             if d_query is not None:
@@ -173,10 +185,15 @@ class Backward:
         from .jit.key_gradients import key_gradients
 
         blocks = blocks_of("key", part.problem)
-        key_gradients[(self.batch * self.heads * cdiv(part.problem.n_k, blocks.keys),)](
+        shared = shared_by(part.problem)
+        key_gradients[(self.batch * self.heads // shared * cdiv(part.problem.n_k, blocks.keys),)](
             part.inputs,
             part.known,
-            KeyGradients(*(row_matrix(self.sums[name]) for name in ("key", "value", "key_factors"))),
+            KeyGradients(
+                row_matrix(self.sums["key"], shared=shared),
+                row_matrix(self.sums["value"], shared=shared),
+                row_matrix(self.sums["key_factors"]),
+            ),
             part.terms,
             part.pairs,
             ADD=len(self.parts) > 1,
@@ -184,7 +201,7 @@ class Backward:
         )
 
     def _diagonal_gradients(self, part: _QueryPart) -> None:
-        """Compute the bias's gradient between its ends, for affine positions."""
+        """Compute the bias's gradient between its ends, for affine positions; with the ends if each is one offset."""
         from .jit.tile_gradients import diagonal_gradients, sum_diagonals
 
         problem, pairs, d_out = part.problem, part.pairs, part.d_out
@@ -196,10 +213,11 @@ class Backward:
         start = key_start - query_start
         divisor = math.gcd(query_stride, key_stride)
         row_blocks, key_blocks = cdiv(problem.n_q, size), cdiv(problem.n_k, size)
-        # Take the diagonals of tiles that read a column between the first and the last.
-        low, high = first + 1 - start, first + length - 2 - start
-        if problem.limits_offsets:
-            high = min(high, -start)
+        # Take the diagonals of tiles that read one of these columns.
+        begin, end = (0, length) if bias_covers(problem) else (1, length - 1)
+        low, high = first + begin - start, first + end - 1 - start
+        low = low if problem.min_offset is None else max(low, problem.min_offset - start)
+        high = high if problem.max_offset is None else min(high, problem.max_offset - start)
         step = size * divisor
         first_diagonal = max(cdiv(low - key_stride * (size - 1), step), -(query_stride // divisor) * (row_blocks - 1))
         last_diagonal = min((high + query_stride * (size - 1)) // step, key_stride // divisor * (key_blocks - 1))
@@ -235,6 +253,8 @@ class Backward:
             step,
             diagonals,
             splits,
+            begin,
+            end,
             pairs.query_stride,
             pairs.key_stride,
             BLOCK=size,

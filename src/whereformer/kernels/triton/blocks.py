@@ -1,8 +1,10 @@
 """The sizes of the kernels' tiles.
 
 They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
-was faster. All fit into the 99 KiB of shared memory of the smallest GPUs of compute capability 8, and into registers.
-Anything beyond a bias or a mask takes many registers for indices, so _RICH calls have smaller tiles.
+was faster. ``benchmarks/gpu_static.py`` counts what they compile to. These need few instructions for each score and fit
+into registers. Most leave room for two programs, and all but those of _64_ROWS fit into the 99 KiB of shared memory of
+the smallest GPUs of compute capability 8. Anything beyond a bias or a mask takes many registers for indices, so "rich"
+calls have smaller tiles.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ..problem import Problem
-from .available import interpreted
+from . import available
 
 LARGEST_BLOCK = 128
 """The most queries or keys in a tile."""
@@ -34,21 +36,41 @@ class Blocks:
 
 # By kernel and by the padded width of a head: up to 64, 128, 256.
 _PLAIN = {
-    "forward": (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
-    "query": (Blocks(128, 32, 8, 3), Blocks(64, 32, 4, 3), Blocks(32, 32, 4, 2)),
-    "key": (Blocks(32, 128, 8, 3), Blocks(32, 64, 4, 3), Blocks(32, 32, 4, 2)),
-    "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1), Blocks(32, 32, 4, 1)),
+    "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
+    "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
+    "key": (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
+    "tile": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _RICH = {
-    "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
-    "query": (Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1)),
+    "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
+    "query": (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
+# GPUs of compute capability 9 and 10 multiply 64 rows at once.
+_PLAIN_64_ROWS = {
+    "forward": (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
+    "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
+    "key": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
+    "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
+}
+_RICH_64_ROWS = {
+    "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
+    "query": (Blocks(64, 16, 4, 2), Blocks(64, 16, 4, 1), Blocks(64, 16, 8, 1)),
+    "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(16, 64, 8, 1)),
+    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+}
+# Products of float32 keep whole rows in registers.
 _FLOAT = {
-    "forward": (Blocks(32, 32, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "query": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    "key": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "forward": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
+    "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+}
+_RICH_FLOAT = {
+    "forward": (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "key": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 # The interpreter's tiles are small, so that small tests have several, with different shapes.
@@ -62,21 +84,24 @@ _INTERPRETED = {
 
 def blocks_of(kernel: str, problem: Problem) -> Blocks:
     """Return the tile sizes of a problem in the kernel "forward", "query", "key" or "tile"."""
-    if interpreted():
+    if available.interpreted():
         return _INTERPRETED[kernel]
     widths = [padded(problem.value.shape[3])]
     if problem.query is not None:
         widths.append(padded(problem.query.shape[3]))
     if problem.query_factors is not None:
         widths.append(padded(problem.query_factors.shape[3]))
-    rich = (
+    terms = (
         *(problem.key_table, problem.value_table, problem.query_factors, problem.dense),
-        *(problem.query_positions, problem.query_documents),
+        problem.query_positions,
     )
+    rich = any(tensor is not None for tensor in terms)
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
-        sizes = _FLOAT
+        sizes = _RICH_FLOAT if rich else _FLOAT
+    elif available.capability(problem.value.device)[0] in (9, 10):
+        sizes = _RICH_64_ROWS if rich else _PLAIN_64_ROWS
     else:
-        sizes = _PLAIN if all(tensor is None for tensor in rich) else _RICH
+        sizes = _RICH if rich else _PLAIN
     return sizes[kernel][0 if max(widths) <= 64 else 1 if max(widths) <= 128 else 2]
 
 

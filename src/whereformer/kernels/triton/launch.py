@@ -16,19 +16,24 @@ import torch
 from torch import Tensor
 
 from ..call import Call
+from ..logsums import LogSums, put_nothing
 from ..precision import without_autocast
 from ..problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
 from ..terms import FactorPair, position_values
-from .arguments import dropout_seeds_of, inputs_of, norm_of, pairs_of, parts_of, row_matrix, terms_of
+from .arguments import dropout_seeds_of, inputs_of, norm_of, pairs_of, parts_of, row_matrix, shared_by, terms_of
 from .backward import Backward
 from .blocks import blocks_of, cdiv
 
 
-def attend(call: Call) -> tuple[Tensor, None]:
-    """Compute attention: (batch, heads, n_q, value_dim) in the value's dtype."""
+def attend(call: Call) -> tuple[Tensor, LogSums | None]:
+    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
     with without_autocast(call.value.device):
         problem = Problem.of(call)
         changes: dict[str, Any] = {}
+        if problem.scale <= 0:
+            # The kernels take the largest product of a row for that of its largest score.
+            changes["scale"] = -problem.scale or 1.0
+            changes["query"] = None if problem.query is None else problem.query * (-1 if problem.scale else 0)
         if problem.query_positions is not None or problem.key_positions is not None:
             # The kernels take both sequences' positions as affine, or both as tensors.
             tables = (problem.bias, problem.key_table, problem.value_table)
@@ -37,10 +42,21 @@ def attend(call: Call) -> tuple[Tensor, None]:
                 changes[f"{name}_positions"] = position_values(positions, call.value.device) if matter else None
         if problem.query_factors is not None and problem.key_factors is not None:
             rank, dtype = problem.query_factors.shape[3], _factors_dtype(call)
+            changes |= _with_a_key_for_each_head(problem)
             changes["query_factors"] = problem.query_factors.to(dtype) if rank else None
             changes["key_factors"] = problem.key_factors.to(dtype) if rank else None
-        out, _, _ = torch.ops.whereformer.triton_forward(*replace(problem, **changes).arguments())
-        return out, None
+        out, _, lse = torch.ops.whereformer.triton_forward(*replace(problem, **changes).arguments())
+        return out, lse if call.return_lse else None
+
+
+def _with_a_key_for_each_head(problem: Problem) -> dict[str, Tensor | None]:
+    """Repeat keys and values that heads share: factors have their own in each head."""
+    shared = shared_by(problem)
+    kept = {"key": problem.key, "value": problem.value}
+    return {
+        name: tensor if tensor is None or shared == 1 else tensor.repeat_interleave(shared, 1)
+        for name, tensor in kept.items()
+    }
 
 
 def _factors_dtype(call: Call) -> torch.dtype:
@@ -58,13 +74,15 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     out, norm = _empty_output(problem)
     if out.numel() == 0 or problem.n_k == 0:
-        return out.zero_(), norm.fill_(math.inf), problem.new_lse()
+        lse = problem.new_lse()
+        put_nothing(lse)
+        return out.zero_(), norm.fill_(math.inf), lse
     with torch.no_grad(), without_autocast(out.device), _on(out.device):
         dropout_seeds = dropout_seeds_of(problem)
         for part, rows in parts_of(problem):
             seeds_of_part = None if dropout_seeds is None else dropout_seeds[:, :, rows].contiguous()
             _run_forward(part, seeds_of_part, out[:, :, rows], norm[..., rows])
-    return out, norm, problem.new_lse()
+    return out, norm, _lse_of(norm) if problem.wants_lse else problem.new_lse()
 
 
 @_forward.register_fake
@@ -73,11 +91,19 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return *_empty_output(problem), problem.new_lse()
 
 
+def _lse_of(norm: Tensor) -> LogSums:
+    """Return the logs of the rows' sums of exponentials, whose norm is in units of log2."""
+    shift = norm[0] * math.log(2)
+    empty = shift.isposinf()
+    log_sum = norm[1] * math.log(2) if len(norm) > 1 else torch.zeros_like(shift)
+    return torch.stack([shift.masked_fill(empty, -math.inf), log_sum.masked_fill(empty, 0.0)])
+
+
 def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
     """Allocate the output, in the layout that suits the projection after it, and its norm."""
     value = problem.value
-    batch, heads, _, value_dim = value.shape
-    out = value.new_empty(batch, problem.n_q, heads, value_dim).transpose(1, 2)
+    batch, heads = value.shape[0], problem.heads
+    out = problem.new_output()
     may_be_large = any(term is not None for term in (problem.bias, problem.query_factors, problem.dense))
     return out, value.new_empty(2 if may_be_large else 1, batch, heads, problem.n_q, dtype=torch.float32)
 
@@ -96,7 +122,7 @@ def _backward(
         return [gradient.zero_() for gradient in gradients]
     with torch.no_grad(), without_autocast(out.device), _on(out.device):
         names = [name for name, wanted in zip(GRADIENTS, needed, strict=True) if wanted]
-        Backward(problem, d_out, out, norm, dict(zip(names, gradients, strict=True))).run()
+        Backward(problem, d_out, d_lse, out, norm, dict(zip(names, gradients, strict=True))).run()
     return gradients
 
 
@@ -126,7 +152,7 @@ def _run_forward(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, no
     # Imported here, because it imports Triton.
     from .jit.forward import forward
 
-    batch, heads = problem.value.shape[:2]
+    batch, heads = problem.value.shape[0], problem.heads
     blocks = blocks_of("forward", problem)
     at_offset = values = None
     if problem.value_table is not None:

@@ -31,8 +31,9 @@ def attach(
     own method. Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say.
 
     T5's own relative biases become a table over offsets instead of a matrix, so ``attach(t5, "none")`` is the same
-    model with less memory. Masks other than padding, such as ModernBERT's windows, stay matrices. A query that may not
-    attend to anything gets zeros, where transformers averages all values.
+    model with less memory. Sliding windows (ModernBERT, Mistral, Gemma), soft caps (Gemma 2), sinks (GPT-OSS) and
+    grouped heads stay what they are, without matrices or copies; other masks than padding stay matrices, and so do
+    windows in compiled code. A query that may not attend to anything gets zeros; transformers averages all values.
 
     Args:
         model: any text or image model that dispatches its attention through transformers' ``AttentionInterface``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,10 +14,13 @@ from transformers.masking_utils import (
     causal_mask_function,
     prepare_padding_mask,
     sdpa_mask,
+    sliding_window_bidirectional_mask_function,
+    sliding_window_causal_mask_function,
 )
 
-from ...errors import InputError
+from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_weights
+from ...positions import Position, Sum
 from .hooks import NAME, LayerInput
 
 
@@ -47,34 +51,35 @@ def attend(
         dropout: the dropout probability of the attention weights.
         is_causal: whether later keys are masked; None: the layer decides.
         options: everything else that the layer passes. ``whereformer`` and ``whereformer_first`` come from our hooks,
-            ``position_bias`` and ``output_attentions`` from the model.
+            ``position_bias``, ``softcap`` (Gemma 2), ``s_aux`` (the sinks of GPT-OSS) and ``output_attentions`` from
+            the model. Windows come with the mask, so ``sliding_window`` is not read.
 
     Returns:
         (batch, n_q, heads, head_dim), and the weights (batch, heads, n_q, n_k) if the model returns them.
 
     Raises:
-        InputError: for a change of scores that the model asks for and this attention does not have.
+        InputError: for keys that the model chooses itself, which this attention cannot do.
     """
     check_options(options)
-    if key.shape[1] != query.shape[1]:
-        groups = query.shape[1] // key.shape[1]
-        key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
     terms: tuple[Term, ...] = ()
     layer: LayerInput | None = options.get("whereformer")
     if layer is not None:
         position, place = layer.forward.position, layer.place(query.shape[2], key.shape[2])
+        if key.shape[1] != query.shape[1] and _rotates(position):
+            # The vectors of a method belong to the heads of queries.
+            groups = query.shape[1] // key.shape[1]
+            key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
         terms = (*position.terms(layer.hidden, place), *position.query_terms(query, place))
         query, key, value = position.rotate(query, key, value, place)
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
-    causal, key_mask = layer_is_causal(module, is_causal), None
-    if attention_mask is not None:
-        if attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1):
-            key_mask = attention_mask[:, 0, 0].expand(len(query), key.shape[2])
-        else:
-            # The mask has an entry for every pair and includes causal masking.
-            causal = False
-            terms += (_mask_term(attention_mask, query, key.shape[2]),)
-    call: dict[str, Any] = {"key_mask": key_mask, "causal": causal, "scale": scaling}
+    call: dict[str, Any] = {
+        "causal": layer_is_causal(module, is_causal),
+        "scale": scaling,
+        "softcap": options.get("softcap"),
+        "sinks": options.get("s_aux"),
+    }
+    limits, mask_terms = _limits(attention_mask, query, key.shape[2])
+    call, terms = call | limits, terms + mask_terms
     out = attention(query, key, value, terms, dropout_p=dropout, **call)
     with_weights = options.get("output_attentions")
     if with_weights is None:
@@ -94,10 +99,32 @@ def _bias_terms(bias: Tensor | None, first: int | None) -> tuple[Term, ...]:
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raise an InputError for options by which a model's attention changes the scores in its own way."""
-    for name in ("softcap", "s_aux"):
+    """Raise an InputError for options by which a model's attention chooses the keys of each query in its own way."""
+    for name in ("indices", "block_indices"):
         if options.get(name) is not None:
-            raise InputError(name, f"whereformer's attention has none, got {options[name]!r}")
+            raise InputError(name, f"whereformer's attention chooses no keys, got {shown(options[name])}")
+
+
+def _rotates(position: Position) -> bool:
+    """Whether a method may change query, key or value."""
+    parts = position if isinstance(position, Sum) else [position]
+    return any(type(part).rotate is not Position.rotate for part in parts)
+
+
+def _limits(mask: Tensor | None, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[Term, ...]]:
+    """Return how a mask limits attention: options of the call, and terms."""
+    if mask is None:
+        return {}, ()
+    if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
+        # It has an entry for every pair and includes causal masking.
+        return {"causal": False}, (_mask_term(mask, query, n_k),)
+    limits: dict[str, Any] = {}
+    if mask.dim() == 6:
+        before, after = (size - 1 for size in mask.shape[4:])
+        limits, mask = {"window": (before, after), "causal": False}, mask[..., 0, 0]
+    if mask.shape[3] > 1 or n_k == 1:
+        limits["key_mask"] = mask[:, 0, 0].expand(len(query), n_k)
+    return limits, ()
 
 
 def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
@@ -121,21 +148,53 @@ def mask(
 ) -> Tensor | None:
     """A mask function of transformers: it returns (batch, 1, 1, n_k) for mere padding, else (batch, 1, n_q, n_k).
 
-    Causal masking is left to the attention function, which needs no matrix for it.
+    Causal masking is left to the attention function, which needs no matrix for it. Nor does it for a sliding window:
+    the mask is then (batch, 1, 1, n_k or without padding 1, before + 1, after + 1), expanded from that of the padding,
+    so that it takes no more memory. How far a query attends is the size of the last two dimensions, because a size is
+    not lost where a model copies or checkpoints its mask.
     """
     if isinstance(q_offset, Tensor):
         raise InputError("past_key_values", "whereformer's attention needs a cache that grows, got a static one")
+    window = None
     if mask_function not in (bidirectional_mask_function, causal_mask_function):
-        sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
-        return sdpa_mask(*sizes, mask_function, attention_mask, **options)
+        window = _window(mask_function, options.get("local_size"))
+        # The attention function takes the last query to be at the last key.
+        if window is None or q_offset + q_length != kv_offset + kv_length:
+            sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
+            return sdpa_mask(*sizes, mask_function, attention_mask, **options)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if padding is None:
+    if padding is not None:
+        padding = padding[:, kv_offset : kv_offset + kv_length]
+        # A mask that masks nothing costs time. Only on the CPU can this be checked without waiting for the device.
+        if padding.device.type == "cpu" and not torch.compiler.is_compiling() and bool(padding.all()):
+            padding = None
+    if window is not None and window[0] < kv_length - 1:
+        if padding is None:
+            padding = torch.ones(1, 1, dtype=torch.bool, device=options.get("device"))
+        return padding[:, None, None, :, None, None].expand(-1, -1, -1, -1, *(side + 1 for side in window))
+    return None if padding is None else padding[:, None, None]
+
+
+def _window(mask_function: Callable[..., Tensor], size: int | None) -> tuple[int, int] | None:
+    """Return how far before and after it a query attends, if the mask is a sliding window of this size and no more."""
+    # A compiler cannot look into functions.
+    if size is None or torch.compiler.is_compiling():
         return None
-    padding = padding[:, kv_offset : kv_offset + kv_length]
-    # A mask that masks nothing costs time. Only on the CPU can this be checked without waiting for the device.
-    if padding.device.type == "cpu" and not torch.compiler.is_compiling() and bool(padding.all()):
-        return None
-    return padding[:, None, None]
+    if _are_same(mask_function, sliding_window_causal_mask_function(size)):
+        return size - 1, 0
+    if _are_same(mask_function, sliding_window_bidirectional_mask_function(size)):
+        return size, size
+    return None
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two functions have the same code and were made from the same functions and numbers."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_are_same, one, other))
+    if isinstance(one, FunctionType) and isinstance(other, FunctionType):
+        made_from = (tuple(cell.cell_contents for cell in each.__closure__ or ()) for each in (one, other))
+        return one.__code__ is other.__code__ and _are_same(*made_from)
+    return one is other or (type(one) is type(other) is int and one == other)
 
 
 AttentionInterface.register(NAME, attend)

@@ -181,6 +181,7 @@ def _check_is_funnel(config: EncoderConfig, encoder: Encoder) -> None:
         "position": "transformer_xl",
         "norm": "post",
         "embedding_size": config.hidden_size,
+        "windows": None,
         "segments": "attention",
         "query_bias": False,
         "lm_head": "tied",

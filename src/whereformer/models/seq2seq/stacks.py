@@ -195,7 +195,7 @@ def _context(
     new_keys: Positions,
     *,
     share: bool,
-    **options: bool,
+    **options: Any,
 ) -> AttentionContext:
     """Return the context of attention to keys; a cache, if there is one, holds all keys except the new ones."""
     shared, earlier = None, None

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, key_areas
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
-from .scores import kept, offsets_of, scores_of
+from .scores import kept, offsets_of, scores_of, weights_of
 from .tiles import ScoreTile, load, load_keys, load_queries, place_of, row_index, store
 
 
@@ -44,12 +44,15 @@ def _attend_blocks(
         first = block * BLOCK_N
         tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
         keys = load_keys(inputs, pairs, place, first, BLOCK_N)
-        scores = scores_of(queries, keys, tile, terms, pairs, AREA)
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        scores, _ = scores_of(queries, keys, tile, terms, pairs, AREA)
+        largest = tl.max(scores, 1)
+        if terms.scale.last:
+            largest *= terms.scale.log2
+        new_peak = tl.maximum(peak, largest)
         # Rows without a permitted key so far have no peak; any finite number gives them weights of 0.
         reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         shrink = tl.exp2(peak - reference)
-        weights = tl.exp2(scores - reference[:, None])
+        weights = weights_of(scores, reference[:, None], 0.0, terms)
         total = total * shrink + tl.sum(weights, 1)
         if pairs.dropout_seeds is not None:
             weights = tl.where(kept(tile, pairs), weights, 0.0)
@@ -94,10 +97,14 @@ def forward(
         tl.zeros([BLOCK_M], tl.float32),
         no_ends(BLOCK_M),
     )
-    bounds, band_end = key_areas(terms, pairs, place.batch, first_row, BLOCK_M, BLOCK_N)
+    bounds, band = key_areas(terms, pairs, place.batch, first_row, BLOCK_M, BLOCK_N)
+    if pairs.query_positions is None and pairs.min_offset is not None:
+        softmax = _attend_blocks(
+            softmax, queries, inputs, terms, pairs, place, first_row, bounds[0], bounds[1], ANY, BLOCK_M, BLOCK_N
+        )
     for area in tl.static_range(LEFT, ANY + 1):
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
-            start, end = bounds[area + 1], bounds[area + 2]
+            start, end = bounds[area + 2], bounds[area + 3]
             softmax = _attend_blocks(
                 softmax, queries, inputs, terms, pairs, place, first_row, start, end, area, BLOCK_M, BLOCK_N
             )
@@ -117,12 +124,12 @@ def forward(
     acc *= normalizer[:, None]
     if at_offset is not None:
         length = terms.value_table.length
-        for block in range(bounds[1], band_end):
+        for block in range(band[0], band[1]):
             first = block * BLOCK_N
             tile = ScoreTile(place, first_row, first, rows, (first + tl.arange(0, BLOCK_N))[None, :])
             keys = load_keys(inputs, pairs, place, first, BLOCK_N)
-            scores = scores_of(queries, keys, tile, terms, pairs, ANY)
-            weights = tl.exp2((scores - shift[:, None]) - log_sum[:, None])
+            scores, _ = scores_of(queries, keys, tile, terms, pairs, ANY)
+            weights = weights_of(scores, shift[:, None], log_sum[:, None], terms)
             if pairs.dropout_seeds is not None:
                 weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)
             add_at_offsets(at_offset, weights, terms.value_table, tile, offsets_of(tile, pairs), pairs)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .scores import from_vector_table, kept, offsets_of, scores_of
+from .scores import from_vector_table, kept, offsets_of, scores_of, weights_of
 from .tiles import ScoreTile, load, load_keys, load_numbers, load_queries, place_of, row_index
 
 
@@ -32,14 +32,13 @@ def load_rows(known, pairs, place, rows):
 
 @triton.jit
 def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs, AREA: tl.constexpr):
-    """Return the weights of a tile after dropout, and the gradient of its scores.
+    """Return the weights of a tile after dropout, the gradient of its scores, and the slope of the soft cap.
 
     ``left`` and ``right`` are the sides of its axes. The weights' gradient is the product of ``left_out`` and
     ``right_out``: the output's gradient if an axis is queries, values if it is keys.
     """
-    scores = scores_of(left, right, tile, terms, pairs, AREA)
-    # The order matters: the difference of large numbers is exact, so the small number subtracted after is not lost.
-    weights = tl.exp2((scores - row_state.shift) - row_state.log_sum)
+    scores, capped = scores_of(left, right, tile, terms, pairs, AREA)
+    weights = weights_of(scores, row_state.shift, row_state.log_sum, terms)
     d_weights = tl.dot(left_out, tl.trans(right_out), input_precision="ieee")
     if tile.first_key >= 0:  # see scores_of
         if terms.value_table.products is not None:
@@ -47,9 +46,19 @@ def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs
     if pairs.dropout_seeds is not None:
         survives = kept(tile, pairs)
         d_weights = tl.where(survives, d_weights * pairs.dropout_scale, 0.0)
-        return tl.where(survives, weights * pairs.dropout_scale, 0.0), weights * (d_weights - row_state.delta)
+        d_scores = weights * (d_weights - row_state.delta)
+        return tl.where(survives, weights * pairs.dropout_scale, 0.0), d_scores, 1.0 - capped * capped
     else:
-        return weights, weights * (d_weights - row_state.delta)
+        return weights, weights * (d_weights - row_state.delta), 1.0 - capped * capped
+
+
+@triton.jit
+def times_slope(d_scores, slope, terms):
+    """Return the gradient of scaled products; ``slope`` is that of the soft cap."""
+    if terms.scale.cap is None:
+        return d_scores
+    else:
+        return d_scores * slope
 
 
 @triton.jit
@@ -63,7 +72,7 @@ def fresh_gradients(inputs, known, place, first_row, first_key, terms, pairs, AR
     v = load(inputs.value, place, first_key, pairs.n_k, BLOCK)
     row_state = load_rows(known, pairs, place, rows)
     tile = ScoreTile(place, first_row, first_key, rows, columns)
-    _, d_scores = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, AREA)
+    _, d_scores, _ = gradients_of(queries, keys, do, v, row_state, tile, terms, pairs, AREA)
     return d_scores
 
 

@@ -8,14 +8,13 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, query_areas
-from .gradients import gradients_of, load_rows
-from .tiles import ScoreTile, Side, load, load_keys, place_of, store
+from .gradients import gradients_of, load_rows, times_slope
+from .tiles import BatchHead, ScoreTile, Side, load, load_keys, store
 
 
 class KeyBlock(NamedTuple):
     """A block of keys, with everything that is loaded once for it."""
 
-    place: Any
     first_key: Any
     columns: Any
     side: Side
@@ -31,10 +30,9 @@ class KeySums(NamedTuple):
 
 
 @triton.jit
-def _key_blocks(sums, keys, inputs, known, terms, pairs, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr):
+def _key_blocks(sums, keys, inputs, known, terms, pairs, place, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr):
     """Add what the query blocks from ``start`` to ``end`` contribute to the sums of a block of keys."""
     d_k, d_v, d_factors = sums
-    place = keys.place
     for block in range(start, end):
         first = block * BLOCK_M
         rows = (first + tl.arange(0, BLOCK_M))[None, :]
@@ -43,27 +41,47 @@ def _key_blocks(sums, keys, inputs, known, terms, pairs, start, end, AREA: tl.co
         do = load(known.d_out, place, first, pairs.n_q, BLOCK_M)
         fq = load(inputs.query_factors, place, first, pairs.n_q, BLOCK_M)
         row_state = load_rows(known, pairs, place, rows)
-        weights, d_scores = gradients_of(keys.side, Side(q, fq), keys.value, do, row_state, tile, terms, pairs, AREA)
+        weights, d_scores, slope = gradients_of(
+            keys.side, Side(q, fq), keys.value, do, row_state, tile, terms, pairs, AREA
+        )
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision="ieee")
         if keys.side.vectors.type.is_block():
-            d_k = tl.dot(d_scores.to(q.dtype), q, d_k, input_precision="ieee")
+            d_k = tl.dot(times_slope(d_scores, slope, terms).to(q.dtype), q, d_k, input_precision="ieee")
         if keys.side.factors.type.is_block():
             d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision="ieee")
     return KeySums(d_k, d_v, d_factors)
 
 
 @triton.jit
+def _key_areas(sums, keys, inputs, known, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Add what all queries of a head contribute to the sums of a block of keys."""
+    bounds = query_areas(terms, pairs, place.batch, keys.first_key, BLOCK_M, BLOCK_N)
+    for area in tl.static_range(ANY, LEFT - 1, -1):
+        if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
+            start, end = bounds[ANY - area], bounds[ANY - area + 1]
+            sums = _key_blocks(sums, keys, inputs, known, terms, pairs, place, start, end, area, BLOCK_M)
+    if pairs.query_positions is None and pairs.min_offset is not None:
+        sums = _key_blocks(sums, keys, inputs, known, terms, pairs, place, bounds[4], bounds[5], ANY, BLOCK_M)
+    return sums
+
+
+@triton.jit
 def key_gradients(
     inputs, known, gradients, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Compute all gradients that sum over queries, for one block of keys of one head; ADD them to what is there."""
+    """Compute all gradients that sum over queries, for one block of keys of one head; ADD them to what is there.
+
+    The sums include the queries of all heads that share the keys.
+    """
+    SHARED: tl.constexpr = inputs.value.shared
     blocks = tl.cdiv(pairs.n_k, BLOCK_N)
     program = tl.program_id(0)
-    place = place_of(program, blocks, pairs)
+    key_heads = pairs.heads // SHARED
+    place = BatchHead(program // blocks // key_heads, program // blocks % key_heads * SHARED)
     first_key = program % blocks * BLOCK_N
     side = load_keys(inputs, pairs, place, first_key, BLOCK_N)
     v = load(inputs.value, place, first_key, pairs.n_k, BLOCK_N)
-    keys = KeyBlock(place, first_key, (first_key + tl.arange(0, BLOCK_N))[:, None], side, v)
+    keys = KeyBlock(first_key, (first_key + tl.arange(0, BLOCK_N))[:, None], side, v)
     sums = KeySums(
         tl.zeros([BLOCK_N, inputs.key.padded], tl.float32),
         tl.zeros([BLOCK_N, inputs.value.padded], tl.float32),
@@ -72,11 +90,12 @@ def key_gradients(
     if ADD:
         d_v = sums.value + load(gradients.value, place, first_key, pairs.n_k, BLOCK_N)
         sums = KeySums(sums.key, d_v, sums.factors)
-    bounds = query_areas(terms, pairs, place.batch, first_key, BLOCK_M, BLOCK_N)
-    for area in tl.static_range(ANY, LEFT - 1, -1):
-        if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
-            start, end = bounds[ANY - area], bounds[ANY - area + 1]
-            sums = _key_blocks(sums, keys, inputs, known, terms, pairs, start, end, area, BLOCK_M)
+    if SHARED == 1:
+        sums = _key_areas(sums, keys, inputs, known, terms, pairs, place, BLOCK_M, BLOCK_N)
+    else:
+        for member in range(SHARED):
+            of_member = BatchHead(place.batch, place.head + member)
+            sums = _key_areas(sums, keys, inputs, known, terms, pairs, of_member, BLOCK_M, BLOCK_N)
     d_k, d_v, d_factors = sums
     d_k *= terms.scale.natural
     if ADD:

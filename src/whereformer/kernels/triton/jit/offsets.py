@@ -58,7 +58,8 @@ def add_at_offsets(buffer, numbers, table, tile, offsets, pairs):
     rows, columns = tile.rows, tile.columns
     column = offsets - table.first
     inside = (column > 0) & (column < table.length - 1) & (rows < pairs.n_q) & (columns < pairs.n_k)
-    at = buffer + row_index(pairs, tile.place, rows) * table.length + column
+    at = buffer + row_index(pairs, tile.place, tile.first_row) * table.length
+    at = at + ((rows - tile.first_row) * table.length + column)
     if pairs.query_positions is None:
         tl.store(at, numbers, mask=inside)
     else:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, RIGHT, key_areas
-from .gradients import gradients_of, load_rows
+from .gradients import gradients_of, load_rows, times_slope
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
 from .scores import offsets_of
 from .tiles import ScoreTile, Side, load, load_keys, load_queries, place_of, row_index, store
@@ -57,11 +57,12 @@ def _query_blocks(
         tile = ScoreTile(place, first_row, first, queries.rows, (first + tl.arange(0, BLOCK_N))[None, :])
         keys = load_keys(inputs, pairs, place, first, BLOCK_N)
         v = load(inputs.value, place, first, pairs.n_k, BLOCK_N)
-        weights, d_scores = gradients_of(
+        weights, d_scores, slope = gradients_of(
             queries.side, keys, queries.d_out, v, queries.row_state, tile, terms, pairs, AREA
         )
         if queries.side.vectors.type.is_block():
-            d_q = tl.dot(d_scores.to(keys.vectors.dtype), keys.vectors, d_q, input_precision="ieee")
+            d_products = times_slope(d_scores, slope, terms).to(keys.vectors.dtype)
+            d_q = tl.dot(d_products, keys.vectors, d_q, input_precision="ieee")
         if queries.side.factors.type.is_block():
             d_factors = tl.dot(d_scores.to(keys.factors.dtype), keys.factors, d_factors, input_precision="ieee")
         offsets = offsets_of(tile, pairs)
@@ -108,9 +109,13 @@ def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexp
         no_ends(BLOCK_M),
     )
     bounds, _ = key_areas(terms, pairs, place.batch, first_row, BLOCK_M, BLOCK_N)
+    if pairs.query_positions is None and pairs.min_offset is not None:
+        sums = _query_blocks(
+            sums, queries, inputs, gradients, terms, pairs, bounds[0], bounds[1], ANY, BLOCK_M, BLOCK_N
+        )
     for area in tl.static_range(LEFT, ANY + 1):
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
-            start, end = bounds[area + 1], bounds[area + 2]
+            start, end = bounds[area + 2], bounds[area + 3]
             sums = _query_blocks(sums, queries, inputs, gradients, terms, pairs, start, end, area, BLOCK_M, BLOCK_N)
     store(gradients.query, sums.query * terms.scale.natural, place, first_row, pairs.n_q, BLOCK_M)
     store(gradients.factors, sums.factors, place, first_row, pairs.n_q, BLOCK_M)

@@ -6,10 +6,11 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, LEFT, RIGHT
-from .tiles import load_numbers, row_index
+from .tiles import beside_products, load_numbers, row_index
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
+WIDEST_BAND = tl.constexpr(8)  # the largest sum of strides with which a tile's offsets fit into shared memory
 
 
 @triton.jit
@@ -33,29 +34,51 @@ def _clamped(column, length):
 @triton.jit
 def from_vector_table(table, tile, offsets, pairs, AREA: tl.constexpr):
     """Return what the products with a table of vectors give for each pair of a tile."""
-    at = table.products + row_index(pairs, tile.place, tile.rows) * table.length
-    if AREA == RIGHT:
-        at += table.length - 1
-    elif AREA != LEFT:
-        at = at + _clamped(offsets - table.first, table.length)
-    return tl.load(at, mask=tile.rows < pairs.n_q, other=0.0)
+    at = table.products + row_index(pairs, tile.place, tile.first_row) * table.length
+    at = at + (tile.rows - tile.first_row) * table.length
+    there = tile.rows < pairs.n_q
+    if AREA == LEFT:
+        return tl.load(at, mask=there, other=0.0)
+    elif AREA == RIGHT:
+        return tl.load(at + table.length - 1, mask=there, other=0.0)
+    else:
+        return beside_products(tl.load(at + _clamped(offsets - table.first, table.length), mask=there, other=0.0))
 
 
 @triton.jit
 def _from_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
     """Return what the table of numbers adds to each pair of a tile; one number if the tile is LEFT or RIGHT."""
-    table = bias.log2 + tile.place.head * bias.row
+    table = bias.log2 + tile.place.head * bias.length
     if AREA == LEFT:
         return tl.load(table)
     elif AREA == RIGHT:
-        return tl.load(table + bias.row - 1)
-    elif AREA == ANY:
-        return tl.load(table + _clamped(offsets - bias.shift, bias.row))
+        return tl.load(table + bias.length - 1)
+    elif pairs.query_positions is None and pairs.query_stride + pairs.key_stride <= WIDEST_BAND:
+        return _from_band(table, bias, tile, pairs)
     else:
-        # Use one address for the tile and small distances from it, which the compiler folds into the loads.
-        corner = pairs.start + tile.first_key * pairs.key_stride - tile.first_row * pairs.query_stride - bias.shift
-        at = table + corner + (tile.columns - tile.first_key) * pairs.key_stride
-        return tl.load(at - (tile.rows - tile.first_row) * pairs.query_stride)
+        return beside_products(tl.load(table + _clamped(offsets - bias.first, bias.length)))
+
+
+@triton.jit
+def _from_band(table, bias, tile, pairs):
+    """Load each number that a tile reads once, and gather the tile from these.
+
+    The gather is from shared memory, and pairs of a thread that have the same offset share a load. Indices of one
+    dimension let the compiler gather in the layout of the product to which the numbers are added.
+    """
+    M: tl.constexpr = tile.rows.numel
+    N: tl.constexpr = tile.columns.numel
+    # The offset of the last row and the first column is the lowest.
+    low = pairs.start + tile.first_key * pairs.key_stride - (tile.first_row + M - 1) * pairs.query_stride
+    WIDTH: tl.constexpr = triton.next_power_of_2(M * pairs.query_stride + N * pairs.key_stride)
+    band = tl.load(table + _clamped(low - bias.first + tl.arange(0, WIDTH), bias.length))
+    pair = tl.arange(0, M * N)
+    if tile.rows.shape[0] == 1:
+        index = (pair // M) * pairs.key_stride + (M - 1 - pair % M) * pairs.query_stride
+        return tl.reshape(tl.gather(band, index, 0), [N, M])
+    else:
+        index = (pair % N) * pairs.key_stride + (M - 1 - pair // N) * pairs.query_stride
+        return tl.reshape(tl.gather(band, index, 0), [M, N])
 
 
 @triton.jit
@@ -66,7 +89,8 @@ def _from_dense(dense, tile, pairs):
         dense.data + tl.cast(tile.place.batch, tl.int64) * dense.batch + tl.cast(tile.place.head, tl.int64) * dense.head
     )
     at = at + rows.to(tl.int64) * dense.row + columns.to(tl.int64) * dense.column
-    added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0).to(tl.float32)
+    added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0)
+    added = beside_products(added).to(tl.float32)
     # The lowest finite number must stay finite: only -inf forbids a pair.
     return tl.where(added == float("-inf"), added, tl.maximum(added, LOWEST))
 
@@ -75,16 +99,25 @@ def _from_dense(dense, tile, pairs):
 def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     """Return the scores of a tile, -inf where a pair may not attend; ``left`` and ``right`` are the sides of its axes.
 
+    If nothing is added to products (``scale.last``) they are not scaled yet: :func:`weights_of` does it. The second
+    result is the hyperbolic tangent in a soft cap; 0 without a cap.
+
     The compiler may round a product and a sum once or twice. Beside a large number this gives different scores, but
     forward and backward must compute the same ones; so products that are added to large numbers are explicit fused
     multiply-adds.
     """
     rows, columns = tile.rows, tile.columns
-    SCALED_WITH_BIAS: tl.constexpr = terms.bias.log2 is not None and not left.factors.type.is_block()
+    ADDED: tl.constexpr = terms.scale.cap is None and not left.factors.type.is_block()
+    WITH_BIAS: tl.constexpr = ADDED and terms.bias.log2 is not None
+    WITH_KEYS: tl.constexpr = ADDED and terms.bias.log2 is None and terms.key_table.products is not None
+    capped = 0.0
     if left.vectors.type.is_block():
         scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision="ieee")
-        if not SCALED_WITH_BIAS:
+        if not (WITH_BIAS or WITH_KEYS or terms.scale.last):
             scores *= terms.scale.log2
+        if terms.scale.cap is not None:
+            capped = _tanh(scores)
+            scores = capped * terms.scale.cap
     else:
         scores = tl.zeros_like((rows + columns).to(tl.float32))
     if left.factors.type.is_block():
@@ -96,18 +129,24 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     if tile.first_key >= 0:
         if terms.bias.log2 is not None:
             bias = _from_bias(terms.bias, tile, offsets, pairs, AREA)
-            if SCALED_WITH_BIAS:
+            if WITH_BIAS:
                 scores = tl.fma(scores, terms.scale.log2, bias)
             else:
                 scores += bias
         if terms.key_table.products is not None:
-            scores += from_vector_table(terms.key_table, tile, offsets, pairs, AREA)
+            products = from_vector_table(terms.key_table, tile, offsets, pairs, AREA)
+            if WITH_KEYS:
+                scores = tl.fma(scores, terms.scale.log2, products)
+            else:
+                scores += products
         if terms.dense.data is not None:
             scores = tl.fma(_from_dense(terms.dense, tile, pairs), LOG2E, scores)
     if AREA >= ANY:
         allowed = columns < pairs.n_k
-        if pairs.causal:
-            allowed = allowed & (offsets <= 0)
+        if pairs.min_offset is not None:
+            allowed = allowed & (offsets >= pairs.min_offset)
+        if pairs.max_offset is not None:
+            allowed = allowed & (offsets <= pairs.max_offset)
         scores = tl.where(allowed, scores, float("-inf"))
     batch = tile.place.batch
     if pairs.key_mask is not None:
@@ -117,7 +156,28 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         document = tl.load(pairs.query_documents + batch * pairs.n_q + rows, mask=rows < pairs.n_q, other=0)
         same = document == tl.load(pairs.key_documents + batch * pairs.n_k + columns, mask=columns < pairs.n_k, other=0)
         scores = tl.where(same, scores, float("-inf"))
-    return scores
+    return scores, capped
+
+
+@triton.jit
+def _tanh(x):
+    """Return the hyperbolic tangent, to about a unit in the last place: near 0 by Cephes's polynomial."""
+    square = x * x
+    near = -5.70498872745e-3 * square + 2.06390887954e-2
+    near = (near * square - 5.37397155531e-2) * square + 1.33314422036e-1
+    near = (near * square - 3.33332819422e-1) * square * x + x
+    far = 1.0 - 2.0 / (tl.exp2(tl.minimum(tl.abs(x), 44.0) * (2.0 * LOG2E)) + 1.0)
+    return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0.0, -far, far))
+
+
+@triton.jit
+def weights_of(scores, shift, log_sum, terms):
+    """Return the weights of scores; see ``Norm``."""
+    if terms.scale.last:
+        return tl.exp2(tl.fma(scores, terms.scale.log2, -shift) - log_sum)
+    else:
+        # The order matters: the difference of large numbers is exact, so the small number subtracted after is not lost.
+        return tl.exp2((scores - shift) - log_sum)
 
 
 @triton.jit

@@ -58,7 +58,7 @@ def diagonal_gradients(
     tl.store(sums + tl.cast(program, tl.int64) * BLOCK * BLOCK + row * BLOCK + column, acc)
 
 
-@triton.jit(do_not_specialize=["first", "length", "base", "step", "diagonals", "splits"])
+@triton.jit(do_not_specialize=["first", "length", "base", "step", "diagonals", "splits", "begin", "end"])
 def sum_diagonals(
     sums,
     d_table,
@@ -68,12 +68,14 @@ def sum_diagonals(
     step,
     diagonals,
     splits,
+    begin,
+    end,
     query_stride,
     key_stride,
     BLOCK: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """Sum the tiles of :func:`diagonal_gradients` into a table's gradient, except its first and last column.
+    """Sum the tiles of :func:`diagonal_gradients` into the columns from ``begin`` to ``end`` of a table's gradient.
 
     ``base`` is the offset between the first query and the first key of the first diagonal's tile; ``step`` is its
     increase from one diagonal to the next.
@@ -93,7 +95,7 @@ def sum_diagonals(
         at = sums + (tl.cast(head, tl.int64) * diagonals + diagonal) * splits * BLOCK * BLOCK + row * BLOCK + key
         for split in range(splits):
             acc += tl.sum(tl.load(at + split * BLOCK * BLOCK, mask=there, other=0.0), 0)
-    tl.store(d_table + head * length + columns, acc, mask=(columns > 0) & (columns < length - 1))
+    tl.store(d_table + head * length + columns, acc, mask=(columns >= begin) & (columns < end))
 
 
 @triton.jit(do_not_specialize=["batches"])

@@ -41,7 +41,8 @@ def place_of(program, blocks, pairs):
 
 @triton.jit
 def _pointers(matrix, place, first, BLOCK: tl.constexpr):
-    base = matrix.data + tl.cast(place.batch, tl.int64) * matrix.batch + tl.cast(place.head, tl.int64) * matrix.head
+    head = tl.cast(place.head // matrix.shared, tl.int64)
+    base = matrix.data + tl.cast(place.batch, tl.int64) * matrix.batch + head * matrix.head
     base += tl.cast(first, tl.int64) * matrix.row
     return base + tl.arange(0, BLOCK)[:, None] * matrix.row + tl.arange(0, matrix.padded)[None, :]
 
@@ -88,6 +89,18 @@ def load_keys(inputs, pairs, place, first, BLOCK: tl.constexpr):
         load(inputs.key, place, first, pairs.n_k, BLOCK),
         load(inputs.key_factors, place, first, pairs.n_k, BLOCK),
     )
+
+
+@triton.jit
+def beside_products(numbers):
+    """Return a loaded tile unchanged, but in the layout of the product to which it is added.
+
+    A load has its own layout, in which a row is spread over a warp. Without this gather, which the compiler does not
+    look through, it would compute everything that follows in both layouts.
+    """
+    SIZE: tl.constexpr = numbers.numel
+    flat = tl.gather(tl.reshape(numbers, [SIZE]), tl.arange(0, SIZE), 0)
+    return tl.reshape(flat, numbers.shape)
 
 
 @triton.jit

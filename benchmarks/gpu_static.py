@@ -1,0 +1,319 @@
+"""Count what the GPU kernels compile to, without a GPU: registers, spills, shared memory, products, instructions.
+
+Run: .venv/bin/python benchmarks/gpu_static.py [--gpus 90] [--dims 64,128] [--dtypes bfloat16] [--terms plain,bias]
+
+Triton's package includes NVIDIA's assembler, so a call and its backward pass compile every kernel that they would run
+on a GPU that is not there. "Instructions a score" is the length of a loop divided by the scores that a thread computes
+in it: a GPU issues one instruction of a warp per cycle, so it is a lower bound of the loop's time. Loads and stores of
+spilled registers go to memory. Nothing here tells of latency or of bandwidth. Writes a JSON file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it when it is imported.
+
+import torch
+import triton
+import tyro
+from rich.console import Console
+from rich.table import Table
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
+from whereformer.cli.main import execute
+from whereformer.kernels.triton import available
+from whereformer.runs.provenance import write_results
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+HEADS, LENGTH, CLIP, SHORT = 2, 256, 16, 127
+"""Sizes of the call: Shaw's tables end at CLIP, T5's at SHORT. Triton compiles the same code for most sizes."""
+
+REGISTERS, THREADS, SHARED = 65536, 2048, {80: 163, 90: 227, 100: 227}
+"""What a multiprocessor has: registers, threads and, by compute capability, KiB of shared memory; others have 99."""
+
+FLASH_T5 = {
+    ("plain", "forward"): 9.6,
+    ("plain", "query_gradients"): 9.2,
+    ("plain", "key_gradients"): 12.6,
+    ("bias", "forward"): 13.1,
+    ("bias", "query_gradients"): 13.1,
+    ("bias", "key_gradients"): 17.1,
+}
+"""Instructions a score of flashT5's Triton kernels with their own tiles, the latter with its dense bias: compiled for
+compute capability 9.0, bfloat16 and a head_dim of 64 by the same means on 2026-11-22, with Triton 3.6."""
+
+LIMITS = {**FLASH_T5, ("bias", "forward"): 13.0, ("bias", "query_gradients"): 13.0, ("bias", "key_gradients"): 17.0}
+"""The most instructions a score in the main loop of these kernels, in the case of FLASH_T5."""
+
+MOST_SPILLS = {256: 256}
+"""The most loads and stores of spilled registers in a kernel in 16 bits, by head_dim; 0 for others and for float32."""
+
+
+def _table(*size: int) -> torch.Tensor:
+    return torch.zeros(size, requires_grad=True)
+
+
+def _bias(dim: int) -> list[Any]:
+    """A table for every offset."""
+    return [OffsetBias(_table(HEADS, 2 * LENGTH - 1), 1 - LENGTH)]
+
+
+TERMS: dict[str, Callable[[int], list[Any]]] = {
+    "plain": lambda dim: [],
+    "bias": _bias,
+    "t5": lambda dim: [OffsetBias(_table(HEADS, 2 * SHORT + 1), -SHORT)],
+    "masked": _bias,
+    "packed": _bias,
+    "window": _bias,
+    "shaw": lambda dim: [
+        OffsetKeys(_table(1, 2 * CLIP + 1, dim), -CLIP),
+        OffsetValues(_table(1, 2 * CLIP + 1, dim), -CLIP),
+    ],
+}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "masked": {"causal": True, "dropout_p": 0.1, "key_mask": torch.ones(1, LENGTH, dtype=torch.bool)},
+    "packed": dict.fromkeys(("query_documents", "key_documents"), torch.zeros(1, LENGTH, dtype=torch.long)),
+    "window": {"window": (LENGTH // 3, 0)},
+}
+"""Options of the calls with these terms."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a kernel became."""
+
+    gpu: int
+    dim: int
+    dtype: str
+    term: str
+    kernel: str
+    tile: tuple[int, int]
+    warps: int
+    registers: int
+    loads: int
+    """Of spilled registers, in the whole kernel."""
+    stores: int
+    shared: int
+    """Bytes."""
+    programs: int
+    """That fit on a multiprocessor at once."""
+    products: str
+    """The kind of tensor-core instruction, and their number."""
+    instructions: tuple[float, ...]
+    """Per score, in each loop over tiles, in the kernel's order: beyond the left end of a table, inside it, beyond its
+    right end, and with masks. The gradients of keys have them in the other order."""
+
+    @property
+    def inside(self) -> float:
+        """Instructions a score in the main loop, which reads the table if there is one."""
+        return self.instructions[1 if len(self.instructions) > 2 else 0]
+
+
+class _NoGpu:
+    """Enough of a driver to compile for a GPU that is not there."""
+
+    launcher_cls = None
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # Triton keeps compiled kernels by device.
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, name: str) -> str:
+        return "int"
+
+
+@contextmanager
+def _compiling(capability: int) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
+    """Compile instead of launching; yields the list of compiled kernels with their options."""
+    compiled: list[tuple[Any, dict[str, Any]]] = []
+    launch, unavailable_on, capability_of = JITFunction.run, available._unavailable_on, available.capability
+
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        compiled.append((launch(self, *arguments, grid=grid, warmup=True, **named), named))
+
+    driver.set_active(_NoGpu(capability))
+    JITFunction.run, available._unavailable_on = compile_only, lambda device: None
+    available.capability = lambda device: divmod(capability, 10)
+    try:
+        yield compiled
+    finally:
+        JITFunction.run, available._unavailable_on, available.capability = launch, unavailable_on, capability_of
+
+
+def count(gpu: int, dim: int, dtype: str, term: str) -> list[Counts]:
+    """Compile a call and its backward pass; count each kernel."""
+    shape = (1, HEADS, LENGTH, dim)
+    inputs = [torch.zeros(shape, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3)]
+    with _compiling(gpu) as compiled:
+        out = attention(*inputs, TERMS[term](dim), **OPTIONS.get(term, {}), backend="triton")
+        out.backward(torch.ones_like(out))
+    return [counted(kernel, named, gpu, dim, dtype, term) for kernel, named in compiled]
+
+
+def counted(kernel: Any, named: dict[str, Any], gpu: int, dim: int, dtype: str, term: str) -> Counts:
+    """Count one compiled kernel, which was launched with these options."""
+    sass = _tool("nvdisasm", kernel.asm["cubin"], "-c")
+    usage = re.search(r"REG:(\d+)", _tool("cuobjdump", kernel.asm["cubin"], "-res-usage"))
+    assert usage is not None
+    registers, shared, warps = int(usage[1]), kernel.metadata.shared, kernel.metadata.num_warps
+    names = Counter(re.findall(r"\b(LDL|STL|HMMA|HGMMA|UTC[A-Z]*MMA)\b", sass))
+    spills = names.pop("LDL", 0), names.pop("STL", 0)
+    tile = (named.get("BLOCK_M", named.get("BLOCK", 0)), named.get("BLOCK_N", named.get("BLOCK", 0)))
+    scores = tile[0] * tile[1] / (32 * warps)
+    return Counts(
+        *(gpu, dim, dtype, term, kernel.metadata.name, tile, warps, registers, *spills, shared),
+        programs=min(
+            REGISTERS // (-(-registers // 8) * 8 * 32 * warps),
+            THREADS // (32 * warps),
+            SHARED.get(gpu, 99) * 1024 // (shared + 1024),
+        ),
+        products=" ".join(f"{name} {number}" for name, number in names.items()) or "-",
+        instructions=tuple(round(body.total() / scores, 1) for body in loops(sass)) if scores else (),
+    )
+
+
+def exceeded(found: list[Counts]) -> list[str]:
+    """Return a line for each limit that is not met."""
+    lines = []
+    for counts in found:
+        name = f"sm_{counts.gpu} {counts.dtype} {counts.dim} {counts.term} {counts.kernel}"
+        most = 0 if counts.dtype == "float32" else MOST_SPILLS.get(counts.dim, 0)
+        if counts.loads + counts.stores > most:
+            lines.append(f"{name}: {counts.loads} loads and {counts.stores} stores of spilled registers")
+        limit = LIMITS.get((counts.term, counts.kernel))
+        if limit and (counts.gpu, counts.dtype, counts.dim) == (90, "bfloat16", 64) and counts.inside > limit:
+            lines.append(f"{name}: {counts.inside} instructions a score, at most {limit} wanted")
+    return lines
+
+
+def _tool(name: str, cubin: bytes, *options: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([TOOLS / name, *options, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def loops(sass: str) -> list[Counter[str]]:
+    """Return the instructions of every loop that multiplies matrices, by their names."""
+    labels: dict[str, int] = {}
+    instructions: list[str] = []
+    for line in sass.splitlines():
+        if match := re.match(r"\s*(\.L_[x_0-9]+):", line):
+            labels[match[1]] = len(instructions)
+        elif match := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
+            instructions.append(match[1])
+    ends = {}
+    for place, text in enumerate(instructions):
+        match = re.search(r"BRA[^`]*`\((\.L_[x_0-9]+)\)", text)
+        if match and labels.get(match[1], place) < place:
+            ends[labels[match[1]]] = place
+    found: list[Counter[str]] = []
+    for start, end in ends.items():
+        if any("EXIT" in text for text in instructions[start : end + 1]):
+            continue  # It jumps back from the code after the kernel's end, which waits for memory.
+        body = (re.sub(r"^@!?U?P\w+\s+", "", text) for text in instructions[start : end + 1])
+        names = Counter(text.split()[0].split(".")[0] for text in body)
+        if sum(number for name, number in names.items() if name.endswith("MMA")) or names["FFMA"] > 64:
+            found.append(names)
+    return found
+
+
+@dataclass(frozen=True)
+class GpuStatic:
+    """Count what the GPU kernels compile to, without a GPU."""
+
+    gpus: str = "80,90,100"
+    """Compute capabilities, times 10."""
+    dims: str = "64,128,256"
+    """Widths of a head."""
+    dtypes: str = "bfloat16,float32"
+    """Types of the inputs."""
+    terms: str = "plain,bias,t5,masked,shaw"
+    """Terms of the call."""
+    json: bool = False
+    """Print JSON instead of a table."""
+    out: Path = Path("runs/gpu_static.json")
+    """File for the results."""
+
+    def run(self, console: Console) -> None:
+        found = [
+            counts
+            for gpu in self.gpus.split(",")
+            for dtype in self.dtypes.split(",")
+            for dim in self.dims.split(",")
+            for term in self.terms.split(",")
+            for counts in count(int(gpu), int(dim), dtype, term)
+        ]
+        rows = [asdict(counts) for counts in found]
+        write_results(self.out, {"kernels": rows, "exceeded": exceeded(found)})
+        if self.json:
+            console.print_json(json.dumps(rows))
+            return
+        for gpu, dtype, dim in dict.fromkeys((counts.gpu, counts.dtype, counts.dim) for counts in found):
+            table = Table(
+                *(
+                    "term",
+                    "kernel",
+                    "tile",
+                    "regs",
+                    "spills",
+                    "KiB",
+                    "an SM",
+                    "products",
+                    "per score",
+                    "flashT5",
+                ),
+                title=f"sm_{gpu}, {dtype}, head_dim {dim}; instructions a score by loop",
+            )
+            for counts in found:
+                if (counts.gpu, counts.dtype, counts.dim) == (gpu, dtype, dim) and counts.instructions:
+                    table.add_row(*_shown(counts))
+            console.print(table)
+        for line in exceeded(found):
+            console.print(f"over its limit: {line}")
+        console.print(f"wrote {self.out}")
+
+
+def _shown(counts: Counts) -> list[str]:
+    return [
+        counts.term,
+        counts.kernel.removesuffix("_gradients"),
+        "x".join(map(str, counts.tile)) + f" {counts.warps}w",
+        str(counts.registers),
+        f"{counts.loads}/{counts.stores}" if counts.loads + counts.stores else "-",
+        f"{counts.shared / 1024:.0f}",
+        str(counts.programs),
+        counts.products,
+        " ".join(f"{number:.1f}" for number in counts.instructions),
+        str(FLASH_T5.get((counts.term, counts.kernel), "")) if counts.dim == 64 else "",
+    ]
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(GpuStatic))
