@@ -8,7 +8,11 @@ It measures like ``whereformer bench``, with more terms and lengths, and with th
 - ``t5:x-transformers``: its RelativePositionBias and Attend; needs ``pip install x-transformers==2.31.10``.
 - ``tisa:eager``: TISA's kernels as a bias for every pair, added to a full matrix of scores, as in the paper.
 - ``shaw:tensor2tensor``: (n, n, head_dim) tensors of vectors, as in tensor2tensor.
-- ``flex``: FlexAttention, compiled, with the table captured by its score_mod.
+- ``flex``: FlexAttention, compiled, with the table captured by its score_mod, or with a block mask for the window.
+- ``repeated``: keys and values that heads share are repeated for each of them.
+- ``padded``: sequences are padded to one length and taken out of the result again.
+
+For soft caps and sinks, ``eager`` is the formula in plain PyTorch, as Hugging Face's models have it.
 
 What doesn't depend on parameters (buckets, indices) is computed before timing, because a model could keep it, unless
 the library itself computes it in each forward. All ways get the same parameters as ours and must give the same result.
@@ -25,9 +29,10 @@ import torch
 import tyro
 from torch import Tensor
 
+from whereformer import attention
 from whereformer.cli.bench import Bench
 from whereformer.cli.main import execute
-from whereformer.experiments.bench.cases import SHAW_CLIP, BenchProblem, tisa_curve
+from whereformer.experiments.bench.cases import SHAW_CLIP, SOFTCAP, WINDOW, BenchProblem, tisa_curve
 from whereformer.experiments.bench.results import describe_machine
 from whereformer.experiments.bench.ways import Way, gather
 
@@ -97,10 +102,14 @@ def shaw_tensor2tensor(problem: BenchProblem) -> Compute:
 
 
 def flex(problem: BenchProblem) -> Compute:
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     torch._dynamo.reset()  # else each length counts as a recompilation, and after eight nothing is compiled
     compiled = torch.compile(flex_attention, dynamic=False)
+    if problem.case.kind == "window":
+        n = problem.case.n
+        near = create_block_mask(lambda b, h, q, k: (k - q).abs() <= WINDOW, None, None, n, n, problem.query.device)
+        return lambda: compiled(problem.query, problem.key, problem.value, block_mask=near)
 
     def compute() -> Tensor:
         (term,) = problem.terms
@@ -110,6 +119,50 @@ def flex(problem: BenchProblem) -> Compute:
             return score + table[head, (key - query - first).clamp(0, last)]
 
         return compiled(problem.query, problem.key, problem.value, score_mod=score_mod)
+
+    return compute
+
+
+def eager_softcap(problem: BenchProblem) -> Compute:
+    def compute() -> Tensor:
+        scores = problem.query @ problem.key.transpose(-1, -2) * problem.case.head_dim**-0.5
+        return ((scores / SOFTCAP).tanh() * SOFTCAP).softmax(-1) @ problem.value
+
+    return compute
+
+
+def eager_sinks(problem: BenchProblem) -> Compute:
+    def compute() -> Tensor:
+        scores = problem.query @ problem.key.transpose(-1, -2) * problem.case.head_dim**-0.5
+        sinks = problem.parameters["sinks"].to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ problem.value
+
+    return compute
+
+
+def repeated(problem: BenchProblem) -> Compute:
+    sharing = problem.query.shape[1] // problem.key.shape[1]
+
+    def compute() -> Tensor:
+        key, value = (rows.repeat_interleave(sharing, 1) for rows in (problem.key, problem.value))
+        return attention(problem.query, key, value, problem.terms)
+
+    return compute
+
+
+def padded(problem: BenchProblem) -> Compute:
+    starts = problem.cu_seqlens
+    lengths = starts.diff()
+    mask = torch.arange(problem.case.n, device=starts.device) < lengths.unsqueeze(1)
+
+    def compute() -> Tensor:
+        content = []
+        for rows in (problem.query, problem.key, problem.value):
+            batch = rows.new_zeros(*mask.shape, *rows.shape[1::2])
+            batch[mask] = rows[0].transpose(0, 1)
+            content.append(batch.transpose(1, 2))
+        found = attention(*content, problem.terms, key_mask=mask)
+        return found.transpose(1, 2)[mask].transpose(0, 1).unsqueeze(0)
 
     return compute
 
@@ -125,7 +178,11 @@ PEERS = (
     Way("t5:x-transformers", t5_x_transformers, ("t5",)),
     Way("tisa:eager", tisa_eager, ("tisa",)),
     Way("shaw:tensor2tensor", shaw_tensor2tensor, ("shaw",)),
-    Way("flex", flex, ("bias", "t5", "tisa")),
+    Way("flex", flex, ("bias", "t5", "tisa", "window")),
+    Way("eager", eager_softcap, ("softcap",)),
+    Way("eager", eager_sinks, ("sinks",)),
+    Way("repeated", repeated, ("grouped",)),
+    Way("padded", padded, ("varlen",)),
 )
 
 

@@ -69,21 +69,53 @@ KeyPositions = Positions | Shaped[Tensor, "n_k"] | Shaped[Tensor, "#batch n_k"] 
 
 @shapes_of("whereformer.kernels:attention")
 def attention(
-    query: Float[Tensor, "batch heads n_q head_dim"] | None,
-    key: Float[Tensor, "batch heads n_k head_dim"] | None,
-    value: Float[Tensor, "batch heads n_k value_dim"],
+    query: Shaped[Tensor, "..."] | None,
+    key: Shaped[Tensor, "..."] | None,
+    value: Shaped[Tensor, "..."],
     terms: Sequence[Any],
     key_mask: Bool[Tensor, "batch n_k"] | None,
+    sinks: Float[Tensor, "heads"] | None,
     query_positions: QueryPositions,
     key_positions: KeyPositions,
     query_documents: Integer[Tensor, "batch n_q"] | None,
     key_documents: Integer[Tensor, "batch n_k"] | None,
-    result: Float[Tensor, "batch heads n_q value_dim"],
+    return_lse: bool,
+    result: Any,
 ) -> None:
+    output, lse = result if return_lse else (result, None)
+    if value.is_nested:
+        # Jaxtyping knows no ragged axis; what is inside is checked as attention_varlen.
+        assert output.is_nested
+        return
     if query is None:
         # Vectors of keys need a query.
         assert not any(isinstance(term, OffsetKeys) for term in terms)
+        fits(value, Float[Tensor, "batch heads n_k value_dim"])
+    else:
+        fits(query, Float[Tensor, "batch heads n_q head_dim"])
+        fits(key, Float[Tensor, "batch key_heads n_k head_dim"])
+        fits(value, Float[Tensor, "batch key_heads n_k value_dim"])
     terms_fit(terms)
+    fits(output, Float[Tensor, "batch heads n_q value_dim"])
+    if lse is not None:
+        fits(lse, Float[Tensor, "batch heads n_q"])
+
+
+@shapes_of("whereformer.kernels:attention_varlen")
+def attention_varlen(
+    query: Float[Tensor, "n_q heads head_dim"] | None,
+    key: Float[Tensor, "n_k key_heads head_dim"] | None,
+    value: Float[Tensor, "n_k key_heads value_dim"],
+    terms: Sequence[Any],
+    cu_seqlens_q: Integer[Tensor, "sequences"],
+    cu_seqlens_k: Integer[Tensor, "sequences"] | None,
+    return_lse: bool,
+    result: Any,
+) -> None:
+    output, lse = result if return_lse else (result, None)
+    fits(output, Float[Tensor, "n_q heads value_dim"])
+    if lse is not None:
+        fits(lse, Float[Tensor, "n_q heads"])
 
 
 @shapes_of("whereformer.kernels:attention_weights")

@@ -11,7 +11,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .kernels import attention, attention_weights, decomposed_offset_keys, explain, merge_attention
+    from .kernels import (
+        attention,
+        attention_varlen,
+        attention_weights,
+        decomposed_offset_keys,
+        explain,
+        merge_attention,
+    )
     from .kernels.terms import (
         DenseBias,
         FactorPair,
@@ -69,6 +76,7 @@ __all__ = [
     "Seq2SeqForConditionalGeneration",
     "attach",
     "attention",
+    "attention_varlen",
     "attention_weights",
     "build_position",
     "decomposed_offset_keys",
@@ -83,7 +91,14 @@ __all__ = [
 ]
 
 
-_KERNELS = {"attention", "attention_weights", "decomposed_offset_keys", "explain", "merge_attention"}
+_KERNELS = {
+    "attention",
+    "attention_varlen",
+    "attention_weights",
+    "decomposed_offset_keys",
+    "explain",
+    "merge_attention",
+}
 _TERMS = {
     *("DenseBias", "FactorPair", "OffsetBias", "OffsetBias2d", "OffsetKeys", "OffsetValues"),
     *("GridPositions", "Positions"),

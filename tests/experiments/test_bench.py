@@ -244,7 +244,7 @@ def test_an_interrupted_command_keeps_the_rounds_it_finished(tmp_path, capsys, m
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     refusals("""
-        --terms tsia => --terms: expected bias, t5, tisa, shaw, factors, dense, funnel, padded, causal, got 'tsia'
+        --terms tsia => --terms: expected bias, t5, tisa, shaw, factors, dense, funnel, padded, causal, window,
         --terms , => --terms: expected at least one, got none
         --lengths 128,0 => --lengths: expected numbers from 1 to 10000000 separated by commas, got '0'
         --lengths many => --lengths: expected numbers from 1 to 10000000 separated by commas, got 'many'

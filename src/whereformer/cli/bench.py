@@ -49,8 +49,9 @@ class Bench:
     terms: str | None = None
     """What positions add: bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values), factors
     (a product of rank 66, as in TUPE), dense (a number per pair), or a bias where only every second token is a query
-    (funnel), in a batch of different lengths (padded), or with causal attention (causal). "all" means every one.
-    Default: bias,t5,shaw (with --quick: bias)."""
+    (funnel), in a batch of different lengths (padded), or with causal attention (causal). "all" means every one of
+    these. Default: bias,t5,shaw (with --quick: bias). By name you can also measure window (128 tokens on each side),
+    grouped (four heads share keys), lse, softcap, sinks and varlen (different lengths without padding)."""
 
     lengths: str | None = None
     """Tokens in a sequence. Default: 128,512,2048 (with --quick: 128,512)."""
@@ -168,7 +169,7 @@ class Bench:
                 raise SystemExit(fail("interrupted; the measurements so far are kept", 130))
 
     def _settings(self) -> BenchSettings:
-        from ..experiments.bench.cases import DTYPES, KINDS
+        from ..experiments.bench.cases import DTYPES, KINDS, POSITIONS
         from ..experiments.bench.settings import BenchSettings
         from ..experiments.bench.timing import free_memory
 
@@ -179,7 +180,7 @@ class Bench:
         usual = "float32" if device.type == "cpu" else "bfloat16"
         lengths = ("128,512" if self.quick else "128,512,2048") if self.lengths is None else self.lengths
         return BenchSettings(
-            kinds=list(KINDS) if kinds == "all" else split("terms", kinds, list(KINDS)),
+            kinds=list(POSITIONS) if kinds == "all" else split("terms", kinds, list(KINDS)),
             lengths=listed_numbers("lengths", lengths, 1, LONGEST),
             dtypes=split("dtypes", usual if self.dtypes is None else self.dtypes, list(DTYPES)),
             device=device,

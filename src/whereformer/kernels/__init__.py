@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Unpack, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
-from . import fused, grids, reference
-from .call import Call, CallOptions, Window, make_call
+from . import fused, grids, nested, reference, varlen
+from .call import Call, CallOptions, SequenceOptions, Window, make_call
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .cpu import blockwise
 from .grids import decomposed_offset_keys
@@ -41,6 +41,7 @@ __all__ = [
     "PositionsLike",
     "Term",
     "attention",
+    "attention_varlen",
     "attention_weights",
     "decomposed_offset_keys",
     "explain",
@@ -100,6 +101,10 @@ def attention(
     ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
     plus what :class:`OffsetValues` terms add.
 
+    Query, key and value may also be nested tensors with ``layout=torch.jagged``, (batch, heads, ragged length,
+    head_dim), as torch's ``scaled_dot_product_attention`` takes them. The output is one too then, and everything else
+    is as in :func:`attention_varlen`.
+
     Args:
         query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores; n_q is
             then that of ``query_positions`` or of a term with rows, else n_k. Query, key and value have one dtype; if
@@ -153,33 +158,135 @@ def attention(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    _check_backend(backend)
-    call = make_call(
-        query,
-        key,
-        value,
-        terms,
-        key_mask=key_mask,
-        causal=causal,
-        window=window,
-        sink_tokens=sink_tokens,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        dropout_p=dropout_p,
-        query_positions=query_positions,
-        key_positions=key_positions,
-        query_documents=query_documents,
-        key_documents=key_documents,
-        return_lse=return_lse,
+    options: CallOptions = {
+        "key_mask": key_mask,
+        "causal": causal,
+        "window": window,
+        "sink_tokens": sink_tokens,
+        "scale": scale,
+        "softcap": softcap,
+        "sinks": sinks,
+        "dropout_p": dropout_p,
+        "query_positions": query_positions,
+        "key_positions": key_positions,
+        "query_documents": query_documents,
+        "key_documents": key_documents,
+    }
+    if nested.is_nested(query, key, value):
+        rows = nested.unnest(query, key, value)
+        output, lse = _run_varlen(
+            rows.query, rows.key, rows.value, terms, rows.cu_seqlens, options, return_lse=return_lse, backend=backend
+        )
+        output, lse = nested.nest(output, rows), None if lse is None else nested.nest(lse, rows)
+    else:
+        output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
+    return output if lse is None else (output, lse)
+
+
+@overload
+def attention_varlen(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    return_lse: Literal[False] = False,
+    backend: str = "auto",
+    **options: Unpack[SequenceOptions],
+) -> Tensor: ...
+
+
+@overload
+def attention_varlen(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    return_lse: Literal[True],
+    backend: str = "auto",
+    **options: Unpack[SequenceOptions],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention_varlen(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+    **options: Unpack[SequenceOptions],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention within sequences of different lengths that lie one after another, without padding.
+
+    Args:
+        query: (total_q, heads, head_dim), the queries of all sequences; or None together with ``key`` for attention
+            without content scores, and total_q is then total_k.
+        key: (total_k, key heads, head_dim). As in :func:`attention`, key heads may be fewer than heads.
+        value: (total_k, key heads, value_dim).
+        terms: what position adds; offsets count within each sequence. A :class:`FactorPair` and a :class:`DenseBias`
+            have a batch of 1 and rows for all total_q queries and total_k keys.
+        cu_seqlens_q: (number of sequences + 1,) whole numbers, on the value's device: sequence s has the queries from
+            ``cu_seqlens_q[s]`` up to, but without, ``cu_seqlens_q[s + 1]``. Sequences may be empty. The numbers are
+            checked on the CPU only; elsewhere wrong ones give wrong results.
+        cu_seqlens_k: the same for keys and values; ``cu_seqlens_q`` by default.
+        return_lse: return the log of each row's sum of exponentials of scores too.
+        backend: as in :func:`attention`.
+        options: :func:`attention`'s other keyword arguments except ``key_mask``, ``query_documents`` and
+            ``key_documents``, which have no meaning here. Positions are tensors, (total_q,) and (total_k,), of each
+            token's position in its sequence. By default those of keys begin at 0 in each sequence, and the last query
+            has the position of the last key, as in ``flash_attn`` from version 2.1 on.
+
+    Returns:
+        (total_q, heads, value_dim) in the value's dtype, with zeros in rows that may not attend to anything.
+        With ``return_lse`` a pair: this, and (total_q, heads) in float32 or wider.
+
+    Raises:
+        TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
+            takes.
+    """
+    output, lse = _run_varlen(
+        query, key, value, terms, (cu_seqlens_q, cu_seqlens_k), options, return_lse=return_lse, backend=backend
     )
+    return output if lse is None else (output, lse)
+
+
+def _run(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
+    """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it."""
+    _check_backend(backend)
     if call.sinks is None and call.always_below is None:
         output, lse = _RUN[choose(call, backend)](call)
     elif choose(call, backend) == "reference":
         output, lse = reference.attend(call)
     else:
         output, lse = attend_in_parts(call, lambda part: _RUN[choose(part, backend)](part))
-    return output if lse is None else (output, lse.sum(0))
+    return output, None if lse is None else lse.sum(0)
+
+
+def _run_varlen(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term],
+    cu_seqlens: tuple[Tensor, Tensor | None],
+    options: Mapping[str, Any],
+    *,
+    return_lse: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute :func:`attention_varlen`; ``cu_seqlens`` are those of queries and of keys."""
+    given = varlen.as_batch(query, key, value, terms, *cu_seqlens, options)
+    call = make_call(given.query, given.key, given.value, given.terms, return_lse=return_lse, **given.options)
+    output, lse = _run(call, backend)
+    return varlen.as_rows(output), None if lse is None else varlen.as_rows(lse)
 
 
 def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:

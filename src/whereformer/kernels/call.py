@@ -35,11 +35,9 @@ Window: TypeAlias = int | tuple[int | None, int | None] | None
 """How far before and after its own position a query attends: one number for both sides, or one each; None: any."""
 
 
-class CallOptions(TypedDict, total=False):
-    """The keyword arguments of :func:`whereformer.attention` except ``backend`` and ``return_lse``: they define what is
-    computed."""
+class SequenceOptions(TypedDict, total=False):
+    """The keyword arguments of :func:`whereformer.attention` that :func:`whereformer.attention_varlen` takes too."""
 
-    key_mask: Tensor | None
     causal: bool
     window: Window
     sink_tokens: int
@@ -49,6 +47,13 @@ class CallOptions(TypedDict, total=False):
     dropout_p: float
     query_positions: PositionsLike | None
     key_positions: PositionsLike | None
+
+
+class CallOptions(SequenceOptions, total=False):
+    """The keyword arguments of :func:`whereformer.attention` except ``backend`` and ``return_lse``: they define what is
+    computed."""
+
+    key_mask: Tensor | None
     query_documents: Tensor | None
     key_documents: Tensor | None
 
@@ -249,11 +254,11 @@ def make_call(
         TypeError: for a wrong type or dtype; the message names the argument.
         ValueError: for a wrong shape or value; the message names the argument.
     """
-    _check_heads_tensor("value", value)
+    check_heads_tensor("value", value)
     batch, heads, n_k, value_dim = value.shape
     if (query is None) != (key is None):
         raise ValueError("query and key: give both, or neither for attention without content scores")
-    terms = _check_terms(terms)
+    terms = check_terms(terms)
     if query is not None and key is not None:
         query, key, value = _check_content(query, key, value)
         _, heads, n_q, head_dim = query.shape
@@ -267,7 +272,7 @@ def make_call(
         for field in fields(term):
             tensor = getattr(term, field.name)
             if isinstance(tensor, Tensor):
-                _check_device(f"{type(term).__name__}.{field.name}", tensor, value)
+                check_device(f"{type(term).__name__}.{field.name}", tensor, value)
     _check_grids(terms)
     given = cast(dict[str, Any], options)
     _check_options(value, batch, n_q, n_k, terms, given)
@@ -283,8 +288,8 @@ def make_call(
 def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return query, key and value in one dtype."""
     batch, heads, n_k, _ = value.shape
-    _check_heads_tensor("query", query)
-    _check_heads_tensor("key", key)
+    check_heads_tensor("query", query)
+    check_heads_tensor("key", key)
     query, key, value = _check_kind(query, key, value)
     query_batch, query_heads, _, head_dim = query.shape
     # Without a value head, any number would be a multiple of theirs.
@@ -367,7 +372,7 @@ def _check_sinks(sinks: Any, value: Tensor, heads: int) -> None:
         raise TypeError(f"sinks: expected a floating-point tensor, got {got}")
     if sinks.shape != (heads,):
         raise ValueError(f"sinks: expected shape (heads {heads},), got {tuple(sinks.shape)}")
-    _check_device("sinks", sinks, value)
+    check_device("sinks", sinks, value)
 
 
 def _check_key_mask(key_mask: Any, value: Tensor) -> None:
@@ -377,7 +382,7 @@ def _check_key_mask(key_mask: Any, value: Tensor) -> None:
         raise TypeError(f"key_mask: expected a bool tensor with True = may be attended, got {got}")
     if key_mask.shape != (batch, n_k):
         raise ValueError(f"key_mask: expected shape (batch {batch}, n_k {n_k}), got {tuple(key_mask.shape)}")
-    _check_device("key_mask", key_mask, value)
+    check_device("key_mask", key_mask, value)
 
 
 def _without_idle_window(call: Call) -> Call:
@@ -435,13 +440,17 @@ def _without_steps(call: Call) -> Call:
     )
 
 
-def _check_heads_tensor(name: str, tensor: Tensor) -> None:
+def check_heads_tensor(name: str, tensor: Tensor) -> Tensor:
+    """Return a query, key or value unchanged if it is one."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if tensor.is_nested:
+        raise TypeError(f"{name}: expected a dense tensor, got a nested one")
     if tensor.dim() != 4:
         raise ValueError(f"{name}: expected (batch, heads, length, head_dim), got shape {tuple(tensor.shape)}")
     if not tensor.is_floating_point():
         raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
+    return tensor
 
 
 def _check_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -468,12 +477,14 @@ def _check_scale(scale: Any, head_dim: int) -> float:
     return scale
 
 
-def _check_device(name: str, tensor: Tensor, value: Tensor) -> None:
+def check_device(name: str, tensor: Tensor, value: Tensor) -> None:
+    """Raise unless a tensor is on the value's device."""
     if tensor.device != value.device:
         raise ValueError(f"{name}: expected the value's device {value.device}, got {tensor.device}")
 
 
-def _check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
+def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
+    """Return terms as a tuple if they are terms."""
     if isinstance(terms, tuple) and len(terms) == 0:
         return ()
     if isinstance(terms, Term):
@@ -551,7 +562,7 @@ def _check_documents(name: str, documents: Any, value: Tensor, axis: str, length
         raise ValueError(f"{name}: expected shape (batch {batch}, {axis} {length}), got {tuple(documents.shape)}")
     if documents.is_floating_point() or documents.is_complex():
         raise TypeError(f"{name}: expected whole numbers, got {documents.dtype}")
-    _check_device(name, documents, value)
+    check_device(name, documents, value)
     return _signed(documents)
 
 

@@ -21,8 +21,10 @@ TISA_REACH = 30
 TISA_KERNELS = 5
 SHAW_CLIP = 16
 FACTOR_RANK = 66
+WINDOW = 128
+SOFTCAP = 50.0
 SHORTEST = 0.4
-"""In a padded batch, the shortest sequence has this share of real tokens. The longest is full; others lie between."""
+"""The length of the shortest of sequences that differ in length, as a share of the longest; others lie between."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -58,6 +60,9 @@ class Kind:
         terms: makes the terms for :func:`whereformer.attention` from such parameters and a number of keys.
         causal, padded: whether queries see only earlier keys, and whether sequences differ in length.
         stride: the stride of query positions; keys have stride 1.
+        shares_keys: whether up to four neighboring heads share their keys and values.
+        packed: whether sequences differ in length and lie one after another.
+        options: makes more keyword arguments of :func:`whereformer.attention` from the parameters.
     """
 
     about: str
@@ -66,6 +71,17 @@ class Kind:
     causal: bool = False
     padded: bool = False
     stride: int = 1
+    shares_keys: bool = False
+    packed: bool = False
+    options: Callable[[Parameters], dict[str, Any]] = lambda _: {}
+
+
+def _draw_nothing(case: Case) -> Parameters:
+    return {}
+
+
+def _nothing(parameters: Parameters, n: int) -> tuple[Term, ...]:
+    return ()
 
 
 def _draw_table(case: Case, columns: Callable[[int], int]) -> Parameters:
@@ -137,7 +153,11 @@ def _dense(parameters: Parameters, n: int) -> tuple[Term, ...]:
     return (DenseBias(parameters["scores"]),)
 
 
-KINDS = {
+def _draw_sinks(case: Case) -> Parameters:
+    return {"sinks": torch.randn(case.heads)}
+
+
+POSITIONS = {
     "bias": Kind("a number per head and offset", _FREE, _free),
     "t5": Kind("T5's 32 buckets, which reach 91 tokens", _draw_t5, _t5),
     "tisa": Kind("TISA's 5 kernels, which reach 30 tokens", _draw_tisa, _tisa),
@@ -150,11 +170,39 @@ KINDS = {
         "bias, where each query sees only earlier keys", partial(_draw_table, columns=lambda n: n), _free, causal=True
     ),
 }
+"""What positions add."""
+
+FEATURES = {
+    "window": Kind(
+        f"no terms, in a window of {WINDOW} tokens before and after",
+        _draw_nothing,
+        _nothing,
+        options=lambda _: {"window": WINDOW},
+    ),
+    "grouped": Kind("bias, where up to four heads share their keys and values", _FREE, _free, shares_keys=True),
+    "lse": Kind(
+        "bias, and the log of each row's sum of exponentials is returned too",
+        _FREE,
+        _free,
+        options=lambda _: {"return_lse": True},
+    ),
+    "softcap": Kind(
+        f"no terms, with scores capped at {SOFTCAP:g}", _draw_nothing, _nothing, options=lambda _: {"softcap": SOFTCAP}
+    ),
+    "sinks": Kind("no terms, with a learned sink per head", _draw_sinks, _nothing, options=lambda given: dict(given)),
+    "varlen": Kind("bias, in sequences of lengths from 100% down to 40% without padding", _FREE, _free, packed=True),
+}
+"""What attention offers besides positions."""
+
+KINDS = POSITIONS | FEATURES
 
 
 @dataclass(frozen=True)
 class BenchProblem:
-    """A case's tensors. The query is (batch, heads, n_q, head_dim), key and value are (batch, heads, n, head_dim)."""
+    """A case's tensors. The query is (batch, heads, n_q, head_dim), key and value are (batch, key heads, n, head_dim).
+
+    If sequences lie one after another, ``cu_seqlens`` tells where they begin, and the batch is 1.
+    """
 
     case: Case
     query: Tensor
@@ -165,6 +213,7 @@ class BenchProblem:
     key_mask: Tensor | None = None
     query_positions: Positions | None = None
     key_positions: Positions | None = None
+    cu_seqlens: Tensor | None = None
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -179,6 +228,11 @@ class BenchProblem:
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of :func:`whereformer.attention`."""
+        return {**self.positions, **KINDS[self.case.kind].options(self.parameters)}
+
+    @property
+    def positions(self) -> dict[str, Any]:
+        """Those that are about positions and masks."""
         names = ("causal", "key_mask", "query_positions", "key_positions")
         return {name: getattr(self, name) for name in names}
 
@@ -203,21 +257,26 @@ class BenchProblem:
 def make_problem(case: Case, device: torch.device) -> BenchProblem:
     """Make the random tensors of a case, always the same ones."""
     kind = KINDS[case.kind]
+    shares = torch.linspace(1, SHORTEST, case.batch) if case.batch > 1 else torch.tensor([(1 + SHORTEST) / 2])
+    lengths = (shares * case.n).ceil().long()
+    batch, n = (1, int(lengths.sum())) if kind.packed else (case.batch, case.n)
+    key_heads = case.heads // math.gcd(case.heads, 4) if kind.shares_keys else case.heads
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        n_q = math.ceil(case.n / kind.stride)
+        n_q = math.ceil(n / kind.stride)
         query, key, value = (
-            torch.randn(case.batch, case.heads, length, case.head_dim).to(device, DTYPES[case.dtype])
-            for length in (n_q, case.n, case.n)
+            torch.randn(batch, heads, length, case.head_dim).to(device, DTYPES[case.dtype])
+            for heads, length in ((case.heads, n_q), (key_heads, n), (key_heads, n))
         )
         parameters = {name: tensor.to(device) for name, tensor in kind.draw(case).items()}
     problem = BenchProblem(case, query, key, value, parameters, causal=kind.causal)
     for tensor in problem.inputs:
         tensor.requires_grad_(case.training)
     if kind.padded:
-        shares = torch.linspace(1, SHORTEST, case.batch) if case.batch > 1 else torch.tensor([(1 + SHORTEST) / 2])
-        lengths = (shares * case.n).ceil().to(device)
-        problem = replace(problem, key_mask=torch.arange(case.n, device=device) < lengths.unsqueeze(-1))
+        mask = torch.arange(case.n, device=device) < lengths.to(device).unsqueeze(-1)
+        problem = replace(problem, key_mask=mask)
+    if kind.packed:
+        problem = replace(problem, cu_seqlens=torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32, device=device))
     if kind.stride > 1:
         grid = Positions(0, kind.stride, n_q)
         problem = replace(problem, query_positions=grid, key_positions=Positions(0, 1, case.n))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels import DenseBias, FactorPair, OffsetBias, Term, attention
-from .cases import DTYPES, KINDS, BenchProblem
+from ...kernels import DenseBias, FactorPair, OffsetBias, Term, attention, attention_varlen
+from .cases import DTYPES, KINDS, WINDOW, BenchProblem
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,13 @@ def backend(name: str, ignores_terms: bool = False) -> Way:
 
     def prepare(problem: BenchProblem) -> Callable[[], Tensor]:
         def compute() -> Tensor:
-            terms = () if ignores_terms else problem.terms
-            return attention(problem.query, problem.key, problem.value, terms, **problem.options, backend=name)
+            terms, options = ((), problem.positions) if ignores_terms else (problem.terms, problem.options)
+            if problem.cu_seqlens is None:
+                found: Any = attention(problem.query, problem.key, problem.value, terms, **options, backend=name)
+                return found[0] if "return_lse" in options else found
+            query, key, value = (rows[0].transpose(0, 1) for rows in (problem.query, problem.key, problem.value))
+            found = attention_varlen(query, key, value, terms, **options, cu_seqlens_q=problem.cu_seqlens, backend=name)
+            return found.transpose(0, 1).unsqueeze(0)
 
         return compute
 
@@ -50,14 +57,32 @@ def backend(name: str, ignores_terms: bool = False) -> Way:
 
 
 def _prepare_floor(problem: BenchProblem) -> Callable[[], Tensor]:
+    if problem.cu_seqlens is not None:
+        return _one_by_one(problem, problem.cu_seqlens.tolist())
     mask = None if problem.key_mask is None else problem.key_mask[:, None, None, :]
     return lambda: functional.scaled_dot_product_attention(
-        problem.query, problem.key, problem.value, attn_mask=mask, is_causal=problem.causal
+        problem.query,
+        problem.key,
+        problem.value,
+        attn_mask=mask,
+        is_causal=problem.causal,
+        enable_gqa=problem.query.shape[1] != problem.key.shape[1],
     )
 
 
+def _one_by_one(problem: BenchProblem, starts: list[int]) -> Callable[[], Tensor]:
+    """Compute each of the sequences that lie one after another by itself."""
+    lengths = [stop - start for start, stop in pairwise(starts)]
+
+    def compute() -> Tensor:
+        sequences = zip(*(rows.split(lengths, 2) for rows in (problem.query, problem.key, problem.value)), strict=True)
+        return torch.cat([functional.scaled_dot_product_attention(*sequence) for sequence in sequences], 2)
+
+    return compute
+
+
 FLOOR = Way("sdpa", _prepare_floor, ignores_terms=True)
-"""Torch's plain attention without positions, which all other ways are compared with."""
+"""Torch's plain attention without positions, windows, caps and sinks, which all other ways are compared with."""
 
 
 def gather(table: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
@@ -78,6 +103,9 @@ def bias_maker(problem: BenchProblem) -> Callable[[], Tensor]:
     forbidden = None if problem.key_mask is None else ~problem.key_mask[:, None, None, :]
     if problem.causal:
         forbidden = offsets > 0 if forbidden is None else forbidden | (offsets > 0)
+    if "window" in problem.options:
+        mask = torch.zeros_like(offsets, dtype=dtype).masked_fill_(offsets.abs() > WINDOW, -math.inf)
+        return lambda: mask
     with torch.no_grad():
         columns = [
             (offsets - term.first).clamp_(0, term.table.shape[1] - 1) if isinstance(term, OffsetBias) else None
@@ -107,7 +135,10 @@ def bias_maker(problem: BenchProblem) -> Callable[[], Tensor]:
 
 def _prepare_dense(problem: BenchProblem) -> Callable[[], Tensor]:
     bias = bias_maker(problem)
-    return lambda: functional.scaled_dot_product_attention(problem.query, problem.key, problem.value, attn_mask=bias())
+    grouped = problem.query.shape[1] != problem.key.shape[1]
+    return lambda: functional.scaled_dot_product_attention(
+        problem.query, problem.key, problem.value, attn_mask=bias(), enable_gqa=grouped
+    )
 
 
 def all_but(*kinds: str) -> tuple[str, ...]:
@@ -115,8 +146,8 @@ def all_but(*kinds: str) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if kind not in kinds)
 
 
-DENSE = Way("sdpa+bias", _prepare_dense, all_but("shaw"))
-"""Torch's attention with the terms as a dense bias, which is what most people do today."""
+DENSE = Way("sdpa+bias", _prepare_dense, all_but("shaw", "lse", "softcap", "sinks", "varlen"))
+"""Torch's attention with the terms, or the window, as a dense bias, which is what most people do today."""
 
 
 def make_step(way: Way, problem: BenchProblem) -> Callable[[], list[Tensor]]:

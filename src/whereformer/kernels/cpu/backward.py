@@ -33,12 +33,14 @@ def backward(
             same = into[name].dtype == problem.dtype
             into[name] = into[name].zero_() if same else torch.zeros_like(into[name], dtype=problem.dtype)
     workspace = Workspace(output.device)
-    for plan in plans_of(problem):
+    plans = plans_of(problem)
+    for plan in plans:
         with workspace.scope():
             memory = BackwardMemory(plan, into, workspace)
             for block in plan.blocks(workspace):
                 BlockBackward(block, memory, into, (output_gradient, lse_gradient), output).run(plan.spans)
-        tables = plan.tables
+    # Plans may share their tables, which have collected what all of them contribute.
+    for tables in dict.fromkeys(plan.tables for plan in plans):
         for name, table in tables.by_name().items():
             if name in into:
                 table.add_to(into[name])

@@ -9,6 +9,7 @@ import torch
 
 from .. import tuning
 from ..problem import Problem
+from ..terms import Positions
 from .block import TileBlock
 from .groups import cut
 from .pieces import Piece
@@ -70,11 +71,23 @@ class Plan:
 
 
 def plans_of(problem: Problem) -> list[Plan]:
-    """Return a plan for each piece that has something to compute."""
-    plans = []
+    """Return a plan for each piece that has something to compute; pieces with the same offsets share their tables."""
+    plans, known = [], dict[tuple[int, ...], Tables]()
     for piece in problem.pieces():
         if piece.batch and problem.heads and piece.queries and piece.keys:
-            plan = Plan(problem, piece, Tables(problem, piece))
+            plan = Plan(problem, piece, _tables_of(problem, piece, known))
             if plan.spans:
                 plans.append(plan)
     return plans
+
+
+def _tables_of(problem: Problem, piece: Piece, known: dict[tuple[int, ...], Tables]) -> Tables:
+    """Return the tables of a piece: those of an earlier one with the same offsets, if there is one."""
+    query, key = piece.query_positions, piece.key_positions
+    # A table between grids depends on where the piece is in them.
+    if problem.grid_bias is not None or not (isinstance(query, Positions) and isinstance(key, Positions)):
+        return Tables(problem, piece)
+    offsets = key.start - query.start, query.stride, key.stride, query.length, key.length
+    if offsets not in known:
+        known[offsets] = Tables(problem, piece)
+    return known[offsets]

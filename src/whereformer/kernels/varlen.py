@@ -1,0 +1,202 @@
+"""Sequences of different lengths without padding, as ``attention_varlen`` takes them, as rows of packed documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .call import check_device, check_heads_tensor, check_terms
+from .terms import DenseBias, FactorPair, OffsetBias2d, OffsetValues, Term
+from .tracing import can_look
+
+
+class Arguments(NamedTuple):
+    """Arguments of :func:`whereformer.attention`."""
+
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor
+    terms: tuple[Term, ...]
+    options: dict[str, Any]
+
+
+def as_batch(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term],
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    options: Mapping[str, Any],
+) -> Arguments:
+    """Check arguments of :func:`whereformer.attention_varlen` and return those of attention: a row of documents, or a
+    batch if all sequences are known to have one length.
+
+    The output of either is brought back by :func:`as_rows`.
+
+    Raises:
+        TypeError, ValueError: if the sequences do not fit the tensors, or for an option that has no meaning for them.
+    """
+    query, key, value = _check_content(query, key, value)
+    n_q, n_k = (value if query is None else query).shape[2], value.shape[2]
+    terms = check_terms(terms)
+    if any(isinstance(term, OffsetBias2d) for term in terms):
+        raise ValueError("terms: OffsetBias2d is about one grid of tokens, not about sequences one after another")
+    _check_options(options, n_q, n_k)
+    if cu_seqlens_k is None:
+        if n_q != n_k:
+            raise ValueError(f"cu_seqlens_k: needed where query has {n_q} rows and value {n_k}")
+        cu_seqlens_k = cu_seqlens_q
+    q_lengths = _check_seqlens("cu_seqlens_q", cu_seqlens_q, "query", n_q, value)
+    k_lengths = _check_seqlens("cu_seqlens_k", cu_seqlens_k, "value", n_k, value)
+    if len(cu_seqlens_q) != len(cu_seqlens_k):
+        raise ValueError(
+            f"cu_seqlens_k: expected {len(cu_seqlens_q)} numbers as cu_seqlens_q has, got {len(cu_seqlens_k)}"
+        )
+    given = Arguments(query, key, value, terms, dict(options))
+    if q_lengths and k_lengths and len({*q_lengths}) == len({*k_lengths}) == 1:
+        return _batch(given, len(q_lengths), q_lengths[0], k_lengths[0])
+    return _documents(given, cu_seqlens_q.to(torch.int64), cu_seqlens_k.to(torch.int64))
+
+
+def as_rows(output: Tensor) -> Tensor:
+    """Return an output or log-sum-exp, (batch, heads, n, ...), as rows one after another, (total, heads, ...)."""
+    return output.transpose(1, 2).flatten(0, 1)
+
+
+def _documents(given: Arguments, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Arguments:
+    """Return the sequences as documents of one row."""
+    value = given.value
+    n_q, n_k = (value if given.query is None else given.query).shape[2], value.shape[2]
+    query_rows, key_rows = (torch.arange(n, device=value.device) for n in (n_q, n_k))
+    of_query, of_key = _sequence_of(query_rows, cu_seqlens_q), _sequence_of(key_rows, cu_seqlens_k)
+    # The last query has the position of the last key.
+    lengths = cu_seqlens_k[of_query + 1] - cu_seqlens_k[of_query]
+    positions = {
+        "query_positions": query_rows - cu_seqlens_q[of_query + 1] + lengths,
+        "key_positions": key_rows - cu_seqlens_k[of_key],
+    }
+    chosen = {name: where for name in positions if (where := given.options.get(name)) is not None}
+    documents = {"query_documents": of_query.unsqueeze(0), "key_documents": of_key.unsqueeze(0)}
+    return given._replace(options={**given.options, **positions, **chosen, **documents})
+
+
+def _sequence_of(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return the sequence of each row: the number of those that end before it."""
+    # Numbers that nobody has read may be wrong, but must not be used as an index that does not exist.
+    return torch.searchsorted(cu_seqlens[1:], rows, right=True).clamp(max=len(cu_seqlens) - 2)
+
+
+def _batch(given: Arguments, count: int, n_q: int, n_k: int) -> Arguments:
+    """Return sequences of one length as a batch, which is the same and needs no documents."""
+    value, options = given.value, given.options
+    heads = (value if given.query is None else given.query).shape[1]
+    head_dim = value.shape[3] if given.query is None else given.query.shape[3]
+    terms: list[Term] = []
+    for term in given.terms:
+        term.check(1, heads, count * n_q, count * n_k, value.shape[3] if isinstance(term, OffsetValues) else head_dim)
+        match term:
+            case FactorPair():
+                query_factors, key_factors = _cut(term.query_factors, count, n_q), _cut(term.key_factors, count, n_k)
+                terms.append(replace(term, query_factors=query_factors, key_factors=key_factors))
+            case DenseBias():
+                # The blocks of a matrix on its diagonal.
+                blocks = (
+                    term.scores.squeeze(0)
+                    .unflatten(1, (count, n_q))
+                    .unflatten(3, (count, n_k))
+                    .diagonal(dim1=1, dim2=3)
+                )
+                terms.append(DenseBias(blocks.permute(3, 0, 1, 2)))
+            case _:
+                terms.append(term)
+    for name, n in (("query_positions", n_q), ("key_positions", n_k)):
+        if (positions := options.get(name)) is not None:
+            options[name] = positions.unflatten(0, (count, n))
+    return Arguments(
+        None if given.query is None else _cut(given.query, count, n_q),
+        None if given.key is None else _cut(given.key, count, n_k),
+        _cut(value, count, n_k),
+        tuple(terms),
+        options,
+    )
+
+
+def _cut(rows: Tensor, count: int, n: int) -> Tensor:
+    """View (1, heads, count * n, dim) as (count, heads, n, dim)."""
+    # The gradient of squeeze is a view, that of an index is not.
+    return rows.squeeze(0).unflatten(1, (count, n)).transpose(0, 1)
+
+
+def _check_content(
+    query: Tensor | None, key: Tensor | None, value: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Return query, key and value, (total, heads, dim), as (1, heads, total, dim)."""
+    if (query is None) != (key is None):
+        raise ValueError("query and key: give both, or neither for attention without content scores")
+    value = _as_one_row("value", value)
+    if query is None or key is None:
+        return None, None, value
+    query, key = _as_one_row("query", query), _as_one_row("key", key)
+    _, heads, total, _ = value.shape
+    if key.shape[:3] != (1, heads, total) or key.shape[3] != query.shape[3]:
+        found = tuple(as_rows(key).shape)
+        raise ValueError(f"key: expected (total_k {total}, heads {heads}, head_dim {query.shape[3]}), got {found}")
+    return query, key, value
+
+
+def _as_one_row(name: str, rows: Tensor) -> Tensor:
+    if not isinstance(rows, Tensor) or rows.is_nested:
+        # It is refused here.
+        return check_heads_tensor(name, rows)
+    if rows.dim() != 3:
+        raise ValueError(f"{name}: expected (total tokens, heads, head_dim), got shape {tuple(rows.shape)}")
+    return check_heads_tensor(name, rows.transpose(0, 1).unsqueeze(0))
+
+
+_MEANINGLESS = {
+    "key_mask": "sequences without padding have nothing to mask; leave such keys out",
+    "query_documents": "sequences are told apart already",
+    "key_documents": "sequences are told apart already",
+}
+
+
+def _check_options(options: Mapping[str, Any], n_q: int, n_k: int) -> None:
+    for name, why in _MEANINGLESS.items():
+        if options.get(name) is not None:
+            raise ValueError(f"{name}: {why}")
+    for name, total, n in (("query_positions", "total_q", n_q), ("key_positions", "total_k", n_k)):
+        if (positions := options.get(name)) is None:
+            continue
+        if not isinstance(positions, Tensor):
+            kind = type(positions).__name__
+            raise TypeError(f"{name}: expected a tensor, each token's position in its sequence, got {kind}")
+        if positions.shape != (n,):
+            raise ValueError(f"{name}: expected shape ({total} {n},), got {tuple(positions.shape)}")
+
+
+def _check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor) -> list[int] | None:
+    """Check where sequences begin, and return their lengths; None where reading them would stall a device."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(cu_seqlens).__name__}")
+    if cu_seqlens.is_floating_point() or cu_seqlens.is_complex() or cu_seqlens.dtype == torch.bool:
+        raise TypeError(f"{name}: expected whole numbers, got {cu_seqlens.dtype}")
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) == 0:
+        raise ValueError(f"{name}: expected shape (number of sequences + 1,), got {tuple(cu_seqlens.shape)}")
+    check_device(name, cu_seqlens, value)
+    if not can_look(cu_seqlens):
+        return None
+    starts = cu_seqlens.tolist()
+    if starts[0] != 0:
+        raise ValueError(f"{name}: expected 0 first, got {starts[0]}")
+    for start, stop in pairwise(starts):
+        if stop < start:
+            raise ValueError(f"{name}: expected numbers that never fall, got {stop} after {start}")
+    if starts[-1] != total:
+        raise ValueError(f"{name}: expected the {total} rows of {of} last, got {starts[-1]}")
+    return [stop - start for start, stop in pairwise(starts)]

@@ -1,0 +1,333 @@
+"""``attention_varlen``: the same as attention of each sequence by itself, in outputs and in every gradient."""
+
+import pytest
+import torch
+
+import whereformer.kernels.varlen
+from tests.kernels.cases import DEVICE, HEADS, random
+from whereformer import (
+    DenseBias,
+    FactorPair,
+    GridPositions,
+    OffsetBias,
+    OffsetBias2d,
+    OffsetKeys,
+    OffsetValues,
+    attention,
+    attention_varlen,
+)
+
+DIM = 8
+SEQUENCES = {
+    "different": ([3, 1, 6, 4], None),
+    "with empty ones": ([0, 5, 0, 0, 2, 0], None),
+    "one": ([7], None),
+    "equal": ([4, 4, 4], None),
+    "fewer queries": ([1, 2, 5], [4, 2, 6]),
+    "more queries": ([5, 3, 2], [2, 3, 0]),
+    "equal, fewer queries": ([2, 2], [5, 5]),
+    "no keys": ([2, 1], [0, 0]),
+    "none": ([], None),
+}
+"""The lengths of queries, and of keys if they differ."""
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (2, 1)},
+    "sink tokens": {"window": (1, 0), "sink_tokens": 2},
+    "soft cap": {"softcap": 1.5, "scale": 0.7},
+    "sinks": {"sinks": torch.tensor([0.3, -1.0], dtype=torch.float64, device=DEVICE)},
+}
+
+
+def seqlens(lengths):
+    return torch.tensor([0, *lengths], dtype=torch.int32, device=DEVICE).cumsum(0, dtype=torch.int32)
+
+
+def content(lengths, key_heads=HEADS):
+    of_queries, of_keys = lengths[0], lengths[0] if lengths[1] is None else lengths[1]
+    total_q, total_k = sum(of_queries), sum(of_keys)
+    leaves = [random(total_q, HEADS, DIM), random(total_k, key_heads, DIM), random(total_k, key_heads, DIM)]
+    return of_queries, of_keys, [leaf.requires_grad_() for leaf in leaves]
+
+
+def term_tensors(total_q, total_k):
+    shapes = (HEADS, 7), (1, 5, DIM), (HEADS, 4, DIM), (1, HEADS, total_q, 3), (1, HEADS, total_k, 3)
+    return [random(*shape).requires_grad_() for shape in (*shapes, (1, HEADS, total_q, total_k))]
+
+
+def terms_of(tensors, queries=slice(None), keys=slice(None)):
+    """One term of each kind, for some rows of queries and of keys."""
+    bias, of_keys, of_values, query_factors, key_factors, scores = tensors
+    return [
+        OffsetBias(bias, -3),
+        OffsetKeys(of_keys, -2),
+        OffsetValues(of_values, -1),
+        FactorPair(query_factors[:, :, queries], key_factors[:, :, keys]),
+        DenseBias(scores[:, :, queries, keys]),
+    ]
+
+
+def one_by_one(leaves, tensors, of_queries, of_keys, backend="reference", **options):
+    """What attention gives for each sequence by itself, and its log-sum-exps."""
+    found = []
+    first_q = first_k = 0
+    for n_q, n_k in zip(of_queries, of_keys, strict=True):
+        queries, keys = slice(first_q, first_q + n_q), slice(first_k, first_k + n_k)
+        rows = [leaf[part].transpose(0, 1)[None] for leaf, part in zip(leaves, (queries, keys, keys), strict=True)]
+        terms = () if tensors is None else terms_of(tensors, queries, keys)
+        found.append(attention(*rows, terms, return_lse=True, backend=backend, **options))
+        first_q, first_k = first_q + n_q, first_k + n_k
+    nothing = leaves[0].new_zeros(1, HEADS, 0, DIM), leaves[0].new_zeros(1, HEADS, 0)
+    return [torch.cat(parts, 2)[0].transpose(0, 1) for parts in zip(nothing, *found, strict=True)]
+
+
+def both(lengths, options, with_terms, backend, key_heads=HEADS):
+    """Outputs, log-sum-exps and all gradients: of the sequences together, and one by one."""
+    torch.manual_seed(0)
+    of_queries, of_keys, leaves = content(lengths, key_heads)
+    tensors = term_tensors(sum(of_queries), sum(of_keys)) if with_terms else None
+    options = {name: each.clone().requires_grad_() if name == "sinks" else each for name, each in options.items()}
+    wanted = [*leaves, *(tensors or ()), *([options["sinks"]] if "sinks" in options else ())]
+    together = attention_varlen(
+        *leaves,
+        () if tensors is None else terms_of(tensors),
+        cu_seqlens_q=seqlens(of_queries),
+        cu_seqlens_k=None if lengths[1] is None else seqlens(of_keys),
+        return_lse=True,
+        backend=backend,
+        **options,
+    )
+    results = []
+    for output, lse in (together, one_by_one(leaves, tensors, of_queries, of_keys, **options)):
+        attended = lse.isfinite()
+        loss = (output * torch.arange(output.numel(), device=DEVICE).view(output.shape).sin()).sum()
+        loss = loss + (lse[attended] * torch.arange(int(attended.sum()), device=DEVICE).cos()).sum()
+        loss = loss + 0 * sum(leaf.sum() for leaf in wanted)  # without sequences, the loop has no graph
+        results.append([output, lse, *torch.autograd.grad(loss, wanted)])
+    return results
+
+
+def check(*arguments, **options):
+    together, apart = both(*arguments, **options)
+    for ours, theirs in zip(together, apart, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+    return together
+
+
+@pytest.mark.parametrize("backend", ["auto", "blockwise"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("lengths", SEQUENCES)
+def test_sequences_do_not_see_each_other(lengths, options, backend):
+    check(SEQUENCES[lengths], OPTIONS[options], True, backend)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("lengths", SEQUENCES)
+def test_without_terms(lengths, options):
+    check(SEQUENCES[lengths], OPTIONS[options], False, "auto")
+
+
+@pytest.mark.parametrize("lengths", ["different", "equal", "fewer queries"])
+def test_heads_in_groups(lengths):
+    check(SEQUENCES[lengths], {"causal": True}, True, "auto", key_heads=1)
+
+
+@pytest.mark.parametrize("options", ["plain", "causal"])
+@pytest.mark.parametrize("lengths", ["equal", "equal, fewer queries", "one"])
+def test_lengths_that_nobody_reads_change_nothing(lengths, options, monkeypatch):
+    """On a GPU, equal lengths are not known to be equal."""
+    monkeypatch.setattr(whereformer.kernels.varlen, "can_look", lambda tensor: False)
+    check(SEQUENCES[lengths], OPTIONS[options], True, "blockwise")
+
+
+def test_rows_without_keys_are_zeros():
+    output, lse, *_ = check(([3, 2], [1, 0]), {"causal": True}, False, "auto")
+    assert (output[[0, 1, 3, 4]] == 0).all()
+    assert lse[[0, 1, 3, 4]].isneginf().all()
+    assert lse[2].isfinite().all()
+
+
+def test_queries_are_aligned_with_the_last_keys():
+    """As in flash_attn from version 2.1 on: the last query of a causal sequence sees every key."""
+    value = torch.eye(4, dtype=torch.float64, device=DEVICE)[:, None]
+    nothing = torch.zeros(1, 1, 4, dtype=torch.float64, device=DEVICE).expand(4, 1, 4)
+    output = attention_varlen(
+        nothing[:2], nothing, value, cu_seqlens_q=seqlens([2]), cu_seqlens_k=seqlens([4]), causal=True
+    )
+    expected = torch.tensor([[1 / 3, 1 / 3, 1 / 3, 0], [1 / 4, 1 / 4, 1 / 4, 1 / 4]], dtype=torch.float64)
+    torch.testing.assert_close(output[:, 0].cpu(), expected)
+
+
+@pytest.mark.parametrize("lengths", [[2, 3], [3, 3]])
+def test_given_positions_are_those_in_each_sequence(lengths):
+    _, _, leaves = content((lengths, None))
+    tensors = term_tensors(sum(lengths), sum(lengths))[:1]
+    positions = torch.randint(0, 5, (sum(lengths),), device=DEVICE)
+    output = attention_varlen(
+        *leaves,
+        [OffsetBias(tensors[0], -3)],
+        cu_seqlens_q=seqlens(lengths),
+        query_positions=positions,
+        key_positions=positions,
+    )
+    first = 0
+    for n in lengths:
+        rows, here = [leaf[first : first + n].transpose(0, 1)[None] for leaf in leaves], positions[first : first + n]
+        apart = attention(*rows, [OffsetBias(tensors[0], -3)], query_positions=here, key_positions=here)
+        torch.testing.assert_close(output[first : first + n], apart[0].transpose(0, 1), rtol=0, atol=1e-11)
+        first += n
+
+
+@pytest.mark.parametrize("lengths", [[2, 3], [3, 3]])
+def test_attention_without_content_scores(lengths):
+    value, table = random(sum(lengths), HEADS, DIM), random(HEADS, 7)
+    output = attention_varlen(None, None, value, [OffsetBias(table, -3)], cu_seqlens_q=seqlens(lengths))
+    parts = [
+        attention(None, None, part.transpose(0, 1)[None], [OffsetBias(table, -3)]) for part in value.split(lengths)
+    ]
+    torch.testing.assert_close(output, torch.cat(parts, 2)[0].transpose(0, 1), rtol=0, atol=1e-11)
+
+
+def test_documents_on_a_grid_have_tables_of_their_own():
+    """Pieces with the same offsets share their tables, but not that between two grids, where they are elsewhere."""
+    leaves = [random(1, HEADS, 9, DIM) for _ in range(3)]
+    table = random(HEADS, 5, 5).requires_grad_()
+    grid, places = GridPositions(3, 3), torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 0], device=DEVICE)
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 2]], device=DEVICE)
+    options = {"query_positions": places, "key_positions": places}
+    options |= {"query_documents": documents, "key_documents": documents}
+    results = []
+    for backend in ("blockwise", "reference"):
+        output = attention(*leaves, [OffsetBias2d(table, (-2, -2), grid, grid)], **options, backend=backend)
+        results.append([output, *torch.autograd.grad(output.sin().sum(), table)])
+    torch.testing.assert_close(*results, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("lengths", ["different", "equal", "fewer queries"])
+def test_half_precision(lengths):
+    """The weights and the output are rounded to bfloat16 at most once each, and weights sum to one."""
+    of_queries, of_keys, leaves = content(SEQUENCES[lengths])
+    short = [leaf.detach().bfloat16() for leaf in leaves]
+    found, lse = attention_varlen(
+        *short, cu_seqlens_q=seqlens(of_queries), cu_seqlens_k=seqlens(of_keys), causal=True, return_lse=True
+    )
+    exact, exact_lse = one_by_one([each.double() for each in short], None, of_queries, of_keys, causal=True)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact).abs().max() <= 2**-7 * short[2].abs().max()
+    assert lse.dtype == torch.float32
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("lengths", ["different", "equal"])
+def test_dropout_is_that_of_the_seed(lengths):
+    of_queries, _, leaves = content(SEQUENCES[lengths])
+    found = []
+    for backend in ("reference", "blockwise"):
+        torch.manual_seed(1)
+        found.append(attention_varlen(*leaves, cu_seqlens_q=seqlens(of_queries), dropout_p=0.5, backend=backend))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-11)
+    assert not torch.allclose(found[0], attention_varlen(*leaves, cu_seqlens_q=seqlens(of_queries)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(dynamic):
+    """Compiled code does not read lengths, so it serves sequences of any."""
+    torch.compiler.reset()
+    compiled = torch.compile(attention_varlen, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for lengths in ([3, 1, 6], [4, 4, 2], [5, 5], [2, 5, 4, 1]):
+        leaves = [random(sum(lengths), HEADS, DIM).requires_grad_() for _ in range(3)]
+        tables = random(HEADS, 7).requires_grad_()
+        results = []
+        for attend in (compiled, attention_varlen):
+            output = attend(*leaves, [OffsetBias(tables, -3)], cu_seqlens_q=seqlens(lengths), causal=True)
+            results.append([output, *torch.autograd.grad(output.sin().sum(), [*leaves, tables])])
+        torch.testing.assert_close(*results, rtol=0, atol=1e-11)
+
+
+def rows(n=4, heads=2, dim=3):
+    return torch.ones(n, heads, dim, device=DEVICE)
+
+
+WRONG = {
+    "begins elsewhere": ({"cu_seqlens_q": seqlens([4]) + 1}, "cu_seqlens_q: expected 0 first, got 1"),
+    "falls": ({"cu_seqlens_q": seqlens([3, -1, 2])}, "cu_seqlens_q: expected numbers that never fall, got 2 after 3"),
+    "ends early": ({"cu_seqlens_q": seqlens([1, 2])}, "cu_seqlens_q: expected the 4 rows of query last, got 3"),
+    "keys end late": ({"cu_seqlens_k": seqlens([2, 3])}, "cu_seqlens_k: expected the 4 rows of value last, got 5"),
+    "two axes": (
+        {"cu_seqlens_q": seqlens([2, 2])[None]},
+        "cu_seqlens_q: expected shape (number of sequences + 1,), got (1, 3)",
+    ),
+    "empty": (
+        {"cu_seqlens_q": seqlens([])[:0]},
+        "cu_seqlens_q: expected shape (number of sequences + 1,), got (0,)",
+    ),
+    "fractions": ({"cu_seqlens_q": seqlens([4]).float()}, "cu_seqlens_q: expected whole numbers, got torch.float32"),
+    "booleans": ({"cu_seqlens_q": seqlens([4]).bool()}, "cu_seqlens_q: expected whole numbers, got torch.bool"),
+    "a list": ({"cu_seqlens_q": [0, 4]}, "cu_seqlens_q: expected a tensor, got list"),
+    "other numbers of sequences": (
+        {"cu_seqlens_k": seqlens([1, 1, 2])},
+        "cu_seqlens_k: expected 3 numbers as cu_seqlens_q has, got 4",
+    ),
+    "unequal without lengths of keys": (
+        {"key": rows(5), "value": rows(5)},
+        "cu_seqlens_k: needed where query has 4 rows and value 5",
+    ),
+    "key mask": (
+        {"key_mask": torch.ones(1, 4, dtype=torch.bool)},
+        "key_mask: sequences without padding have nothing to mask; leave such keys out",
+    ),
+    "query documents": (
+        {"query_documents": torch.zeros(1, 4, dtype=torch.int64)},
+        "query_documents: sequences are told apart already",
+    ),
+    "key documents": (
+        {"key_documents": torch.zeros(1, 4, dtype=torch.int64)},
+        "key_documents: sequences are told apart already",
+    ),
+    "affine positions": (
+        {"query_positions": whereformer.Positions(0, 1, 4)},
+        "query_positions: expected a tensor, each token's position in its sequence, got Positions",
+    ),
+    "positions of other rows": (
+        {"key_positions": torch.arange(3)},
+        "key_positions: expected shape (total_k 4,), got (3,)",
+    ),
+    "a batch": (
+        {"query": rows()[None]},
+        "query: expected (total tokens, heads, head_dim), got shape (1, 4, 2, 3)",
+    ),
+    "other keys": (
+        {"key": rows(dim=5)},
+        "key: expected (total_k 4, heads 2, head_dim 3), got (4, 2, 5)",
+    ),
+    "whole numbers": ({"value": rows().long()}, "value: expected a floating-point tensor, got torch.int64"),
+    "one of query and key": ({"key": None}, "query and key: give both"),
+    "an unknown backend": ({"backend": "flash"}, "backend: expected one of auto, reference, blockwise, triton"),
+    "other rows of a term": (
+        {"terms": [FactorPair(torch.ones(1, 2, 3, 1), torch.ones(1, 2, 4, 1))]},
+        "FactorPair.query_factors: expected shape (batch 1, heads 2, n_q 4, r), got (1, 2, 3, 1)",
+    ),
+    "a grid": (
+        {"terms": [OffsetBias2d(torch.ones(2, 3, 3), (-1, -1), GridPositions(2, 2), GridPositions(2, 2))]},
+        "terms: OffsetBias2d is about one grid of tokens, not about sequences one after another",
+    ),
+    "a term by itself": ({"terms": DenseBias(torch.ones(1, 2, 4, 4))}, "terms: expected a sequence of terms"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_errors_are_one_clear_line(wrong):
+    changes, message = WRONG[wrong]
+    given = {"query": rows(), "key": rows(), "value": rows(), "terms": (), "cu_seqlens_q": seqlens([2, 2])}
+    with pytest.raises((TypeError, ValueError)) as error:
+        attention_varlen(**{**given, **changes})
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(TypeError, match="dropout"):
+        attention_varlen(rows(), rows(), rows(), cu_seqlens_q=seqlens([4]), dropout=0.1)
