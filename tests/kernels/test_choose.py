@@ -12,6 +12,7 @@ from whereformer.kernels import tuning
 from whereformer.kernels.call import make_call
 from whereformer.kernels.choose import choose
 from whereformer.kernels.shape import CallShape
+from whereformer.kernels.triton import available as triton
 
 TERM = (OffsetBias(torch.zeros(2, 3), -1),)
 
@@ -162,3 +163,14 @@ def test_the_shape_of_a_call_is_enough_to_choose(length, terms, options, dtype, 
     assert choose(shape, "auto") == choose(call, "auto")
     for field in fields(CallShape):
         assert getattr(shape, field.name) == getattr(call, field.name), field.name
+
+
+def test_packed_rows_on_a_gpu_go_to_triton_without_terms_too():
+    """Torch's own attention would need a number for every pair."""
+    ids = torch.arange(100).expand(1, -1) // 30
+    packed = make_call(*inputs(100), query_documents=ids, key_documents=ids)
+    gpu = torch.device("cuda")
+    chosen = choose(packed, "auto", gpu)
+    assert chosen == ("fused" if triton.unavailable(packed, gpu) else "triton")
+    assert choose(make_call(*inputs(100)), "auto", gpu) == "fused"
+    assert choose(packed, "auto") == "blockwise"

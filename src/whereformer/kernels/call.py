@@ -127,7 +127,12 @@ class Call:
     @property
     def has_masks(self) -> bool:
         """Whether keys are masked or rows are packed."""
-        return self.key_mask is not None or self.query_documents is not None
+        return self.key_mask is not None or self.is_packed
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether queries attend to keys of their own document alone."""
+        return self.query_documents is not None
 
     @property
     def is_ordinary(self) -> bool:

@@ -85,6 +85,8 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
                 "blockwise",
                 "no terms, but dropout, padding or packing, which cost torch's own attention more on the CPU",
             )
+        if call.is_packed and not on_cpu and not taken and _no_triton(call, device) is None:
+            return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
         if on_cpu and _trains_in_half_precision(call) and _has_few_scores(call):
             return (
                 "reference",

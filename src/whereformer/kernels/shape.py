@@ -28,6 +28,8 @@ class Shaped(Protocol):
     @property
     def has_masks(self) -> bool: ...
     @property
+    def is_packed(self) -> bool: ...
+    @property
     def dropout_p(self) -> float: ...
     @property
     def is_ordinary(self) -> bool: ...
@@ -57,6 +59,7 @@ class CallShape:
         value_dim: width of a value.
         has_terms: whether there are any terms.
         has_masks: whether there is a ``key_mask``, or rows are packed.
+        is_packed: whether rows are packed.
         dropout_p: as in :func:`whereformer.attention`.
         is_ordinary: whether there is neither a window, a soft cap nor sinks, and no log of sums is asked for.
         shares_keys: whether several query heads use the keys of one.
@@ -75,6 +78,7 @@ class CallShape:
     value_dim: int
     has_terms: bool
     has_masks: bool = False
+    is_packed: bool = False
     dropout_p: float = 0.0
     is_ordinary: bool = True
     shares_keys: bool = False
