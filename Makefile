@@ -23,7 +23,7 @@ CHECKED := tests/kernels tests/positions tests/test_shapes.py \
 	$(addprefix tests/models/test_,encoder.py funnel.py heads.py inputs.py pooling.py electra.py seq2seq.py golden_funnel.py attach.py)
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: compare bench test lint docs check check-every instruction-sets test-lowest test-wheel format
+.PHONY: compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-wheel format
 
 compare: $(VENV)/.train  ## Compare position methods; options: make compare ARGS="--quick"
 	$(VENV)/bin/whereformer compare $(ARGS)
@@ -43,10 +43,15 @@ docs: $(VENV)/.dev  ## Build the site, docs/_build/html/index.html; warnings are
 	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
 	$(VENV)/bin/python docs/check_links.py docs/_build/html
 
-# In the second run, an older processor's instructions are used, the shapes that docstrings give are checked in every
-# call, and memory that nobody has written is NaN.
-check: lint docs  ## Everything that has to pass: lint, the site, all tests, and numbers on an older processor
+ci: lint docs test test-older  ## What every change has to pass: lint, the site, the quick tests twice
+
+check: lint docs  ## What a release has to pass: as ci, with the slow tests; a quarter of an hour
 	$(PYTEST)
+	$(MAKE) test-older
+
+# An older processor's instructions are used, the shapes that docstrings give are checked in every call, and memory that
+# nobody has written is NaN.
+test-older: $(VENV)/.dev  ## The quick tests of numbers as an older processor runs them
 	$(OLDER) WHEREFORMER_TEST_SHAPES=1 WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" $(CHECKED)
 
 check-every: $(VENV)/.dev  ## All tests in every combination of cases, three quarters of an hour; options: ARGS

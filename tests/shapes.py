@@ -17,7 +17,15 @@ from jaxtyping import Bool, Float, Int, Integer, Shaped, jaxtyped
 from torch import Tensor
 
 from whereformer import build_position, position_names
-from whereformer.kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+from whereformer.kernels.terms import (
+    DenseBias,
+    FactorPair,
+    OffsetBias,
+    OffsetBias2d,
+    OffsetKeys,
+    OffsetValues,
+    Positions,
+)
 from whereformer.positions.base import Position
 
 Check = Callable[..., None]
@@ -45,6 +53,7 @@ def fits(value: Any, kind: Any) -> None:
 # Axes that are bound in the check that calls this: jaxtyping looks for them there.
 SHAPES_OF_TERMS = {
     OffsetBias: {"table": Float[Tensor, "heads _"]},
+    OffsetBias2d: {"table": Float[Tensor, "heads _ _"], "prefix": Float[Tensor, "heads 3"] | None},
     OffsetKeys: {"table": Float[Tensor, "#heads _ head_dim"]},
     OffsetValues: {"table": Float[Tensor, "#heads _ value_dim"]},
     FactorPair: {
@@ -152,12 +161,12 @@ def vectors(
 def rotate(
     self: Position,
     query: Float[Tensor, "batch {self.model.num_heads} n_q {self.model.head_dim}"],
-    key: Float[Tensor, "batch {self.model.num_heads} n_k {self.model.head_dim}"],
-    value: Float[Tensor, "batch {self.model.num_heads} n_k {self.model.head_dim}"],
+    key: Float[Tensor, "batch key_heads n_k {self.model.head_dim}"],
+    value: Float[Tensor, "batch key_heads n_k {self.model.head_dim}"],
     result: tuple[
         Float[Tensor, "batch {self.model.num_heads} n_q {self.model.head_dim}"],
-        Float[Tensor, "batch {self.model.num_heads} n_k {self.model.head_dim}"],
-        Float[Tensor, "batch {self.model.num_heads} n_k {self.model.head_dim}"],
+        Float[Tensor, "batch key_heads n_k {self.model.head_dim}"],
+        Float[Tensor, "batch key_heads n_k {self.model.head_dim}"],
     ],
 ) -> None:
     pass

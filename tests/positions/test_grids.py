@@ -15,7 +15,8 @@ SIDES = {"rows": 3, "columns": 4}
 
 def scores(position, queries, keys=None, layer=1):
     """What a method adds to each pair of two sequences, (heads, n_q, n_k), and the kind of its term."""
-    (term,) = position.terms(torch.zeros(1, 1, 16), Place(queries, queries if keys is None else keys, layer))
+    # The method does not look at hidden states.
+    (term,) = position.terms(torch.zeros(0), Place(queries, queries if keys is None else keys, layer))
     found = written_out(term) if isinstance(term, OffsetBias2d) else term.scores[0]
     return found, type(term)
 

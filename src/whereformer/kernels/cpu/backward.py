@@ -119,15 +119,14 @@ class BlockBackward:
         # First compute the weights' gradient minus delta. Multiplied by the weights, it is the scores' gradient.
         tile = self.memory.gradient.tile(block.groups, span)
         scores_gradient = tile.scores
-        common = minus_delta if kept is None else torch.zeros_like(minus_delta)
         if value_table is None:
-            scores_gradient.copy_(common.expand_as(weights))
+            put_product(scores_gradient, gradient, block.value[:, keys].mT, workspace)
         else:
-            value_table.spread(block.per_offset(gradient, value_table) + common, tile)
-        add_product(scores_gradient, gradient, block.value[:, keys].mT, workspace)
+            value_table.spread(block.per_offset(gradient, value_table), tile)
+            add_product(scores_gradient, gradient, block.value[:, keys].mT, workspace)
         if kept is not None:
-            scores_gradient.mul_(kept).add_(minus_delta)
-        scores_gradient.mul_(weights)
+            scores_gradient.mul_(kept)
+        scores_gradient.add_(minus_delta).mul_(weights)
         if kept is not None:
             weights *= kept
         if "value" in into:

@@ -42,7 +42,7 @@ class TileBlock(Groups):
         self.narrow = _product_dtype(problem)
         self.onednn = _piece_by_onednn(problem, piece)
         masks = problem.dense, piece.key_mask, piece.query_documents
-        self.forbids = tables.forbids or any(mask is not None for mask in masks)
+        self.masked = any(mask is not None for mask in masks)
         dtype = problem.dtype
         self.value, self.narrow_value = self.in_both(problem.value, piece.keys)
         self.query = self.key = self.narrow_query = self.narrow_key = None
@@ -175,9 +175,10 @@ class TileBlock(Groups):
         for allowed in self.masks(span):
             by_head.masked_fill_(~allowed, -torch.inf)
         wanted = self.problem.wants_lse
-        largest = weights.amax(-1, keepdim=True) if self.forbids or wanted else None
         # A row that may not attend to anything has no softmax.
-        nothing = largest.isneginf() if self.forbids and largest is not None else None
+        rows_may_be_empty = self.masked or self.tables.may_leave_nothing(span.queries)
+        largest = weights.amax(-1, keepdim=True) if rows_may_be_empty or wanted else None
+        nothing = largest.isneginf() if rows_may_be_empty and largest is not None else None
         torch.softmax(weights, -1, out=weights)
         if nothing is not None and nothing.any():
             weights.masked_fill_(nothing, 0.0)

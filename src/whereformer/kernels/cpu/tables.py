@@ -358,10 +358,9 @@ class Tables:
 
     def __init__(self, problem: Problem, piece: Piece) -> None:
         value = problem.value
-        self.forbids = problem.limits_offsets or any(
-            table is not None and bool(table.isneginf().any()) for table in (problem.bias, problem.grid_bias)
-        )
-        """Whether there may be pairs that causality, the window or a bias forbids."""
+        tables = problem.bias, problem.grid_bias
+        self._bias_forbids = any(table is not None and bool(table.isneginf().any()) for table in tables)
+        self._limited = problem.limits_offsets
         offsets = layout(piece.query_positions, piece.key_positions, value.device)
         self.layout = offsets
         self.bias: Bias | None = None
@@ -385,6 +384,13 @@ class Tables:
     def step(self) -> int:
         """The number of columns by which diagonals move from row to row in the memory that tables read and write."""
         return self.layout.step if isinstance(self.layout, Grid) else 0
+
+    def may_leave_nothing(self, queries: range) -> bool:
+        """Whether causality, the window or a bias may leave some of these queries without a key."""
+        if self._bias_forbids or not self._limited or not isinstance(self.layout, Grid) or self.reach is None:
+            return self._bias_forbids or self._limited
+        # If the first and the last query have keys, then so have those between.
+        return not all(self.layout.keys_of(range(row, row + 1), self.reach) for row in (queries[0], queries[-1]))
 
     def by_name(self) -> dict[str, Bias | Vectors]:
         """Return the tables by their names in ``GRADIENTS``."""
