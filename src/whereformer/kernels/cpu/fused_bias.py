@@ -110,8 +110,10 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
     rows = output.transpose(1, 2)
     if not in_order:
         rows = reversed_rows(rows, 1)
-    # The kernel's output has the query's layout; the operator's layout must always be the same.
-    return rows.contiguous().transpose(1, 2), norm, in_order
+    # The kernel's output has the query's layout; the operator's layout must always be the same, and no view.
+    found = rows.contiguous().transpose(1, 2)
+    found = found.new_empty(0).set_(found.untyped_storage(), found.storage_offset(), found.shape, found.stride())
+    return found, norm, in_order
 
 
 def is_exact(problem: Problem) -> bool:
