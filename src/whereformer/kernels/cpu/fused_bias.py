@@ -61,7 +61,13 @@ def takes(problem: Problem, piece: Piece, tables: Tables) -> bool:
         isinstance(tables.bias, GridBias)
         and all(other is None for other in (*others, *masks))
         and _suits(problem, problem.value.device, len(piece.queries), len(piece.keys))
+        and tells_sums(problem)
     )
+
+
+def tells_sums(problem: Problem) -> bool:
+    """Whether the kernel's norm, which is one number, will do for the ``LogSums`` that a problem asks for, if any."""
+    return not problem.wants_lse or is_exact(problem)
 
 
 def _suits(problem: Problem, device: torch.device, n_q: int, n_k: int) -> bool:
