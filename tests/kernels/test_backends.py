@@ -300,6 +300,24 @@ def test_a_sink_is_a_key_with_no_value(fast, sink):
     torch.testing.assert_close(lse, wanted[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_nothing_is_lost_beside_huge_biases(fast, trains):
+    """Every score is 1e9, so a row's keys, and its sink, share its attention equally."""
+    bias, n = OffsetBias(torch.full((HEADS, 3), 1e9, device=DEVICE), -1), 40
+    query, key, value = (tensor.float() for tensor in content(n, n))
+    query, value = torch.zeros_like(query), value.requires_grad_(trains)
+    sinks = torch.full((HEADS,), 1e9, device=DEVICE)
+    out = attention(query, key, value, [bias], sinks=sinks, backend=fast)
+    torch.testing.assert_close(out, value.sum(2, keepdim=True).expand_as(out) / (n + 1), rtol=1e-5, atol=1e-6)
+    if trains:
+        (gradient,) = torch.autograd.grad(out.sum(), value)
+        torch.testing.assert_close(gradient, torch.full_like(value, n / (n + 1)), rtol=1e-5, atol=1e-6)
+    out = attention(query, key, value, [bias], window=5, sink_tokens=3, backend=fast)
+    at = torch.arange(n, device=DEVICE)
+    near = ((at - at.unsqueeze(1)).abs() <= 5) | (at < 3)
+    torch.testing.assert_close(out, near / near.sum(1, keepdim=True) @ value, rtol=1e-5, atol=1e-6)
+
+
 def test_parts_merge_to_the_whole(fast):
     """Attention to two parts of the keys, one of them masked for an item, is that to all: gradients too."""
     inputs, bias = content(20, 30), random(HEADS, 60)

@@ -338,6 +338,24 @@ def test_outputs_are_laid_out_as_compiled_programs_are_told(keeps, layout):
         torch.library.opcheck(blockwise._forward, arguments)
 
 
+@pytest.mark.parametrize("length", [20, 400])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"dropout_p": 0.1}], ids=str)
+def test_outputs_may_be_changed_in_place(length, options):
+    """As those of torch's attention, by a hook for one; only a backward that needs what was there is refused."""
+    query, key, value = (random(1, 2, length, 8).requires_grad_() for _ in range(3))
+    bias = OffsetBias(random(2, 5).requires_grad_(), -2)
+    torch.manual_seed(1)
+    expected = attention(query, key, value, [bias], backend="blockwise", **options).detach()
+    torch.manual_seed(1)
+    output = attention(query, key, value, [bias], backend="blockwise", **options)
+    output[0, :, 0] = 0.0
+    output.mul_(2.0)
+    expected[0, :, 0] = 0.0
+    assert torch.equal(output, 2 * expected)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
 @pytest.mark.parametrize(("n_q", "n_k"), [(4096, 4), (4096, 16)])
 @pytest.mark.parametrize("training", [False, True])
 def test_few_keys_take_no_memory_by_the_square_of_queries(n_q, n_k, training):

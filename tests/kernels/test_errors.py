@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from whereformer import attention, attention_weights, merge_attention
+from whereformer import attention, attention_weights, explain, merge_attention
 from whereformer.kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
 
 B, H, N_Q, N_K, D = 2, 3, 4, 6, 8
@@ -49,6 +49,8 @@ CASES = [
     ({"dropout_p": 1.0}, ValueError, r"dropout_p: expected a number in \[0, 1\), got 1.0"),
     ({"dropout_p": -0.1}, ValueError, r"dropout_p: expected a number in \[0, 1\), got -0.1"),
     ({"dropout_p": math.nan}, ValueError, r"dropout_p: expected a number in \[0, 1\), got nan"),
+    ({"dropout_p": "0.1"}, TypeError, r"dropout_p: expected a number in \[0, 1\), got str"),
+    ({"dropout_p": None}, TypeError, r"dropout_p: expected a number in \[0, 1\), got NoneType"),
     ({"window": -1}, ValueError, r"window: expected whole numbers of at least 0, or None for no limit, got -1"),
     ({"window": (3, -2)}, ValueError, r"window: expected whole numbers of at least 0, .* got \(3, -2\)"),
     ({"window": 1.5}, TypeError, r"window: expected whole numbers of at least 0, .* got 1.5"),
@@ -61,6 +63,11 @@ CASES = [
     ({"sink_tokens": -1, "window": 3}, ValueError, r"sink_tokens: expected at least 0, got -1"),
     ({"sink_tokens": 1.5, "window": 3}, TypeError, r"sink_tokens: expected a whole number, got 1.5"),
     ({"sink_tokens": True, "window": 3}, TypeError, r"sink_tokens: expected a whole number, got True"),
+    ({"sink_tokens": False, "window": 3}, TypeError, r"sink_tokens: expected a whole number, got False"),
+    ({"sink_tokens": 0.0}, TypeError, r"sink_tokens: expected a whole number, got 0.0"),
+    ({"return_lse": "no"}, TypeError, r"return_lse: expected True or False, got 'no'"),
+    ({"return_lse": None}, TypeError, r"return_lse: expected True or False, got None"),
+    ({"causal": 1}, TypeError, r"causal: expected True or False, got 1"),
     ({"softcap": 0}, ValueError, r"softcap: expected a finite number above 0, or None for no cap, got 0.0"),
     ({"softcap": -30.0}, ValueError, r"softcap: expected a finite number above 0, .* got -30.0"),
     ({"softcap": math.nan}, ValueError, r"softcap: expected a finite number above 0, .* got nan"),
@@ -243,6 +250,18 @@ def test_weights_check_their_input_too():
         attention_weights(**FITTING, key_mask=torch.ones(6, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("function", [attention_weights, explain])
+@pytest.mark.parametrize("name", ["softcaps", "always_below"])
+def test_functions_with_the_same_options_refuse_others(function, name):
+    with pytest.raises(TypeError, match=rf"^{name}: {function.__name__} has no such argument"):
+        function(**FITTING, **{name: 3})
+
+
+def test_explain_knows_that_logs_of_sums_change_the_backend():
+    assert explain(**FITTING).backend == "fused"
+    assert explain(**FITTING, return_lse=True).backend == "reference"
+
+
 @pytest.mark.parametrize("length", [-1, -7])
 def test_positions_refuse_a_negative_length(length):
     with pytest.raises(ValueError, match=rf"^Positions: length must be at least 0, got {length}"):
@@ -279,7 +298,11 @@ OUT, LSE = zeros(B, H, N_Q, D), zeros(B, H, N_Q)
     [
         ([], [], ValueError, r"outputs: expected at least one part, got none"),
         (OUT, [LSE], TypeError, r"outputs: expected a sequence of tensors, got Tensor"),
-        ([OUT, 1.0], [LSE, LSE], TypeError, r"outputs: expected a sequence of tensors, got list"),
+        (None, [LSE], TypeError, r"outputs: expected a sequence of tensors, got NoneType"),
+        ([OUT], iter([LSE]), TypeError, r"lses: expected a sequence of tensors, got list_iterator"),
+        ([OUT, 1.0], [LSE, LSE], TypeError, r"outputs: expected floating-point tensors, got float"),
+        ([OUT], [LSE.long()], TypeError, r"lses: expected floating-point tensors, got torch.int64"),
+        ([OUT, OUT.to("meta")], [LSE, LSE], ValueError, r"outputs: expected tensors on one device, got cpu and meta"),
         ([OUT, OUT], [LSE], ValueError, r"lses: expected one for each of 2 outputs, got 1"),
         (
             [OUT, OUT[:, :1]],

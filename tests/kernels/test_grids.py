@@ -363,6 +363,23 @@ def test_decomposed_positions_refuse_what_does_not_fit():
         decomposed_offset_keys(query, random(1, 3, 8), random(2, 3, 8), (0, 0), GRID, GRID)
     with pytest.raises(ValueError, match=r"^queries: expected 7 tokens, got a prefix of 0 and 2 x 3"):
         decomposed_offset_keys(query, random(1, 3, 8), random(1, 3, 8), (0, 0), GridPositions(2, 3), GRID)
+    with pytest.raises(
+        TypeError, match=r"^decomposed_offset_keys: first must be a row and a column, .* got \(0.5, 0\)"
+    ):
+        decomposed_offset_keys(query, random(1, 3, 8), random(1, 3, 8), (0.5, 0), GRID, GRID)
+    with pytest.raises(TypeError, match=r"^keys: expected GridPositions, got tuple"):
+        decomposed_offset_keys(query, random(1, 3, 8), random(1, 3, 8), (0, 0), GRID, (2, 3))
+    with pytest.raises(TypeError, match=r"^row_table: expected a tensor, got list"):
+        decomposed_offset_keys(query, [0.0], random(1, 3, 8), (0, 0), GRID, GRID)
+    with pytest.raises(ValueError, match=r"^query: expected \(batch, heads, length, head_dim\)"):
+        decomposed_offset_keys(query[0], random(1, 3, 8), random(1, 3, 8), (0, 0), GRID, GRID)
+
+
+def test_truth_values_are_no_numbers_of_a_grid():
+    with pytest.raises(TypeError, match=r"^GridPositions: rows must be an int, got True"):
+        GridPositions(True, 3)
+    with pytest.raises(TypeError, match=r"^OffsetBias2d: first must be .*, got \(True, 0\)"):
+        OffsetBias2d(random(3, 3, 5), (True, 0), GRID, GRID)
 
 
 def test_triton_says_what_it_cannot_mix():

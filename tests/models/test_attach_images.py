@@ -7,7 +7,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from whereformer import OffsetBias2d, PositionRangeError, attach, detach, load_attached
+from whereformer import OffsetBias2d, attach, detach, load_attached
 from whereformer.errors import InputError
 from whereformer.kernels import grids, tuning
 
@@ -173,13 +173,20 @@ def test_windows_are_refused():
         attach(transformers.SwinModel(config), "tisa2d")
 
 
-def test_a_larger_image_than_the_grid_is_refused():
-    square = transformers.ViTModel(transformers.ViTConfig(**SIZES, image_size=16))
-    attach(square, "grid_bias")
-    with pytest.raises(
-        PositionRangeError, match=r"^grid_bias covers positions 0 to 16 \(prefix \+ rows \* columns 17\)"
-    ):
-        square(torch.randn(1, 3, 40, 40), interpolate_pos_encoding=True)
+@pytest.mark.parametrize("size", [(40, 40), (8, 8), (8, 32)], ids=str)
+@pytest.mark.parametrize("kind", ["ViT", "Dinov2"])
+def test_an_image_of_another_size_is_refused(kind, size):
+    """Fewer patches, or as many in other rows, would fit the grid and have wrong offsets."""
+    config = getattr(transformers, f"{kind}Config")(**SIZES, image_size=16)
+    model = attach(getattr(transformers, f"{kind}Model")(config), "grid_bias")
+    options = {"interpolate_pos_encoding": True} if kind == "ViT" else {}
+    image = torch.randn(1, 3, *size)
+    for call in (lambda: model(image, **options), lambda: model(pixel_values=image, **options)):
+        with pytest.raises(
+            InputError, match=rf"^pixel_values: expected images of 16 x 16, .*, got {size[0]} x {size[1]}$"
+        ):
+            call()
+    detach(model)(image, **options)
 
 
 def test_a_text_model_has_a_square_by_default():

@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack, overload
 from torch import Tensor
 
 from . import fused, grids, nested, reference, varlen
-from .call import Call, CallOptions, SequenceOptions, Window, make_call
+from .call import Call, CallOptions, SequenceOptions, Window, check_names, make_call
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .cpu import blockwise
 from .grids import decomposed_offset_keys
@@ -118,7 +118,8 @@ def attention(
         window: allow only keys whose position is at most so many before or after the query's: a whole number for both
             sides, or a pair (before, after), where None is no limit. Time and memory fall with the window.
         sink_tokens: allow keys at positions below this number outside the window too (StreamingLLM's first tokens,
-            Xiao et al. 2024), of each document where rows are packed.
+            Xiao et al. 2024). In packed rows this means the first tokens of each document only if ``key_positions``
+            begin at 0 in each.
         scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default.
         softcap: the number that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
@@ -253,6 +254,7 @@ def attention_varlen(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
+    check_names("attention_varlen", options, CallOptions.__optional_keys__)
     output, lse = _run_varlen(
         query, key, value, terms, (cu_seqlens_q, cu_seqlens_k), options, return_lse=return_lse, backend=backend
     )
@@ -308,6 +310,7 @@ def explain(
     value: Tensor,
     terms: Sequence[Term] = (),
     *,
+    return_lse: bool = False,
     backend: str = "auto",
     **options: Unpack[CallOptions],
 ) -> Choice:
@@ -317,7 +320,8 @@ def explain(
     blockwise: float32 on AMD with AVX-512: torch's own kernels read the table of offsets
     """
     _check_backend(backend)
-    return explain_choice(make_call(query, key, value, terms, **options), backend)
+    check_names("explain", options, CallOptions.__optional_keys__)
+    return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
 
 
 def _check_backend(backend: str) -> None:
@@ -330,8 +334,9 @@ def attention_weights(
 ) -> Tensor:
     """Return the softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 
-    ``options`` are :func:`attention`'s keyword arguments other than ``dropout_p`` and ``backend``.
+    ``options`` are :func:`attention`'s keyword arguments other than ``dropout_p``, ``return_lse`` and ``backend``.
     """
+    check_names("attention_weights", options, CallOptions.__optional_keys__)
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
         return reference.attention_weights(call)

@@ -259,6 +259,7 @@ def make_call(
         TypeError: for a wrong type or dtype; the message names the argument.
         ValueError: for a wrong shape or value; the message names the argument.
     """
+    check_flag("return_lse", return_lse)
     check_heads_tensor("value", value)
     batch, heads, n_k, value_dim = value.shape
     if (query is None) != (key is None):
@@ -317,15 +318,16 @@ def _check_options(
     get, pop = options.get, options.pop
     if (key_mask := get("key_mask")) is not None:
         _check_key_mask(key_mask, value)
-    if not isinstance(causal := get("causal", False), bool):
-        raise TypeError(f"causal: expected True or False, got {type(causal).__name__}")
+    check_flag("causal", get("causal", False))
     if (window := pop("window", None)) is not None:
         options["window"] = _check_window(window)
-    if (sink_tokens := pop("sink_tokens", 0)) != 0:
-        options["always_below"] = _check_sink_tokens(sink_tokens, window)
+    if (sink_tokens := _check_sink_tokens(pop("sink_tokens", 0), window)) != 0:
+        options["always_below"] = sink_tokens
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)
-    if not 0.0 <= (dropout_p := get("dropout_p", 0.0)) < 1.0:
+    if not _is_number(dropout_p := get("dropout_p", 0.0)):
+        raise TypeError(f"dropout_p: expected a number in [0, 1), got {type(dropout_p).__name__}")
+    if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: expected a number in [0, 1), got {dropout_p}")
     if (positions := pop("query_positions", None)) is not None:
         options["given_query_positions"] = _check_positions("query_positions", positions, batch, n_q, terms)
@@ -337,6 +339,24 @@ def _check_options(
     if query_documents is not None:
         options["query_documents"] = _check_documents("query_documents", query_documents, value, "n_q", n_q)
         options["key_documents"] = _check_documents("key_documents", key_documents, value, "n_k", n_k)
+
+
+def check_flag(name: str, flag: Any) -> None:
+    """Raise unless a flag is True or False."""
+    if not isinstance(flag, bool):
+        raise TypeError(f"{name}: expected True or False, got {flag!r}")
+
+
+def check_names(function: str, options: Iterable[str], known: frozenset[str]) -> None:
+    """Raise for the name of an option that a function does not have; our own functions would take some of them."""
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{name}: {function} has no such argument")
+
+
+def _is_number(number: Any) -> bool:
+    kinds = (float, Real, torch.SymFloat, torch.SymInt)
+    return isinstance(number, kinds) and not isinstance(number, bool)
 
 
 def _check_window(window: Any) -> tuple[int | None, int | None]:
@@ -357,13 +377,13 @@ def _check_sink_tokens(sink_tokens: Any, window: Any) -> int:
         raise TypeError(f"sink_tokens: expected a whole number, got {sink_tokens!r}")
     if number < 0:
         raise ValueError(f"sink_tokens: expected at least 0, got {number}")
-    if window is None:
+    if number > 0 and window is None:
         raise ValueError(f"sink_tokens: {number} first tokens are attended beside a window, got window=None")
     return number
 
 
 def _check_softcap(softcap: Any) -> Any:
-    if isinstance(softcap, bool) or not isinstance(softcap, Real | torch.SymFloat | torch.SymInt):
+    if not _is_number(softcap):
         raise TypeError(f"softcap: expected a number, got {type(softcap).__name__}")
     number: Any = softcap if isinstance(softcap, torch.SymFloat | torch.SymInt) else float(softcap)
     if not (torch.compiler.is_compiling() or (math.isfinite(number) and number > 0)):

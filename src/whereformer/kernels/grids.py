@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .call import Call
-from .terms import FactorPair, GridPositions, OffsetBias, OffsetBias2d, offsets_between
+from .call import Call, check_heads_tensor
+from .terms import FactorPair, GridPositions, OffsetBias, OffsetBias2d, as_pair, offsets_between
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,15 @@ def decomposed_offset_keys(
 
     Source: Li et al. (2022), arXiv 2112.01526, eq. 4; Kirillov et al. (2023), arXiv 2304.02643.
     """
+    check_heads_tensor("query", query)
+    first = as_pair("decomposed_offset_keys: first", first)
+    for name, grid in (("queries", queries), ("keys", keys)):
+        if not isinstance(grid, GridPositions):
+            raise TypeError(f"{name}: expected GridPositions, got {type(grid).__name__}")
     for name, table in (("row_table", row_table), ("column_table", column_table)):
         heads, head_dim = query.shape[1], query.shape[3]
+        if not isinstance(table, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {type(table).__name__}")
         if table.dim() != 3 or len(table) not in (1, heads) or table.shape[1] == 0 or table.shape[2] != head_dim:
             raise ValueError(f"{name}: expected shape (heads {heads} or 1, T, {head_dim}), got {tuple(table.shape)}")
     if queries.length != query.shape[2]:

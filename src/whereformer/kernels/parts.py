@@ -57,8 +57,14 @@ def _merge(outputs: Sequence[Tensor], lses: LogSums) -> tuple[Tensor, LogSums]:
 
 def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     for name, tensors in (("outputs", outputs), ("lses", lses)):
-        if isinstance(tensors, Tensor) or not all(isinstance(each, Tensor) for each in tensors):
+        if not isinstance(tensors, Sequence):
             raise TypeError(f"{name}: expected a sequence of tensors, got {type(tensors).__name__}")
+        for each in tensors:
+            if not isinstance(each, Tensor) or not each.is_floating_point():
+                got = each.dtype if isinstance(each, Tensor) else type(each).__name__
+                raise TypeError(f"{name}: expected floating-point tensors, got {got}")
+            if each.device != tensors[0].device:
+                raise ValueError(f"{name}: expected tensors on one device, got {tensors[0].device} and {each.device}")
     if len(outputs) == 0:
         raise ValueError("outputs: expected at least one part, got none")
     if len(lses) != len(outputs):

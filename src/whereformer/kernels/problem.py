@@ -188,9 +188,10 @@ class Problem:
         )
 
     def new_output(self) -> Tensor:
-        """Allocate the output in the layout that suits the projection after it."""
-        batch, _, _, value_dim = self.value.shape
-        return self.value.new_empty(batch, self.n_q, self.heads, value_dim).transpose(1, 2)
+        """Allocate the output in the layout that suits the projection after it, and not as a view: autograd lets nobody
+        change those of a function in place."""
+        value, size = self.value, (self.value.shape[0], self.heads, self.n_q, self.value.shape[3])
+        return torch.empty_permuted(size, (0, 2, 1, 3), dtype=value.dtype, device=value.device)
 
     def new_lse(self) -> Tensor:
         """Allocate a ``LogSums``; it is empty if not asked for."""

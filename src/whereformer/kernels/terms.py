@@ -95,12 +95,12 @@ class GridPositions:
     def __post_init__(self) -> None:
         for name, least in (("rows", 1), ("columns", 1), ("prefix", 0)):
             number = as_int(getattr(self, name))
-            if number is None:
+            if number is None or isinstance(number, bool):
                 raise TypeError(f"GridPositions: {name} must be an int, got {getattr(self, name)!r}")
             if number < least:
                 raise ValueError(f"GridPositions: {name} must be at least {least}, got {number}")
             object.__setattr__(self, name, number)
-        object.__setattr__(self, "start", _as_pair("GridPositions: start", self.start))
+        object.__setattr__(self, "start", as_pair("GridPositions: start", self.start))
 
     @property
     def length(self) -> int:
@@ -111,13 +111,14 @@ class GridPositions:
         return f"a prefix of {self.prefix} and {self.rows} x {self.columns} cells, which are {self.length} tokens"
 
 
-def _as_pair(name: str, pair: Any) -> tuple[int, int]:
+def as_pair(name: str, pair: Any) -> tuple[int, int]:
     """Return a row and a column as Python's ints.
 
     Raises:
         TypeError: if it is not two whole numbers.
     """
-    numbers = [as_int(number) for number in pair] if isinstance(pair, tuple | list | torch.Size) else []
+    given = pair if isinstance(pair, tuple | list) else ()
+    numbers = [None if isinstance(number, bool) else as_int(number) for number in given]
     if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
         raise TypeError(f"{name} must be a row and a column, two ints, got {pair!r}")
     return numbers[0], numbers[1]
@@ -235,7 +236,7 @@ class OffsetBias2d:
     prefix: Tensor | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "first", _as_pair("OffsetBias2d: first", self.first))
+        object.__setattr__(self, "first", as_pair("OffsetBias2d: first", self.first))
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         """Raise a TypeError or ValueError unless the term fits a call of these sizes."""

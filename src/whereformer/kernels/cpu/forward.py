@@ -23,7 +23,9 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     plans = plans_of(problem)
     whole = len(plans) == 1 and not problem.has_gaps()
     lse = problem.new_lse()
-    if problem.keeps == "norm" or (whole and fused_bias.takes(problem, plans[0].piece, plans[0].tables)):
+    if (problem.keeps == "norm" and fused_bias.tells_sums(problem)) or (
+        whole and fused_bias.takes(problem, plans[0].piece, plans[0].tables)
+    ):
         output, norm, in_order = fused_bias.forward(problem, plans[0].piece, plans[0].tables, workspace)
         workspace.close()
         if problem.wants_lse:
@@ -47,7 +49,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
                 for block in plan.blocks(workspace):
                     rows.run(block)
     workspace.close()
-    return output, problem.value.new_empty(0), lse
+    # The backward does not use the norm beside biases so large that it is not here.
+    return output, fused_bias.new_norm(problem) if problem.keeps == "norm" else problem.value.new_empty(0), lse
 
 
 class PieceForward:

@@ -61,7 +61,13 @@ def takes(problem: Problem, piece: Piece, tables: Tables) -> bool:
         isinstance(tables.bias, GridBias)
         and all(other is None for other in (*others, *masks))
         and _suits(problem, problem.value.device, len(piece.queries), len(piece.keys))
+        and tells_sums(problem)
     )
+
+
+def tells_sums(problem: Problem) -> bool:
+    """Whether the kernel's norm, which is one number, will do for the ``LogSums`` that a problem asks for, if any."""
+    return not problem.wants_lse or is_exact(problem)
 
 
 def _suits(problem: Problem, device: torch.device, n_q: int, n_k: int) -> bool:
@@ -110,8 +116,10 @@ def forward(problem: Problem, piece: Piece, tables: Tables, workspace: Workspace
     rows = output.transpose(1, 2)
     if not in_order:
         rows = reversed_rows(rows, 1)
-    # The kernel's output has the query's layout; the operator's layout must always be the same.
-    return rows.contiguous().transpose(1, 2), norm, in_order
+    # The kernel's output has the query's layout; the operator's layout must always be the same, and no view.
+    found = rows.contiguous().transpose(1, 2)
+    found = found.new_empty(0).set_(found.untyped_storage(), found.storage_offset(), found.shape, found.stride())
+    return found, norm, in_order
 
 
 def is_exact(problem: Problem) -> bool:

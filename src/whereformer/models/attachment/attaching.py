@@ -13,7 +13,7 @@ from ...errors import InputError
 from ...positions import Position, Sum, build_position
 from .found import AttentionCall, by_stack, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
-from .images import check_grid, grid_options
+from .images import CheckImage, check_grid, grid_options
 from .interface import layer_is_causal
 from .own import OwnBias, own_table, switches, takes_bias
 from .undo import Undo
@@ -87,6 +87,10 @@ def attach(
             raise InputError(
                 "model", f"{type(model).__name__} does not hand keyword arguments to its attention function"
             )
+        for stack in stacks:
+            for module in (model, stack.stack) if stack.has_grid else ():
+                check = CheckImage(stack.stack.config)
+                undo.add(module.register_forward_pre_hook(check, with_kwargs=True).remove)
     except Exception:
         undo.run()
         raise
@@ -159,6 +163,7 @@ class Stack:
         }
         grid = grid_options(config, calls[0].n_q, name)
         self.position = build_position(name, **{**sizes, **grid, **options})
+        self.has_grid = bool(grid)
         if grid:
             check_grid(self.position, calls[0].n_q)
         for part in self.position if isinstance(self.position, Sum) else [self.position]:

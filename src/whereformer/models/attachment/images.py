@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from ...errors import InputError
 from ...positions import Position, Sum, describe
 from ...positions.grids import GridFunction
@@ -43,6 +45,26 @@ def check_grid(position: Position, n: int) -> None:
                 "rows",
                 f"expected a prefix and rows x columns of {n} tokens, got {part.prefix} and {part.rows} x "
                 f"{part.columns}, which are {part.length}",
+            )
+
+
+class CheckImage:
+    """A hook that runs before a model and refuses images of another size than the model's.
+
+    Models that stretch their own positions to another size take them, but the method's grid would have other rows.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.size = _both(config.image_size)
+
+    def __call__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        pixels = kwargs.get("pixel_values", args[0] if args else None)
+        if isinstance(pixels, Tensor) and pixels.dim() == 4 and tuple(pixels.shape[2:]) != self.size:
+            height, width = self.size or (0, 0)
+            raise InputError(
+                "pixel_values",
+                f"expected images of {height} x {width}, which the attached method has the grid of, "
+                f"got {pixels.shape[2]} x {pixels.shape[3]}",
             )
 
 
