@@ -74,6 +74,7 @@ CASES = [
     ({"softcap": math.inf}, ValueError, r"softcap: expected a finite number above 0, .* got inf"),
     ({"softcap": zeros(H)}, TypeError, r"softcap: expected a number, got Tensor"),
     ({"softcap": True}, TypeError, r"softcap: expected a number, got bool"),
+    ({**NO_CONTENT, "softcap": 3.0}, ValueError, r"softcap: needs a query, got query=None"),
     ({"sinks": [0.0] * H}, TypeError, r"sinks: expected a floating-point tensor, got list"),
     ({"sinks": zeros(H).long()}, TypeError, r"sinks: expected a floating-point tensor, got torch.int64"),
     ({"sinks": zeros(H + 1)}, ValueError, r"sinks: expected shape \(heads 3,\), got \(4,\)"),

@@ -271,6 +271,8 @@ def make_call(
     else:
         if any(isinstance(term, OffsetKeys) for term in terms):
             raise ValueError("OffsetKeys: needs a query, got query=None")
+        if options.get("softcap") is not None:
+            raise ValueError("softcap: needs a query, got query=None")
         n_q, head_dim = _query_length(terms, options.get("query_positions"), n_k), value_dim
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
