@@ -116,7 +116,8 @@ def attention(
         key_mask: (batch, n_k) bool, True = may be attended.
         causal: allow only keys whose position is at most the query's.
         window: allow only keys whose position is at most so many before or after the query's: a whole number for both
-            sides, or a pair (before, after), where None is no limit. Time falls with the window unless positions are tensors.
+            sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
+            tensors.
         sink_tokens: allow keys at positions below this number outside the window too (StreamingLLM's first tokens,
             Xiao et al. 2024). In packed rows this means the first tokens of each document only if ``key_positions``
             begin at 0 in each.
