@@ -130,10 +130,16 @@ def test_our_relative_attention_costs_what_the_papers_does_or_less():
         {"position": "t5", "segments": "attention", "type_vocab_size": 5},
         {"position": "t5+transformer_xl", "segments": "attention", "separate_cls": False},
         {"position": "transformer_xl", "position_options": {"form": "factorized"}},
-        *({"blocks": "2-1x2-1", "position": name} for name in whereformer.position_names()),
+        *(
+            pytest.param({"blocks": "2-1x2-1", "position": name}, marks=pytest.mark.slow)
+            for name in whereformer.position_names()
+        ),
         *({"blocks": "1x2-2-1", "decoder_layers": "1x2", "position": name} for name in whereformer.position_names()),
         *(
-            {"blocks": "2-2x2-2", "position": "transformer_xl", "position_options": {"form": form}, **more}
+            pytest.param(
+                {"blocks": "2-2x2-2", "position": "transformer_xl", "position_options": {"form": form}, **more},
+                marks=pytest.mark.slow if form == "factorized" else (),
+            )
             for form in ("shifted", "factorized")
             for more in (
                 {"segments": "attention"},

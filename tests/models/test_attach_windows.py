@@ -147,6 +147,7 @@ def test_checkpointing_keeps_windows(reentrant):
     close(train_step(model), expected)
 
 
+@pytest.mark.slow
 def test_compiled_models_have_a_matrix():
     torch.compiler.reset()
     model = attach(make(MODELS["mistral"]()), "tisa")

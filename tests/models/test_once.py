@@ -78,7 +78,10 @@ def test_what_is_shared_is_where_the_model_is(name):
     assert found.device.type == "meta"
 
 
-@pytest.mark.parametrize("position", ["t5", "tisa", "rope", "shaw", "transformer_xl"])
+@pytest.mark.parametrize(
+    "position",
+    ["t5", "rope", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tisa", "shaw", "transformer_xl"))],
+)
 def test_exports_for_any_length(position):
     model = Encoder(small_config(position=position)).eval()
     shapes = {"input_ids": {1: Dim("n", min=2, max=300)}}

@@ -81,7 +81,7 @@ def check_with_dense_masks(model, inputs, monkeypatch):
     assert (everything[0] - expected[0]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("backend", ["auto", "blockwise"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("blockwise", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["blocks"])
 @pytest.mark.parametrize("position", [*position_names(), "learned+t5"])
 def test_a_window_is_a_mask(position, shape, backend, monkeypatch):
