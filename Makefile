@@ -54,7 +54,7 @@ check: lint docs  ## What a release has to pass: as ci, with the slow tests; a q
 test-older: $(VENV)/.dev  ## The quick tests of numbers as an older processor runs them
 	$(OLDER) WHEREFORMER_TEST_SHAPES=1 WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" $(CHECKED)
 
-check-every: $(VENV)/.dev  ## All tests in every combination of cases, three quarters of an hour; options: ARGS
+check-every: $(VENV)/.dev  ## All tests in every combination of cases, for releases; options: ARGS
 	WHEREFORMER_TEST_EVERY=1 $(PYTEST) $(ARGS)
 
 instruction-sets: $(VENV)/.dev  ## The tests of numbers as processors with other instructions run them; options: ARGS

@@ -3,4 +3,4 @@
 import os
 
 EVERY = os.environ.get("WHEREFORMER_TEST_EVERY") == "1"
-"""``make check-every`` sets the variable; it takes three times as long as ``make check``."""
+"""``make check-every`` sets the variable."""
