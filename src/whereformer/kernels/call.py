@@ -190,7 +190,7 @@ class Call:
         """
         before, after = self.window
         if self.causal:
-            after = 0
+            after = 0 if self.masks_future() else None
         return None if before is None else -before, after
 
     def diagonal(self) -> int | None:

@@ -17,7 +17,7 @@ from .dropout import draw_seed, row_seeds
 from .merge import merge
 from .terms import Positions, PositionsLike
 from .torch_private import intercepted
-from .tracing import are_numbers, is_plain
+from .tracing import is_plain
 
 LOG2E = math.log2(math.e)
 
@@ -90,7 +90,7 @@ class Problem:
         tables = (terms.bias, terms.key_table, terms.value_table)
         bias, key_table, value_table = (None if term is None else term.table for term in tables)
         query_positions, key_positions = call.query_positions, call.key_positions
-        min_offset, max_offset = _limits(call)
+        min_offset, max_offset = call.offset_limits()
         affine = [
             number
             for at in (query_positions, key_positions)
@@ -209,16 +209,6 @@ class Problem:
 
 
 _FIELDS = tuple(Problem.__dataclass_fields__)
-
-
-def _limits(call: Call) -> tuple[int | None, int | None]:
-    """Return the offsets that a call allows, None where all offsets that occur are allowed."""
-    low, high = call.offset_limits()
-    span = call.offset_range
-    if span is not None and (low is not None or high is not None) and are_numbers(*span):
-        low = None if low is None or low <= span[0] else low
-        high = None if high is None or high >= span[1] else high
-    return low, high
 
 
 def register_gradients(forward: Any, backward: Any, run_forward: Any = None, run_backward: Any = None) -> Any:
