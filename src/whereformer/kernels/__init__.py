@@ -121,7 +121,8 @@ def attention(
         sink_tokens: allow keys at positions below this number outside the window too (StreamingLLM's first tokens,
             Xiao et al. 2024). In packed rows this means the first tokens of each document only if ``key_positions``
             begin at 0 in each.
-        scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default.
+        scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default. Calls
+            without a query refuse it, as they refuse ``softcap``.
         softcap: the number that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend

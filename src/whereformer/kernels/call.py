@@ -271,8 +271,9 @@ def make_call(
     else:
         if any(isinstance(term, OffsetKeys) for term in terms):
             raise ValueError("OffsetKeys: needs a query, got query=None")
-        if options.get("softcap") is not None:
-            raise ValueError("softcap: needs a query, got query=None")
+        for name in ("scale", "softcap"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name}: needs a query, got query=None")
         n_q, head_dim = _query_length(terms, options.get("query_positions"), n_k), value_dim
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
@@ -366,7 +367,7 @@ def _check_window(window: Any) -> tuple[int | None, int | None]:
     sides = tuple(window) if isinstance(window, tuple | list) else (window, window)
     if len(sides) != 2:
         raise ValueError(f"window: expected one number, or two for the sides (before, after), got {window!r}")
-    numbers = tuple(None if side is None or isinstance(side, bool) else as_int(side) for side in sides)
+    numbers = tuple(as_int(side) for side in sides)
     for side, number in zip(sides, numbers, strict=True):
         if side is not None and (number is None or number < 0):
             kind = ValueError if number is not None else TypeError
@@ -375,7 +376,7 @@ def _check_window(window: Any) -> tuple[int | None, int | None]:
 
 
 def _check_sink_tokens(sink_tokens: Any, window: Any) -> int:
-    if (number := as_int(sink_tokens)) is None or isinstance(sink_tokens, bool):
+    if (number := as_int(sink_tokens)) is None:
         raise TypeError(f"sink_tokens: expected a whole number, got {sink_tokens!r}")
     if number < 0:
         raise ValueError(f"sink_tokens: expected at least 0, got {number}")
@@ -495,9 +496,9 @@ def _check_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 def _check_scale(scale: Any, head_dim: int) -> float:
     if scale is None:
         return head_dim**-0.5 if head_dim else 1.0
+    if not _is_number(scale):
+        raise TypeError(f"scale: expected a number, got {type(scale).__name__}; multiply the query by a tensor")
     if not isinstance(scale, float | int | torch.SymFloat | torch.SymInt):
-        if not isinstance(scale, Real):
-            raise TypeError(f"scale: expected a number, got {type(scale).__name__}; multiply the query by a tensor")
         scale = float(scale)
     if not (torch.compiler.is_compiling() or math.isfinite(scale)):
         raise ValueError(f"scale: expected a finite number, got {scale}")
