@@ -329,6 +329,6 @@ def test_errors_are_one_clear_line(wrong):
 
 
 def test_an_unknown_option_is_refused():
-    for name in ("dropout", "always_below"):
+    for name in ("dropout", "always_within"):
         with pytest.raises(TypeError, match=f"^{name}: attention_varlen has no such argument"):
             attention_varlen(rows(), rows(), rows(), cu_seqlens_q=seqlens([4]), **{name: 0.1})

@@ -118,9 +118,9 @@ def attention(
         window: allow only keys whose position is at most so many before or after the query's: a whole number for both
             sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
             tensors.
-        sink_tokens: allow keys at positions below this number outside the window too (StreamingLLM's first tokens,
-            Xiao et al. 2024). In packed rows this means the first tokens of each document only if ``key_positions``
-            begin at 0 in each.
+        sink_tokens: allow so many first tokens outside the window too, which are the keys at positions from 0 on and
+            below this number (StreamingLLM, Xiao et al. 2024). In packed rows they are the first tokens of each
+            document only if ``key_positions`` begin at 0 in each.
         scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default. Calls
             without a query refuse it, as they refuse ``softcap``.
         softcap: the number that bounds what ``query . key`` contributes: scaled, it becomes
@@ -266,7 +266,7 @@ def attention_varlen(
 def _run(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
     """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it."""
     _check_backend(backend)
-    if call.sinks is None and call.always_below is None:
+    if call.sinks is None and call.always_within is None:
         output, lse = _RUN[choose(call, backend)](call)
     elif choose(call, backend) == "reference":
         output, lse = reference.attend(call)

@@ -63,7 +63,8 @@ class Call:
     """A checked attention call; shapes as in :func:`whereformer.attention`.
 
     ``given_*_positions`` are None for the default positions. ``window`` is None on a side without a limit, and
-    ``softcap`` is None without a cap. ``always_below`` is the position below which the window forbids no key.
+    ``softcap`` is None without a cap. The window forbids no key at the positions from the first number of
+    ``always_within`` up to, but without, the second.
     """
 
     query: Tensor | None
@@ -76,7 +77,7 @@ class Call:
     key_mask: Tensor | None = None
     causal: bool = False
     window: tuple[int | None, int | None] = (None, None)
-    always_below: int | None = None
+    always_within: tuple[int, int] | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
     dropout_p: float = 0.0
@@ -186,7 +187,7 @@ class Call:
     def offset_limits(self) -> tuple[int | None, int | None]:
         """Return the smallest and the largest offset that causality and the window allow; None where any is allowed.
 
-        Keys below ``always_below`` are allowed too unless causality forbids them.
+        Keys at positions ``always_within`` are allowed too unless causality forbids them.
         """
         before, after = self.window
         if self.causal:
@@ -233,15 +234,17 @@ class Call:
             near &= offsets >= -before
         if after is not None:
             near &= offsets <= after
-        if self.always_below is not None:
+        if self.always_within is not None:
             near |= self.always()[:, None, None, :]
         return near & (offsets <= 0) if self.causal else near
 
     def always(self) -> Tensor:
         """Return which keys the window never forbids, bool (1 or batch, n_k)."""
-        assert self.always_below is not None
+        assert self.always_within is not None
+        first, stop = self.always_within
         positions = position_values(self.key_positions, self.device)
-        return (positions if positions.dim() == 2 else positions.unsqueeze(0)) < self.always_below
+        positions = positions if positions.dim() == 2 else positions.unsqueeze(0)
+        return (positions >= first) & (positions < stop)
 
 
 def make_call(
@@ -325,7 +328,7 @@ def _check_options(
     if (window := pop("window", None)) is not None:
         options["window"] = _check_window(window)
     if (sink_tokens := _check_sink_tokens(pop("sink_tokens", 0), window)) != 0:
-        options["always_below"] = sink_tokens
+        options["always_within"] = 0, sink_tokens
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)
     if not _is_number(dropout_p := get("dropout_p", 0.0)):
@@ -421,8 +424,8 @@ def _without_idle_window(call: Call) -> Call:
     before, after = call.window
     before = None if before is None or before >= -span[0] else before
     after = None if after is None or after >= span[1] else after
-    below = None if before is None and after is None else call.always_below
-    return replace(call, window=(before, after), always_below=below)
+    within = None if before is None and after is None else call.always_within
+    return replace(call, window=(before, after), always_within=within)
 
 
 def _without_steps(call: Call) -> Call:
@@ -455,16 +458,20 @@ def _without_steps(call: Call) -> Call:
     query_stride, key_stride = (
         positions.stride // step if positions.length > 1 else 1 for positions in (query_positions, key_positions)
     )
-    start, below = (key_positions.start - query_positions.start) // step, call.always_below
+    start = (key_positions.start - query_positions.start) // step
     before, after = (None if side is None else side // step for side in call.window)
+    within = call.always_within
+    if within is not None:
+        # A key at position p is now at (p - query_positions.start) / step.
+        first, stop = (-((query_positions.start - position) // step) for position in within)
+        within = first, stop
     return replace(
         call,
         terms=tuple(rescaled),
         given_query_positions=Positions(0, query_stride, query_positions.length),
         given_key_positions=Positions(start, key_stride, key_positions.length),
         window=(before, after),
-        # A key at position p is now at (p - query_positions.start) / step.
-        always_below=None if below is None else -((query_positions.start - below) // step),
+        always_within=within,
     )
 
 

@@ -78,14 +78,14 @@ def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
 
 
 def attend_in_parts(call: Call, attend: Attend) -> tuple[Tensor, LogSums | None]:
-    """Compute a call by an ``attend`` that knows neither ``Call.always_below`` nor ``Call.sinks``."""
+    """Compute a call by an ``attend`` that knows neither ``Call.always_within`` nor ``Call.sinks``."""
     if call.sinks is not None:
         return _with_sinks(call, call.sinks, attend)
-    if call.always_below is None:
+    if call.always_within is None:
         return attend(call)
     always = call.always()
     masks = (always, ~always) if call.key_mask is None else (call.key_mask & always, call.key_mask & ~always)
-    common = replace(call, always_below=None, return_lse=True)
+    common = replace(call, always_within=None, return_lse=True)
     parts = [
         attend(replace(common, key_mask=masks[0].expand(len(call.value), -1), window=(None, None))),
         attend(replace(common, key_mask=masks[1].expand(len(call.value), -1))),
