@@ -63,12 +63,15 @@ def attach(
     calls = record_calls(model)
     if not calls:
         raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
+    grouped = by_stack(model, calls)
+    if not grouped:
+        raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
     parts = [part.strip() for part in position.split("+")]
     if keep_absolute and "t5" in parts and any(own_table(call.module) for call in calls):
         raise InputError(
             "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
         )
-    stacks = [Stack(stack, own, position, position_options) for stack, own in by_stack(model, calls)]
+    stacks = [Stack(stack, own, position, position_options) for stack, own in grouped]
     own = [] if keep_absolute else switches(model)
     if not (keep_absolute or own):
         raise InputError("keep_absolute", f"{type(model).__name__} has no positions of a kind that can be switched off")

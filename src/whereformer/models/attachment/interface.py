@@ -32,11 +32,13 @@ class WindowMask(NamedTuple):
 
     Args:
         before, after: how far each query attends.
+        n_k: the number of keys; the last of them is at the last query.
         padding: (batch, 1, 1, n_k) bool, True = may be attended; None without padding.
     """
 
     before: int
     after: int
+    n_k: int
     padding: Tensor | None
 
 
@@ -132,6 +134,8 @@ def _limits(mask: Tensor | WindowMask | None, query: Tensor, n_k: int) -> tuple[
     if mask is None:
         return {}, ()
     if isinstance(mask, WindowMask):
+        if mask.n_k != n_k:
+            raise InputError("attention_mask", f"expected the {mask.n_k} keys that the window is over, got {n_k}")
         options, terms = _limits(mask.padding, query, n_k)
         return {**options, "window": (mask.before, mask.after), "causal": False}, terms
     if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
@@ -181,7 +185,7 @@ def mask(
             padding = None
     padding = None if padding is None else padding[:, None, None]
     if window is not None and window[0] < kv_length - 1:
-        return WindowMask(*window, padding)
+        return WindowMask(*window, kv_length, padding)
     return padding
 
 
