@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
 from ...positions import Position, Sum, build_position
-from .found import AttentionCall, by_stack, record_calls, set_implementation
+from .found import AttentionCall, around, by_stack, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
 from .images import CheckImage, check_grid, grid_options
 from .interface import layer_is_causal
@@ -91,9 +91,10 @@ def attach(
                 "model", f"{type(model).__name__} does not hand keyword arguments to its attention function"
             )
         for stack in stacks:
-            for module in (model, stack.stack) if stack.has_grid else ():
+            # Whichever part takes the images: the model, one inside it, or the stack.
+            for part in around(model, stack.stack) if stack.has_grid else ():
                 check = CheckImage(stack.stack.config)
-                undo.add(module.register_forward_pre_hook(check, with_kwargs=True).remove)
+                undo.add(part.register_forward_pre_hook(check, with_kwargs=True).remove)
     except Exception:
         undo.run()
         raise
