@@ -6,7 +6,7 @@ from torch.nn import functional
 
 import whereformer.kernels.varlen
 from tests.kernels.cases import DEVICE, HEADS, random
-from whereformer import OffsetBias, attention, attention_weights, explain
+from whereformer import OffsetBias, attention, attention_weights, explain, merge_attention
 
 DIM = 8
 LENGTHS = [3, 6, 1, 4]
@@ -199,6 +199,12 @@ def test_a_choice_is_that_of_the_call_inside():
         chosen.append(explain(*tensors, causal=True))
         assert chosen[-1] == explain(given.query, given.key, given.value, **given.options)
     assert chosen[0].backend != chosen[1].backend == "fused"
+
+
+def test_parts_that_are_nested_are_refused():
+    output, lse = attention(*(ragged(3, 2) for _ in range(3)), return_lse=True)
+    with pytest.raises(TypeError, match=r"^outputs: expected dense tensors, got a nested one$"):
+        merge_attention([output, output], [lse, lse])
 
 
 def test_explain_checks_nested_tensors_too():
