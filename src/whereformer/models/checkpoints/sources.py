@@ -15,7 +15,7 @@ from ..config import EncoderConfig
 from ..electra import ElectraPretrainingConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import EncoderForMaskedLM, EncoderForPreTraining
-from .bert import bert_config, from_bert
+from .bert import bert_config, from_bert, their_config
 from .families import FAMILIES, Family
 from .funnel import funnel_config
 from .funnel_models import FUNNELS, WITHOUT_DECODER, from_funnel_model
@@ -92,7 +92,16 @@ def _of_family(
     fields = bert_config(found, family, masked_lm=masked_lm)
     config = EncoderConfig.from_dict(fields)
     return CheckpointSource(
-        built_as, fields, partial(from_bert, family=family, config=config, head=head, tied=masked_lm)
+        built_as,
+        fields,
+        partial(
+            from_bert,
+            family=family,
+            config=config,
+            head=head,
+            tied=masked_lm,
+            without=family.modules_without_bias(their_config(found, family)),
+        ),
     )
 
 
