@@ -385,8 +385,7 @@ FAMILIES = {
             r"decoder\.bias": "decoder_bias",
         },
     ),
-    # Not in transformers; as in the code beside the checkpoints and github.com/pszemraj/NeoBERT
-    # (src/neobert/huggingface/modeling_neobert.py).
+    # Not in transformers; as in github.com/pszemraj/NeoBERT, src/neobert/huggingface/modeling_neobert.py.
     "neobert": Family(
         name="NeoBERT",
         prefix="model.",

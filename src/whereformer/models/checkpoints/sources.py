@@ -14,7 +14,7 @@ from ...errors import InputError, one_line
 from ..config import EncoderConfig
 from ..electra import ElectraPretrainingConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
-from ..heads import EncoderForMaskedLM, EncoderForPreTraining
+from ..heads import EncoderForCausalLM, EncoderForMaskedLM, EncoderForPreTraining
 from .bert import bert_config, from_bert, their_config
 from .families import FAMILIES, Family
 from .funnel import funnel_config
@@ -124,7 +124,8 @@ def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
     names = found.get("architectures") or []
     EncoderConfig.from_dict(dict(found))  # for its errors
     # The discriminator is the part of ELECTRA to use.
-    own = {model.__name__: model for model, _ in FUNNELS.values()} | {"Electra": EncoderForPreTraining}
+    own = {model.__name__: model for model in (EncoderForCausalLM, *(model for model, _ in FUNNELS.values()))}
+    own["Electra"] = EncoderForPreTraining
     return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)
 
 
