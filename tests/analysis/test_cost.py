@@ -295,6 +295,27 @@ def test_parameters_are_those_of_the_real_model(changes):
     assert found.position == sum(parameter.numel() for parameter in encoder.position.parameters())
 
 
+def test_the_command_counts_a_preset(tmp_path):
+    """Options that differ from their defaults win over it."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
+    words = [
+        "--hidden-size=64",
+        "--num-heads=4",
+        "--vocab-size=100",
+        "--length=32",
+        "--out",
+        str(tmp_path / "cost.json"),
+    ]
+    main(["cost", "--preset=modernbert", "--blocks=3", *words])
+    found = json.loads((tmp_path / "cost.json").read_text())
+    config = EncoderConfig.preset("modernbert", blocks="3", **sizes)
+    assert found["flops"]["linear"] == count_flops(config, 32).linear
+    assert found["parameters"]["layers"] == count_parameters(config).layers
+    # Of a gated network: three matrices of 64 x 176 in each of three layers, which a token passes once.
+    plain = count_flops(EncoderConfig(blocks="3", intermediate_size=176, **sizes), 32).linear
+    assert found["flops"]["linear"] - plain == 2 * 32 * 3 * 64 * 176
+
+
 @pytest.mark.parametrize("position", ["tisa", "learned", "transformer_xl"])
 def test_a_decoder_that_is_left_out_costs_nothing(position):
     config = small_config(blocks="2-1x2", decoder_layers="2", position=position, attention_backend="reference")

@@ -124,8 +124,8 @@ def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
     names = found.get("architectures") or []
     EncoderConfig.from_dict(dict(found))  # for its errors
     # The discriminator is the part of ELECTRA to use.
-    own = {model.__name__: model for model in (EncoderForCausalLM, *(model for model, _ in FUNNELS.values()))}
-    own["Electra"] = EncoderForPreTraining
+    own = {model.__name__: model for model, _ in FUNNELS.values()}
+    own |= {"EncoderForCausalLM": EncoderForCausalLM, "Electra": EncoderForPreTraining}
     return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)
 
 
