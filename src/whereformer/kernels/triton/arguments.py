@@ -173,6 +173,19 @@ class KeyGradients(NamedTuple):
     factors: RowMatrix
 
 
+class DiagonalSums(NamedTuple):
+    """Sums of the scores' gradient by key index - query index, from the last query's first key on."""
+
+    data: Any  # (batch, heads, n_q + n_k - 1); None if not needed
+
+
+class SharedSums(NamedTuple):
+    """The zeros, in float32, to which the programs of the one-pass kernel add."""
+
+    query: RowMatrix
+    diagonals: DiagonalSums
+
+
 def constant(number: int | bool) -> Any:
     """Wrap a number as a compile-time constant of the kernels."""
     # Imported here, because not every build of torch comes with Triton.
