@@ -176,7 +176,8 @@ class KeyGradients(NamedTuple):
 class DiagonalSums(NamedTuple):
     """Sums of the scores' gradient by key index - query index, from the last query's first key on."""
 
-    data: Any  # (batch, heads, n_q + n_k - 1); None if not needed
+    data: Any  # (batch, heads, n_q + n_k - 1 and a margin at both ends); None if not needed
+    margin: Any  # a compile-time constant: the most queries or keys in a tile
 
 
 class SharedSums(NamedTuple):

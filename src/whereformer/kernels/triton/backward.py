@@ -21,6 +21,7 @@ from .arguments import (
     TableSums,
     Terms,
     bias_covers,
+    constant,
     dropout_seeds_of,
     inputs_of,
     norm_of,
@@ -31,7 +32,7 @@ from .arguments import (
     shared_by,
     terms_of,
 )
-from .blocks import blocks_of, cdiv
+from .blocks import LARGEST_BLOCK, blocks_of, cdiv
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Backward:
             part.inputs,
             part.known,
             self._key_places(),
-            SharedSums(row_matrix(d_query), DiagonalSums(diagonals)),
+            SharedSums(row_matrix(d_query), DiagonalSums(diagonals, constant(LARGEST_BLOCK))),
             part.terms,
             part.pairs,
             **blocks.launch,

@@ -39,7 +39,7 @@ _PLAIN = {
     "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
     "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
     "key": (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
-    "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
+    "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 4, 1), Blocks(32, 32, 8, 1)),
     "tile": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _RICH = {
@@ -54,7 +54,7 @@ _PLAIN_64_ROWS = {
     "forward": (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     "key": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
-    "all": (Blocks(64, 128, 8, 2), Blocks(64, 128, 8, 1), Blocks(32, 64, 8, 1)),
+    "all": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 3), Blocks(32, 64, 8, 1)),
     "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
 }
 _RICH_64_ROWS = {

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..problem import Problem
+from .blocks import LARGEST_BLOCK
 
 
 def takes(problem: Problem, needed: Collection[str]) -> bool:
@@ -35,11 +36,11 @@ def shared_sums(problem: Problem, with_bias: bool) -> tuple[Tensor, Tensor | Non
     if not with_bias:
         return d_query, None
     batch, heads, n_q, _ = problem.query.shape
-    return d_query, d_query.new_zeros(batch, heads, n_q + problem.n_k - 1)
+    return d_query, d_query.new_zeros(batch, heads, n_q + problem.n_k - 1 + 2 * LARGEST_BLOCK)
 
 
 def by_offset(problem: Problem, diagonals: Tensor) -> Tensor:
-    """Return the gradient of the bias from the sums of diagonals, (batch, heads, n_q + n_k - 1)."""
+    """Return the gradient of the bias from the sums of diagonals; see ``DiagonalSums``."""
     bias = problem.bias
     assert bias is not None
     query_start, _, key_start, stride = problem.affine
@@ -47,4 +48,4 @@ def by_offset(problem: Problem, diagonals: Tensor) -> Tensor:
     diagonal = torch.arange(1 - problem.n_q, problem.n_k, device=bias.device)
     column = key_start - query_start + diagonal * stride - problem.first[0]
     d_bias = torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
-    return d_bias.index_add_(1, column.clamp(0, length - 1), diagonals.sum(0))
+    return d_bias.index_add_(1, column.clamp(0, length - 1), diagonals.sum(0)[:, LARGEST_BLOCK:-LARGEST_BLOCK])

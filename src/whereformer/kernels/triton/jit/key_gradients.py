@@ -9,7 +9,7 @@ import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, query_areas
 from .gradients import gradients_of, load_rows, times_slope
-from .shared_sums import add_tile
+from .shared_sums import add_diagonals, add_to_queries
 from .tiles import BatchHead, ScoreTile, Side, load, load_keys, store
 
 
@@ -48,11 +48,14 @@ def _key_blocks(
             keys.side, Side(q, fq), keys.value, do, row_state, tile, terms, pairs, AREA
         )
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision="ieee")
+        if shared is not None:
+            if shared.diagonals.data is not None:
+                add_diagonals(shared.diagonals, d_scores, tile, pairs, AREA)
         if keys.side.vectors.type.is_block():
             d_products = times_slope(d_scores, slope, terms).to(q.dtype)
             d_k = tl.dot(d_products, q, d_k, input_precision="ieee")
             if shared is not None:
-                add_tile(shared, d_products, d_scores, keys.side.vectors, tile, pairs, AREA, BLOCK_M)
+                add_to_queries(shared, d_products, keys.side.vectors, tile, pairs, BLOCK_M)
         if keys.side.factors.type.is_block():
             d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision="ieee")
     return KeySums(d_k, d_v, d_factors)
