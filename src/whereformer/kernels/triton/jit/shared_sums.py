@@ -32,9 +32,7 @@ def add_diagonals(diagonals, d_scores, tile, pairs, AREA: tl.constexpr):
     length = pairs.n_q + pairs.n_k - 1 + 2 * diagonals.margin
     main = pairs.n_q - 1 + tile.first_key - tile.first_row + diagonals.margin
     sums = diagonals.data + head * length + main
-    if AREA == LEFT or AREA == RIGHT:
-        tl.atomic_add(sums + tl.arange(0, N), tl.sum(d_scores, 1), sem="relaxed")
-    else:
+    if AREA != LEFT and AREA != RIGHT:
         # Shift the keys of each query to the left by its number, around the end: then diagonals are columns. In the
         # last M columns, the keys that went around the end belong to the diagonal N before.
         BLOCKS: tl.constexpr = N // M
@@ -55,3 +53,5 @@ def add_diagonals(diagonals, d_scores, tile, pairs, AREA: tl.constexpr):
         last = tl.arange(0, BLOCKS)[:, None, None] == BLOCKS - 1
         tl.atomic_add(sums, tl.sum(tl.where(around, 0.0, turned), 1), sem="relaxed")
         tl.atomic_add(sums - N, tl.sum(tl.where(around, turned, 0.0), 1), mask=last, sem="relaxed")
+    else:
+        tl.atomic_add(sums + tl.arange(0, N), tl.sum(d_scores, 1), sem="relaxed")
