@@ -113,7 +113,7 @@ def test_lengths(table, n_q, n_k, launched):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 24), (80, 16), (16, 129)])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(24, 24), (80, 16), (16, 128)])
 def test_widths(head_dim, value_dim, launched):
     check_one_pass(launched, content(20, 40, head_dim, value_dim), terms_of(["bias"], 20, 40))
 
@@ -187,6 +187,18 @@ def test_other_calls_keep_the_deterministic_kernels(case, launched):
     names, options = OTHERS[case]
     check("triton", content(20, 20), terms_of(names, 20, 20), deterministic=False, causal=True, **options)
     assert "all_gradients" not in launched
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(129, 16), (16, 129)])
+def test_wide_heads_keep_the_deterministic_kernels(head_dim, value_dim, launched):
+    gradients_of(content(7, 9, head_dim, value_dim), deterministic=False)
+    assert launched == ["query_gradients", "key_gradients"]
+
+
+def test_without_a_query(launched):
+    check("triton", [None, None, content(20, 20)[2]], terms_of(["bias"], 20, 20), deterministic=False)
+    assert launched == ["query_gradients", "key_gradients"]
 
 
 @pytest.mark.parametrize(("needed", "kernels"), [((0,), ["query_gradients"]), ((1, 2), ["key_gradients"])])

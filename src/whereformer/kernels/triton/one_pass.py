@@ -10,17 +10,23 @@ from torch import Tensor
 from ..problem import Problem
 from .blocks import LARGEST_BLOCK
 
+WIDEST = 128
+"""The widest head, of queries or of values."""
+
 
 def takes(problem: Problem, needed: Collection[str]) -> bool:
     """Whether the one-pass kernel may compute the ``needed`` gradients, and can.
 
-    It may if neither the call nor torch's switch asks for deterministic gradients. It can if it saves products (those
-    of queries and of keys or values are needed) and if the only term is a bias whose offsets are those of the tiles'
-    diagonals. Other terms have gradients with more sums than fit into registers beside those of keys and values.
+    It may if neither the call nor torch's switch asks for deterministic gradients. It can if the only term is a bias
+    whose offsets are those of the tiles' diagonals: other terms have gradients with more sums than fit into registers
+    beside those of keys and values. It is not worth it for one product fewer, and for heads so wide that their sums
+    do not fit into registers either.
     """
     if problem.deterministic or torch.are_deterministic_algorithms_enabled():
         return False
     if "query" not in needed or not {"key", "value"} & set(needed):
+        return False
+    if problem.query is None or max(problem.query.shape[3], problem.value.shape[3]) > WIDEST:
         return False
     others = (problem.key_table, problem.value_table, problem.query_factors, problem.dense)
     if any(term is not None for term in others):
