@@ -69,7 +69,7 @@ _FLOAT = {
     "forward": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "all": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1)),
+    "all": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 _RICH_FLOAT = {
