@@ -90,8 +90,8 @@ TABLES = {
     "right of all": ["bias_right_of_all_offsets"],
     "a tail on the left": ["bias_with_a_tail_on_the_left_alone"],
 }
-LENGTHS = [(1, 1), (2, 2), (1, 35), (33, 5), (20, 67)]
-QUICK = [("T5", "everything"), ("every offset", "padding"), ("no table", "plain"), ("T5", "documents")]
+LENGTHS = [(1, 1), (2, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 35), (33, 5), (20, 67)])]
+QUICK = [("T5", "everything"), ("every offset", "padding"), ("T5", "documents")]
 
 
 def cases():
@@ -155,7 +155,7 @@ def gradients_of(inputs, terms=(), needed=(0, 1, 2), **options):
     return torch.autograd.grad(out, wanted, output_gradient(out).float())
 
 
-@pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, pytest.param({"deterministic": True}, marks=pytest.mark.slow)], ids=str)
 def test_gradients_are_deterministic_by_default(options, launched):
     gradients_of(content(7, 9), **options)
     assert launched == ["query_gradients", "key_gradients"]
@@ -182,7 +182,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", [*list(OTHERS)[::3], *(pytest.param(c, marks=pytest.mark.slow) for c in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OTHERS)
 def test_other_calls_keep_the_deterministic_kernels(case, launched):
     names, options = OTHERS[case]
     check("triton", content(20, 20), terms_of(names, 20, 20), deterministic=False, causal=True, **options)
@@ -207,6 +208,7 @@ def test_fewer_gradients_take_fewer_products(needed, kernels, launched):
     assert launched == kernels
 
 
+@pytest.mark.slow
 def test_a_table_without_a_gradient(launched):
     inputs, terms = content(20, 33), [OffsetBias(random(HEADS, 9).float(), -4)]
     found, expected = (gradients_of(inputs, terms, deterministic=each) for each in (False, True))
