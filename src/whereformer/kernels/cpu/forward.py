@@ -87,6 +87,7 @@ class PieceForward:
         kept = block.kept(span)
         if kept is not None:
             weights *= kept
-        put_product(total, block.factor(weights), block.narrow_value[:, block.in_keys(span)], self.workspace)
+        factor = block.of_keys(block.factor(weights))
+        put_product(block.of_keys(total), factor, block.value[:, block.in_keys(span)], self.workspace)
         if values is not None and self.scratch is not None:
             total += block.from_offsets(block.by_offset(weights, span, values, self.scratch), values)
