@@ -132,7 +132,7 @@ class BlockBackward:
         gradient, minus_delta = self.gradient[:, rows], self.minus_delta[:, rows]
         weights = block.tile_of(self.memory.weights, span)
         capped = None if self.memory.capped is None else block.tile_of(self.memory.capped, span)
-        block.fill_weights(weights, span, key_table, self.memory.other, capped)
+        block.fill_weights(weights, span, key_table, self.memory.other, capped=capped)
         kept = block.kept(span)
         # First compute the weights' gradient minus delta. Multiplied by the weights, it is the scores' gradient.
         tile = self.memory.gradient.tile(block.groups, span)

@@ -155,7 +155,14 @@ class TileBlock(Groups):
         return slice(span.keys.start, span.keys.stop)
 
     def fill_weights(
-        self, weights: Tensor, span: Span, table: Vectors | None, scratch: Scratch | None, capped: Tensor | None = None
+        self,
+        weights: Tensor,
+        span: Span,
+        table: Vectors | None,
+        scratch: Scratch | None,
+        *,
+        capped: Tensor | None = None,
+        wants_lse: bool = False,
     ) -> LogSums | None:
         """Write the softmax of some rows of scores, (groups, rows, keys).
 
@@ -163,9 +170,10 @@ class TileBlock(Groups):
             table: the rows' part of the key table.
             scratch: memory for what the table adds.
             capped: receives the hyperbolic tangents of the soft cap, as large as ``weights``.
+            wants_lse: whether to return the rows' log of sums.
 
         Returns:
-            ``LogSums``, (2, groups, rows), if the problem wants it.
+            ``LogSums``, (2, groups, rows), if wanted.
         """
         rows, keys = self.in_queries(span), self.in_keys(span)
         by_head, softcap = self.by_head(weights), self.problem.softcap
@@ -192,15 +200,14 @@ class TileBlock(Groups):
             by_head += self.dense_part(self.problem.dense, span)
         for allowed in self.masks(span):
             by_head.masked_fill_(~allowed, -torch.inf)
-        wanted = self.problem.wants_lse
         # A row that may not attend to anything has no softmax.
         rows_may_be_empty = self.masked or self.tables.may_leave_nothing(span.queries)
-        largest = weights.amax(-1, keepdim=True) if rows_may_be_empty or wanted else None
+        largest = weights.amax(-1, keepdim=True) if rows_may_be_empty or wants_lse else None
         nothing = largest.isneginf() if rows_may_be_empty and largest is not None else None
         torch.softmax(weights, -1, out=weights)
         if nothing is not None and nothing.any():
             weights.masked_fill_(nothing, 0.0)
-        if largest is None or not wanted:
+        if largest is None or not wants_lse:
             return None
         return log_sums(largest.squeeze(-1), weights)
 

@@ -80,7 +80,7 @@ class PieceForward:
         """Write the outputs of some queries to ``total``, (groups, rows, value_dim)."""
         keys, values = block.tables.of_rows(span.queries)
         weights = block.tile_of(self.weights, span)
-        sums = block.fill_weights(weights, span, keys, self.scratch)
+        sums = block.fill_weights(weights, span, keys, self.scratch, wants_lse=block.problem.wants_lse)
         if sums is not None:
             for row, found in zip(self.lse, sums, strict=True):
                 block.rows_of(row, block.queries(span)).copy_(block.by_head(found))
