@@ -56,6 +56,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "item by item": {"kept_tile_scores": 1},
     "in tiles": {"kept_scores": 0},
     "in small tiles": {"kept_scores": 0, "tile_scores": 1, "tile_rows": 7},
+    "in small blocks": {"kept_scores": 0, "tile_rows": 7},
 }
 
 

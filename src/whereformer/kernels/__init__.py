@@ -266,12 +266,11 @@ def attention_varlen(
 def _run(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
     """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it."""
     _check_backend(backend)
-    if call.sinks is None and call.always_within is None:
-        output, lse = _RUN[choose(call, backend)](call)
-    elif choose(call, backend) == "reference":
-        output, lse = reference.attend(call)
+    chosen = choose(call, backend)
+    if chosen == "reference" or (call.sinks is None and call.always_within is None):
+        output, lse = _RUN[chosen](call)
     else:
-        output, lse = attend_in_parts(call, lambda part: _RUN[choose(part, backend)](part))
+        output, lse = attend_in_parts(call, _RUN[chosen])
     return output, None if lse is None else lse.sum(0)
 
 
