@@ -72,6 +72,14 @@ def terms_fit(terms: Sequence[Any]) -> None:
             assert term.query_factors.shape[3] == term.key_factors.shape[3]
 
 
+def output_fits(result: Any, return_lse: bool, rows: str) -> None:
+    """Check an output, which has the axes of ``rows`` and its width, and its log-sum-exps."""
+    output, lse = result if return_lse else (result, None)
+    fits(output, Float[Tensor, f"{rows} value_dim"])
+    if lse is not None:
+        fits(lse, Float[Tensor, rows])
+
+
 QueryPositions = Positions | Shaped[Tensor, "n_q"] | Shaped[Tensor, "#batch n_q"] | None
 KeyPositions = Positions | Shaped[Tensor, "n_k"] | Shaped[Tensor, "#batch n_k"] | None
 
@@ -91,10 +99,9 @@ def attention(
     return_lse: bool,
     result: Any,
 ) -> None:
-    output, lse = result if return_lse else (result, None)
     if value.is_nested:
-        # Jaxtyping knows no ragged axis; what is inside is checked as attention_varlen.
-        assert output.is_nested
+        # Jaxtyping knows no ragged axis; the documents that they become are not checked either.
+        assert (result[0] if return_lse else result).is_nested
         return
     if query is None:
         # Vectors of keys need a query.
@@ -105,9 +112,7 @@ def attention(
         fits(key, Float[Tensor, "batch key_heads n_k head_dim"])
         fits(value, Float[Tensor, "batch key_heads n_k value_dim"])
     terms_fit(terms)
-    fits(output, Float[Tensor, "batch heads n_q value_dim"])
-    if lse is not None:
-        fits(lse, Float[Tensor, "batch heads n_q"])
+    output_fits(result, return_lse, "batch heads n_q")
 
 
 @shapes_of("whereformer.kernels:attention_varlen")
@@ -121,17 +126,14 @@ def attention_varlen(
     return_lse: bool,
     result: Any,
 ) -> None:
-    output, lse = result if return_lse else (result, None)
-    fits(output, Float[Tensor, "n_q heads value_dim"])
-    if lse is not None:
-        fits(lse, Float[Tensor, "n_q heads"])
+    output_fits(result, return_lse, "n_q heads")
 
 
 @shapes_of("whereformer.kernels:attention_weights")
 def attention_weights(
     query: Float[Tensor, "batch heads n_q head_dim"] | None,
-    key: Float[Tensor, "batch heads n_k head_dim"] | None,
-    value: Float[Tensor, "batch heads n_k value_dim"],
+    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+    value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Any],
     result: Float[Tensor, "batch heads n_q n_k"],
 ) -> None:

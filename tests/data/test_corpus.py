@@ -125,6 +125,10 @@ def test_too_little_text_to_split():
 def test_the_fingerprint_tells_texts_apart():
     assert corpus.fingerprint(["a", "b"]) != corpus.fingerprint(["ab"])
     assert corpus.fingerprint(["a", "b"]) == corpus.fingerprint(["a", "b"])
+    # No character ends a text.
+    assert corpus.fingerprint(["a\0b"]) != corpus.fingerprint(["a", "b"])
+    assert corpus.fingerprint(["a\0", "b"]) != corpus.fingerprint(["a", "\0b"])
+    assert corpus.summary_of([["a", "bc"], ["d"]]) == corpus.summary_of([["abc"], ["d"]])
 
 
 def test_json_lines_have_one_text_column_and_may_miss_it(tmp_path):

@@ -147,6 +147,25 @@ def test_columns_and_the_part_that_a_file_belongs_to_decide_which_text_it_is(tmp
     assert sources == ["a 0</s>", "a 0</s>", "aen</s>"]
 
 
+def test_no_character_of_a_text_ends_it(tmp_path):
+    """With a NUL between texts, the first two were the same text, and the last two."""
+    texts = [
+        ([("a\0b", "c"), ("d", "e\0f")], [("x", "y")]),
+        ([("a", "c"), ("b", "e"), ("d", "f")], [("x", "y")]),
+        ([("a", "b")], [("c", "e"), ("d", "f")]),
+        ([("a", "c"), ("b", "d")], [("e", "f")]),
+    ]
+    found = set()
+    for number, parts in enumerate(texts):
+        opened = []
+        for part, rows in enumerate(parts):
+            file = tmp_path / f"{number}-{part}.jsonl"
+            file.write_text("".join(json.dumps({"en": en, "de": de}) + "\n" for en, de in rows))
+            opened.append(ParallelData(data=(file,), columns="en,de"))
+        found.add(open_text(*opened, Told()).summarize().fingerprint)
+    assert len(found) == len(texts)
+
+
 def test_a_text_that_changes_while_it_is_encoded_is_refused(data, tmp_path, monkeypatch):
     real = subwords.fit
 

@@ -56,6 +56,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "item by item": {"kept_tile_scores": 1},
     "in tiles": {"kept_scores": 0},
     "in small tiles": {"kept_scores": 0, "tile_scores": 1, "tile_rows": 7},
+    "in small blocks": {"kept_scores": 0, "tile_rows": 7},
 }
 
 
@@ -179,7 +180,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         positions=positions,
         step=step,
         causal=causal,
-        scale=one_of(None, None, None, None, -0.3, 0.0, 1, 4.0),
+        scale=one_of(None, None, None, None, -0.3, 0.0, 1, 4.0) if head_dim else None,
         layouts=layouts,
         needs=needs,
         d_out=one_of("random", "random", "ones", "transposed"),

@@ -214,9 +214,9 @@ class Oracle:
             near &= offsets >= -before
         if after is not None:
             near &= offsets <= after
-        keys = inputs.key_positions
         if inputs.sink_tokens:
-            near |= (keys[item % len(keys)] < inputs.sink_tokens)[None, :]
+            keys = inputs.key_positions[item % len(inputs.key_positions)]
+            near |= ((keys >= 0) & (keys < inputs.sink_tokens))[None, :]
         allowed &= near
         if inputs.documents is not None:
             queries, keys = inputs.documents

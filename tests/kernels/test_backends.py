@@ -238,6 +238,21 @@ def test_sink_tokens(fast, case):
     check(fast, content(40, 40), terms, window=(7, 2), sink_tokens=11, **options)
 
 
+@pytest.mark.parametrize("step", [1, 3])
+def test_the_first_sink_token_is_at_position_zero(fast, step):
+    """Row i sees the keys near it and those at the positions 0 up to 5, but not what lies before the text."""
+    query, key = (torch.zeros(1, HEADS, 20, 4, device=DEVICE) for _ in range(2))
+    value = torch.eye(20, device=DEVICE).expand(1, HEADS, 20, 20)
+    positions = Positions(-7 * step, step, 20)
+    options = {"window": (2 * step, 0), "query_positions": positions, "key_positions": positions}
+    table = OffsetBias(torch.zeros(HEADS, 3, device=DEVICE), -step, step)
+    out = attention(query, key, value, [table], sink_tokens=5 * step - step // 2, backend=fast, **options)
+    at = torch.arange(-7, 13, device=DEVICE)
+    offsets = at - at.unsqueeze(1)
+    seen = ((offsets <= 0) & (offsets >= -2)) | ((at >= 0) & (at < 5))
+    torch.testing.assert_close(out, (seen / seen.sum(1, keepdim=True)).expand_as(out), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("options", [{}, {"window": (4, 1)}, {"softcap": 0.7}], ids=str)
 def test_heads_that_share_keys(fast, options):
     mask = torch.rand(BATCH, 40) > 0.3

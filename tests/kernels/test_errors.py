@@ -77,6 +77,9 @@ CASES = [
     ({"softcap": zeros(H)}, TypeError, r"softcap: expected a number, got Tensor"),
     ({"softcap": True}, TypeError, r"softcap: expected a number, got bool"),
     ({**NO_CONTENT, "softcap": 3.0}, ValueError, r"softcap: needs a query, got query=None"),
+    ({"scale": True}, TypeError, r"scale: expected a number, got bool; multiply the query by a tensor"),
+    ({"dropout_p": False}, TypeError, r"dropout_p: expected a number in \[0, 1\), got bool"),
+    ({**NO_CONTENT, "scale": 1.0}, ValueError, r"scale: needs a query, got query=None"),
     ({"sinks": [0.0] * H}, TypeError, r"sinks: expected a floating-point tensor, got list"),
     ({"sinks": zeros(H).long()}, TypeError, r"sinks: expected a floating-point tensor, got torch.int64"),
     ({"sinks": zeros(H + 1)}, ValueError, r"sinks: expected shape \(heads 3,\), got \(4,\)"),
@@ -152,6 +155,7 @@ CASES = [
     ({"terms": [OffsetBias(zeros(H, 2).int(), 0)]}, TypeError, r"OffsetBias.table: .*floating-point.*got torch.int32"),
     ({"terms": [OffsetBias(zeros(H, 2), 0.0)]}, TypeError, r"OffsetBias.first: expected an int, got float"),
     ({"terms": [OffsetBias(zeros(H, 2), True)]}, TypeError, r"OffsetBias.first: expected an int, got bool"),
+    ({"terms": [OffsetBias(zeros(H, 2), 0, True)]}, ValueError, r"OffsetBias.step: expected an int .*, got True"),
     ({"terms": [OffsetKeys(zeros(2, 5, D), 0)]}, ValueError, r"OffsetKeys.table: .*heads 1 or 3, T, head_dim 8\), got"),
     ({"terms": [OffsetKeys(zeros(1, 5, 4), 0)]}, ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(1, 5, 4\)"),
     ({"terms": [OffsetKeys(zeros(5, D), 0)]}, ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(5, 8\)"),
@@ -254,7 +258,7 @@ def test_weights_check_their_input_too():
 
 
 @pytest.mark.parametrize("function", [attention_weights, explain])
-@pytest.mark.parametrize("name", ["softcaps", "always_below"])
+@pytest.mark.parametrize("name", ["softcaps", "always_within"])
 def test_functions_with_the_same_options_refuse_others(function, name):
     with pytest.raises(TypeError, match=rf"^{name}: {function.__name__} has no such argument"):
         function(**FITTING, **{name: 3})
@@ -286,7 +290,15 @@ def test_positions_describe_themselves():
 
 
 @pytest.mark.parametrize(
-    ("numbers", "name"), [((0.5, 1, 3), "start"), ((0, 1.0, 3), "stride"), ((0, 1, "3"), "length")]
+    ("numbers", "name"),
+    [
+        ((0.5, 1, 3), "start"),
+        ((0, 1.0, 3), "stride"),
+        ((0, 1, "3"), "length"),
+        ((True, 1, 3), "start"),
+        ((0, True, 3), "stride"),
+        ((0, 1, True), "length"),
+    ],
 )
 def test_affine_positions_are_whole(numbers, name):
     with pytest.raises(TypeError, match=f"^Positions: {name} must be an int"):

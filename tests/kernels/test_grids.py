@@ -59,6 +59,40 @@ def test_swins_windows(backend):
     assert_close(gradients(ours, *leaves), gradients(theirs, *leaves))
 
 
+def shifted_windows(rows, shift):
+    """Cut (batch, height, width, ...) into windows of 3 x 4 as Swin does, (batch * windows, 12, ...)."""
+    _, height, width, *rest = rows.shape
+    rows = rows.roll((-shift[0], -shift[1]), (1, 2)).unflatten(2, (width // 4, 4)).unflatten(1, (height // 3, 3))
+    return rows.transpose(2, 3).reshape(-1, 12, *rest)
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (1, 2)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torchvisions_shifted_windows(backend, shift):
+    """Their whole layer, with its own weights. A shift brings cells from opposite edges into one window: documents."""
+    try:
+        from torchvision.models.swin_transformer import ShiftedWindowAttention
+    except (ImportError, RuntimeError) as error:
+        # Its operators exist only beside the very build of torch that it was compiled for.
+        pytest.skip(f"torchvision cannot be imported: {error}")
+    own = ShiftedWindowAttention(24, [3, 4], list(shift), 3).double()
+    table = own.relative_position_bias_table
+    torch.nn.init.normal_(table)
+    hidden = random(2, 6, 8, 24).requires_grad_()
+    theirs = shifted_windows(own(hidden), shift)
+    query, key, value = own.qkv(shifted_windows(hidden, shift)).view(8, 12, 3, 3, 8).permute(2, 0, 3, 1, 4)
+    edges = torch.zeros(2, 6, 8, dtype=torch.int64)
+    edges[:, : shift[0]] += 1
+    edges[:, :, : shift[1]] += 2
+    documents, window = shifted_windows(edges, shift), GridPositions(3, 4)
+    term = OffsetBias2d(table.T.unflatten(1, (5, 7)).flip(1, 2), (-2, -3), window, window)
+    out = attention(*(query, key, value), [term], query_documents=documents, key_documents=documents, backend=backend)
+    ours = own.proj(out.transpose(1, 2).flatten(2))
+    assert_close(ours, theirs)
+    leaves = hidden, table
+    assert_close(gradients(ours, *leaves), gradients(theirs, *leaves))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_beits_bias_with_three_numbers_for_cls(backend):
     transformers = pytest.importorskip("transformers")

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+import whereformer.kernels.varlen
 from tests.kernels.cases import DEVICE, HEADS, random
-from whereformer import OffsetBias, attention, attention_weights, explain
+from whereformer import OffsetBias, attention, attention_weights, explain, merge_attention
 
 DIM = 8
 LENGTHS = [3, 6, 1, 4]
@@ -144,6 +145,14 @@ WRONG = {
         {"query": nested([3, 2])},
         "query: expected (batch, heads, ragged length, head_dim), got (2, j",
     ),
+    "other heads of queries": (
+        {"query": ragged(3, 2, heads=HEADS + 1)},
+        f"query: expected {HEADS} heads or a multiple as in value, got {HEADS + 1}",
+    ),
+    "other heads of keys": (
+        {"key": ragged(3, 2, heads=1)},
+        f"key: expected {HEADS} heads of {DIM} numbers as in value and query, got 1 of {DIM}",
+    ),
     "gaps": ({"query": with_gaps()}, "query: expected a nested tensor without gaps between sequences"),
     "a key mask": ({"key_mask": torch.ones(2, 3, dtype=torch.bool)}, "key_mask: sequences without padding"),
     "documents": ({"query_documents": torch.ones(2, 3).long()}, "query_documents: sequences are told apart already"),
@@ -169,8 +178,35 @@ def test_the_strided_layout_is_refused():
         attention(strided, strided, strided)
 
 
-@pytest.mark.parametrize("function", [explain, attention_weights])
-def test_what_has_no_nested_form_says_so(function):
+def test_weights_say_what_to_call_instead():
     tensors = [ragged(3, 2) for _ in range(3)]
-    with pytest.raises(TypeError, match=r"^value: expected a dense tensor, got a nested one$"):
-        function(*tensors)
+    message = (
+        r"^query, key, value: expected dense tensors, got nested ones; attention_weights takes one of their sequences"
+    )
+    with pytest.raises(TypeError, match=message):
+        attention_weights(*tensors)
+    assert attention_weights(*(tensor.unbind()[1][None] for tensor in tensors)).shape == (1, HEADS, 2, 2)
+
+
+def test_a_choice_is_that_of_the_call_inside():
+    """Lengths that differ make a packed row, which torch's own attention does not compute; equal ones make a batch."""
+    chosen = []
+    for lengths in ([200, 193], [200, 200]):
+        tensors = [ragged(*lengths) for _ in range(3)]
+        rows = [tensor.transpose(1, 2).values() for tensor in tensors]
+        starts = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
+        given = whereformer.kernels.varlen.as_batch(*rows, (), starts, None, {"causal": True})
+        chosen.append(explain(*tensors, causal=True))
+        assert chosen[-1] == explain(given.query, given.key, given.value, **given.options)
+    assert chosen[0].backend != chosen[1].backend == "fused"
+
+
+def test_parts_that_are_nested_are_refused():
+    output, lse = attention(*(ragged(3, 2) for _ in range(3)), return_lse=True)
+    with pytest.raises(TypeError, match=r"^outputs: expected dense tensors, got a nested one$"):
+        merge_attention([output, output], [lse, lse])
+
+
+def test_explain_checks_nested_tensors_too():
+    with pytest.raises(ValueError, match=r"^key_mask: sequences without padding"):
+        explain(*(ragged(3, 2) for _ in range(3)), key_mask=torch.ones(2, 3, dtype=torch.bool))

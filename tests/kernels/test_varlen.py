@@ -303,6 +303,14 @@ WRONG = {
         {"key": rows(dim=5)},
         "key: expected (total_k 4, heads 2, head_dim 3), got (4, 2, 5)",
     ),
+    "other heads": (
+        {"query": rows(heads=3)},
+        "query: expected (total_q, heads 2 or a multiple, head_dim) as in value, got (4, 3, 3)",
+    ),
+    "a table with steps": (
+        {"terms": [OffsetBias(torch.ones(2, 3), 0, 2)]},
+        "OffsetBias.step: expected 1 for sequences without padding, got 2",
+    ),
     "whole numbers": ({"value": rows().long()}, "value: expected a floating-point tensor, got torch.int64"),
     "one of query and key": ({"key": None}, "query and key: give both"),
     "an unknown backend": ({"backend": "flash"}, "backend: expected one of auto, reference, blockwise, triton"),
@@ -329,6 +337,6 @@ def test_errors_are_one_clear_line(wrong):
 
 
 def test_an_unknown_option_is_refused():
-    for name in ("dropout", "always_below"):
+    for name in ("dropout", "always_within"):
         with pytest.raises(TypeError, match=f"^{name}: attention_varlen has no such argument"):
             attention_varlen(rows(), rows(), rows(), cu_seqlens_q=seqlens([4]), **{name: 0.1})

@@ -189,6 +189,14 @@ def test_an_image_of_another_size_is_refused(kind, size):
     detach(model)(image, **options)
 
 
+def test_a_model_inside_refuses_an_image_of_another_size_too():
+    """The stack of Dinov2 is an encoder, which gets no images."""
+    config = transformers.Dinov2Config(**SIZES, image_size=16)
+    model = attach(transformers.Dinov2ForImageClassification(config), "grid_bias")
+    with pytest.raises(InputError, match=r"^pixel_values: expected images of 16 x 16, .*, got 8 x 8$"):
+        model.dinov2(torch.randn(1, 3, 8, 8))
+
+
 def test_a_text_model_has_a_square_by_default():
     sizes = {name: size for name, size in SIZES.items() if name != "patch_size"}
     bert = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=50, max_position_embeddings=40))

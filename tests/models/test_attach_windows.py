@@ -162,11 +162,11 @@ def test_only_windows_count_as_windows():
         return interface.mask(**{**sizes, **more}, mask_function=function)
 
     causal, both = masks.sliding_window_causal_mask_function, masks.sliding_window_bidirectional_mask_function
-    assert mask(causal(4)).shape == (1, 1, 1, 1, 4, 1)
-    assert mask(both(4)).shape == (1, 1, 1, 1, 5, 5)
-    assert mask(causal(4), attention_mask=torch.arange(9)[None] < 7).shape == (1, 1, 1, 9, 4, 1)
-    # Nothing is kept for the last two sizes.
-    assert mask(causal(4)).untyped_storage().nbytes() == 1
+    assert mask(causal(4)) == (3, 0, 9, None)
+    assert mask(both(4)) == (4, 4, 9, None)
+    padded = mask(causal(4), attention_mask=torch.arange(9)[None] < 7)
+    assert padded[:2] == (3, 0)
+    assert padded.padding.shape == (1, 1, 1, 9)
     everything = masks.bidirectional_mask_function
     for other in (
         causal(5),
@@ -180,6 +180,25 @@ def test_only_windows_count_as_windows():
     assert mask(causal(4), None).shape == (1, 1, 9, 9)
     # The last query is not at the last key.
     assert mask(causal(4), kv_length=12).shape == (1, 1, 9, 12)
+
+
+def test_a_window_over_other_keys_is_refused():
+    """DeepSeek-V4 joins keys of whole pieces to those of tokens, and lets a mask that is no tensor be."""
+    tensor = torch.zeros(1, 2, 5, 4)
+    with pytest.raises(ValueError, match=r"^attention_mask: expected the 4 keys that the window is over, got 5$"):
+        interface.attend(torch.nn.Identity(), tensor, tensor, tensor, interface.WindowMask(1, 0, 4, None))
+
+
+def test_a_model_whose_layers_see_more_than_tokens_is_refused():
+    deepseek = getattr(transformers, "DeepseekV4Config", None)
+    if deepseek is None:
+        pytest.skip("this transformers has no DeepSeek-V4")
+    sizes = {"head_dim": 16, "q_lora_rank": 16, "o_lora_rank": 8, "o_groups": 2, "num_experts_per_tok": 2}
+    sizes |= {"moe_intermediate_size": 16, "n_routed_experts": 4, "qk_rope_head_dim": 8, "num_hash_layers": 0}
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 4}
+    model = transformers.DeepseekV4Model(deepseek(**{**GROUPED, **sizes}, compress_rates=rates))
+    with pytest.raises(ValueError, match=r"^model: DeepseekV4Model has no layer in which tokens attend to one another"):
+        attach(model, "tisa")
 
 
 @pytest.mark.parametrize("name", ["indices", "block_indices"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import glob
-import hashlib
 import sysconfig
 import warnings
 from collections import deque
@@ -16,6 +15,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..runs.progress import Progress
 from .documents import TABLE_SUFFIXES, TEXT_SUFFIXES, Document, documents_in
+from .hashing import TextHash
 
 PIECE = 4000
 """Text is split into pieces of about this number of characters (a page or two) before some are held out."""
@@ -223,14 +223,11 @@ class Summary:
 
 def summary_of(documents: Iterable[Document]) -> Summary:
     """Read all documents and summarize them."""
-    digest, count, characters = hashlib.sha256(), 0, 0
+    found, count, characters = TextHash(), 0, 0
     for document in documents:
-        for part in document:
-            digest.update(part.encode())
-            characters += len(part)
-        digest.update(b"\0")
+        characters += found.add(document)
         count += 1
-    return Summary(digest.hexdigest()[:16], count, characters)
+    return Summary(found.short(), count, characters)
 
 
 def is_held_out(index: int) -> bool:

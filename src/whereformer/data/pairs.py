@@ -7,7 +7,6 @@ of its lines is empty, so the rows also tell how many pairs the text has and how
 
 from __future__ import annotations
 
-import hashlib
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from ..errors import InputError
 from ..runs.progress import Progress
 from . import subwords
 from .corpus import Summary, fingerprint
+from .hashing import TextHash
 from .parallel import Pair, PairFiles, PairStream, has_text, hold_out
 from .row_files import RowFile, append_rows, file_names, open_rows
 from .seen import SeenText, check_unchanged, remember
@@ -80,8 +80,8 @@ class ParallelText:
         return hold_out(self.field, self.pairs)
 
     def summarize(self) -> Summary:
-        """Read all of it and summarize it: the hash of all sources and then all targets of each part."""
-        digest, counts, characters = hashlib.sha256(), [], 0
+        """Read all of it and summarize it: the hash of each part's sources, their number, its targets and theirs."""
+        found, counts, characters = TextHash(), [], 0
         size = sum(file.stat().st_size for file in self.files)
         self.progress.start(size * (4 if self.validation is None else 2))
         parts = self.parts
@@ -90,11 +90,11 @@ class ParallelText:
             for side in (0, 1):
                 count = 0
                 for pair in part:
-                    digest.update(f"{pair[side]}\0".encode())
-                    characters += len(pair[side])
+                    characters += found.add([pair[side]])
                     count += 1
+                found.add([str(count)])
             counts.append(count)
-        return Summary(digest.hexdigest()[:16], counts[0], characters)
+        return Summary(found.short(), counts[0], characters)
 
 
 def _check_again(field: str, file: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -143,5 +144,5 @@ def files_of(text: Readable) -> list[SeenFile]:
 
 def _record(text: Readable, cache: Path) -> Path:
     names = [*text.names, *(str(path.absolute()) for path in text.files)]
-    key = hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+    key = hashlib.sha256(json.dumps(names).encode()).hexdigest()
     return cache / f"text-{key[:16]}.json"

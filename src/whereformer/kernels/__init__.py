@@ -119,10 +119,11 @@ def attention(
         window: allow only keys whose position is at most so many before or after the query's: a whole number for both
             sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
             tensors.
-        sink_tokens: allow keys at positions below this number outside the window too (StreamingLLM's first tokens,
-            Xiao et al. 2024). In packed rows this means the first tokens of each document only if ``key_positions``
-            begin at 0 in each.
-        scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default.
+        sink_tokens: allow so many first tokens outside the window too, which are the keys at positions from 0 on and
+            below this number (StreamingLLM, Xiao et al. 2024). In packed rows they are the first tokens of each
+            document only if ``key_positions`` begin at 0 in each.
+        scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default. Calls
+            without a query refuse it, as they refuse ``softcap``.
         softcap: the number that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
@@ -272,12 +273,11 @@ def attention_varlen(
 def _run(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
     """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it."""
     _check_backend(backend)
-    if call.sinks is None and call.always_below is None:
-        output, lse = _RUN[choose(call, backend)](call)
-    elif choose(call, backend) == "reference":
-        output, lse = reference.attend(call)
+    chosen = choose(call, backend)
+    if chosen == "reference" or (call.sinks is None and call.always_within is None):
+        output, lse = _RUN[chosen](call)
     else:
-        output, lse = attend_in_parts(call, lambda part: _RUN[choose(part, backend)](part))
+        output, lse = attend_in_parts(call, _RUN[chosen])
     return output, None if lse is None else lse.sum(0)
 
 
@@ -294,8 +294,7 @@ def _run_varlen(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute :func:`attention_varlen`; ``cu_seqlens`` are those of queries and of keys."""
     given = varlen.as_batch(query, key, value, terms, *cu_seqlens, options)
-    call = make_call(given.query, given.key, given.value, given.terms, return_lse=return_lse, **given.options)
-    output, lse = _run(call, backend)
+    output, lse = _run(given.checked(return_lse), backend)
     return varlen.as_rows(output), None if lse is None else varlen.as_rows(lse)
 
 
@@ -324,11 +323,17 @@ def explain(
 ) -> Choice:
     """Tell which backend :func:`attention` would use for a call, and why; ``options`` are its keyword arguments.
 
+    Query, key and value may be nested tensors, as there.
+
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
     blockwise: float32 on AMD with AVX-512: torch's own kernels read the table of offsets
     """
     _check_backend(backend)
     check_names("explain", options, CallOptions.__optional_keys__)
+    if nested.is_nested(query, key, value):
+        rows = nested.unnest(query, key, value)
+        given = varlen.as_batch(rows.query, rows.key, rows.value, terms, *rows.cu_seqlens, options)
+        return explain_choice(given.checked(return_lse), backend)
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
 
 
@@ -342,9 +347,15 @@ def attention_weights(
 ) -> Tensor:
     """Return the softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 
-    ``options`` are :func:`attention`'s keyword arguments other than ``dropout_p``, ``return_lse`` and ``backend``.
+    ``options`` are :func:`attention`'s keyword arguments other than ``dropout_p``, ``return_lse`` and ``backend``. Of
+    nested tensors, it takes one sequence at a time.
     """
     check_names("attention_weights", options, CallOptions.__optional_keys__)
+    if nested.is_nested(query, key, value):
+        raise TypeError(
+            "query, key, value: expected dense tensors, got nested ones; attention_weights takes one of their "
+            "sequences at a time, with a batch of 1"
+        )
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
         return reference.attention_weights(call)

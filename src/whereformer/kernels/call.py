@@ -64,7 +64,8 @@ class Call:
     """A checked attention call; shapes as in :func:`whereformer.attention`.
 
     ``given_*_positions`` are None for the default positions. ``window`` is None on a side without a limit, and
-    ``softcap`` is None without a cap. ``always_below`` is the position below which the window forbids no key.
+    ``softcap`` is None without a cap. The window forbids no key at the positions from the first number of
+    ``always_within`` up to, but without, the second.
     """
 
     query: Tensor | None
@@ -77,7 +78,7 @@ class Call:
     key_mask: Tensor | None = None
     causal: bool = False
     window: tuple[int | None, int | None] = (None, None)
-    always_below: int | None = None
+    always_within: tuple[int, int] | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
     dropout_p: float = 0.0
@@ -188,7 +189,7 @@ class Call:
     def offset_limits(self) -> tuple[int | None, int | None]:
         """Return the smallest and the largest offset that causality and the window allow; None where any is allowed.
 
-        Keys below ``always_below`` are allowed too unless causality forbids them.
+        Keys at positions ``always_within`` are allowed too unless causality forbids them.
         """
         before, after = self.window
         if self.causal:
@@ -235,15 +236,17 @@ class Call:
             near &= offsets >= -before
         if after is not None:
             near &= offsets <= after
-        if self.always_below is not None:
+        if self.always_within is not None:
             near |= self.always()[:, None, None, :]
         return near & (offsets <= 0) if self.causal else near
 
     def always(self) -> Tensor:
         """Return which keys the window never forbids, bool (1 or batch, n_k)."""
-        assert self.always_below is not None
+        assert self.always_within is not None
+        first, stop = self.always_within
         positions = position_values(self.key_positions, self.device)
-        return (positions if positions.dim() == 2 else positions.unsqueeze(0)) < self.always_below
+        positions = positions if positions.dim() == 2 else positions.unsqueeze(0)
+        return (positions >= first) & (positions < stop)
 
 
 def make_call(
@@ -273,8 +276,9 @@ def make_call(
     else:
         if any(isinstance(term, OffsetKeys) for term in terms):
             raise ValueError("OffsetKeys: needs a query, got query=None")
-        if options.get("softcap") is not None:
-            raise ValueError("softcap: needs a query, got query=None")
+        for name in ("scale", "softcap"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name}: needs a query, got query=None")
         n_q, head_dim = _query_length(terms, options.get("query_positions"), n_k), value_dim
     for term in terms:
         term.check(batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim)
@@ -302,8 +306,7 @@ def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, T
     check_heads_tensor("key", key)
     query, key, value = _check_kind(query, key, value)
     query_batch, query_heads, _, head_dim = query.shape
-    # Without a value head, any number would be a multiple of theirs.
-    if query_batch != batch or (query_heads != heads and (heads == 0 or query_heads == 0 or query_heads % heads)):
+    if query_batch != batch or not can_share(query_heads, heads):
         raise ValueError(
             f"query: expected (batch {batch}, heads {heads} or a multiple, n_q, head_dim) as in value, "
             f"got {tuple(query.shape)}"
@@ -313,6 +316,12 @@ def _check_content(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, T
             f"key: expected (batch {batch}, heads {heads}, n_k {n_k}, head_dim {head_dim}), got {tuple(key.shape)}"
         )
     return query, key, value
+
+
+def can_share(query_heads: int, heads: int) -> bool:
+    """Whether so many query heads can share so many heads of keys and values."""
+    # Without a value head, any number would be a multiple of theirs.
+    return query_heads == heads or (heads != 0 and query_heads != 0 and query_heads % heads == 0)
 
 
 def _check_options(
@@ -327,7 +336,7 @@ def _check_options(
     if (window := pop("window", None)) is not None:
         options["window"] = _check_window(window)
     if (sink_tokens := _check_sink_tokens(pop("sink_tokens", 0), window)) != 0:
-        options["always_below"] = sink_tokens
+        options["always_within"] = 0, sink_tokens
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)
     if not _is_number(dropout_p := get("dropout_p", 0.0)):
@@ -369,7 +378,7 @@ def _check_window(window: Any) -> tuple[int | None, int | None]:
     sides = tuple(window) if isinstance(window, tuple | list) else (window, window)
     if len(sides) != 2:
         raise ValueError(f"window: expected one number, or two for the sides (before, after), got {window!r}")
-    numbers = tuple(None if side is None or isinstance(side, bool) else as_int(side) for side in sides)
+    numbers = tuple(as_int(side) for side in sides)
     for side, number in zip(sides, numbers, strict=True):
         if side is not None and (number is None or number < 0):
             kind = ValueError if number is not None else TypeError
@@ -378,7 +387,7 @@ def _check_window(window: Any) -> tuple[int | None, int | None]:
 
 
 def _check_sink_tokens(sink_tokens: Any, window: Any) -> int:
-    if (number := as_int(sink_tokens)) is None or isinstance(sink_tokens, bool):
+    if (number := as_int(sink_tokens)) is None:
         raise TypeError(f"sink_tokens: expected a whole number, got {sink_tokens!r}")
     if number < 0:
         raise ValueError(f"sink_tokens: expected at least 0, got {number}")
@@ -423,8 +432,8 @@ def _without_idle_window(call: Call) -> Call:
     before, after = call.window
     before = None if before is None or before >= -span[0] else before
     after = None if after is None or after >= span[1] else after
-    below = None if before is None and after is None else call.always_below
-    return replace(call, window=(before, after), always_below=below)
+    within = None if before is None and after is None else call.always_within
+    return replace(call, window=(before, after), always_within=within)
 
 
 def _without_steps(call: Call) -> Call:
@@ -457,16 +466,20 @@ def _without_steps(call: Call) -> Call:
     query_stride, key_stride = (
         positions.stride // step if positions.length > 1 else 1 for positions in (query_positions, key_positions)
     )
-    start, below = (key_positions.start - query_positions.start) // step, call.always_below
+    start = (key_positions.start - query_positions.start) // step
     before, after = (None if side is None else side // step for side in call.window)
+    within = call.always_within
+    if within is not None:
+        # A key at position p is now at (p - query_positions.start) / step.
+        first, stop = (-((query_positions.start - position) // step) for position in within)
+        within = first, stop
     return replace(
         call,
         terms=tuple(rescaled),
         given_query_positions=Positions(0, query_stride, query_positions.length),
         given_key_positions=Positions(start, key_stride, key_positions.length),
         window=(before, after),
-        # A key at position p is now at (p - query_positions.start) / step.
-        always_below=None if below is None else -((query_positions.start - below) // step),
+        always_within=within,
     )
 
 
@@ -498,9 +511,9 @@ def _check_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 def _check_scale(scale: Any, head_dim: int) -> float:
     if scale is None:
         return head_dim**-0.5 if head_dim else 1.0
+    if not _is_number(scale):
+        raise TypeError(f"scale: expected a number, got {type(scale).__name__}; multiply the query by a tensor")
     if not isinstance(scale, float | int | torch.SymFloat | torch.SymInt):
-        if not isinstance(scale, Real):
-            raise TypeError(f"scale: expected a number, got {type(scale).__name__}; multiply the query by a tensor")
         scale = float(scale)
     if not (torch.compiler.is_compiling() or math.isfinite(scale)):
         raise ValueError(f"scale: expected a finite number, got {scale}")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .call import can_share
 from .tracing import can_look
 
 
@@ -46,6 +47,14 @@ def unnest(query: Any, key: Any, value: Any) -> Jagged:
     for name in ("key", "value"):
         if len(tensors[name]) != len(query):
             raise ValueError(f"{name}: expected a batch of {len(query)} as in query, got {len(tensors[name])}")
+    heads, head_dim = value.shape[1], query.shape[3]
+    if not can_share(query.shape[1], heads):
+        raise ValueError(f"query: expected {heads} heads or a multiple as in value, got {query.shape[1]}")
+    if key.shape[1] != heads or key.shape[3] != head_dim:
+        raise ValueError(
+            f"key: expected {heads} heads of {head_dim} numbers as in value and query, got {key.shape[1]} of "
+            f"{key.shape[3]}"
+        )
     of_keys, of_values = key.offsets(), value.offsets()
     if key.shape[2] != value.shape[2] and not (can_look(of_keys) and torch.equal(of_keys, of_values)):
         raise ValueError("value: expected the offsets of key, got others")

@@ -63,6 +63,8 @@ def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
             if not isinstance(each, Tensor) or not each.is_floating_point():
                 got = each.dtype if isinstance(each, Tensor) else type(each).__name__
                 raise TypeError(f"{name}: expected floating-point tensors, got {got}")
+            if each.is_nested:
+                raise TypeError(f"{name}: expected dense tensors, got a nested one")
             if each.device != tensors[0].device:
                 raise ValueError(f"{name}: expected tensors on one device, got {tensors[0].device} and {each.device}")
     if len(outputs) == 0:
@@ -78,14 +80,14 @@ def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
 
 
 def attend_in_parts(call: Call, attend: Attend) -> tuple[Tensor, LogSums | None]:
-    """Compute a call by an ``attend`` that knows neither ``Call.always_below`` nor ``Call.sinks``."""
+    """Compute a call by an ``attend`` that knows neither ``Call.always_within`` nor ``Call.sinks``."""
     if call.sinks is not None:
         return _with_sinks(call, call.sinks, attend)
-    if call.always_below is None:
+    if call.always_within is None:
         return attend(call)
     always = call.always()
     masks = (always, ~always) if call.key_mask is None else (call.key_mask & always, call.key_mask & ~always)
-    common = replace(call, always_below=None, return_lse=True)
+    common = replace(call, always_within=None, return_lse=True)
     parts = [
         attend(replace(common, key_mask=masks[0].expand(len(call.value), -1), window=(None, None))),
         attend(replace(common, key_mask=masks[1].expand(len(call.value), -1))),

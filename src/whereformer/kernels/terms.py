@@ -20,14 +20,14 @@ from torch import Tensor
 
 
 def as_int(number: Any) -> int | None:
-    """Convert a whole number, such as NumPy's, to Python's int; None for anything else.
+    """Convert a whole number, such as NumPy's, to Python's int; None for anything else, True and False included.
 
     Tensors give None too, because reading them may stall a GPU.
     """
-    if isinstance(number, int | torch.SymInt):
+    if isinstance(number, int | torch.SymInt) and not isinstance(number, bool):
         return number  # type: ignore[return-value]
     try:
-        return None if isinstance(number, Tensor) else operator.index(number)
+        return None if isinstance(number, Tensor | bool) else operator.index(number)
     except TypeError:
         return None
 
@@ -95,7 +95,7 @@ class GridPositions:
     def __post_init__(self) -> None:
         for name, least in (("rows", 1), ("columns", 1), ("prefix", 0)):
             number = as_int(getattr(self, name))
-            if number is None or isinstance(number, bool):
+            if number is None:
                 raise TypeError(f"GridPositions: {name} must be an int, got {getattr(self, name)!r}")
             if number < least:
                 raise ValueError(f"GridPositions: {name} must be at least {least}, got {number}")
@@ -118,7 +118,7 @@ def as_pair(name: str, pair: Any) -> tuple[int, int]:
         TypeError: if it is not two whole numbers.
     """
     given = pair if isinstance(pair, tuple | list) else ()
-    numbers = [None if isinstance(number, bool) else as_int(number) for number in given]
+    numbers = [as_int(number) for number in given]
     if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
         raise TypeError(f"{name} must be a row and a column, two ints, got {pair!r}")
     return numbers[0], numbers[1]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .call import check_device, check_heads_tensor, check_terms
-from .terms import DenseBias, FactorPair, OffsetBias2d, OffsetValues, Term
+from .call import Call, can_share, check_device, check_heads_tensor, check_terms, make_call
+from .terms import DenseBias, FactorPair, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, Term
 from .tracing import can_look
 
 
@@ -23,6 +23,10 @@ class Arguments(NamedTuple):
     value: Tensor
     terms: tuple[Term, ...]
     options: dict[str, Any]
+
+    def checked(self, return_lse: bool) -> Call:
+        """Return the call that they make."""
+        return make_call(self.query, self.key, self.value, self.terms, return_lse=return_lse, **self.options)
 
 
 def as_batch(
@@ -45,8 +49,11 @@ def as_batch(
     query, key, value = _check_content(query, key, value)
     n_q, n_k = (value if query is None else query).shape[2], value.shape[2]
     terms = check_terms(terms)
-    if any(isinstance(term, OffsetBias2d) for term in terms):
-        raise ValueError("terms: OffsetBias2d is about one grid of tokens, not about sequences one after another")
+    for term in terms:
+        if isinstance(term, OffsetBias2d):
+            raise ValueError("terms: OffsetBias2d is about one grid of tokens, not about sequences one after another")
+        if isinstance(term, OffsetBias | OffsetKeys | OffsetValues) and term.step != 1:
+            raise ValueError(f"{type(term).__name__}.step: expected 1 for sequences without padding, got {term.step}")
     _check_options(options, n_q, n_k)
     if cu_seqlens_k is None:
         if n_q != n_k:
@@ -144,6 +151,9 @@ def _check_content(
         return None, None, value
     query, key = _as_one_row("query", query), _as_one_row("key", key)
     _, heads, total, _ = value.shape
+    if not can_share(query.shape[1], heads):
+        found = tuple(as_rows(query).shape)
+        raise ValueError(f"query: expected (total_q, heads {heads} or a multiple, head_dim) as in value, got {found}")
     if key.shape[:3] != (1, heads, total) or key.shape[3] != query.shape[3]:
         found = tuple(as_rows(key).shape)
         raise ValueError(f"key: expected (total_k {total}, heads {heads}, head_dim {query.shape[3]}), got {found}")

@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
 from ...positions import Position, Sum, build_position
-from .found import AttentionCall, by_stack, record_calls, set_implementation
+from .found import AttentionCall, around, by_stack, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
 from .images import CheckImage, check_grid, grid_options
 from .interface import layer_is_causal
@@ -63,12 +63,15 @@ def attach(
     calls = record_calls(model)
     if not calls:
         raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
+    grouped = by_stack(model, calls)
+    if not grouped:
+        raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
     parts = [part.strip() for part in position.split("+")]
     if keep_absolute and "t5" in parts and any(own_table(call.module) for call in calls):
         raise InputError(
             "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
         )
-    stacks = [Stack(stack, own, position, position_options) for stack, own in by_stack(model, calls)]
+    stacks = [Stack(stack, own, position, position_options) for stack, own in grouped]
     own = [] if keep_absolute else switches(model)
     if not (keep_absolute or own):
         raise InputError("keep_absolute", f"{type(model).__name__} has no positions of a kind that can be switched off")
@@ -88,9 +91,10 @@ def attach(
                 "model", f"{type(model).__name__} does not hand keyword arguments to its attention function"
             )
         for stack in stacks:
-            for module in (model, stack.stack) if stack.has_grid else ():
+            # Whichever part takes the images: the model, one inside it, or the stack.
+            for part in around(model, stack.stack) if stack.has_grid else ():
                 check = CheckImage(stack.stack.config)
-                undo.add(module.register_forward_pre_hook(check, with_kwargs=True).remove)
+                undo.add(part.register_forward_pre_hook(check, with_kwargs=True).remove)
     except Exception:
         undo.run()
         raise

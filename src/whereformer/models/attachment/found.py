@@ -127,4 +127,10 @@ def by_stack(model: PreTrainedModel, calls: list[AttentionCall]) -> list[tuple[P
     return list(stacks.values())
 
 
+def around(model: PreTrainedModel, stack: PreTrainedModel) -> list[PreTrainedModel]:
+    """Return the models that a stack is part of, the outermost first and the stack itself last."""
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    return [part for part in parts if any(module is stack for module in part.modules())]
+
+
 AttentionInterface.register(PROBE, _probe)

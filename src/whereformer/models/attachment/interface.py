@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,24 @@ from ...positions import Position, Sum
 from .hooks import NAME, LayerInput
 
 
+class WindowMask(NamedTuple):
+    """The mask of a sliding window, which models hand to their layers in place of a tensor; causality is part of it.
+
+    Only the attention function looks inside. Models that take FlexAttention's masks let other objects pass, too, and
+    what moves or checkpoints their arguments looks into tuples.
+
+    Args:
+        before, after: how far each query attends.
+        n_k: the number of keys; the last of them is at the last query.
+        padding: (batch, 1, 1, n_k) bool, True = may be attended; None without padding.
+    """
+
+    before: int
+    after: int
+    n_k: int
+    padding: Tensor | None
+
+
 def layer_is_causal(module: nn.Module, stated: bool | None = None) -> bool:
     """Whether attention is causal, by transformers' rule: the call's argument, else the layer's attribute."""
     return bool(getattr(module, "is_causal", True) if stated is None else stated)
@@ -34,7 +52,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | WindowMask | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -111,20 +129,19 @@ def _rotates(position: Position) -> bool:
     return any(type(part).rotate is not Position.rotate for part in parts)
 
 
-def _limits(mask: Tensor | None, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[Term, ...]]:
+def _limits(mask: Tensor | WindowMask | None, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[Term, ...]]:
     """Return how a mask limits attention: options of the call, and terms."""
     if mask is None:
         return {}, ()
+    if isinstance(mask, WindowMask):
+        if mask.n_k != n_k:
+            raise InputError("attention_mask", f"expected the {mask.n_k} keys that the window is over, got {n_k}")
+        options, terms = _limits(mask.padding, query, n_k)
+        return {**options, "window": (mask.before, mask.after), "causal": False}, terms
     if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
         # It has an entry for every pair and includes causal masking.
         return {"causal": False}, (_mask_term(mask, query, n_k),)
-    limits: dict[str, Any] = {}
-    if mask.dim() == 6:
-        before, after = (size - 1 for size in mask.shape[4:])
-        limits, mask = {"window": (before, after), "causal": False}, mask[..., 0, 0]
-    if mask.shape[3] > 1 or n_k == 1:
-        limits["key_mask"] = mask[:, 0, 0].expand(len(query), n_k)
-    return limits, ()
+    return {"key_mask": mask[:, 0, 0].expand(len(query), n_k)}, ()
 
 
 def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
@@ -145,13 +162,11 @@ def mask(
     mask_function: Callable[..., Tensor] = causal_mask_function,
     attention_mask: Tensor | None = None,
     **options: Any,
-) -> Tensor | None:
+) -> Tensor | WindowMask | None:
     """A mask function of transformers: it returns (batch, 1, 1, n_k) for mere padding, else (batch, 1, n_q, n_k).
 
-    Causal masking is left to the attention function, which needs no matrix for it. Nor does it for a sliding window:
-    the mask is then (batch, 1, 1, n_k or without padding 1, before + 1, after + 1), expanded from that of the padding,
-    so that it takes no more memory. How far a query attends is the size of the last two dimensions, because a size is
-    not lost where a model copies or checkpoints its mask.
+    Causal masking is left to the attention function, which needs no matrix for it. Nor does it need one for a sliding
+    window, which becomes a :class:`WindowMask`.
     """
     if isinstance(q_offset, Tensor):
         raise InputError("past_key_values", "whereformer's attention needs a cache that grows, got a static one")
@@ -168,11 +183,10 @@ def mask(
         # A mask that masks nothing costs time. Only on the CPU can this be checked without waiting for the device.
         if padding.device.type == "cpu" and not torch.compiler.is_compiling() and bool(padding.all()):
             padding = None
+    padding = None if padding is None else padding[:, None, None]
     if window is not None and window[0] < kv_length - 1:
-        if padding is None:
-            padding = torch.ones(1, 1, dtype=torch.bool, device=options.get("device"))
-        return padding[:, None, None, :, None, None].expand(-1, -1, -1, -1, *(side + 1 for side in window))
-    return None if padding is None else padding[:, None, None]
+        return WindowMask(*window, kv_length, padding)
+    return padding
 
 
 def _window(mask_function: Callable[..., Tensor], size: int | None) -> tuple[int, int] | None:
