@@ -138,9 +138,9 @@ def attention(
             of its own document.
         deterministic: whether gradients must be the same bits from run to run. With False, "triton" may compute all of
             them in one pass with atomic additions, whose order changes: five matrix products instead of seven, or
-            instead of nine with an :class:`OffsetBias`. The kernels stay deterministic for calls without a query, with
-            other terms, with a bias over positions that are tensors or differ in stride, and under
-            ``torch.use_deterministic_algorithms(True)``. Other backends are not changed by it.
+            instead of nine with an :class:`OffsetBias`. Its gradients stay deterministic without a query, with heads
+            wider than 128, with other terms, with a bias over positions that are tensors or differ in stride, and under
+            ``torch.use_deterministic_algorithms(True)``. The option changes nothing in other backends.
         return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included, for
             :func:`merge_attention`.
         backend: the implementation to use. A backend that cannot take the call raises an error and is never replaced.
