@@ -173,6 +173,20 @@ class KeyGradients(NamedTuple):
     factors: RowMatrix
 
 
+class DiagonalSums(NamedTuple):
+    """Sums of the scores' gradient by key index - query index, from the last query's first key on."""
+
+    data: Any  # (batch, heads, n_q + n_k - 1 and a margin at both ends); None if not needed
+    margin: Any  # a compile-time constant: the most queries or keys in a tile
+
+
+class SharedSums(NamedTuple):
+    """The zeros, in float32, to which the programs of the one-pass kernel add."""
+
+    query: RowMatrix
+    diagonals: DiagonalSums
+
+
 def constant(number: int | bool) -> Any:
     """Wrap a number as a compile-time constant of the kernels."""
     # Imported here, because not every build of torch comes with Triton.

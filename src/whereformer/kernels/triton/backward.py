@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 
 from ..problem import GRADIENTS, Problem
+from . import one_pass
 from .arguments import (
+    DiagonalSums,
     Inputs,
     KeyGradients,
     Known,
     PairRules,
     QueryGradients,
+    SharedSums,
     TableSums,
     Terms,
     bias_covers,
+    constant,
     dropout_seeds_of,
     inputs_of,
     norm_of,
@@ -28,7 +32,7 @@ from .arguments import (
     shared_by,
     terms_of,
 )
-from .blocks import blocks_of, cdiv
+from .blocks import LARGEST_BLOCK, blocks_of, cdiv
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,17 @@ class Backward:
         )
 
     def run(self) -> None:
+        if one_pass.takes(self.problem, self.gradients):
+            self._all_gradients(self._part(self.problem, slice(0, self.problem.n_q)))
+        else:
+            self._run_deterministic_kernels()
+        for name, found in self.sums.items():
+            gradient = self.gradients.get(name)
+            if gradient is not None and found is not None and found is not gradient:
+                shared = found.shape[0] != gradient.shape[0]  # by all rows of the batch
+                gradient.copy_(found.sum(0, keepdim=True) if shared else found)
+
+    def _run_deterministic_kernels(self) -> None:
         for problem, rows in self.parts:
             part = self._part(problem, rows)
             if self.needs("query", "query_factors", "bias", "key_table", "value_table"):
@@ -100,11 +115,6 @@ class Backward:
                 self._diagonal_gradients(part)
             if self.needs("dense"):
                 self._dense_gradients(part)
-        for name, found in self.sums.items():
-            gradient = self.gradients.get(name)
-            if gradient is not None and found is not None and found is not gradient:
-                shared = found.shape[0] != gradient.shape[0]  # by all rows of the batch
-                gradient.copy_(found.sum(0, keepdim=True) if shared else found)
 
     def _part(self, problem: Problem, rows: slice) -> _QueryPart:
         d_out = self.d_out[:, :, rows]
@@ -134,6 +144,35 @@ class Backward:
             BLOCK_M=size,
         )
         return delta
+
+    def _all_gradients(self, part: _QueryPart) -> None:
+        """Compute all gradients in one pass."""
+        from .jit.all_gradients import all_gradients
+
+        problem = part.problem
+        blocks, shared = blocks_of("all", problem), shared_by(problem)
+        d_query, diagonals = one_pass.shared_sums(problem, self.needs("bias"))
+        all_gradients[(self.batch * self.heads // shared * cdiv(problem.n_k, blocks.keys),)](
+            part.inputs,
+            part.known,
+            self._key_places(),
+            SharedSums(row_matrix(d_query), DiagonalSums(diagonals, constant(LARGEST_BLOCK))),
+            part.terms,
+            part.pairs,
+            **blocks.launch,
+        )
+        self.sums["query"] = d_query * problem.scale
+        if diagonals is not None:
+            self.sums["bias"] = one_pass.by_offset(problem, diagonals)
+
+    def _key_places(self) -> KeyGradients:
+        """Describe the memory of the keys' gradients to the kernels."""
+        shared = shared_by(self.problem)
+        return KeyGradients(
+            row_matrix(self.sums["key"], shared=shared),
+            row_matrix(self.sums["value"], shared=shared),
+            row_matrix(self.sums["key_factors"]),
+        )
 
     def _query_gradients(self, part: _QueryPart) -> None:
         """Compute all gradients that are sums over keys, and those that follow from them."""
@@ -189,11 +228,7 @@ class Backward:
         key_gradients[(self.batch * self.heads // shared * cdiv(part.problem.n_k, blocks.keys),)](
             part.inputs,
             part.known,
-            KeyGradients(
-                row_matrix(self.sums["key"], shared=shared),
-                row_matrix(self.sums["value"], shared=shared),
-                row_matrix(self.sums["key_factors"]),
-            ),
+            self._key_places(),
             part.terms,
             part.pairs,
             ADD=len(self.parts) > 1,
