@@ -11,7 +11,6 @@ from .. import arguments
 from .areas import LEFT, RIGHT
 from .scores import columns_of, offsets_of
 
-
 SUMS_WIDTH, SUMS_ROWS = tl.constexpr(arguments.SUMS_WIDTH), tl.constexpr(arguments.SUMS_ROWS)
 
 
@@ -63,9 +62,9 @@ def row_of_sums(table, pairs, place, piece, rows):
 def add_at_offsets(buffer, numbers, table, tile, pairs):
     """Add a tile of numbers to the sums of a row at the columns between a table's ends; :func:`add_ends` sums the ends.
 
-    With affine positions all keys of a row have different offsets, so a plain store is the sum: of the number of the key
-    that each column belongs to, which is gathered from shared memory. Explicit positions may repeat, so keys of a block
-    at the same position take turns.
+    With affine positions all keys of a row have different offsets, so a plain store is the sum. Each column takes the
+    number of its key from shared memory, because then a thread's stores are at constant distances. Explicit positions
+    may repeat, so keys of a block at the same position take turns.
     """
     if pairs.query_positions is None:
         M: tl.constexpr = tile.rows.numel

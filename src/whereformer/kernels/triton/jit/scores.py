@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from .areas import ANY, LEFT, RIGHT
+from .areas import ANY, INSIDE, LEFT, RIGHT
 from .tiles import beside_products, load_numbers, row_index
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -33,7 +33,7 @@ def _clamped(column, length):
 
 @triton.jit
 def columns_of(tile, first, pairs):
-    """Return the columns of a tile's pairs in a table that begins at the offset ``first``, as a sum: by key and by query.
+    """Return the columns of a tile's pairs in a table from the offset ``first`` on, as a sum: by key and by query.
 
     In a loop over keys, the part by key does not change if positions are affine.
     """
@@ -65,15 +65,16 @@ def from_products(table, index, tile, pairs, AREA: tl.constexpr):
     """Return what the products with a table of vectors give for each pair of a tile; see :func:`products_index`."""
     at = table.products + row_index(pairs, tile.place, tile.first_row) * table.length
     there = tile.rows < pairs.n_q
-    if AREA == LEFT or AREA == RIGHT:
-        return tl.load(at + index, mask=there, other=0.0)
-    elif table.room is None:
-        return beside_products(tl.load(at + index, mask=there, other=0.0))
-    else:
+    if AREA >= INSIDE and table.room is not None:
         # Load each product that the tile reads once, and gather the tile from these in shared memory.
         number = tl.arange(0, tile.rows.numel * table.room)
         numbers = tl.load(at + number, mask=number < (pairs.n_q - tile.first_row) * table.length, other=0.0)
         return tl.reshape(tl.gather(numbers, tl.reshape(index, [index.numel]), 0), index.shape)
+    else:
+        products = tl.load(at + index, mask=there, other=0.0)
+        if AREA >= INSIDE:
+            products = beside_products(products)
+        return products
 
 
 @triton.jit
