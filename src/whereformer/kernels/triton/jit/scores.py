@@ -65,14 +65,15 @@ def from_products(table, index, tile, pairs, AREA: tl.constexpr):
     """Return what the products with a table of vectors give for each pair of a tile; see :func:`products_index`."""
     at = table.products + row_index(pairs, tile.place, tile.first_row) * table.length
     there = tile.rows < pairs.n_q
-    if AREA >= INSIDE and table.room is not None:
+    WITHIN: tl.constexpr = AREA == INSIDE or AREA >= ANY
+    if WITHIN and table.room is not None:
         # Load each product that the tile reads once, and gather the tile from these in shared memory.
         number = tl.arange(0, tile.rows.numel * table.room)
         numbers = tl.load(at + number, mask=number < (pairs.n_q - tile.first_row) * table.length, other=0.0)
         return tl.reshape(tl.gather(numbers, tl.reshape(index, [index.numel]), 0), index.shape)
     else:
         products = tl.load(at + index, mask=there, other=0.0)
-        if AREA >= INSIDE:
+        if WITHIN:
             products = beside_products(products)
         return products
 
