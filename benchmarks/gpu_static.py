@@ -56,7 +56,15 @@ FLASH_T5 = {
 """Instructions a score of flashT5's Triton kernels with their own tiles, the latter with its dense bias: compiled for
 compute capability 9.0, bfloat16 and a head_dim of 64 by the same means on 2026-11-22, with Triton 3.6."""
 
-LIMITS = {**FLASH_T5, ("bias", "forward"): 13.0, ("bias", "query_gradients"): 13.0, ("bias", "key_gradients"): 17.0}
+LIMITS = {
+    **FLASH_T5,
+    ("bias", "forward"): 13.0,
+    ("bias", "query_gradients"): 13.0,
+    ("bias", "key_gradients"): 17.0,
+    ("shaw", "forward"): 24.0,
+    ("shaw", "query_gradients"): 41.0,
+    ("shaw", "key_gradients"): 26.0,
+}
 """The most instructions a score in the main loop of these kernels, in the case of FLASH_T5."""
 
 ONE_PASS = "all_gradients"

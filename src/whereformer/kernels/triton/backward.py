@@ -21,9 +21,12 @@ from .arguments import (
     TableSums,
     Terms,
     bias_covers,
+    by_column,
     constant,
     dropout_seeds_of,
     inputs_of,
+    new_ends,
+    new_rows,
     norm_of,
     pair_matrix,
     pairs_of,
@@ -180,17 +183,18 @@ class Backward:
 
         problem, rows, d_out = part.problem, part.rows, part.d_out
         blocks = blocks_of("query", problem)
-        of_rows = (self.batch, self.heads, problem.n_q)
 
-        def by_row(table: Tensor | None) -> Tensor | None:
-            return None if table is None else d_out.new_zeros(*of_rows, table.shape[1], dtype=torch.float32)
+        def rows_of(table: Tensor | None, needed: bool) -> Tensor | None:
+            return None if table is None or not needed else new_rows(d_out, self.heads, problem.n_q, table.shape[1])
 
-        explicit = problem.query_positions is not None
-        ends = self.needs("bias") and not bias_covers(problem)
-        d_bias_ends = d_out.new_empty(2, *of_rows, dtype=torch.float32) if ends else None
-        d_bias_rows = by_row(problem.bias) if explicit and self.needs("bias") else None
-        d_key_table_rows = by_row(problem.key_table) if self.needs("key_table", "query") else None
-        at_offset = by_row(problem.value_table) if self.needs("value_table") else None
+        needs_bias = self.needs("bias") and not bias_covers(problem)
+        bias_rows = rows_of(problem.bias, needs_bias and problem.query_positions is not None)
+        key_rows = rows_of(problem.key_table, self.needs("key_table", "query"))
+        value_rows = rows_of(problem.value_table, self.needs("value_table"))
+        bias_ends, key_ends, value_ends = (
+            new_ends(d_out, self.heads, problem.n_q) if needed else None
+            for needed in (needs_bias, key_rows is not None, value_rows is not None)
+        )
         d_query, d_factors = self.sums["query"], self.sums["query_factors"]
         query_gradients[(self.batch * self.heads * cdiv(problem.n_q, blocks.rows),)](
             part.inputs,
@@ -198,26 +202,35 @@ class Backward:
             QueryGradients(
                 query=row_matrix(None if d_query is None else d_query[:, :, rows]),
                 factors=row_matrix(None if d_factors is None else d_factors[:, :, rows]),
-                tables=TableSums(d_bias_ends, d_bias_rows, d_key_table_rows, at_offset),
+                tables=TableSums(bias_ends, bias_rows, key_ends, key_rows, value_ends, value_rows),
             ),
             part.terms,
             part.pairs,
             **blocks.launch,
         )
         d_bias, d_key_table, d_value_table = (self.sums[name] for name in ("bias", "key_table", "value_table"))
-        if d_bias is not None and d_bias_ends is not None:
-            if d_bias_rows is not None:
-                d_bias += d_bias_rows.sum((0, 2))
-            left, right = d_bias_ends.sum((1, 3))
-            d_bias[:, 0] += left
-            d_bias[:, -1] += right
+        if d_bias is not None and bias_ends is not None:
+            if bias_rows is not None:
+                d_bias += by_column(bias_ends, bias_rows, d_bias.shape[1]).sum((0, 2))
+            else:
+                left, right = bias_ends.sum((0, 3)).unbind(1)
+                d_bias[:, 0] += left
+                d_bias[:, -1] += right
         key_table, query = problem.key_table, problem.query
-        if d_key_table_rows is not None and d_key_table is not None and key_table is not None and query is not None:
+        if (
+            key_ends is not None
+            and key_rows is not None
+            and d_key_table is not None
+            and key_table is not None
+            and query is not None
+        ):
+            found = by_column(key_ends, key_rows, key_table.shape[1])
             if d_query is not None:
-                d_query[:, :, rows] += d_key_table_rows @ (key_table * problem.scale)
-            d_key_table += _fold(d_key_table_rows.mT @ (query.float() * problem.scale), d_key_table)
-        if at_offset is not None and d_value_table is not None:
-            d_value_table += _fold(at_offset.mT @ d_out.float(), d_value_table)
+                d_query[:, :, rows] += found @ (key_table * problem.scale)
+            d_key_table += _fold(found.mT @ (query.float() * problem.scale), d_key_table)
+        if value_ends is not None and value_rows is not None and d_value_table is not None:
+            found = by_column(value_ends, value_rows, d_value_table.shape[1])
+            d_value_table += _fold(found.mT @ d_out.float(), d_value_table)
 
     def _key_gradients(self, part: _QueryPart) -> None:
         """Compute all gradients that are sums over queries."""
