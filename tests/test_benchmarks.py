@@ -166,6 +166,15 @@ def kill(run, tmp_path):
         assert counts["tried"] == counts["equal"] == counts["nothing_lost"] == 1, (kind, counts["failed"])
 
 
+def windows(run, tmp_path):
+    out = run("windows", "--length=300", "--heads=1", "--rounds=1", f"--out={tmp_path / 'windows.json'}")
+    times = results_of(tmp_path / "windows.json")["seconds"]
+    assert len(times) == 8
+    full, window = (times["bfloat16 shaw"][way]["training"] for way in ("full", "window"))
+    (line,) = [line for line in out.splitlines() if line.startswith("bfloat16  shaw")]
+    assert float(line.split()[3]) == pytest.approx(full / window, abs=0.06)
+
+
 def grid(run, tmp_path):
     out = run("grid", "--cases=tiny", "--rounds=1", f"--out={tmp_path / 'grid.json'}")
     times = results_of(tmp_path / "grid.json")["cases"]["tiny"]
@@ -256,6 +265,7 @@ SMOKE_TESTS = {
     "funnel_pays": funnel_pays,
     "gpu_check": gpu_check,
     "grid": grid,
+    "windows": windows,
     "gpu_static": gpu_static,
     "import_time": import_time,
     "kill": kill,
