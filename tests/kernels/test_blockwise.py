@@ -28,6 +28,7 @@ from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positio
 from whereformer.kernels import tuning
 from whereformer.kernels.call import make_call
 from whereformer.kernels.cpu.pieces import split
+from whereformer.kernels.cpu.plan import plans_of
 from whereformer.kernels.problem import GRADIENTS, Problem
 from whereformer.runs.memory import peak_memory
 
@@ -45,6 +46,7 @@ def problem(length, dim=8, **tables):
     fields = dict.fromkeys(Problem.__dataclass_fields__)
     fields |= {"query": query, "key": key, "value": value, "n_q": length, "first": [-length, -4, -4]}
     fields |= {"affine": [0, 1, 0, 1], "scale": 1.0, "dropout_p": 0.0, "wants_lse": False, "keeps": "nothing"}
+    fields["deterministic"] = True
     return Problem(**fields | tables)
 
 
@@ -257,6 +259,59 @@ def test_sequences_of_many_tiles(options):
 def test_long_tables_of_vectors():
     terms = [(OffsetKeys, [random(HEADS, 599, 16)], -299), (OffsetValues, [random(1, 300, 16)], -100)]
     check("blockwise", content(300, 300), terms)
+
+
+# --- windows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("key_heads", [1, 2])
+@pytest.mark.parametrize(
+    ("n_q", "n_k", "options"),
+    [
+        (101, 101, {"window": 5}),
+        (101, 101, {"window": (9, 0), "causal": True}),
+        # The first queries have no keys.
+        (120, 97, {"window": (3, 8)}),
+        (90, 131, {"window": (0, 20), "softcap": 3.0}),
+        # All keys are to the left or to the right of the queries.
+        (60, 60, {"window": 200, "query_positions": Positions(190, 1, 60)}),
+        (101, 101, {"window": (None, 4)}),
+        # Blocks of queries with a step between them do not go together.
+        (40, 80, {"window": 6, "query_positions": Positions(0, 2, 40)}),
+    ],
+)
+@pytest.mark.parametrize("names", [(), TABLES], ids=["no terms", "tables"])
+def test_windows_in_blocks(names, n_q, n_k, options, key_heads, dtype):
+    with tuning.use(kept_scores=0, tile_rows=7):
+        check("blockwise", content(n_q, n_k, key_heads=key_heads), terms_of(names, n_q, n_k), dtype, **options)
+
+
+def blocks_of(n_q, n_k, **options):
+    """The pieces of a call that are computed in blocks: queries, keys and repetitions of each."""
+    inputs = [tensor.float() for tensor in content(n_q, n_k)]
+    pieces = [plan.piece for plan in plans_of(Problem.of(make_call(*inputs, **options)))]
+    queries = [row for piece in pieces if 0 in piece.batch for row in _queries(piece)]
+    assert sorted(queries) == list(range(n_q))
+    return [(piece.batch, piece.queries, piece.keys, piece.repeats) for piece in pieces if piece.repeats > 1]
+
+
+def _queries(piece):
+    return range(piece.queries.start, piece.queries.start + piece.repeats * len(piece.queries))
+
+
+def test_which_windows_are_computed_in_blocks():
+    with tuning.use(tile_rows=7, tile_scores=2**12):
+        # Queries 5 .. 95 reach keys on both sides; 13 blocks of 7 queries and 17 keys fit.
+        expected = [(range(item, item + 1), range(5, 12), range(17), 13) for item in range(BATCH)]
+        assert blocks_of(101, 101, window=5) == expected
+        # Too short, too wide for two blocks in a tile, without a limit on one side, and with a step.
+        assert blocks_of(20, 20, window=5) == []
+        assert blocks_of(300, 300, window=100) == []
+        assert blocks_of(101, 101, window=(5, None)) == []
+        assert blocks_of(50, 101, window=5, query_positions=Positions(0, 2, 50)) == []
+        for length in (1, 2):
+            assert blocks_of(length, length, window=5) == []
 
 
 # --- as an operator of torch

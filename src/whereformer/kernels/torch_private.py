@@ -45,7 +45,9 @@ def intercepted() -> bool:
 
 def derivatives() -> int:
     """Return the number of nested derivatives that ``torch.func`` is taking; no public function tells."""
-    stack = torch._C._functorch.get_interpreter_stack() or ()
+    stack = torch._C._functorch.get_interpreter_stack()
+    if not stack:
+        return 0
     kinds = torch._C._functorch.TransformType
     return sum(transform.key() in (kinds.Grad, kinds.Jvp) for transform in stack)
 

@@ -24,7 +24,8 @@ from .workspace import Workspace
 class TileBlock(Groups):
     """Some batch items and heads of a piece, with everything that its tiles have in common.
 
-    Tensors are (groups, rows, dim), with one group per item and head.
+    Tensors are (groups, rows, dim), with one group per item (or repetition, see ``Piece``) and head. Those of keys are
+    (key groups, rows, dim), with one group per item and head of keys.
     """
 
     def __init__(
@@ -41,28 +42,28 @@ class TileBlock(Groups):
         self.problem, self.piece, self.tables, self.biases = problem, piece, tables, biases
         self.narrow = _product_dtype(problem)
         self.onednn = _piece_by_onednn(problem, piece)
+        self.sharing = min(len(heads), problem.heads // problem.value.shape[1])
         masks = problem.dense, piece.key_mask, piece.query_documents
         self.masked = any(mask is not None for mask in masks)
         dtype = problem.dtype
-        self.value, self.narrow_value = self.in_both(problem.value, piece.keys)
-        self.query = self.key = self.narrow_query = self.narrow_key = None
+        self.value = self.rows(problem.value, piece.keys, self.narrow)
+        self.query = self.key = None
         self.query_factors = self.key_factors = None
         if problem.query is not None and problem.key is not None:
-            self.query, self.narrow_query = self.in_both(problem.query, piece.queries)
-            self.key, self.narrow_key = self.in_both(problem.key, piece.keys)
+            self.query = self.rows(problem.query, piece.queries, dtype)
+            self.key = self.rows(problem.key, piece.keys, dtype)
         if problem.query_factors is not None and problem.key_factors is not None:
             self.query_factors = self.rows(problem.query_factors, piece.queries, dtype)
             self.key_factors = self.rows(problem.key_factors, piece.keys, dtype)
 
-    def in_both(self, tensor: Tensor, where: range) -> tuple[Tensor, Tensor]:
-        """Return the block's rows in the dtype of scores, and in that of the products after the softmax."""
-        wide = self.rows(tensor, where, self.problem.dtype)
-        return wide, wide if self.narrow == wide.dtype else self.rows(tensor, where, self.narrow)
+    def in_other(self, rows: Tensor, tensor: Tensor, where: range) -> Tensor:
+        """Return the block's rows of a tensor in the dtype of scores, given them in that of the products after the
+        softmax, or the other way around."""
+        other = self.narrow if rows.dtype == self.problem.dtype else self.problem.dtype
+        return rows if rows.dtype == other else self.rows(tensor, where, other)
 
     def rows(self, tensor: Tensor, where: range, dtype: torch.dtype) -> Tensor:
         """Return the block's part of (1 or batch, heads, n, dim) as (groups, rows, dim): a view if possible."""
-        if tensor.shape[1] < self.problem.heads:
-            return self._of_shared_heads(tensor, where, dtype)
         part = self.rows_of(tensor, where)
         items, heads, rows, dim = part.shape
         if part.dtype == dtype and items == len(self.batch):
@@ -71,27 +72,38 @@ class TileBlock(Groups):
                 return part[0]
             if part.is_contiguous():
                 return part.view(items * heads, rows, dim)
-        copied = self.workspace.take((self.groups, rows, dim), dtype)
-        self.by_head(copied).copy_(part)
-        return copied
+        copied = self.workspace.take((len(self.batch), heads, rows, dim), dtype)
+        copied.copy_(part)
+        return copied.flatten(0, 1)
 
-    def _of_shared_heads(self, tensor: Tensor, where: range, dtype: torch.dtype) -> Tensor:
-        """Return keys or values of fewer heads, with those of each head of the block: a view if they share one."""
+    def rows_of(self, tensor: Tensor, rows: range) -> Tensor:
+        """Return some rows of these items and heads of (1 or batch, heads or key heads, n, ...), as a view."""
+        heads, piece = self._heads_in(tensor), self.piece
+        if piece.repeats == 1:
+            return tensor[self._items if tensor.shape[0] > 1 else slice(None), heads, rows.start : rows.stop]
+        shift = len(piece.queries)
+        first = rows.start + shift * self.batch.start
+        start = tensor[piece.batch.start, heads, first:]
+        size, strides = (len(self.batch), len(start), len(rows)), (shift * start.stride(1), *start.stride())
+        return start.as_strided((*size, *start.shape[2:]), strides)
+
+    def _heads_in(self, tensor: Tensor) -> slice:
+        """Return these heads, or the heads of keys that they use, as an index into (batch, heads or key heads, ...)."""
         sharing = self.problem.heads // tensor.shape[1]
-        first, last = self.heads.start // sharing, (self.heads.stop - 1) // sharing
-        if first == last and len(self.batch) == 1:
-            rows = tensor[self.batch.start, first, where.start : where.stop]
-            rows = rows if rows.dtype == dtype and rows.stride(-1) == 1 else self.workspace.converted(rows, dtype)
-            return rows.expand(self.groups, -1, -1)
-        copied = self.workspace.take((self.groups, len(where), tensor.shape[3]), dtype)
-        for place, head in enumerate(self.heads):
-            rows = tensor[self._items, head // sharing, where.start : where.stop]
-            self.by_head(copied)[:, place].copy_(rows)
-        return copied
+        return slice(self.heads.start // sharing, (self.heads.stop - 1) // sharing + 1)
+
+    def of_keys(self, rows: Tensor) -> Tensor:
+        """Return (groups, rows, ...) as (key groups, rows, ...): heads that share keys count as more rows of one.
+
+        This is a view if the groups lie one after another.
+        """
+        if self.sharing == 1:
+            return rows
+        return rows.unflatten(0, (-1, self.sharing)).flatten(1, 2)
 
     def whole(self, tensor: Tensor, where: range) -> Tensor | None:
         """Return the block's part of an output or gradient as a view, (groups, rows, dim); None if there is none."""
-        if tensor.dtype != self.problem.dtype or tensor.shape[1] < self.problem.heads:
+        if tensor.dtype != self.problem.dtype or self.piece.repeats > 1 or self.sharing > 1:
             return None
         part = self.rows_of(tensor, where)
         if part.shape[0] == 1:
@@ -100,13 +112,18 @@ class TileBlock(Groups):
 
     def put(self, rows: Tensor, whole: Tensor, where: range) -> None:
         """Write (groups, rows, dim) to its place in an output or a gradient (batch, heads, n, dim)."""
-        self.rows_of(whole, where).copy_(self.by_head(rows))
+        target = self.rows_of(whole, where)
+        target.copy_(rows.unflatten(0, target.shape[:2]))
 
-    def add_shared(self, rows: Tensor, whole: Tensor, where: range) -> None:
-        """Add (groups, rows, dim) to the gradient of keys or values of fewer heads, (batch, fewer heads, n, dim)."""
-        sharing = self.problem.heads // whole.shape[1]
-        for place, head in enumerate(self.heads):
-            whole[self._items, head // sharing, where.start : where.stop] += self.by_head(rows)[:, place]
+    def add(self, rows: Tensor, whole: Tensor, where: range, scale: float = 1.0) -> None:
+        """Add (key groups, rows, dim) to its place in the gradient of keys or values (batch, key heads, n, dim)."""
+        target = self.rows_of(whole, where)
+        # Torch would convert to new memory for each addition.
+        wide = self.workspace.converted(rows, whole.dtype) if rows.dtype != whole.dtype else rows
+        by_head = wide.unflatten(0, target.shape[:2])
+        # Repetitions share keys, and no operation may add twice to the same number.
+        for into, added in zip(target, by_head, strict=True) if self.piece.repeats > 1 else [(target, by_head)]:
+            into.add_(added, alpha=scale)
 
     def tile_of(self, memory: Tensor, span: Span) -> Tensor:
         """Return a tile of the block, (groups, rows, columns), at the beginning of some memory."""
@@ -138,7 +155,14 @@ class TileBlock(Groups):
         return slice(span.keys.start, span.keys.stop)
 
     def fill_weights(
-        self, weights: Tensor, span: Span, table: Vectors | None, scratch: Scratch | None, capped: Tensor | None = None
+        self,
+        weights: Tensor,
+        span: Span,
+        table: Vectors | None,
+        scratch: Scratch | None,
+        *,
+        capped: Tensor | None = None,
+        wants_lse: bool = False,
     ) -> LogSums | None:
         """Write the softmax of some rows of scores, (groups, rows, keys).
 
@@ -146,15 +170,17 @@ class TileBlock(Groups):
             table: the rows' part of the key table.
             scratch: memory for what the table adds.
             capped: receives the hyperbolic tangents of the soft cap, as large as ``weights``.
+            wants_lse: whether to return the rows' log of sums.
 
         Returns:
-            ``LogSums``, (2, groups, rows), if the problem wants it.
+            ``LogSums``, (2, groups, rows), if wanted.
         """
         rows, keys = self.in_queries(span), self.in_keys(span)
         by_head, softcap = self.by_head(weights), self.problem.softcap
         if self.query is not None and self.key is not None:
             scale = self.problem.scale if softcap is None else self.problem.scale / softcap
-            put_product(weights, self.query[:, rows], self.key[:, keys].mT, self.workspace, scale)
+            query, key = self.of_keys(self.query[:, rows]), self.key[:, keys]
+            put_product(self.of_keys(weights), query, key.mT, self.workspace, scale)
             if softcap is not None:
                 weights.tanh_()
                 if capped is not None:
@@ -174,15 +200,14 @@ class TileBlock(Groups):
             by_head += self.dense_part(self.problem.dense, span)
         for allowed in self.masks(span):
             by_head.masked_fill_(~allowed, -torch.inf)
-        wanted = self.problem.wants_lse
         # A row that may not attend to anything has no softmax.
         rows_may_be_empty = self.masked or self.tables.may_leave_nothing(span.queries)
-        largest = weights.amax(-1, keepdim=True) if rows_may_be_empty or wanted else None
+        largest = weights.amax(-1, keepdim=True) if rows_may_be_empty or wants_lse else None
         nothing = largest.isneginf() if rows_may_be_empty and largest is not None else None
         torch.softmax(weights, -1, out=weights)
         if nothing is not None and nothing.any():
             weights.masked_fill_(nothing, 0.0)
-        if largest is None or not wanted:
+        if largest is None or not wants_lse:
             return None
         return log_sums(largest.squeeze(-1), weights)
 

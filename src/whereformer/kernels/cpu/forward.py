@@ -80,13 +80,14 @@ class PieceForward:
         """Write the outputs of some queries to ``total``, (groups, rows, value_dim)."""
         keys, values = block.tables.of_rows(span.queries)
         weights = block.tile_of(self.weights, span)
-        sums = block.fill_weights(weights, span, keys, self.scratch)
+        sums = block.fill_weights(weights, span, keys, self.scratch, wants_lse=block.problem.wants_lse)
         if sums is not None:
             for row, found in zip(self.lse, sums, strict=True):
                 block.rows_of(row, block.queries(span)).copy_(block.by_head(found))
         kept = block.kept(span)
         if kept is not None:
             weights *= kept
-        put_product(total, block.factor(weights), block.narrow_value[:, block.in_keys(span)], self.workspace)
+        factor = block.of_keys(block.factor(weights))
+        put_product(block.of_keys(total), factor, block.value[:, block.in_keys(span)], self.workspace)
         if values is not None and self.scratch is not None:
             total += block.from_offsets(block.by_offset(weights, span, values, self.scratch), values)

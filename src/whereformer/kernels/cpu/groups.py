@@ -24,11 +24,6 @@ class Groups:
         """Return these items and heads of (1 or batch, heads, ...), as a view."""
         return tensor[self._items if tensor.shape[0] > 1 else slice(None), self._heads]
 
-    def rows_of(self, tensor: Tensor, rows: range) -> Tensor:
-        """Return some rows of these items and heads of (1 or batch, heads, n, ...), as a view."""
-        items = self._items if tensor.shape[0] > 1 else slice(None)
-        return tensor[items, self._heads, rows.start : rows.stop]
-
     def by_head(self, tensor: Tensor) -> Tensor:
         """View (groups, ...) as (batch, heads, ...)."""
         return tensor.unflatten(0, (len(self.batch), len(self.heads)))

@@ -35,7 +35,8 @@ def put_product(target: Tensor, left: Tensor, right: Tensor, workspace: Workspac
             found = workspace.take(tuple(target.shape), left.dtype)
             put_product(found, left, right, workspace)
             target.copy_(found)
-            target *= scale
+            if scale != 1.0:
+                target *= scale
     elif onednn_suits(target.dtype, target.device, *target.shape[1:], left.shape[2]):
         for part, found in _onednn_products(target, left, right):
             torch.mul(found, scale, out=part)

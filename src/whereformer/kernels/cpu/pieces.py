@@ -20,10 +20,13 @@ class Piece:
     """Queries and keys of some batch items, and the masks that remain among them.
 
     Args:
-        batch, queries, keys: the index ranges that it covers. A query is in at most one piece, and so is a key.
+        batch, queries, keys: the index ranges that it covers. A query is in at most one piece.
         query_positions, key_positions: the positions of the piece's own rows; a tensor has shape (n,).
         key_mask: (batch items, keys), True = may be attended; None: all may.
         query_documents, key_documents: (batch items, queries) and (batch items, keys) ids that have to agree.
+        repeats: the number of such pieces of one batch item that are computed together. Each has its queries and keys
+            ``len(queries)`` after those of the one before.
+        overlaps: whether other pieces have some of its keys too.
     """
 
     batch: range
@@ -34,6 +37,13 @@ class Piece:
     key_mask: Tensor | None = None
     query_documents: Tensor | None = None
     key_documents: Tensor | None = None
+    repeats: int = 1
+    overlaps: bool = False
+
+    @property
+    def items(self) -> range:
+        """What its groups are counted by: its batch items, or its repetitions."""
+        return self.batch if self.repeats == 1 else range(self.repeats)
 
 
 def split(
@@ -100,16 +110,21 @@ def _split_documents(row: Piece, query_documents: Tensor, key_documents: Tensor)
     if query_runs is None or key_runs is None:
         return [replace(row, query_documents=query_documents, key_documents=key_documents)]
     return [
-        replace(
-            row,
-            queries=queries,
-            keys=key_runs[document],
-            query_positions=_part(row.query_positions, queries),
-            key_positions=_part(row.key_positions, key_runs[document]),
-        )
+        part_of_piece(row, queries, key_runs[document])
         for document, queries in query_runs.items()
         if document in key_runs
     ]
+
+
+def part_of_piece(piece: Piece, queries: range, keys: range) -> Piece:
+    """Return some queries and keys, as indices into the piece, of a piece without masks."""
+    return replace(
+        piece,
+        queries=piece.queries[queries.start : queries.stop],
+        keys=piece.keys[keys.start : keys.stop],
+        query_positions=_part(piece.query_positions, queries),
+        key_positions=_part(piece.key_positions, keys),
+    )
 
 
 def _runs(ids: Tensor) -> dict[int | float, range] | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import torch
-
 from .. import tuning
 from ..problem import Problem
 from ..terms import Positions
@@ -15,6 +13,7 @@ from .groups import cut
 from .pieces import Piece
 from .tables import Grid, GridVectors, Tables
 from .tiles import Span, chunks
+from .windows import rows_per_tile, tile_scores, unroll
 from .workspace import Workspace
 
 
@@ -24,12 +23,11 @@ class Plan:
     def __init__(self, problem: Problem, piece: Piece, tables: Tables) -> None:
         self.problem, self.piece, self.tables = problem, piece, tables
         n_q, n_k, sizes = len(piece.queries), len(piece.keys), tuning.current()
-        on_cpu = problem.value.device.type == "cpu"
-        scores = sizes.tile_scores * torch.get_num_threads() if on_cpu else tuning.GPU_TILE_SCORES
+        scores = tile_scores(problem.value.device)
         reach, rows = tables.reach, n_q
         if reach is not None and len(reach) < n_k:
-            # Some queries together reach more keys than each of them, so few are best. Many groups make up for that.
-            rows = min(n_q, max(sizes.tile_rows, len(reach) // tuning.WINDOWS_PER_TILE))
+            # Many groups make up for few queries.
+            rows = min(n_q, rows_per_tile(reach))
             n_k = max(1, min(n_k, len(reach) + tables.step * (rows - 1)))
         self.groups = max(1, scores // (rows * n_k))
         if any(isinstance(table, GridVectors) and len(table.window) > n_k for table in tables.vectors()):
@@ -38,7 +36,7 @@ class Plan:
         # A tile that is read by diagonals needs extra columns for each of its rows.
         most = math.isqrt(2 * scores // (self.groups * max(1, tables.step)))
         self.rows = min(rows, max(sizes.tile_rows, min(most, scores // (self.groups * n_k))))
-        self.parts = list(cut(piece.batch, problem.heads, self.groups, problem.heads // problem.value.shape[1]))
+        self.parts = list(cut(piece.items, problem.heads, self.groups, problem.heads // problem.value.shape[1]))
         self.spans = self._spans()
 
     def size(self) -> tuple[int, int, int]:
@@ -73,7 +71,7 @@ class Plan:
 def plans_of(problem: Problem) -> list[Plan]:
     """Return a plan for each piece that has something to compute; pieces with the same offsets share their tables."""
     plans, known = [], dict[tuple[int, ...], Tables]()
-    for piece in problem.pieces():
+    for piece in (part for whole in problem.pieces() for part in unroll(problem, whole)):
         if piece.batch and problem.heads and piece.queries and piece.keys:
             plan = Plan(problem, piece, _tables_of(problem, piece, known))
             if plan.spans:
