@@ -576,6 +576,7 @@ WRONG_OPTIONS = [
     ("rope", {"rotary_dim": 0}, r"rotary_dim: expected an even number up to head_dim 8, got 0"),
     ("rope", {"head_dim": 5}, r"rotary_dim: expected an even number up to head_dim 5, got 5"),
     ("tisa", {"num_kernels": -1}, r"num_kernels: expected at least 0, got -1"),
+    ("kerple", {"variant": "linear"}, r"variant: expected one of log, power, got 'linear'"),
     ("fire", {"width": 0}, r"width: expected at least 1, got 0"),
     ("fire", {"initial_threshold": 0}, r"initial_threshold: expected a positive number, got 0"),
     ("learned+tisa", {"num_kernels": -2}, r"num_kernels: expected at least 0, got -2"),

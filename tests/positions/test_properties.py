@@ -53,6 +53,8 @@ INVARIANT = [
     "rope partial",
     "tisa",
     "alibi",
+    "kerple",
+    "kerple power",
 ]
 
 
@@ -92,7 +94,7 @@ def test_a_common_shift_matters_to_the_others(method):
     assert (run(position, words) - run(position, words, at, at)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("method", ["t5", "t5 causal", "tisa", "tisa shared", "alibi"])
+@pytest.mark.parametrize("method", ["t5", "t5 causal", "tisa", "tisa shared", "alibi", "kerple"])
 @few
 @given(n_q=lengths, n_k=st.integers(2, 12), start=shifts, seed=seeds)
 def test_scores_are_toeplitz(method, n_q, n_k, start, seed):

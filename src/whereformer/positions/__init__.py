@@ -38,6 +38,7 @@ METHODS: dict[str, str | type[Position]] = {
     "rope": "rope:Rope",
     "tisa": "tisa:Tisa",
     "alibi": "alibi:Alibi",
+    "kerple": "kerple:Kerple",
     "fire": "fire:Fire",
     "transformer_xl": "transformer_xl:TransformerXL",
     "tisa2d": "tisa2d:Tisa2d",
