@@ -221,6 +221,7 @@ def test_the_list_of_positions_names_every_method(capsys):
     main(["positions"])
     out = capsys.readouterr().out
     assert all(name in out for name in position_names())
+    assert "none or nope" in out
     assert "num_kernels=5, share_layers=false" in out
 
 

@@ -34,6 +34,7 @@ METHODS = {
     "rope partial": ("rope", {"rotary_dim": 4}),
     "tisa shared": ("tisa", {"share_layers": True}),
     "tisa without kernels": ("tisa", {"num_kernels": 0}),
+    "alibi learned": ("alibi", {"learned": True}),
     "kerple power": ("kerple", {"variant": "power"}),
     "fire causal": ("fire", {"causal": True, "initial_threshold": 8.0}),
     "transformer_xl factorized": ("transformer_xl", {"form": "factorized"}),

@@ -634,6 +634,14 @@ def test_unknown_names_suggest_the_nearest(name, message):
         build_position(name, **SIZES)
 
 
+def test_nope_is_another_name_of_none():
+    assert type(build_position("nope", **SIZES)) is type(build_position("none", **SIZES))
+    assert positions.own_name("nope + tisa") == "none+tisa"
+    assert "nope" not in position_names()
+    with pytest.raises(ValueError, match="names a method twice"):
+        build_position("none+nope", **SIZES)
+
+
 def test_a_method_cannot_be_added_to_itself():
     with pytest.raises(ValueError, match=r"'tisa\+learned\+tisa' names a method twice"):
         build_position("tisa+learned+tisa", **SIZES)
@@ -699,7 +707,7 @@ def test_a_registered_method_is_one_of_the_family():
 
 
 @pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize("name", ["tisa", "none", "loudness"])
+@pytest.mark.parametrize("name", ["tisa", "none", "nope", "loudness"])
 def test_names_can_be_taken_once(name):
     if name == "loudness":
         register(name, Loudness)
