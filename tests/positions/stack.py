@@ -32,6 +32,11 @@ METHODS = {
     "synthesizer dense+factorized_dense mix": ("synthesizer", {"variant": "dense+factorized_dense", "content": "mix"}),
     "rope interleaved": ("rope", {"layout": "interleaved"}),
     "rope partial": ("rope", {"rotary_dim": 4}),
+    "rope linear": ("rope", {"scaling": {"rope_type": "linear", "factor": 3.0}}),
+    "rope yarn": (
+        "rope",
+        {"scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4.0}},
+    ),
     "tisa shared": ("tisa", {"share_layers": True}),
     "tisa without kernels": ("tisa", {"num_kernels": 0}),
     "alibi learned": ("alibi", {"learned": True}),

@@ -51,6 +51,8 @@ INVARIANT = [
     "rope",
     "rope interleaved",
     "rope partial",
+    "rope linear",
+    "rope yarn",
     "tisa",
     "alibi",
     "alibi learned",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..kernels.terms import PositionsLike, position_values
 from .base import ModelShape, Place, Position
+from .rope_scaling import Scaling
 
 LAYOUTS = ("half", "interleaved")
 
@@ -28,6 +30,9 @@ class Rope(Position):
             (2 m, 2 m + 1), as in RoFormer and GPT-J.
         base: sets the longest wavelength, ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens.
         rotary_dim: rotated features of each head, even; all by default.
+        scaling: how angles change for text longer than was trained on: ``rope_type`` ("linear", "ntk", "yarn" or
+            "llama3") and its numbers, such as ``factor``, with the names of transformers' ``rope_parameters``
+            (:class:`~whereformer.positions.rope_scaling.Scaling`).
     Extrapolation: any length and any real position, though angles beyond the trained length are untrained.
     Source: Su et al. (2021), arXiv 2104.09864, eq. 34.
     """
@@ -35,7 +40,13 @@ class Rope(Position):
     needs_content = True
 
     def __init__(
-        self, model: ModelShape, *, layout: str = "half", base: float = 10_000.0, rotary_dim: int | None = None
+        self,
+        model: ModelShape,
+        *,
+        layout: str = "half",
+        base: float = 10_000.0,
+        rotary_dim: int | None = None,
+        scaling: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model)
         if layout not in LAYOUTS:
@@ -48,6 +59,7 @@ class Rope(Position):
         self.layout = layout
         self.base = base
         self.rotary_dim = rotary_dim
+        self.scaling = Scaling(scaling, rotary_dim=rotary_dim, bases=(base,))
 
     def once(self) -> list[tuple[PositionsLike, Turns]]:
         """Start the list that will hold the turns of this forward's positions."""
@@ -79,12 +91,12 @@ class Rope(Position):
         if device.type == "mps":
             device = torch.device("cpu")  # MPS has no float64
         # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
-        pair = torch.arange(self.rotary_dim // 2, dtype=torch.float64, device=device)
-        frequencies = self.base ** (-2 * pair / self.rotary_dim)
+        frequencies = self.scaling.frequencies(self.base, device)
         angles = position_values(positions, device).to(torch.float64).unsqueeze(-1) * frequencies
         if angles.dim() == 3:
             angles = angles.unsqueeze(1)
-        return angles.cos(), angles.sin()
+        factor = self.scaling.attention_factor
+        return angles.cos() * factor, angles.sin() * factor
 
     def _rotate(self, features: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos, sin = (turn.to(features.device, features.dtype) for turn in (cos, sin))
