@@ -48,6 +48,10 @@ METHODS = {
     "tisa2d after a prefix": ("tisa2d", {"columns": 4, "prefix": 2}),
     "tisa2d shared": ("tisa2d", {"share_layers": True}),
     "grid_bias after a prefix": ("grid_bias", {"columns": 5, "prefix": 5}),
+    "rope2d after a prefix": (
+        "rope2d",
+        {"columns": 4, "prefix": 2, "frequencies": "alternate", "normalize": False, "layout": "interleaved"},
+    ),
     "learned+tisa": ("learned+tisa", {}),
     "tupe+t5": ("tupe+t5", {}),
     "sinusoidal+floater": ("sinusoidal+floater", {"substeps": 1}),

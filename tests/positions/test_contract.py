@@ -34,7 +34,7 @@ from whereformer.positions import ModelShape, Position, register
 from whereformer.positions.floater import integrate
 
 # These know a fixed number of positions, and say so; floater integrates further but not to explicit positions.
-FIXED_LENGTH = {"learned", "synthesizer", "tupe", "tisa2d", "grid_bias"}
+FIXED_LENGTH = {"learned", "synthesizer", "tupe", "tisa2d", "grid_bias", "rope2d"}
 
 all_methods = pytest.mark.parametrize("method", METHODS)
 
@@ -473,7 +473,7 @@ def test_the_floater_operator_is_well_formed():
 # Their effect on a score is more than a number per head and offset, or nothing.
 WITHOUT_CURVE = {
     *("none", "sinusoidal", "learned", "shaw", "floater", "synthesizer", "tupe", "rope", "transformer_xl"),
-    *("tisa2d", "grid_bias"),
+    *("tisa2d", "grid_bias", "rope2d"),
 }
 WITH_CURVE = [method for method in METHODS if not parts_of(method) <= WITHOUT_CURVE]
 
@@ -598,6 +598,11 @@ WRONG_OPTIONS = [
         {"scaling": {"rope_type": "llama3", "factor": 2, "original_max_position_embeddings": 9, "low_freq_factor": 4}},
         r"scaling: expected low_freq_factor < high_freq_factor, got 4 and 4.0",
     ),
+    ("rope2d", {"head_dim": 6}, r"head_dim: rope2d needs a multiple of 4, got 6"),
+    ("rope2d", {"base": -1.0}, r"base: expected a positive number, got -1.0"),
+    ("rope2d", {"frequencies": "mixed"}, r"frequencies: expected one of axial, alternate, got 'mixed'"),
+    ("rope2d", {"layout": "blocks"}, r"layout: expected one of half, interleaved, got 'blocks'"),
+    ("rope2d", {"prefix": -1}, r"prefix: expected at least 0, got -1"),
     ("tisa", {"num_kernels": -1}, r"num_kernels: expected at least 0, got -1"),
     ("kerple", {"variant": "linear"}, r"variant: expected one of log, power, got 'linear'"),
     ("fire", {"width": 0}, r"width: expected at least 1, got 0"),

@@ -44,6 +44,7 @@ METHODS: dict[str, str | type[Position]] = {
     "transformer_xl": "transformer_xl:TransformerXL",
     "tisa2d": "tisa2d:Tisa2d",
     "grid_bias": "grid_bias:GridBias",
+    "rope2d": "rope2d:Rope2d",
 }
 """The class of each method by name, or "module:Class" for a class of this package that is imported on first use."""
 

@@ -99,12 +99,21 @@ class Rope(Position):
         return angles.cos() * factor, angles.sin() * factor
 
     def _rotate(self, features: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        cos, sin = (turn.to(features.device, features.dtype) for turn in (cos, sin))
-        turning = features[..., : self.rotary_dim]
-        if self.layout == "half":
-            first, second = turning.chunk(2, -1)
-        else:
-            first, second = turning.unflatten(-1, (-1, 2)).unbind(-1)
-        turned = (first * cos - second * sin, second * cos + first * sin)
-        joined = torch.cat(turned, -1) if self.layout == "half" else torch.stack(turned, -1).flatten(-2)
-        return torch.cat((joined, features[..., self.rotary_dim :]), -1)
+        return rotated(features, cos, sin, self.layout)
+
+
+def rotated(features: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Turn pairs of features (..., n, head_dim) by angles, whose cosines and sines are (..., n, pairs).
+
+    The features beyond those of the pairs pass through. ``layout`` is that of :class:`Rope`.
+    """
+    cos, sin = (turn.to(features.device, features.dtype) for turn in (cos, sin))
+    rotary_dim = 2 * cos.shape[-1]
+    turning = features[..., :rotary_dim]
+    if layout == "half":
+        first, second = turning.chunk(2, -1)
+    else:
+        first, second = turning.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.cat(turned, -1) if layout == "half" else torch.stack(turned, -1).flatten(-2)
+    return torch.cat((joined, features[..., rotary_dim:]), -1)
