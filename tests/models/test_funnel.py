@@ -100,7 +100,7 @@ def test_permuting_the_batch_permutes_the_outputs(position, changes, order, leng
     close(permuted, out[order])
 
 
-INVARIANT = ["none", "shaw", "t5", "rope", "tisa", "alibi", "kerple"]
+INVARIANT = ["none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta"]
 
 
 @settings(max_examples=25)
@@ -129,7 +129,7 @@ def test_transformer_xl_knows_a_separate_cls_by_its_position(changes, form, leng
 
 
 # Scores that depend on how far [CLS] is from the others: pooling takes it farther away, unless positions are given.
-FEEL_CLS = {"shaw", "t5", "rope", "tisa", "alibi", "kerple", "fire", "learned+tisa"}
+FEEL_CLS = {"shaw", "t5", "rope", "tisa", "alibi", "kerple", "fire", "deberta", "learned+tisa"}
 
 
 @pytest.mark.parametrize(("position", "changes"), PRODUCT)

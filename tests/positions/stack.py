@@ -7,7 +7,11 @@ from whereformer import build_position, position_names
 from whereformer.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, attend, spread
 
 # The authors' five solver steps per position would only take longer, and no sequence here reaches a threshold of 512.
-QUICK = {"floater": {"substeps": 1}, "fire": {"initial_threshold": 8.0}}
+QUICK = {
+    "floater": {"substeps": 1},
+    "fire": {"initial_threshold": 8.0},
+    "deberta": {"num_buckets": 8, "max_distance": 12},
+}
 
 METHODS = {
     **{name: (name, QUICK.get(name, {})) for name in position_names()},
@@ -41,6 +45,9 @@ METHODS = {
     "tisa without kernels": ("tisa", {"num_kernels": 0}),
     "alibi learned": ("alibi", {"learned": True}),
     "kerple power": ("kerple", {"variant": "power"}),
+    "deberta clipped": ("deberta", {"num_buckets": None, "max_distance": 5}),
+    "deberta c2p": ("deberta", {"num_buckets": 8, "max_distance": 12, "p2c": False}),
+    "deberta p2c": ("deberta", {"num_buckets": 8, "max_distance": 12, "c2p": False}),
     "fire causal": ("fire", {"causal": True, "initial_threshold": 8.0}),
     "transformer_xl factorized": ("transformer_xl", {"form": "factorized"}),
     "transformer_xl without [CLS]": ("transformer_xl", {"reset_cls": True}),

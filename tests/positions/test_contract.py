@@ -286,7 +286,7 @@ def test_floater_takes_explicit_positions_below_max_length_only():
 
 FRACTIONS = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
 # Methods that refuse fractional positions.
-WHOLE_ONLY = {*FIXED_LENGTH, "shaw", "t5", "floater"}
+WHOLE_ONLY = {*FIXED_LENGTH, "shaw", "t5", "floater", "deberta"}
 
 
 @all_methods
@@ -359,7 +359,10 @@ def test_floater_in_half_precision_does_not_lose_its_small_steps():
 
 
 # Tupe and dense synthesizers project hidden states as any linear layer does, so autocast rounds those.
-PROJECTING = {"tupe", "tupe+t5", *(method for method in METHODS if "dense" in method or "transformer_xl" in method)}
+PROJECTING = {
+    *("tupe", "tupe+t5"),
+    *(method for method in METHODS if any(name in method for name in ("dense", "transformer_xl", "deberta"))),
+}
 
 
 @all_methods
@@ -473,6 +476,7 @@ def test_the_floater_operator_is_well_formed():
 # Their effect on a score is more than a number per head and offset, or nothing.
 WITHOUT_CURVE = {
     *("none", "sinusoidal", "learned", "shaw", "floater", "synthesizer", "tupe", "rope", "transformer_xl"),
+    "deberta",
     *("tisa2d", "grid_bias", "rope2d"),
 }
 WITH_CURVE = [method for method in METHODS if not parts_of(method) <= WITHOUT_CURVE]
@@ -603,6 +607,10 @@ WRONG_OPTIONS = [
     ("rope2d", {"frequencies": "mixed"}, r"frequencies: expected one of axial, alternate, got 'mixed'"),
     ("rope2d", {"layout": "blocks"}, r"layout: expected one of half, interleaved, got 'blocks'"),
     ("rope2d", {"prefix": -1}, r"prefix: expected at least 0, got -1"),
+    ("deberta", {"max_distance": 0, "num_buckets": None}, r"max_distance: expected at least 1, got 0"),
+    ("deberta", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, or None, got 7"),
+    ("deberta", {"max_distance": 129}, r"max_distance: expected more than 129 \(num_buckets / 2 \+ 1\), got 129"),
+    ("deberta", {"c2p": False, "p2c": False}, r"c2p: expected c2p or p2c to be True, got False for both"),
     ("tisa", {"num_kernels": -1}, r"num_kernels: expected at least 0, got -1"),
     ("kerple", {"variant": "linear"}, r"variant: expected one of log, power, got 'linear'"),
     ("fire", {"width": 0}, r"width: expected at least 1, got 0"),

@@ -54,6 +54,8 @@ INVARIANT = [
     "rope linear",
     "rope yarn",
     "tisa",
+    "deberta",
+    "deberta clipped",
     "alibi",
     "alibi learned",
     "kerple",

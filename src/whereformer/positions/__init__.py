@@ -41,6 +41,7 @@ METHODS: dict[str, str | type[Position]] = {
     "alibi": "alibi:Alibi",
     "kerple": "kerple:Kerple",
     "fire": "fire:Fire",
+    "deberta": "deberta:Deberta",
     "transformer_xl": "transformer_xl:TransformerXL",
     "tisa2d": "tisa2d:Tisa2d",
     "grid_bias": "grid_bias:GridBias",
