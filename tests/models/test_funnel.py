@@ -100,7 +100,7 @@ def test_permuting_the_batch_permutes_the_outputs(position, changes, order, leng
     close(permuted, out[order])
 
 
-INVARIANT = ["none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta"]
+INVARIANT = ["none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta", "cope"]
 
 
 @settings(max_examples=25)

@@ -11,6 +11,7 @@ QUICK = {
     "floater": {"substeps": 1},
     "fire": {"initial_threshold": 8.0},
     "deberta": {"num_buckets": 8, "max_distance": 12},
+    "cope": {"num_positions": 3},
 }
 
 METHODS = {
@@ -48,6 +49,7 @@ METHODS = {
     "deberta clipped": ("deberta", {"num_buckets": None, "max_distance": 5}),
     "deberta c2p": ("deberta", {"num_buckets": 8, "max_distance": 12, "p2c": False}),
     "deberta p2c": ("deberta", {"num_buckets": 8, "max_distance": 12, "c2p": False}),
+    "cope causal": ("cope", {"num_positions": 3, "causal": True}),
     "fire causal": ("fire", {"causal": True, "initial_threshold": 8.0}),
     "transformer_xl factorized": ("transformer_xl", {"form": "factorized"}),
     "transformer_xl without [CLS]": ("transformer_xl", {"reset_cls": True}),

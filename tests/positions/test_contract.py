@@ -476,7 +476,7 @@ def test_the_floater_operator_is_well_formed():
 # Their effect on a score is more than a number per head and offset, or nothing.
 WITHOUT_CURVE = {
     *("none", "sinusoidal", "learned", "shaw", "floater", "synthesizer", "tupe", "rope", "transformer_xl"),
-    "deberta",
+    *("deberta", "cope"),
     *("tisa2d", "grid_bias", "rope2d"),
 }
 WITH_CURVE = [method for method in METHODS if not parts_of(method) <= WITHOUT_CURVE]
@@ -611,6 +611,7 @@ WRONG_OPTIONS = [
     ("deberta", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, or None, got 7"),
     ("deberta", {"max_distance": 129}, r"max_distance: expected more than 129 \(num_buckets / 2 \+ 1\), got 129"),
     ("deberta", {"c2p": False, "p2c": False}, r"c2p: expected c2p or p2c to be True, got False for both"),
+    ("cope", {"num_positions": 1}, r"num_positions: expected at least 2, got 1"),
     ("tisa", {"num_kernels": -1}, r"num_kernels: expected at least 0, got -1"),
     ("kerple", {"variant": "linear"}, r"variant: expected one of log, power, got 'linear'"),
     ("fire", {"width": 0}, r"width: expected at least 1, got 0"),

@@ -56,6 +56,7 @@ INVARIANT = [
     "tisa",
     "deberta",
     "deberta clipped",
+    "cope",
     "alibi",
     "alibi learned",
     "kerple",

@@ -42,6 +42,7 @@ METHODS: dict[str, str | type[Position]] = {
     "kerple": "kerple:Kerple",
     "fire": "fire:Fire",
     "deberta": "deberta:Deberta",
+    "cope": "cope:Cope",
     "transformer_xl": "transformer_xl:TransformerXL",
     "tisa2d": "tisa2d:Tisa2d",
     "grid_bias": "grid_bias:GridBias",
