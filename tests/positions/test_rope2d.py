@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from transformers import DINOv3ViTConfig, PixtralVisionConfig
+from transformers import DINOv3ViTConfig, PixtralVisionConfig, ViTConfig, ViTModel
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 from transformers.models.pixtral import modeling_pixtral as pixtral
 
-from whereformer import Place, PositionRangeError, Positions, build_position
+from whereformer import Place, PositionRangeError, Positions, attach, build_position
 
 HEADS, HEAD_DIM, ROWS, COLUMNS = 2, 12, 3, 5
 SIZES = {"hidden_size": HEADS * HEAD_DIM, "num_heads": HEADS, "max_length": 64, "rows": ROWS, "columns": COLUMNS}
@@ -61,6 +61,19 @@ def test_scores_depend_on_the_offset_in_rows_and_columns_alone(layout, frequenci
     # Another row or another column makes another score.
     found = {round(number, 6) for number in scores[1, 2].flatten().tolist()}
     assert len(found) == ROWS * COLUMNS
+
+
+def test_attach_takes_the_grid_of_an_image_model():
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}
+    model = ViTModel(ViTConfig(**sizes, image_size=(12, 20), patch_size=4)).eval()
+    images = torch.randn(2, 3, 12, 20)
+    with torch.no_grad():
+        plain = model(images).last_hidden_state
+        position = attach(model, "rope2d").whereformer
+        assert (position.rows, position.columns, position.prefix) == (3, 5, 1)
+        assert not torch.allclose(model(images).last_hidden_state, plain)
+    with pytest.raises(ValueError, match=r"^pixel_values: expected images of 12 x 20"):
+        model(torch.randn(2, 3, 20, 12), interpolate_pos_encoding=True)
 
 
 def test_positions_beyond_the_grid_are_refused():

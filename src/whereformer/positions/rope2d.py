@@ -75,8 +75,11 @@ class Rope2d(GridMethod):
         return turns, turns if keys is queries else self._turns(keys)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = self.shared(place.queries, place.keys) if place.shared is None else place.shared
-        return rotated(query, *query_turns, self.layout), rotated(key, *key_turns, self.layout), value
+        turns: tuple[Turns, Turns] = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        query, key = (
+            rotated(features, cos, sin, self.layout) for features, (cos, sin) in zip((query, key), turns, strict=True)
+        )
+        return query, key, value
 
     def _turns(self, positions: PositionsLike) -> Turns:
         device = positions.device if isinstance(positions, Tensor) else self._like.device
