@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Place, Position
+from .base import ModelShape, Place, Position, check_value
 from .rope_scaling import Scaling
 
 LAYOUTS = ("half", "interleaved")
 
-Turns: TypeAlias = tuple[Tensor, Tensor]
-"""Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2)."""
+Turns: TypeAlias = dict[float, tuple[Tensor, Tensor]]
+"""Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2), for each base."""
 
 
 class Rope(Position):
@@ -28,7 +28,8 @@ class Rope(Position):
     Args:
         layout: the features that form pair m: "half", (m, m + rotary_dim / 2), as in GPT-NeoX and Llama; "interleaved",
             (2 m, 2 m + 1), as in RoFormer and GPT-J.
-        base: sets the longest wavelength, ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens.
+        base: sets the longest wavelength, ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens. A list has one number per
+            layer, repeated over the layers in turn (ModernBERT: 160000 where a layer attends to all, else 10000).
         rotary_dim: rotated features of each head, even; all by default.
         scaling: how angles change for text longer than was trained on: ``rope_type`` ("linear", "ntk", "yarn" or
             "llama3") and its numbers, such as ``factor``, with the names of transformers' ``rope_parameters``
@@ -44,7 +45,7 @@ class Rope(Position):
         model: ModelShape,
         *,
         layout: str = "half",
-        base: float = 10_000.0,
+        base: Sequence[float] | float = 10_000.0,
         rotary_dim: int | None = None,
         scaling: Mapping[str, Any] | None = None,
     ) -> None:
@@ -54,12 +55,17 @@ class Rope(Position):
         rotary_dim = model.head_dim if rotary_dim is None else rotary_dim
         if rotary_dim % 2 or not 0 < rotary_dim <= model.head_dim:
             raise InputError("rotary_dim", f"expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")
-        if base <= 0:
-            raise InputError("base", f"expected a positive number, got {base}")
+        bases = tuple(base) if isinstance(base, list | tuple) else (base,)
+        if not 0 < len(bases) <= model.num_layers:
+            raise InputError("base", f"expected 1 to {model.num_layers} numbers, one per layer, got {shown(base)}")
+        for number in bases:
+            check_value("base", number, "float")
+            if number <= 0:
+                raise InputError("base", f"expected a positive number, got {number}")
         self.layout = layout
-        self.base = base
+        self.bases = tuple(map(float, bases))
         self.rotary_dim = rotary_dim
-        self.scaling = Scaling(scaling, rotary_dim=rotary_dim, bases=(base,))
+        self.scaling = Scaling(scaling, rotary_dim=rotary_dim, bases=self.bases)
 
     def once(self) -> list[tuple[PositionsLike, Turns]]:
         """Start the list that will hold the turns of this forward's positions."""
@@ -74,7 +80,8 @@ class Rope(Position):
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         query_turns, key_turns = self.shared(place.queries, place.keys) if place.shared is None else place.shared
-        return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
+        base = self.bases[place.layer % len(self.bases)]
+        return self._rotate(query, *query_turns[base]), self._rotate(key, *key_turns[base]), value
 
     def _turns_once(self, positions: PositionsLike, met: list[tuple[PositionsLike, Turns]]) -> Turns:
         """Return the turns of these positions, computed once for pooled layers and their neighbors."""
@@ -86,17 +93,20 @@ class Rope(Position):
         return turns
 
     def _turns(self, positions: PositionsLike) -> Turns:
-        """Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2)."""
+        """Return cosines and sines of these positions for each base."""
         device = positions.device if isinstance(positions, Tensor) else self._like.device
         if device.type == "mps":
             device = torch.device("cpu")  # MPS has no float64
         # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
-        frequencies = self.scaling.frequencies(self.base, device)
-        angles = position_values(positions, device).to(torch.float64).unsqueeze(-1) * frequencies
-        if angles.dim() == 3:
-            angles = angles.unsqueeze(1)
+        values = position_values(positions, device).to(torch.float64).unsqueeze(-1)
         factor = self.scaling.attention_factor
-        return angles.cos() * factor, angles.sin() * factor
+        turns = {}
+        for base in set(self.bases):
+            angles = values * self.scaling.frequencies(base, device)
+            if angles.dim() == 3:
+                angles = angles.unsqueeze(1)
+            turns[base] = (angles.cos() * factor, angles.sin() * factor)
+        return turns
 
     def _rotate(self, features: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rotated(features, cos, sin, self.layout)
