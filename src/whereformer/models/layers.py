@@ -62,7 +62,7 @@ class AttentionContext:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Keys and values of earlier calls, after ``Position.rotate``.
+    """Keys and values of earlier calls, after ``Position.rotate``; before it if the method reads keys.
 
     Args:
         cache: the keys and values of each layer; those of the new tokens are added.
@@ -119,7 +119,8 @@ class Attention(nn.Module):
         self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
     ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
         """Return the arguments for :func:`whereformer.attention`: query, key, value and terms, and the options."""
-        position, place = context.position, context.place(layer)
+        position, place, earlier = context.position, context.place(layer), context.earlier
+        rotated_at = context.place_of_new_keys(layer)
         terms = position.terms(queries, place)
         value = self._heads(project(self.value, keys))
         query, key = None, None
@@ -127,13 +128,16 @@ class Attention(nn.Module):
             query, key = self._heads(project(self.query, queries)), self._heads(project(self.key, keys))
             if self.query_norm is not None and self.key_norm is not None:
                 query, key = self.query_norm(query), self.key_norm(key)
-            terms += position.query_terms(query, place)
+            if earlier is not None and position.reads_keys:
+                key, value = earlier.cache.update(key, value, layer)
+                rotated_at, earlier = place, None
+            terms += position.content_terms(query, key, place)
             if self.segments is not None and context.queries.segments is not None:
                 terms += (self.segments(query, context.queries.segments, context.keys.segments),)
-            query, key, value = position.rotate(query, key, value, context.place_of_new_keys(layer))
-        if context.earlier is not None:
+            query, key, value = position.rotate(query, key, value, rotated_at)
+        if earlier is not None:
             # A cache needs pairs; without keys it gets the value twice.
-            key, value = context.earlier.cache.update(value if key is None else key, value, layer)
+            key, value = earlier.cache.update(value if key is None else key, value, layer)
             key = None if query is None else key
         return (query, key, value, terms), {
             "key_mask": context.keys.key_mask,

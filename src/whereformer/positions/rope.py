@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import InputError, shown
 from ..kernels.terms import PositionsLike, position_values
 from .base import ModelShape, Place, Position, check_value
+from .rope_scaling import Scaling
 
 LAYOUTS = ("half", "interleaved")
 
@@ -30,6 +31,9 @@ class Rope(Position):
         base: sets the longest wavelength, ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens. A list has one number per
             layer, repeated over the layers in turn (ModernBERT: 160000 where a layer attends to all, else 10000).
         rotary_dim: rotated features of each head, even; all by default.
+        scaling: how angles change for text longer than was trained on: ``rope_type`` ("linear", "ntk", "yarn" or
+            "llama3") and its numbers, such as ``factor``, with the names of transformers' ``rope_parameters``
+            (:class:`~whereformer.positions.rope_scaling.Scaling`).
     Extrapolation: any length and any real position, though angles beyond the trained length are untrained.
     Source: Su et al. (2021), arXiv 2104.09864, eq. 34.
     """
@@ -43,6 +47,7 @@ class Rope(Position):
         layout: str = "half",
         base: Sequence[float] | float = 10_000.0,
         rotary_dim: int | None = None,
+        scaling: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model)
         if layout not in LAYOUTS:
@@ -60,6 +65,7 @@ class Rope(Position):
         self.layout = layout
         self.bases = tuple(map(float, bases))
         self.rotary_dim = rotary_dim
+        self.scaling = Scaling(scaling, rotary_dim=rotary_dim, bases=self.bases)
 
     def once(self) -> list[tuple[PositionsLike, Turns]]:
         """Start the list that will hold the turns of this forward's positions."""
@@ -92,23 +98,32 @@ class Rope(Position):
         if device.type == "mps":
             device = torch.device("cpu")  # MPS has no float64
         # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
-        pair = torch.arange(self.rotary_dim // 2, dtype=torch.float64, device=device)
         values = position_values(positions, device).to(torch.float64).unsqueeze(-1)
+        factor = self.scaling.attention_factor
         turns = {}
         for base in set(self.bases):
-            angles = values * base ** (-2 * pair / self.rotary_dim)
+            angles = values * self.scaling.frequencies(base, device)
             if angles.dim() == 3:
                 angles = angles.unsqueeze(1)
-            turns[base] = (angles.cos(), angles.sin())
+            turns[base] = (angles.cos() * factor, angles.sin() * factor)
         return turns
 
     def _rotate(self, features: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        cos, sin = (turn.to(features.device, features.dtype) for turn in (cos, sin))
-        turning = features[..., : self.rotary_dim]
-        if self.layout == "half":
-            first, second = turning.chunk(2, -1)
-        else:
-            first, second = turning.unflatten(-1, (-1, 2)).unbind(-1)
-        turned = (first * cos - second * sin, second * cos + first * sin)
-        joined = torch.cat(turned, -1) if self.layout == "half" else torch.stack(turned, -1).flatten(-2)
-        return torch.cat((joined, features[..., self.rotary_dim :]), -1)
+        return rotated(features, cos, sin, self.layout)
+
+
+def rotated(features: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Turn pairs of features (..., n, head_dim) by angles, whose cosines and sines are (..., n, pairs).
+
+    The features beyond those of the pairs pass through. ``layout`` is that of :class:`Rope`.
+    """
+    cos, sin = (turn.to(features.device, features.dtype) for turn in (cos, sin))
+    rotary_dim = 2 * cos.shape[-1]
+    turning = features[..., :rotary_dim]
+    if layout == "half":
+        first, second = turning.chunk(2, -1)
+    else:
+        first, second = turning.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.cat(turned, -1) if layout == "half" else torch.stack(turned, -1).flatten(-2)
+    return torch.cat((joined, features[..., rotary_dim:]), -1)
