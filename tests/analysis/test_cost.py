@@ -127,6 +127,7 @@ def test_our_relative_attention_costs_what_the_papers_does_or_less():
         {"position": "floater", "position_options": {"solver": "midpoint", "substeps": 2}},
         {"position": "shaw", "position_options": {"values": False, "clip": 3}},
         {"embedding_size": 8, "intermediate_size": 48, "blocks": "1x3"},
+        {"feed_forward": "gated", "intermediate_size": 24, "qk_norm": True, "lm_head": "tied", "biases": False},
         {"position": "t5", "segments": "attention", "type_vocab_size": 5},
         {"position": "t5+transformer_xl", "segments": "attention", "separate_cls": False},
         {"position": "transformer_xl", "position_options": {"form": "factorized"}},
@@ -175,6 +176,7 @@ def test_operations_are_those_that_torch_counts_in_the_real_model(changes):
         ({"position": "tupe", "blocks": "2-2-1", "decoder_layers": "2"}, "4,6,9"),
         ({"position": "t5", "blocks": "2-2-1", "segments": "attention", "separate_cls": False}, "4,0"),
         ({"position": "tisa", "blocks": "2-2", "pool_query_only": False}, "2"),
+        ({"position": "rope", "feed_forward": "gated", "causal": True}, "4,0"),
     ],
     ids=str,
 )
@@ -278,6 +280,8 @@ def test_a_users_method_is_counted_as_it_is(changes, monkeypatch):
         {"blocks": "2x3", "embedding_size": 8, "norm": "pre", "type_vocab_size": 0},
         {"blocks": "2-1x2-1", "decoder_layers": "1x2", "position": "tisa"},
         {"blocks": "1-1", "position": "transformer_xl", "segments": "attention"},
+        {"feed_forward": "gated", "norm": "pre", "first_norm": False, "qk_norm": True, "biases": False},
+        {"norm_type": "rms", "embedding_norm": False, "tie_word_embeddings": False, "embedding_size": 8},
     ],
     ids=str,
 )
@@ -289,6 +293,27 @@ def test_parameters_are_those_of_the_real_model(changes):
     assert found.encoder == encoder.num_parameters()
     assert found.total == model.num_parameters()
     assert found.position == sum(parameter.numel() for parameter in encoder.position.parameters())
+
+
+def test_the_command_counts_a_preset(tmp_path):
+    """Options that differ from their defaults win over it."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100}
+    words = [
+        "--hidden-size=64",
+        "--num-heads=4",
+        "--vocab-size=100",
+        "--length=32",
+        "--out",
+        str(tmp_path / "cost.json"),
+    ]
+    main(["cost", "--preset=modernbert", "--blocks=3", *words])
+    found = json.loads((tmp_path / "cost.json").read_text())
+    config = EncoderConfig.preset("modernbert", blocks="3", **sizes)
+    assert found["flops"]["linear"] == count_flops(config, 32).linear
+    assert found["parameters"]["layers"] == count_parameters(config).layers
+    # Of a gated network: three matrices of 64 x 176 in each of three layers, which a token passes once.
+    plain = count_flops(EncoderConfig(blocks="3", intermediate_size=176, **sizes), 32).linear
+    assert found["flops"]["linear"] - plain == 2 * 32 * 3 * 64 * 176
 
 
 @pytest.mark.parametrize("position", ["tisa", "learned", "transformer_xl"])
@@ -389,6 +414,9 @@ MEASURED = [
     (64, {"position": "shaw"}),
     (32, {"position": "t5", "dtype": torch.bfloat16}),
     (300, {"position": "t5", "windows": "32,32,0"}),
+    (256, {"position": "t5", "feed_forward": "gated", "norm": "pre", "norm_type": "rms"}),
+    (256, {"position": "learned", "feed_forward": "gated", "qk_norm": True, **NO_DROPOUT}),
+    (300, {"position": "t5", "causal": True}),
 ]
 ALSO_MEASURED = [
     *((length, {"position": "t5"}) for length in (32, 128, 256, 512)),

@@ -496,6 +496,29 @@ def test_windows_are_trained_saved_and_told(text, tmp_path, objective):
     assert int(second[0, 0, 5].count_nonzero()) == 10
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["--preset=modernbert", "--blocks=2"],
+            {"windows": "0,64", "feed_forward": "gated", "norm": "pre", "first_norm": False, "position": "rope"},
+        ),
+        (
+            ["--preset=modernbert", "--blocks=3", "--windows=2", "--position=tisa", "--norm=pre"],
+            {"windows": "2", "biases": False, "position": "tisa", "position_options": {}},
+        ),
+        (["--preset=albert", "--blocks=1x2"], {"norm": "post", "hidden_act": "gelu_pytorch_tanh", "blocks": "1x2"}),
+    ],
+    ids=str,
+)
+def test_a_preset_is_trained_and_told(text, tmp_path, words, expected):
+    results = run(text, tmp_path, *words)
+    assert results["settings"]["preset"] == words[0].partition("=")[2]
+    config = Encoder.from_pretrained(tmp_path / "model").config
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert config.hidden_dropout_prob == 0.0
+
+
 def test_a_dry_run_counts_a_methods_options_and_narrow_embeddings(text, tmp_path, capsys):
     common = ["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dry-run"]
     main([*common, '--position-options={"num_kernels": 100}', "--embedding-size=4"])
@@ -611,6 +634,11 @@ OPTIONS = "--position-options"
         (["--windows", "3,x"], "--windows: expected numbers as '128' or '128,128,0' (0: no window), got '3,x'"),
         (["--windows=-3"], "--windows: expected numbers as"),
         (["--windows", "1,2,3,4,5"], "--windows: expected at most 4 numbers, one per layer, got '1,2,3,4,5'"),
+        (["--preset", "modernbert", "--norm", "post"], "--first-norm: False needs norm 'pre', got 'post'"),
+        (
+            ["--preset", "neobert", "--objective", "electra"],
+            "--tie-word-embeddings: generator and discriminator share their embeddings, got False",
+        ),
         (["--num-heads", "5"], "--num-heads: 5 heads do not divide hidden_size 128"),
         (["--num-heads", "0"], "--num-heads: expected at least 1, got 0"),
         (["--hidden-size", "0"], "--hidden-size: expected at least 1, got 0"),

@@ -21,6 +21,7 @@ from whereformer import (
 )
 from whereformer.exporting import to_onnx, to_torch
 from whereformer.models import pooling
+from whereformer.models.presets import PRESETS
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not installed")
 
@@ -90,6 +91,21 @@ def test_torch_quickly(position, tmp_path):
 def test_windows_quickly(tmp_path):
     found = check(exportable(EncoderForMaskedLM, "tisa", windows="3,0"), tmp_path / "model.pt2")
     assert (found.min_length, found.max_length) == (1, None)
+
+
+@pytest.mark.slow
+def test_modern_layers_in_an_encoder(tmp_path):
+    check(
+        exportable(EncoderForMaskedLM, **{**PRESETS["neobert"], "qk_norm": True, "causal": True}),
+        tmp_path / "model.pt2",
+    )
+
+
+@pytest.mark.slow
+def test_modern_layers(tmp_path):
+    changes = {**PRESETS["modernbert"], "windows": "0,3", "position_options": {"base": [300.0, 20.0]}}
+    for file in ("model.pt2", "model.onnx"):
+        check(exportable(EncoderForSequenceClassification, **changes, classifier_pooling="mean"), tmp_path / file)
 
 
 @pytest.mark.slow

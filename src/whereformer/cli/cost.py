@@ -31,6 +31,10 @@ class Cost:
 
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "batch": "--batch-size"}
 
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
+    """Options of a published model, without its sizes. Of the options below, those that differ from their defaults
+    win."""
+
     blocks: str = "12"
     """Layers: "12" is twelve layers, "1x12" one layer used twelve times, and "4-4-4" pools between its blocks."""
 
@@ -154,13 +158,14 @@ class Cost:
         sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
         check_range(self, **dict.fromkeys((*sizes, "length", "batch_size"), (1, MOST_SIZE)))
         try:
-            config = EncoderConfig(
+            config = EncoderConfig.preset(
+                self.preset or "bert",
                 num_attention_heads=self.num_heads,
                 max_position_embeddings=max(512, self.length),
                 **{
-                    name: getattr(self, name)
-                    for name in (each.name for each in fields(self))
-                    if name in EncoderConfig.__dataclass_fields__
+                    each.name: getattr(self, each.name)
+                    for each in fields(self)
+                    if each.name in EncoderConfig.__dataclass_fields__ and getattr(self, each.name) != each.default
                 },
             )
             return config, cost(

@@ -120,7 +120,7 @@ class Pretrain:
             config = build_config(model, training.longest, prepared.vocabulary)
             every = self.every or max(1, training.steps // 10)
             job = PretrainJob(model, training, prepared, config, device, every, self.keep)
-            print_plan(console, prepared.facts, model.blocks, job.stages, job.plan())
+            print_plan(console, prepared.facts, job.config.blocks, job.stages, job.plan())
             if self.dry_run:
                 self._tell_costs(console, job)
                 return

@@ -9,6 +9,7 @@ require("hf", "transformers", "safetensors")
 from transformers import (  # noqa: E402
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
@@ -25,6 +26,7 @@ from .config import EncoderConfig  # noqa: E402
 from .electra import Electra, ElectraPretrainingConfig  # noqa: E402
 from .encoder import Encoder  # noqa: E402
 from .heads import (  # noqa: E402
+    EncoderForCausalLM,
     EncoderForMaskedLM,
     EncoderForPreTraining,
     EncoderForQuestionAnswering,
@@ -40,6 +42,7 @@ __all__ = [
     "ElectraPretrainingConfig",
     "Encoder",
     "EncoderConfig",
+    "EncoderForCausalLM",
     "EncoderForMaskedLM",
     "EncoderForPreTraining",
     "EncoderForQuestionAnswering",
@@ -58,6 +61,7 @@ __all__ = [
 
 AutoConfig.register(EncoderConfig.model_type, EncoderConfig)
 AutoModel.register(EncoderConfig, Encoder)
+AutoModelForCausalLM.register(EncoderConfig, EncoderForCausalLM)
 AutoModelForMaskedLM.register(EncoderConfig, EncoderForMaskedLM)
 AutoModelForPreTraining.register(EncoderConfig, EncoderForPreTraining)
 AutoModelForQuestionAnswering.register(EncoderConfig, EncoderForQuestionAnswering)

@@ -1,7 +1,8 @@
 """``EncoderConfig``: the sizes, options and position method of a BERT, ALBERT or funnel."""
 
 from copy import deepcopy
-from typing import Any
+from math import ceil
+from typing import Any, Self
 
 from transformers import PreTrainedConfig
 
@@ -17,6 +18,7 @@ from .checks import (
     width_of_heads,
 )
 from .pooling import Pooling
+from .presets import preset_fields
 from .windows import parse_windows
 
 CHOICES = {
@@ -24,7 +26,10 @@ CHOICES = {
     "pooling": ("mean", "max", "min"),
     "mask_pooling": ("any", "all"),
     "segments": ("embedding", "attention"),
+    "classifier_pooling": ("cls", "mean"),
     "lm_head": ("bert", "tied"),
+    "feed_forward": ("plain", "gated"),
+    "norm_type": ("layer", "rms"),
 }
 """The allowed values of fields that take one of a few."""
 
@@ -38,6 +43,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "classifier_dropout": (0, 1),
     "initializer_range": (0, 1e3),
     "layer_norm_eps": (0, 1),
+    "attention_scale": (0, 1e3),
 }
 """The least and the greatest value of numeric fields."""
 
@@ -54,7 +60,8 @@ class EncoderConfig(PreTrainedConfig):
         embedding_size: width of the token embeddings; if below hidden_size, they are projected up (ALBERT). None:
             equal.
         num_attention_heads: heads; they must divide hidden_size.
-        intermediate_size: hidden width of the feed-forward layers; 4 * hidden_size if None.
+        intermediate_size: hidden width of the feed-forward layers. None: 4 * hidden_size; if they are gated, two thirds
+            of that, rounded up to a multiple of 8, so that they have about as many weights (NeoBERT).
         head_dim: width of one head; hidden_size / num_attention_heads if None.
         blocks: the layers in the notation of :func:`parse_blocks`; each block after the first begins by halving the
             sequence.
@@ -80,12 +87,31 @@ class EncoderConfig(PreTrainedConfig):
         position_options: the method's options.
         max_position_embeddings: the number of positions for methods that have a fixed number.
         norm: "post" (BERT: normalize after adding) or "pre" (normalize a layer's input, and once more at the end).
+        norm_type: "layer" or "rms" (no mean is subtracted and no bias added, as in NeoBERT).
+        embedding_norm: whether the embeddings are normalized (NeoBERT's are not).
+        first_norm: with norm "pre", whether the first layer normalizes its input; ModernBERT's does not, since the
+            embeddings are normalized already. A first layer that is shared does so in its later passes.
+        feed_forward: "plain" (a projection, the activation, a projection) or "gated" (the first projection is twice as
+            wide, and the activated first half is multiplied by the second): GeGLU with hidden_act "gelu", SwiGLU with
+            "silu".
         hidden_act: activation of the feed-forward layers and of the masked-LM head.
+        biases: False leaves out the biases of all projections and norms (ModernBERT, NeoBERT). The masked-LM decoder,
+            classifiers and position methods keep theirs.
         query_bias: whether the queries' projection has a bias (Funnel's has none).
+        qk_norm: whether each head's query and key have an RMS norm with a weight per feature, before the position
+            method sees them.
+        attention_scale: the factor on query . key; head_dim ** -0.5 if None (T5: 1.0). What a position method adds to
+            scores is not changed by it.
+        causal: whether tokens attend only to themselves and to earlier positions, for
+            :class:`~whereformer.EncoderForCausalLM`. Blocks must not pool, which would mix a token with the next.
         hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states and on attention weights.
         activation_dropout_prob: dropout between the feed-forward layers.
         classifier_dropout: dropout before a classifier's last layer; hidden_dropout_prob if None.
         classifier_act: activation in the classifier of sequences (BERT: "tanh", ELECTRA: "gelu").
+        classifier_norm: whether a norm follows that activation. Classifiers of tokens and answers then have the dense
+            layer, activation and norm too (ModernBERT).
+        classifier_pooling: what sequences are classified by: the last state of the first token ("cls"), or the mean of
+            all tokens' ("mean", for a single block).
         type_vocab_size: token types (segments); 0 for none.
         segments: how token types act: "embedding" adds to the token embeddings (BERT); "attention" has one score for
             pairs of the same type and another for pairs of different ones (Funnel), where [CLS] has type 2, which
@@ -93,6 +119,7 @@ class EncoderConfig(PreTrainedConfig):
         initializer_range: standard deviation of freshly drawn weights.
         layer_norm_eps: epsilon of the layer norms.
         lm_head: "bert": a dense layer, activation and norm before the tied embeddings; "tied": only those.
+        tie_word_embeddings: False gives the masked-LM head a matrix of its own in place of the embeddings (NeoBERT).
         sparse_prediction: compute masked-LM logits only where there is a label; they are then (labels, vocab_size).
         attention_backend: the backend of :func:`whereformer.attention`.
 
@@ -121,13 +148,23 @@ class EncoderConfig(PreTrainedConfig):
     position_options: dict[str, Any] | None = None
     max_position_embeddings: int = 512
     norm: str = "post"
+    norm_type: str = "layer"
+    embedding_norm: bool = True
+    first_norm: bool = True
+    feed_forward: str = "plain"
     hidden_act: str = "gelu"
+    biases: bool = True
     query_bias: bool = True
+    qk_norm: bool = False
+    attention_scale: float | None = None
+    causal: bool = False
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     activation_dropout_prob: float = 0.0
     classifier_dropout: float | None = None
     classifier_act: str = "tanh"
+    classifier_norm: bool = False
+    classifier_pooling: str = "cls"
     type_vocab_size: int = 2
     segments: str = "embedding"
     initializer_range: float = 0.02
@@ -169,15 +206,45 @@ class EncoderConfig(PreTrainedConfig):
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}",
                 )
         self.layer_windows()
+        if not self.first_norm and self.norm != "pre":
+            raise InputError("first_norm", f"False needs norm 'pre', got {self.norm!r}")
+        if self.classifier_pooling == "mean" and len(parse_blocks(self.blocks)) > 1:
+            reason = f"'mean' needs a single block, which is not pooled; got blocks={self.blocks!r}"
+            raise InputError("classifier_pooling", reason)
+        if self.causal and len(parse_blocks(self.blocks)) > 1:
+            reason = f"pooling mixes a token with the next; expected a single block, got blocks={self.blocks!r}"
+            raise InputError("causal", reason)
         if self.segments == "attention" and self.type_vocab_size < 1:
             raise InputError("segments", "'attention' needs a type_vocab_size of at least 1, got 0")
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
         if self.intermediate_size is None:
-            self.intermediate_size = 4 * self.hidden_size
+            gated = self.feed_forward == "gated"
+            self.intermediate_size = 8 * ceil(self.hidden_size / 3) if gated else 4 * self.hidden_size
         if self.position_options is None:
             self.position_options = {}
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Return a configuration with the options of a published model; ``changes`` replace fields.
+
+        Options are those of the architecture: layers, norms, biases, activation, positions, heads and dropout. Sizes
+        stay the defaults; the published ones are below. Changes win over the preset. If ``position`` changes, the
+        options of the preset's method go.
+
+        - "bert": 12 layers, width 768, 12 heads, intermediate_size 3072.
+        - "albert": one layer used 12 times (blocks="1x12"), embedding_size 128, otherwise as BERT.
+        - "electra": the discriminator, with BERT's sizes; a small one has width 256 and embedding_size 128.
+        - "funnel": blocks "4-4-4" and a decoder of 2 layers, otherwise as BERT.
+        - "modernbert": 22 layers, width 768, 12 heads, intermediate_size 1152, vocab_size 50368. Every third layer
+          attends to all, the others to 64 positions on each side.
+        - "neobert": 28 layers, width 768, 12 heads, intermediate_size 2048.
+
+        Raises:
+            ValueError: for another name, or for changes with which no model can be built.
+        """
+        return cls(**preset_fields(name, changes))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

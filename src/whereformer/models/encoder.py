@@ -20,6 +20,7 @@ from .checks import check_positions, check_shape
 from .config import EncoderConfig
 from .inputs import EncoderInputs, asks_for, takes
 from .layers import AttentionContext, Layer, SegmentScores, check_types, may_share, number_of_types
+from .norms import make_norm
 from .pooling import Tokens, unpool
 
 
@@ -33,6 +34,7 @@ def position_of(config: EncoderConfig) -> Position:
         num_layers=config.num_hidden_layers,
         max_length=config.max_position_embeddings,
         embedding_size=config.embedding_size,
+        causal=config.causal,
         initializer_range=config.initializer_range,
         passes=config.passes,
         separate_cls=config.separate_cls,
@@ -49,9 +51,10 @@ class Embeddings(nn.Module):
         self.word = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         typed = config.type_vocab_size and config.segments == "embedding"
         self.token_type = nn.Embedding(config.type_vocab_size, width) if typed else None
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm = make_norm(config, width) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
+        narrow = width != config.hidden_size
+        self.projection = nn.Linear(width, config.hidden_size, bias=config.biases) if narrow else None
 
     def forward(
         self, words: Tensor, token_type_ids: Tensor | None, position: Position, positions: PositionsLike
@@ -62,7 +65,8 @@ class Embeddings(nn.Module):
             # BERT's default is type 0 for every token.
             types = self.token_type.weight[0] if token_type_ids is None else self.token_type(token_type_ids)
             hidden = hidden + types
-        hidden = self.dropout(self.norm(position.embed(hidden, positions)))
+        hidden = position.embed(hidden, positions)
+        hidden = self.dropout(hidden if self.norm is None else self.norm(hidden))
         return hidden if self.projection is None else project(self.projection, hidden)
 
 
@@ -127,10 +131,13 @@ class Encoder(EncoderPreTrainedModel):
         self.windows = config.layer_windows()
         content = self.position.content
         self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))
+        if not config.first_norm and self.passes.count(0) == 1:
+            # No pass would use it.
+            self.layers[0].attention_norm = nn.Identity()
         # A checkpoint may have a decoder that is left out here; its layers come last.
         left_out = range(len(self.layers), max(config.passes) + 1)
         self._keys_to_ignore_on_load_unexpected = [rf"(^|\.)layers\.{layer}\." for layer in left_out]
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
+        self.norm = make_norm(config, config.hidden_size) if config.norm == "pre" else None
         self.post_init()
 
     @property
@@ -256,7 +263,13 @@ class _Run:
             position = self.encoder.position
             shared = position.shared(queries.positions, keys.positions, self.once) if self.share else None
             last = AttentionContext(
-                position, queries, keys, shared, with_weights=self.with_weights, windows=self.encoder.windows
+                position,
+                queries,
+                keys,
+                shared,
+                causal=self.encoder.config.causal,
+                with_weights=self.with_weights,
+                windows=self.encoder.windows,
             )
             self.last_context = last
         return last

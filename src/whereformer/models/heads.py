@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
+    CausalLMOutput,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -24,6 +25,7 @@ from .checks import check_shape
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
 from .inputs import EncoderInputs, takes
+from .norms import make_norm
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
@@ -110,9 +112,9 @@ class MaskedLMHead(nn.Module):
                 f"'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
                 f"and embedding_size {config.embedding_size}; use lm_head='bert'",
             )
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size) if bert else None
+        self.dense = nn.Linear(config.hidden_size, config.embedding_size, bias=config.biases) if bert else None
         self.activation = ACT2FN[config.hidden_act]
-        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps) if bert else None
+        self.norm = make_norm(config, config.embedding_size) if bert else None
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -122,15 +124,9 @@ class MaskedLMHead(nn.Module):
         return project(self.decoder, hidden)
 
 
-class EncoderForMaskedLM(EncoderWithHead):
-    """An :class:`Encoder` with a masked-LM head (``config.lm_head``), tied to the token embeddings.
+class EncoderWithLMHead(EncoderWithHead):
+    """The base of masked and causal language models: an :class:`Encoder` with a :class:`MaskedLMHead`."""
 
-    ``labels`` are (batch, n): the original ids of the tokens to predict, and -100 elsewhere. The loss is their mean
-    cross-entropy in nats; as in transformers, it is NaN if there is none. ``logits`` are (batch, n, vocab_size), or
-    with labels and ``config.sparse_prediction`` (tokens to predict, vocab_size).
-    """
-
-    output_class = MaskedLMOutput
     _tied_weights_keys = {"head.decoder.weight": "encoder.embeddings.word.weight"}  # noqa: RUF012
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -160,6 +156,48 @@ class EncoderForMaskedLM(EncoderWithHead):
         return _token_loss(logits, labels)
 
 
+class EncoderForMaskedLM(EncoderWithLMHead):
+    """An :class:`Encoder` with a masked-LM head (``config.lm_head``), by default tied to the token embeddings.
+
+    ``labels`` are (batch, n): the original ids of the tokens to predict, and -100 elsewhere. The loss is their mean
+    cross-entropy in nats; as in transformers, it is NaN if there is none. ``logits`` are (batch, n, vocab_size), or
+    with labels and ``config.sparse_prediction`` (tokens to predict, vocab_size).
+    """
+
+    output_class = MaskedLMOutput
+
+
+class EncoderForCausalLM(EncoderWithLMHead):
+    """An :class:`Encoder` that predicts the next token, with the head of :class:`EncoderForMaskedLM`.
+
+    ``labels`` are (batch, n), usually the ids themselves, with -100 for tokens that are not to be predicted: the logits
+    at a token are compared with the label after it, as in transformers. In packed rows no document predicts the next
+    one's first token. The loss is the mean cross-entropy in nats, NaN if there is nothing to predict. ``logits`` are
+    (batch, n, vocab_size), or with labels and ``config.sparse_prediction`` (tokens to predict, vocab_size).
+
+    Raises:
+        ValueError: unless ``config.causal``.
+    """
+
+    output_class = CausalLMOutput
+
+    def __init__(self, config: EncoderConfig) -> None:
+        if not config.causal:
+            raise InputError("causal", "expected True for a model that predicts the next token, got False")
+        super().__init__(config)
+
+    def targets(
+        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if labels is not None:
+            check_shape("labels", labels, hidden.shape[:-1])
+            following = labels[:, 1:]
+            if document_ids is not None:
+                following = following.masked_fill(document_ids[:, 1:] != document_ids[:, :-1], -100)
+            labels = functional.pad(following, (0, 1), value=-100)
+        return super().targets(hidden, labels, attention_mask, document_ids)
+
+
 def _token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats over labels other than -100, for logits (*labels.shape, classes)."""
     check_shape("labels", labels, logits.shape[:-1])
@@ -171,19 +209,32 @@ def classifier_dropout(config: EncoderConfig) -> float:
     return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
-class SequenceHead(nn.Module):
-    """A dense layer with ``config.classifier_act`` on a sequence's first state, dropout, and a linear layer."""
+class Transform(nn.Module):
+    """A dense layer with ``config.classifier_act`` and, with ``config.classifier_norm``, a norm."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.classifier_act]
+        self.norm = make_norm(config, config.hidden_size) if config.classifier_norm else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Transform hidden (..., hidden_size)."""
+        hidden = self.activation(self.dense(hidden))
+        return hidden if self.norm is None else self.norm(hidden)
+
+
+class SequenceHead(Transform):
+    """A :class:`Transform` of a sequence's state, dropout, and a linear layer."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
         self.dropout = nn.Dropout(classifier_dropout(config))
         self.out = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute logits (sequences, num_labels) from hidden (sequences, hidden_size)."""
-        return self.out(self.dropout(self.activation(self.dense(hidden))))
+        return self.out(self.dropout(super().forward(hidden)))
 
 
 def first_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor:
@@ -199,16 +250,31 @@ def first_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Te
     """
     if document_ids is None:
         return hidden[:, 0]
-    if attention_mask is None:
-        attention_mask = torch.ones_like(document_ids)
-    real = attention_mask.bool()
-    rows, ids = real.nonzero()[:, 0], document_ids[real]
-    first = functional.pad((ids[1:] != ids[:-1]) | (rows[1:] != rows[:-1]), (1, 0), value=True)
+    real, first = _documents(document_ids, attention_mask)
     return hidden[real][first]
 
 
+def mean_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor:
+    """Return the mean of every sequence's states, without padding; arguments and result as in :func:`first_states`."""
+    if document_ids is None:
+        real = hidden.new_ones(hidden.shape[:2]) if attention_mask is None else attention_mask.bool().to(hidden.dtype)
+        return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+    real, first = _documents(document_ids, attention_mask)
+    states, number = hidden[real], first.cumsum(0) - 1
+    sums = hidden.new_zeros(int(first.sum()), hidden.shape[-1]).index_add(0, number, states)
+    return sums / number.bincount().unsqueeze(-1)
+
+
+def _documents(document_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return which tokens (batch, n) of packed rows are real, and which of the real ones begin a document."""
+    real = torch.ones_like(document_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    rows, ids = real.nonzero()[:, 0], document_ids[real]
+    return real, functional.pad((ids[1:] != ids[:-1]) | (rows[1:] != rows[:-1]), (1, 0), value=True)
+
+
 class EncoderForSequenceClassification(EncoderWithHead):
-    """An :class:`Encoder` that classifies its sequence, or predicts numbers, from its first token's last state.
+    """An :class:`Encoder` that classifies its sequence, or predicts numbers, from its first token's last state or, with
+    ``config.classifier_pooling="mean"``, from the mean of all.
 
     A funnel has no decoder here, because the first token's state is final after the blocks. Checkpoints of models with
     a decoder load without a warning. With ``truncate_seq``, poolings drop the last tokens, 2 ** (blocks - 1) - 1 at
@@ -232,13 +298,17 @@ class EncoderForSequenceClassification(EncoderWithHead):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config, per_token=False)
+        if config.causal and config.classifier_pooling == "cls":
+            reason = "expected 'mean' with causal=True, where the first token sees no other, got 'cls'"
+            raise InputError("classifier_pooling", reason)
         self.classifier = SequenceHead(config)
         self.post_init()
 
     def targets(
         self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, document_ids: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        return first_states(hidden, attention_mask, document_ids), labels
+        pooled = mean_states if self.config.classifier_pooling == "mean" else first_states
+        return pooled(hidden, attention_mask, document_ids), labels
 
     def predict(self, hidden: Tensor) -> Tensor:
         return self.classifier(hidden)
@@ -263,7 +333,8 @@ class EncoderForSequenceClassification(EncoderWithHead):
 
 
 class EncoderForTokenClassification(EncoderWithHead):
-    """An :class:`Encoder` that classifies every token: dropout and a linear layer.
+    """An :class:`Encoder` that classifies every token: dropout and a linear layer, with ``config.classifier_norm``
+    after a :class:`Transform`.
 
     ``labels`` are classes (batch, n), with -100 for tokens to leave out. The loss is the mean cross-entropy in nats
     over the others, NaN if there are none. ``logits`` are (batch, n, num_labels). Every token may have a label, even
@@ -274,19 +345,21 @@ class EncoderForTokenClassification(EncoderWithHead):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
+        self.transform = Transform(config) if config.classifier_norm else nn.Identity()
         self.dropout = nn.Dropout(classifier_dropout(config))
         self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
     def predict(self, hidden: Tensor) -> Tensor:
-        return self.token_classifier(self.dropout(hidden))
+        return self.token_classifier(self.dropout(self.transform(hidden)))
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
         return _token_loss(logits, labels)
 
 
 class EncoderForQuestionAnswering(EncoderWithHead):
-    """An :class:`Encoder` that finds an answer in its sequence: two numbers for every token, from a linear layer.
+    """An :class:`Encoder` that finds an answer in its sequence: two numbers for every token, from a linear layer, with
+    ``config.classifier_norm`` after a :class:`Transform`.
 
     ``start_logits`` and ``end_logits`` are (batch, n). An answer may begin or end at any token, even at those that a
     funnel's truncation drops: they skip its pooled blocks but not its decoder.
@@ -294,11 +367,12 @@ class EncoderForQuestionAnswering(EncoderWithHead):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
+        self.transform = Transform(config) if config.classifier_norm else nn.Identity()
         self.span = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
     def predict(self, hidden: Tensor) -> Tensor:
-        return self.span(hidden)
+        return self.span(self.transform(hidden))
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
         length = logits.shape[1]

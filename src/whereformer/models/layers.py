@@ -18,6 +18,7 @@ from ..kernels.cpu.products import is_watched, project
 from ..kernels.torch_private import checkpoints_reentrantly
 from ..positions import Place, Position
 from .config import EncoderConfig
+from .norms import make_norm
 from .pooling import Tokens
 from .seq2seq.config import Seq2SeqConfig
 
@@ -79,15 +80,24 @@ class Attention(nn.Module):
 
     def __init__(self, config: EncoderConfig | Seq2SeqConfig, *, content: bool) -> None:
         super().__init__()
-        width, inner = config.hidden_size, config.num_attention_heads * config.head_dim
+        width, inner, biases = config.hidden_size, config.num_attention_heads * config.head_dim, config.biases
+        if not content:
+            for option, off in (("qk_norm", False), ("attention_scale", None)):
+                if getattr(config, option) != off:
+                    reason = f"expected {off} with a position method that replaces queries and keys"
+                    raise InputError(option, f"{reason}, got {getattr(config, option)}")
         self.num_heads = config.num_attention_heads
         self.dropout_p = config.attention_probs_dropout_prob
         self.backend = config.attention_backend
         # A Synthesizer that replaces content scores needs no query and key.
-        self.query = nn.Linear(width, inner, bias=config.query_bias) if content else None
-        self.key = nn.Linear(width, inner) if content else None
-        self.value = nn.Linear(width, inner)
-        self.out = nn.Linear(inner, width)
+        self.query = nn.Linear(width, inner, bias=config.query_bias and biases) if content else None
+        self.key = nn.Linear(width, inner, bias=biases) if content else None
+        self.value = nn.Linear(width, inner, bias=biases)
+        self.out = nn.Linear(inner, width, bias=biases)
+        # One weight per feature of a head, the same for all heads, as in Qwen 3 and Gemma 3
+        self.query_norm = nn.RMSNorm(config.head_dim, eps=config.layer_norm_eps) if config.qk_norm else None
+        self.key_norm = nn.RMSNorm(config.head_dim, eps=config.layer_norm_eps) if config.qk_norm else None
+        self.scale = config.attention_scale
         attend_to_types = content and config.type_vocab_size and config.segments == "attention"
         self.segments = SegmentScores(config) if attend_to_types else None
 
@@ -116,6 +126,8 @@ class Attention(nn.Module):
         query, key = None, None
         if self.query is not None and self.key is not None:
             query, key = self._heads(project(self.query, queries)), self._heads(project(self.key, keys))
+            if self.query_norm is not None and self.key_norm is not None:
+                query, key = self.query_norm(query), self.key_norm(key)
             if earlier is not None and position.reads_keys:
                 key, value = earlier.cache.update(key, value, layer)
                 rotated_at, earlier = place, None
@@ -134,6 +146,7 @@ class Attention(nn.Module):
             "query_documents": context.queries.documents,
             "key_documents": context.keys.documents,
             "causal": context.causal,
+            "scale": self.scale,
             "window": context.windows[layer] if context.windows else None,
         }
 
@@ -172,13 +185,14 @@ class SegmentScores(nn.Module):
         super().__init__()
         heads = (config.num_attention_heads, config.head_dim)
         self.kinds = number_of_types(config)
+        self.scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.separate_cls = config.separate_cls
         self.bias = nn.Parameter(torch.empty(*heads))
         self.weight = nn.Parameter(torch.empty(2, *heads))
 
     def forward(self, query: Tensor, query_types: Tensor, key_types: Tensor) -> FactorPair:
         """Return the scores as factors of rank ``kinds`` + 1: a key holds its type, a query the score of each type."""
-        weight = (self.weight * query.shape[-1] ** -0.5).to(query.dtype)
+        weight = (self.weight * self.scale).to(query.dtype)
         # Not computed from query + bias, which would have to be kept for the backward; nor with "@", which would copy
         # the query.
         from_query = torch.einsum("bhqd,khd->bhqk", query, weight)
@@ -210,19 +224,40 @@ def may_share(layers: nn.ModuleList) -> bool:
     )
 
 
+class GatedActivation(nn.Module):
+    """The product of the activated first half of the features and the second half (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return (..., width) from (..., 2 * width)."""
+        activated, gate = features.chunk(2, -1)
+        return self.activation(activated) * gate
+
+
+def make_activation(config: EncoderConfig | Seq2SeqConfig) -> nn.Module:
+    """Return what comes between the projections of a feed-forward network."""
+    activation = ACT2FN[config.hidden_act]
+    return GatedActivation(activation) if config.feed_forward == "gated" else activation
+
+
 class Layer(GradientCheckpointingLayer):
     """Self-attention and a feed-forward network, each with a residual and a norm before or after it."""
 
     def __init__(self, config: EncoderConfig | Seq2SeqConfig, *, content: bool) -> None:
         super().__init__()
-        self.pre = config.norm == "pre"
+        self.pre, self.first_norm = config.norm == "pre", config.first_norm
         self.attention = Attention(config, content=content)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ACT2FN[config.hidden_act]
+        self.attention_norm = make_norm(config, config.hidden_size)
+        # A gated network projects the activated half and the gate at once.
+        halves = 2 if config.feed_forward == "gated" else 1
+        self.up = nn.Linear(config.hidden_size, halves * config.intermediate_size, bias=config.biases)
+        self.activation = make_activation(config)
         self.activation_dropout = nn.Dropout(config.activation_dropout_prob)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.biases)
+        self.feed_forward_norm = make_norm(config, config.hidden_size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
@@ -239,7 +274,7 @@ class Layer(GradientCheckpointingLayer):
         self, hidden: Tensor, layer: int, context: AttentionContext, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Self-attention with its residual and norm, the first half of a layer."""
-        before = self.attention_norm(hidden) if self.pre else hidden
+        before = self.attention_norm(hidden) if self.pre and (layer or self.first_norm) else hidden
         keys = before if memory is None else self.attention_norm(memory) if self.pre else memory
         out, weights = self.attention(before, keys, layer, context)
         hidden = hidden + self.dropout(out)

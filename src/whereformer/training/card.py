@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..files import write_atomically
 from ..models import (
+    EncoderForCausalLM,
     EncoderForMaskedLM,
     EncoderForPreTraining,
     EncoderForSequenceClassification,
@@ -20,6 +21,7 @@ from ..models import (
 from .results import TrainingResults
 
 KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
+    EncoderForCausalLM: ("text-generation", "AutoModelForCausalLM"),
     EncoderForMaskedLM: ("fill-mask", "AutoModelForMaskedLM"),
     EncoderForPreTraining: ("feature-extraction", "AutoModelForPreTraining"),
     EncoderForSequenceClassification: ("text-classification", "AutoModelForSequenceClassification"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers.activations import ACT2FN
 
+from ...models.layers import GatedActivation
 from .attention import kept_by
 from .kept import KeptTensors
 from .parameters import Parameters
@@ -72,7 +73,6 @@ class _Item:
         self.trace, self.config = trace, trace.config
         # Norms and the softmax keep float32 or wider.
         self.size, self.exact = trace.dtype.itemsize, max(4, trace.dtype.itemsize)
-        self.norm = 2 * self.exact
         self.inner = self.config.num_attention_heads * self.config.head_dim
         self.mask = self.size if trace.device.type == "cpu" else 1
         self.hidden_mask = self.mask if self.config.hidden_dropout_prob else 0
@@ -81,12 +81,13 @@ class _Item:
             kept_by(computed, drops, window is not None, trace.dtype, trace.device)
             for computed, window in zip(trace.trained, trace.windows, strict=True)
         ]
-        # The backward computes the activation again, unless dropout acted on it.
-        self.per_wide: float = self.size
+        # The backward computes the activation again, unless dropout acted on it. A gated one has twice as much input.
+        gated = self.config.feed_forward == "gated"
+        self.per_wide: float = 2 * self.size if gated else self.size
         if self.config.activation_dropout_prob > 0:
-            self.per_wide = self._activation(with_output=False) + self.mask + self.size
+            self.per_wide = self._activation(with_output=False, gated=gated) + self.mask + self.size
         # An activation temporarily needs about as much as it would keep, and never less than its input and output.
-        self.wide_copies = max(2.0, self._activation(with_output=True) / self.size)
+        self.wide_copies = max(2.0, self._activation(with_output=True, gated=gated) / self.size)
 
     def kept(self, layer: int) -> float:
         """Return what a layer keeps for the backward, except attention's scores."""
@@ -95,11 +96,13 @@ class _Item:
         # Two residual sums with their norms and dropout masks, and what goes into the feed-forward network
         kept: float = self.size * (self._inputs(layer) * width + at.n_q * self.inner + 3 * at.n_q * width)
         kept += (self.exact if attention.widens else self.size) * self._projected(layer)
-        of_query = 2 * self.hidden_mask * width + 2 * self.norm + attention.row_numbers * self.exact * heads
+        of_query = 2 * self.hidden_mask * width + 2 * self._norm(width) + attention.row_numbers * self.exact * heads
         kept += at.n_q * (of_query + self.per_wide * config.intermediate_size)
+        if config.qk_norm:
+            kept += (at.n_q + at.n_k) * (self.size * self.inner + heads * self._rms_norm(config.head_dim))
         if config.norm == "pre" and at.n_q != at.n_k:
             # The states before and after pooling differ, and both are normalized.
-            kept += at.n_k * (self.size * width + self.norm)
+            kept += at.n_k * (self.size * width + self._norm(width))
         return kept
 
     def scores(self, layer: int) -> int:
@@ -125,23 +128,36 @@ class _Item:
 
     def kept_at_the_end(self) -> int:
         """What follows the last layer keeps."""
-        states = self.config.hidden_size * self.size
-        return self.trace.passes[-1].n_q * (states + (states + self.norm if self.config.norm == "pre" else 0))
+        width = self.config.hidden_size
+        states = width * self.size
+        return self.trace.passes[-1].n_q * (states + (states + self._norm(width) if self.config.norm == "pre" else 0))
 
     def kept_of_a_word(self) -> int:
         """What the embeddings keep of each token."""
         narrow = self.config.embedding_size
         projected = narrow * self.size if narrow != self.config.hidden_size else 0
-        return narrow * (self.size + self.hidden_mask) + self.norm + projected
+        norm = self._norm(narrow) if self.config.embedding_norm else 0
+        return narrow * (self.size + self.hidden_mask) + norm + projected
 
     def kept_of_a_prediction(self) -> float:
         """What the masked-LM head and its loss keep of each token that they predict."""
         # The logits, and their logarithmic softmax
         kept: float = self.config.vocab_size * (self.size + self.exact)
         if self.config.lm_head == "bert":
-            kept += (self._activation(with_output=True) + self.size) * self.config.embedding_size + self.norm
+            kept += (self._activation(with_output=True) + self.size) * self.config.embedding_size
+            kept += self._norm(self.config.embedding_size)
             kept += self.config.hidden_size * self.size if self.config.sparse_prediction else 0
         return kept
+
+    def _norm(self, width: int) -> int:
+        """Bytes that a norm keeps of each token besides its input and output."""
+        return self._rms_norm(width) if self.config.norm_type == "rms" else 2 * self.exact
+
+    def _rms_norm(self, width: int) -> int:
+        """The same for an RMS norm, which has one kernel on a GPU and several steps on the CPU."""
+        if self.trace.device.type != "cpu":
+            return self.exact
+        return self.exact * (1 + width * (1 if self.size == self.exact else 2))
 
     def _inputs(self, layer: int) -> int:
         """How many states keys are made of, and queries where they are not the same tokens."""
@@ -153,12 +169,13 @@ class _Item:
         at = self.trace.passes[layer]
         return self.inner * (at.n_q + 2 * at.n_k if self.trace.content else at.n_k)
 
-    def _activation(self, *, with_output: bool) -> float:
-        """Bytes that an activation keeps for each of its numbers, ``with_output`` if what follows keeps that."""
+    def _activation(self, *, with_output: bool, gated: bool = False) -> float:
+        """Bytes that an activation keeps for each number of its output, ``with_output`` if what follows keeps that."""
         kept = KeptTensors()
-        given = torch.empty(1024, dtype=self.trace.dtype, device=META, requires_grad=True)
+        activation = ACT2FN[self.config.hidden_act]
+        given = torch.empty(2048 if gated else 1024, dtype=self.trace.dtype, device=META, requires_grad=True)
         with kept.hooks():
-            output = ACT2FN[self.config.hidden_act](given)
+            output = (GatedActivation(activation) if gated else activation)(given)
         if with_output:
             kept.add(output)
-        return kept.size() / given.numel()
+        return kept.size() / output.numel()

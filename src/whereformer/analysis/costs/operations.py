@@ -80,7 +80,9 @@ def flops_of(trace: Trace, predictions: int) -> Flops:
         n_q, n_k = place.n_q, place.n_k
         # The projections of queries and output run over the queries, those of keys and values over the keys.
         of_queries, of_keys = (2, 2) if trace.content else (1, 1)
-        linear = width * inner * (of_queries * n_q + of_keys * n_k) + 2 * n_q * width * config.intermediate_size
+        of_feed_forward = 3 if config.feed_forward == "gated" else 2
+        linear = width * inner * (of_queries * n_q + of_keys * n_k)
+        linear += of_feed_forward * n_q * width * config.intermediate_size
         attention = (2 if trace.content else 1) * trace.pairs(layer) * inner
         parts.append((2 * batch * linear, 2 * batch * attention, position, segments))
     linear, attention, position, segments = (sum(part) for part in zip(*parts[:encoder], strict=True))

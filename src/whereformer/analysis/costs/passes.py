@@ -51,12 +51,15 @@ def decoder_depth(config: EncoderConfig) -> int:
 
 
 @lru_cache(maxsize=64)
-def pairs_within(at: Pass, window: int | None) -> int:
-    """Return how many pairs of a query and a key are at most ``window`` positions apart; all pairs if it is None."""
-    if window is None:
+def pairs_within(at: Pass, window: int | None, causal: bool = False) -> int:
+    """Return how many pairs of a query and a key attend: those at most ``window`` positions apart, or all if it is
+    None, and if ``causal`` only those whose key is not the later one."""
+    if window is None and not causal:
         return at.n_q * at.n_k
+    if window is None:
+        window = at.n_k * at.keys.stride
     # The numbers of the first key within a query's window, and of the first one behind it
     from_first_key = at.queries.values(torch.device("cpu")) - at.keys.start
     first = (from_first_key - window + at.keys.stride - 1) // at.keys.stride
-    behind = (from_first_key + window) // at.keys.stride + 1
+    behind = (from_first_key + (0 if causal else window)) // at.keys.stride + 1
     return int((behind.clamp(0, at.n_k) - first.clamp(0, at.n_k)).sum())

@@ -130,6 +130,7 @@ class Trace:
             value,
             terms,
             dropout_p=config.attention_probs_dropout_prob,
+            causal=config.causal,
             window=self.windows[place.layer],
             query_positions=at.queries,
             key_positions=at.keys,
@@ -146,7 +147,7 @@ class Trace:
 
     def pairs(self, layer: int) -> int:
         """Return how many pairs of a query and a key attend in a layer, per head and sequence."""
-        return pairs_within(self.passes[layer], self.windows[layer])
+        return pairs_within(self.passes[layer], self.windows[layer], self.config.causal)
 
     def _applied(self, term: Term, call: Call, layer: int) -> int:
         """Return the multiply-adds of a term in attention; one number per pair is only added.

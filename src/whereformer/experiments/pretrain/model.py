@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -21,21 +22,24 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
     """
     vocabulary = vocabulary or trained_vocabulary(64)
     options = parsed_options(model.position_options)
-    kind, extra = EncoderConfig, {}
+    assert model.position is not None  # resolved
+    kind, extra = EncoderConfig, dict[str, Any]()
     if model.objective == "electra":
         kind = ElectraPretrainingConfig
         extra = {"generator_size": model.generator_size, "discriminator_weight": model.discriminator_weight}
+    # With a preset, what is not given is the preset's.
+    given = {"windows": model.windows, "position_options": options or None}
+    extra |= {name: value for name, value in given.items() if value is not None}
     try:
-        config = kind(
+        config = kind.preset(
+            model.preset or "bert",
             vocab_size=vocabulary.size,
             hidden_size=model.hidden_size,
             embedding_size=model.embedding_size,
             num_attention_heads=model.num_heads,
             blocks=model.blocks,
             decoder_layers=model.decoder_layers,
-            windows=model.windows,
             position=model.position,
-            position_options=options,
             max_position_embeddings=length,
             norm=model.norm,
             hidden_dropout_prob=model.dropout,

@@ -40,19 +40,24 @@ class ModelSettings:
     """mlm: predict the masked tokens. electra: a small generator predicts them, and the encoder learns to tell which
     tokens were replaced."""
 
-    blocks: str = "4"
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
+    """Norms, activation, biases, positions and windows of a published model, and how its layers are shared or pooled.
+    Sizes are not the published ones, and other options win. Default: a BERT that normalizes before its layers."""
+
+    blocks: str | None = None
     """Layers: "4" is four layers (BERT), "1x4" is one layer used four times (ALBERT), and "4-4-4" is three blocks, each
-    of which halves the sequence of the one before (Funnel-Transformer)."""
+    of which halves the sequence of the one before (Funnel-Transformer). Default: the preset's, or 4."""
 
     decoder_layers: str | None = None
     """Full-length layers after several blocks, such as "2" or "1x2". Default: 2, or 0 for a single block."""
 
     windows: str | None = None
     """How far layers attend to each side, in tokens: "64,64,0" gives two layers windows of 64 and the third none, and
-    so on in turn. Default: no windows."""
+    so on in turn. Default: the preset's, or no windows."""
 
-    position: str = "tisa"
-    """Position method, or several joined by "+"; `whereformer positions` lists them."""
+    position: str | None = None
+    """Position method, or several joined by "+"; `whereformer positions` lists them. Default: the preset's, or
+    tisa."""
 
     position_options: str | None = None
     """The method's options as a JSON object, such as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
@@ -66,8 +71,9 @@ class ModelSettings:
     num_heads: int = 4
     """Number of attention heads. It must divide the width."""
 
-    norm: Literal["pre", "post"] = "pre"
-    """Where a layer normalizes: at its input (pre, which is easier to train) or after the sum (post, as in BERT)."""
+    norm: Literal["pre", "post"] | None = None
+    """Where a layer normalizes: at its input (pre, which is easier to train) or after the sum (post, as in BERT).
+    Default: the preset's, or pre."""
 
     dropout: float = 0.0
     """Dropout on hidden states and attention weights. Small models that read a text a few times do best without it; for
@@ -88,8 +94,15 @@ class ModelSettings:
         check_range(self, **dict.fromkeys(("hidden_size", "embedding_size", "num_heads"), (1, MOST_SIZE)))
         check_range(self, dropout=(0, 0.9))
         options = canonical_options(self.position_options)
+        defaults: dict[str, Any] = {"blocks": "4", "position": "tisa", "norm": "pre"}
+        if self.preset is not None:
+            from ...models.presets import PRESETS
+
+            defaults = {**defaults, "position": "learned", "norm": "post", **PRESETS[self.preset]}
+        filled = {name: defaults[name] for name in ("blocks", "position", "norm") if getattr(self, name) is None}
+        self = dataclasses.replace(self, position_options=options, **filled)
         decoder = self.decoder_layers
-        funnel = "-" in self.blocks
+        funnel = "-" in str(self.blocks)
         if decoder is None:
             decoder = "2" if funnel else "0"
         elif funnel and decoder == "0":
@@ -105,7 +118,6 @@ class ModelSettings:
             weight = 50.0 if self.discriminator_weight is None else self.discriminator_weight
             return dataclasses.replace(
                 self,
-                position_options=options,
                 decoder_layers=decoder,
                 generator_size=size,
                 discriminator_weight=weight,
@@ -113,7 +125,7 @@ class ModelSettings:
         for name in ("generator_size", "discriminator_weight"):
             if getattr(self, name) is not None:
                 raise InputError(name, f"only for `objective` electra, got {self.objective}")
-        return dataclasses.replace(self, position_options=options, decoder_layers=decoder)
+        return dataclasses.replace(self, decoder_layers=decoder)
 
 
 @dataclass(frozen=True)

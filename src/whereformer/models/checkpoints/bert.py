@@ -1,4 +1,4 @@
-"""Translates state dicts and configurations of BERT, ALBERT, RoBERTa and ELECTRA into this library's.
+"""Translates state dicts and configurations of BERT and its kin, up to ModernBERT and NeoBERT, into this library's.
 
 Nothing here reads or writes files.
 """
@@ -6,19 +6,42 @@ Nothing here reads or writes files.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from ...errors import InputError
 from ..config import EncoderConfig
-from .families import Family
+from .families import POSITIONS, RELATIVE, Family
 from .loading import BODY, Checkpoint, no_place
 
+QKV = ("query", "key", "value")
+"""The parts of a fused projection, in its order."""
+
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+# Fields that most families have under the same name.
+_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "classifier_dropout",
+    "type_vocab_size",
+    "initializer_range",
+    "layer_norm_eps",
+    "pad_token_id",
+    "tie_word_embeddings",
+    "id2label",
+    "label2id",
+    "problem_type",
+)
 # Options without a counterpart here, each with the value that it must have.
 _WITHOUT = {
     "position_embedding_type": "absolute",
@@ -38,10 +61,10 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
     Raises:
         ValueError: for an option that has no counterpart; the message names it.
     """
-    for name, wanted in _WITHOUT.items():
+    for name, wanted in {**_WITHOUT, **family.without}.items():
         if found.get(name) not in (None, wanted):
             raise InputError(name, f"expected {wanted!r}, got {found[name]!r} in the checkpoint's configuration")
-    config = AutoConfig.for_model(**found)
+    config = their_config(found, family)
     embedding_size = getattr(config, "embedding_size", config.hidden_size)
     if family.always_projects and embedding_size == config.hidden_size:
         raise InputError(
@@ -49,43 +72,53 @@ def bert_config(found: Mapping[str, Any], family: Family, *, masked_lm: bool) ->
             f"expected another width than hidden_size, got {embedding_size} for both in the "
             f"checkpoint's configuration, where {family.name} still has a layer between them",
         )
-    if masked_lm and not config.tie_word_embeddings:
-        raise InputError(
-            "tie_word_embeddings",
-            "expected a masked-LM head tied to the embeddings, got False in the checkpoint's configuration",
-        )
-    if masked_lm and family.masked_lm_act not in (None, config.hidden_act):
+    own = {**family.fixed, **({} if family.options is None else family.options(config, masked_lm))}
+    layers = config.num_hidden_layers
+    fields = {
+        **{
+            name: getattr(config, family.renamed.get(name, name))
+            for name in (*_FIELDS, *family.renamed)
+            if name not in own
+        },
+        "embedding_size": embedding_size,
+        "blocks": f"1x{layers}" if hasattr(config, "num_hidden_groups") else str(layers),
+        "position": "learned",
+        **({} if "classifier_act" in family.renamed else {"classifier_act": family.classifier_act}),
+        **own,
+    }
+    if masked_lm and family.masked_lm_act not in (None, fields["hidden_act"]):
         raise InputError(
             "hidden_act",
             f"expected {family.masked_lm_act!r}, which is that of {family.name}'s masked-LM head whatever "
-            f"it says, got {config.hidden_act!r} in the checkpoint's configuration",
+            f"it says, got {fields['hidden_act']!r} in the checkpoint's configuration",
         )
-    layers = config.num_hidden_layers
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "embedding_size": embedding_size,
-        "num_attention_heads": config.num_attention_heads,
-        "intermediate_size": config.intermediate_size,
-        "blocks": f"1x{layers}" if hasattr(config, "num_hidden_groups") else str(layers),
-        "position": "learned",
-        "max_position_embeddings": config.max_position_embeddings - _skipped(family, config.pad_token_id),
+    fields["max_position_embeddings"] -= _skipped(family, config.pad_token_id)
+    if fields["hidden_act"] == "gelu_new":
         # This is the same function, fused.
-        "hidden_act": {"gelu_new": "gelu_pytorch_tanh"}.get(config.hidden_act, config.hidden_act),
-        "hidden_dropout_prob": config.hidden_dropout_prob,
-        "attention_probs_dropout_prob": config.attention_probs_dropout_prob,
-        "classifier_dropout": getattr(config, "classifier_dropout_prob", getattr(config, "classifier_dropout", None)),
-        "classifier_act": family.classifier_act,
-        "type_vocab_size": config.type_vocab_size,
-        "initializer_range": config.initializer_range,
-        "layer_norm_eps": config.layer_norm_eps,
-        "pad_token_id": config.pad_token_id,
-        **{name: getattr(config, name) for name in ("id2label", "label2id", "problem_type")},
-    }
+        fields["hidden_act"] = "gelu_pytorch_tanh"
+    return fields
+
+
+def their_config(found: Mapping[str, Any], family: Family) -> PreTrainedConfig:
+    """Return a checkpoint's configuration, with the defaults that its config.json may omit."""
+    if family.defaults is None:
+        return AutoConfig.for_model(**found)
+    given = {**family.defaults, **{name: value for name, value in found.items() if name != "model_type"}}
+    config = PreTrainedConfig(**given)
+    for name in family.defaults:
+        # The base class drops max_length, which it takes for an option of generation.
+        setattr(config, name, given[name])
+    return config
 
 
 def from_bert(
-    state: Mapping[str, Tensor], family: Family, config: EncoderConfig, head: Mapping[str, str], *, tied: bool
+    state: Mapping[str, Tensor],
+    family: Family,
+    config: EncoderConfig,
+    head: Mapping[str, str],
+    *,
+    tied: bool,
+    without: Collection[str] = (),
 ) -> Checkpoint:
     """Rename the tensors of a family's checkpoint to this library's names.
 
@@ -94,31 +127,55 @@ def from_bert(
         family: the checkpoint's family.
         config: the configuration from :func:`bert_config`.
         head: the names of the head's parts.
-        tied: whether to check that the masked-LM head is tied to the embeddings.
+        tied: whether to check that the masked-LM head is tied to the embeddings, if the configuration says so.
+        without: patterns of modules that have no bias; where ours do, it is zero.
 
     Raises:
         ValueError: for a tensor that no model of the family has; the message names it.
     """
     state = {_modern(name).removeprefix(family.prefix): tensor for name, tensor in state.items()}
-    unused = []
-    for copy, name in family.tied.items():
+    unused, names = [], {BODY + ours: theirs for ours, theirs in family.encoder_names(config).items()}
+    names |= {**family.pooler, **head}
+    if not config.tie_word_embeddings:
+        # The model has a decoder of its own; copies of it, as of its bias, are not used.
+        names |= {ours: theirs for ours, theirs in family.decoder_names().items() if tied}
+    for copy, name in family.tied.items() if config.tie_word_embeddings else ():
         if copy in state and not _same(state.setdefault(name, state[copy]), state[copy]):
             if tied:
                 raise InputError("checkpoint", f"expected {copy!r} to equal {name!r}, got others; heads here are tied")
             unused.append(copy)
         state.pop(copy, None)
-    names = {BODY + ours: theirs for ours, theirs in family.encoder_names(config).items()}
-    names |= {**family.pooler, **head}
-    translated = {ours: state[theirs] for ours, theirs in names.items() if theirs in state}
-    table = BODY + "position.weight"
-    if table in translated:
-        translated[table] = translated[table][_skipped(family, config.pad_token_id) :]
+    translated = {
+        ours: _read(ours, theirs, state[theirs], family, config) for ours, theirs in names.items() if theirs in state
+    }
+    zeros = {}
+    for ours, theirs in names.items():
+        weight = translated.get(re.sub("bias$", "weight", ours), translated.get(BODY + "embeddings.word.weight"))
+        if weight is not None and theirs not in state and any(re.fullmatch(each, theirs) for each in without):
+            # A tied decoder has a row per token, as the embeddings.
+            zeros[ours] = weight.new_zeros(len(weight))
     known = {theirs for _, other in family.models.values() for theirs in other.values()}
+    known |= family.tied.keys()
     for name in sorted(state.keys() - names.values()):
         if name not in known and name not in _BUFFERS and not name.startswith(family.unused):
             raise no_place(name)
     unused += [name for name in state if name not in names.values()]
-    return Checkpoint(translated, names, tuple(unused))
+    return Checkpoint({**translated, **zeros}, names, tuple(unused), frozenset(zeros))
+
+
+def _read(ours: str, theirs: str, tensor: Tensor, family: Family, config: EncoderConfig) -> Tensor:
+    """Return our tensor from theirs: a part of it, without the rows before the first position, or transposed."""
+    if theirs == POSITIONS:
+        return tensor[_skipped(family, config.pad_token_id) :]
+    if theirs == RELATIVE:
+        return tensor.mT
+    part = ours.split(".")[-2]
+    inner = config.num_attention_heads * config.head_dim
+    # Of another size, it is reported as it is.
+    if family.fused and part in QKV and tensor.shape[:1] == (3 * inner,):
+        heads = config.num_attention_heads if family.fused == "heads" else 1
+        return tensor.unflatten(0, (heads, 3, -1))[:, QKV.index(part)].flatten(0, 1).contiguous()
+    return tensor
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -1,10 +1,13 @@
-"""The tensor names of transformers' BERT, ALBERT, RoBERTa and ELECTRA, with ours: one table per family."""
+"""The tensor names of BERT and its kin, up to ModernBERT and NeoBERT, with ours: one table per family."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from transformers import PreTrainedConfig
+
+from ...errors import InputError, shown
 from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
 from ..heads import (
@@ -17,11 +20,15 @@ from ..heads import (
 from .funnel import both
 
 _WORDS = "embeddings.word_embeddings.weight"
+POSITIONS = "embeddings.position_embeddings.weight"
+"""A table of positions, which may begin with rows for padding."""
+RELATIVE = "encoder.relative_attention_bias.weight"
+"""A table of buckets, (buckets, heads)."""
+_WORDS_AND_NORM = {"embeddings.word.weight": _WORDS, **both({"embeddings.norm": "embeddings.LayerNorm"})}
 _EMBEDDINGS = {
-    "embeddings.word.weight": _WORDS,
+    **_WORDS_AND_NORM,
     "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
-    **both({"embeddings.norm": "embeddings.LayerNorm"}),
-    "position.weight": "embeddings.position_embeddings.weight",
+    "position.weight": POSITIONS,
 }
 _LAYER = {
     "attention.query": "attention.self.query",
@@ -40,13 +47,14 @@ _TASKS = {
 
 
 class Family(NamedTuple):
-    """How transformers names the tensors of one family. Tables map our names to theirs, without ``prefix``.
+    """How the tensors and options of one family are named. Tables map our names to theirs, without ``prefix``.
 
     Args:
         name: the beginning of its class names.
         prefix: the prefix of the encoder's names in a model with a head.
         models: our class and the names of the head's parts, by the part of the class name after ``name``.
         tied: names of tied copies, with the name that is read.
+        embeddings: the tensors of embeddings and positions, and of a norm at the end.
         layers: the prefix of names within a layer.
         layer: the modules of a layer.
         projection: the layer from embeddings to wider hidden states.
@@ -56,12 +64,21 @@ class Family(NamedTuple):
         classifier_act: the activation in a sequence classifier.
         masked_lm_act: the activation of the masked-LM head, whatever the configuration says; None: the configuration's.
         skips_padding: whether positions are counted from the one after the padding token's id.
+        fused: how the rows of a projection to query, key and value lie: all of the "query" first, or "heads" one after
+            another; "" if there are three projections.
+        without: options without a counterpart here, each with the value that it must have.
+        renamed: their options, by our fields of another name.
+        fixed: fields that all models of the family have.
+        options: a function of their configuration and of whether there is a masked-LM head, which returns more fields.
+        biases: patterns of the biases that an option leaves out, with its name.
+        defaults: the options that its config.json may omit; None if transformers knows the family.
     """
 
     name: str
     prefix: str
     models: Mapping[str, tuple[type[EncoderPreTrainedModel], Mapping[str, str]]]
     tied: Mapping[str, str]
+    embeddings: Mapping[str, str] = _EMBEDDINGS
     layers: str = "encoder.layer.{}."
     layer: Mapping[str, str] = _LAYER
     projection: str = "embeddings_project"
@@ -71,6 +88,13 @@ class Family(NamedTuple):
     classifier_act: str = "tanh"
     masked_lm_act: str | None = None
     skips_padding: bool = False
+    fused: str = ""
+    without: Mapping[str, Any] = {}
+    renamed: Mapping[str, str] = {}
+    fixed: Mapping[str, Any] = {}
+    options: Callable[[PreTrainedConfig, bool], dict[str, Any]] | None = None
+    biases: Mapping[str, str] = {}
+    defaults: Mapping[str, Any] | None = None
 
     def encoder_names(self, config: EncoderConfig) -> dict[str, str]:
         """Return our name and theirs for all tensors of an encoder."""
@@ -81,7 +105,15 @@ class Family(NamedTuple):
         }
         if config.embedding_size != config.hidden_size:
             modules["embeddings.projection"] = self.projection
-        return {**_EMBEDDINGS, **both(modules)}
+        return {**self.embeddings, **both(modules)}
+
+    def decoder_names(self) -> dict[str, str]:
+        """Return our name and theirs for a masked-LM decoder that is not tied to the embeddings."""
+        return {f"head.decoder.{copy.rpartition('.')[2]}": copy for copy in self.tied}
+
+    def modules_without_bias(self, config: PreTrainedConfig) -> list[str]:
+        """Return the patterns of the biases that a model of this configuration does not have."""
+        return [pattern for pattern, option in self.biases.items() if not getattr(config, option)]
 
 
 def _bert_models(
@@ -131,6 +163,54 @@ _ELECTRA_DISCRIMINATOR = both(
     }
 )
 
+_DISTILBERT_MASKED_LM = {
+    **both({"head.dense": "vocab_transform", "head.norm": "vocab_layer_norm"}),
+    "head.decoder.bias": "vocab_projector.bias",
+}
+_MODERNBERT_MASKED_LM = {
+    **both({"head.dense": "head.dense", "head.norm": "head.norm"}),
+    "head.decoder.bias": "decoder.bias",
+}
+_MODERNBERT_TRANSFORM = {"transform.dense": "head.dense", "transform.norm": "head.norm"}
+
+
+def _in_turn(values: Sequence[Any]) -> list[Any]:
+    """Return the shortest list that gives the values if it is repeated."""
+    lengths = range(1, len(values) + 1)
+    return next(list(values[:n]) for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
+
+
+def _modernbert(config: Any, masked_lm: bool) -> dict[str, Any]:
+    """Return the fields of a ModernBERT that depend on several of its options."""
+    if masked_lm and config.classifier_activation != config.hidden_activation:
+        reason = f"expected hidden_activation's {config.hidden_activation!r} in a masked-LM head"
+        raise InputError("classifier_activation", f"{reason}, got {config.classifier_activation!r}")
+    rotations = [config.rope_parameters[kind] for kind in config.layer_types]
+    for rotation in rotations:
+        if rotation["rope_type"] != "default":
+            raise InputError("rope_parameters", f"expected the rope_type 'default', got {shown(rotation['rope_type'])}")
+    # The option counts both sides together.
+    window = config.local_attention // 2
+    if window < 1 and "sliding_attention" in config.layer_types:
+        raise InputError("local_attention", f"expected at least 2, got {shown(config.local_attention)}")
+    windows = _in_turn([0 if kind == "full_attention" else window for kind in config.layer_types])
+    return {
+        "position_options": {"base": _in_turn([rotation["rope_theta"] for rotation in rotations])},
+        "windows": ",".join(map(str, windows)) if any(windows) else None,
+        "biases": config.norm_bias or config.attention_bias or config.mlp_bias,
+        "sparse_prediction": config.sparse_prediction,
+        "classifier_pooling": config.classifier_pooling,
+    }
+
+
+def _neobert(config: Any, masked_lm: bool) -> dict[str, Any]:
+    """Return the fields of a NeoBERT that depend on several of its options."""
+    if str(config.hidden_act).lower() != "swiglu":
+        raise InputError("hidden_act", f"expected 'swiglu', got {shown(config.hidden_act)}")
+    # The option is the width that a plain network with as many weights would have.
+    return {"intermediate_size": 8 * ((2 * config.intermediate_size // 3 + 7) // 8), "hidden_act": "silu"}
+
+
 FAMILIES = {
     "bert": Family(
         name="Bert",
@@ -145,6 +225,7 @@ FAMILIES = {
         prefix="albert.",
         models=_bert_models(_ALBERT_MASKED_LM, _ALBERT_POOLER),
         tied={"predictions.decoder.weight": _WORDS, "predictions.decoder.bias": "predictions.bias"},
+        renamed={"classifier_dropout": "classifier_dropout_prob"},
         layers="encoder.albert_layer_groups.{}.albert_layers.0.",
         layer={
             "attention.query": "attention.query",
@@ -181,5 +262,191 @@ FAMILIES = {
         classifier_act="gelu",
         masked_lm_act="gelu",
     ),
+    "distilbert": Family(
+        name="DistilBert",
+        prefix="distilbert.",
+        models=_models(
+            _DISTILBERT_MASKED_LM, both({"classifier.dense": "pre_classifier", "classifier.out": "classifier"})
+        ),
+        tied={"vocab_projector.weight": _WORDS},
+        embeddings={**_WORDS_AND_NORM, "position.weight": POSITIONS},
+        layers="transformer.layer.{}.",
+        layer={
+            "attention.query": "attention.q_lin",
+            "attention.key": "attention.k_lin",
+            "attention.value": "attention.v_lin",
+            "attention.out": "attention.out_lin",
+            "attention_norm": "sa_layer_norm",
+            "up": "ffn.lin1",
+            "down": "ffn.lin2",
+            "feed_forward_norm": "output_layer_norm",
+        },
+        classifier_act="relu",
+        renamed={
+            "intermediate_size": "hidden_dim",
+            "hidden_act": "activation",
+            "hidden_dropout_prob": "dropout",
+            "attention_probs_dropout_prob": "attention_dropout",
+            "classifier_dropout": "seq_classif_dropout",
+        },
+        fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12},
+    ),
+    "mpnet": Family(
+        name="MPNet",
+        prefix="mpnet.",
+        models=_models(_ROBERTA_MASKED_LM, _OWN_CLASSIFIER),
+        tied={"lm_head.decoder.weight": _WORDS, "lm_head.decoder.bias": "lm_head.bias"},
+        embeddings={
+            **_WORDS_AND_NORM,
+            "position.parts.0.weight": POSITIONS,
+            "position.parts.1.weight": RELATIVE,
+        },
+        layer={
+            "attention.query": "attention.attn.q",
+            "attention.key": "attention.attn.k",
+            "attention.value": "attention.attn.v",
+            "attention.out": "attention.attn.o",
+            "attention_norm": "attention.LayerNorm",
+            "up": "intermediate.dense",
+            "down": "output.dense",
+            "feed_forward_norm": "output.LayerNorm",
+        },
+        unused=("pooler.",),
+        masked_lm_act="gelu",
+        skips_padding=True,
+        # transformers computes with these, whatever the configuration says.
+        without={"pad_token_id": 1, "relative_attention_num_buckets": 32},
+        fixed={"position": "learned+t5", "type_vocab_size": 0, "classifier_dropout": None},
+    ),
+    "modernbert": Family(
+        name="ModernBert",
+        prefix="model.",
+        models={
+            "Model": (Encoder, {}),
+            "ForMaskedLM": (EncoderForMaskedLM, _MODERNBERT_MASKED_LM),
+            "ForSequenceClassification": (
+                EncoderForSequenceClassification,
+                both(
+                    {
+                        "classifier.dense": "head.dense",
+                        "classifier.norm": "head.norm",
+                        "classifier.out": "classifier",
+                    }
+                ),
+            ),
+            "ForTokenClassification": (
+                EncoderForTokenClassification,
+                both({**_MODERNBERT_TRANSFORM, "token_classifier": "classifier"}),
+            ),
+            "ForQuestionAnswering": (
+                EncoderForQuestionAnswering,
+                both({**_MODERNBERT_TRANSFORM, "span": "classifier"}),
+            ),
+        },
+        tied={"decoder.weight": "embeddings.tok_embeddings.weight"},
+        embeddings={
+            "embeddings.word.weight": "embeddings.tok_embeddings.weight",
+            **both({"embeddings.norm": "embeddings.norm", "norm": "final_norm"}),
+        },
+        layers="layers.{}.",
+        layer={
+            "attention.query": "attn.Wqkv",
+            "attention.key": "attn.Wqkv",
+            "attention.value": "attn.Wqkv",
+            "attention.out": "attn.Wo",
+            "attention_norm": "attn_norm",
+            "up": "mlp.Wi",
+            "down": "mlp.Wo",
+            "feed_forward_norm": "mlp_norm",
+        },
+        fused="query",
+        renamed={
+            "hidden_act": "hidden_activation",
+            "classifier_act": "classifier_activation",
+            "layer_norm_eps": "norm_eps",
+            "hidden_dropout_prob": "embedding_dropout",
+            "attention_probs_dropout_prob": "attention_dropout",
+            "activation_dropout_prob": "mlp_dropout",
+        },
+        fixed={
+            "position": "rope",
+            "norm": "pre",
+            "first_norm": False,
+            "feed_forward": "gated",
+            "type_vocab_size": 0,
+            "classifier_norm": True,
+        },
+        options=_modernbert,
+        biases={
+            r".*norm\.bias": "norm_bias",
+            r".*attn\.\w+\.bias": "attention_bias",
+            r".*mlp\.\w+\.bias": "mlp_bias",
+            r"head\.dense\.bias": "classifier_bias",
+            r"decoder\.bias": "decoder_bias",
+        },
+    ),
+    # Not in transformers; as in github.com/pszemraj/NeoBERT, src/neobert/huggingface/modeling_neobert.py.
+    "neobert": Family(
+        name="NeoBERT",
+        prefix="model.",
+        models={
+            "": (Encoder, {}),
+            "LMHead": (EncoderForMaskedLM, both({"head.decoder": "decoder"})),
+            "ForSequenceClassification": (
+                EncoderForSequenceClassification,
+                both({"classifier.dense": "dense", "classifier.out": "classifier"}),
+            ),
+        },
+        tied={},
+        embeddings={"embeddings.word.weight": "encoder.weight", "norm.weight": "layer_norm.weight"},
+        layers="transformer_encoder.{}.",
+        layer={
+            "attention.query": "qkv",
+            "attention.key": "qkv",
+            "attention.value": "qkv",
+            "attention.out": "wo",
+            "attention_norm": "attention_norm",
+            "up": "ffn.w12",
+            "down": "ffn.w3",
+            "feed_forward_norm": "ffn_norm",
+        },
+        unused=("freqs_cis",),
+        fused="heads",
+        without={"rope": True, "rms_norm": True, "ngpt": False},
+        renamed={
+            "max_position_embeddings": "max_length",
+            "initializer_range": "decoder_init_range",
+            "layer_norm_eps": "norm_eps",
+            "hidden_dropout_prob": "dropout",
+            "attention_probs_dropout_prob": "dropout",
+        },
+        fixed={
+            "position": "rope",
+            "position_options": {"layout": "interleaved"},
+            "norm": "pre",
+            "norm_type": "rms",
+            "embedding_norm": False,
+            "feed_forward": "gated",
+            "biases": False,
+            "lm_head": "tied",
+            "tie_word_embeddings": False,
+            "type_vocab_size": 0,
+        },
+        options=_neobert,
+        defaults={
+            "vocab_size": 30522,
+            "hidden_size": 768,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "hidden_act": "swiglu",
+            "max_length": 1024,
+            "decoder_init_range": 0.02,
+            "norm_eps": 1e-6,
+            "pad_token_id": 0,
+            "dropout": 0.0,
+            "classifier_dropout": 0.1,
+        },
+    ),
 }
-"""The families by transformers' ``model_type``."""
+"""The families by their ``model_type``."""

@@ -47,11 +47,14 @@ class Checkpoint:
         state: the tensors by their names in a model with a head, so that the encoder's begin with ``BODY``.
         names: the checkpoint's own names for them, including tensors that it should have and does not.
         unused: the checkpoint's names of its tensors without a counterpart.
+        zeros: our names of biases that its modules do not have, which are zero in ``state``. The model may not have
+            them either.
     """
 
     state: Mapping[str, Tensor]
     names: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    zeros: frozenset[str] = frozenset()
 
 
 def no_place(name: str) -> InputError:
@@ -103,7 +106,7 @@ def fill(
             )
     model.load_state_dict({name.removeprefix(start): tensor for name, tensor in state.items()}, strict=False)
     model.tie_weights()
-    dropped = [checkpoint.names.get(name, name) for name in checkpoint.state if name not in state]
+    dropped = [checkpoint.names.get(name, name) for name in checkpoint.state if name not in {*state, *checkpoint.zeros}]
     return LoadingReport(
         tuple(name.removeprefix(start) for name in kept),
         (*dropped, *checkpoint.unused),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ def load_pretrained(
 ) -> EncoderPreTrainedModel:
     """Load a pretrained model as one of this library's, in evaluation mode; weights are read from safetensors only.
 
-    This takes transformers' BERT, ALBERT, RoBERTa, ELECTRA and Funnel-Transformer, and this library's own models. With
-    the checkpoint's own position method, the outputs are transformers'. The model's ``loading_report`` says which
-    tensors were kept, dropped and freshly initialised; a warning is logged if any were dropped or initialised.
+    This takes transformers' BERT, ALBERT, RoBERTa, ELECTRA, DistilBERT, MPNet, ModernBERT and Funnel-Transformer, the
+    NeoBERT of chandar-lab, and this library's own models. With the checkpoint's own position method, the outputs are
+    transformers'. The model's ``loading_report`` says which tensors were kept, dropped and freshly initialised; a
+    warning is logged if any were dropped or initialised.
 
     Args:
         path_or_id: a folder, or an id on the Hugging Face Hub.
@@ -50,14 +52,18 @@ def load_pretrained(
 
     Where transformers goes by other conventions:
 
-    - RoBERTa's positions are counted here from 0 and in the order of the row, there from ``pad_token_id + 1`` and
-      without the padding. So rows padded on the right are the same, and for ones padded on the left ``position_ids``
-      have to say where a row begins.
+    - RoBERTa's and MPNet's positions are counted here from 0 and in the order of the row, there from
+      ``pad_token_id + 1`` and without the padding. So rows padded on the right are the same, and for ones padded on the
+      left ``position_ids`` have to say where a row begins.
     - An ELECTRA discriminator's logits are as it was trained, positive for a token that was *replaced*, where our own
       :class:`EncoderForPreTraining` and Funnel's say "original": label replaced tokens 1.
     - Without token types a Funnel's segments say nothing, as in the authors' code; transformers takes them to be 0,
       which is not the same: give zeros for its numbers.
-    - RoBERTa's and ELECTRA's classifiers of sequences have, in training, one dropout more: on the first token's state.
+    - RoBERTa's, MPNet's, ELECTRA's and NeoBERT's classifiers of sequences have, in training, one dropout more: on the
+      first token's state. ModernBERT's dropouts become those of EncoderConfig, which act at other places where they are
+      not zero.
+    - A ModernBERT rotates in float32 in transformers, whatever its dtype.
+    - Where a ModernBERT has some biases, ours has them all; those that it lacks begin at zero.
 
     Raises:
         ValueError: for an unsupported kind of checkpoint, or one whose tensors are missing, unexpected, of another
@@ -153,4 +159,5 @@ def _recomposed(checkpoint: Checkpoint, before: str, after: str) -> tuple[Checkp
             state[moved], names[moved] = tensor, checkpoint.names.get(name, name)
         else:
             unused.append(checkpoint.names.get(name, name))
-    return Checkpoint(state, names, tuple(unused)), [place for part, place in new.items() if part not in old]
+    recomposed = replace(checkpoint, state=state, names=names, unused=tuple(unused))
+    return recomposed, [place for part, place in new.items() if part not in old]

@@ -14,8 +14,8 @@ from ...errors import InputError, one_line
 from ..config import EncoderConfig
 from ..electra import ElectraPretrainingConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
-from ..heads import EncoderForMaskedLM, EncoderForPreTraining
-from .bert import bert_config, from_bert
+from ..heads import EncoderForCausalLM, EncoderForMaskedLM, EncoderForPreTraining
+from .bert import bert_config, from_bert, their_config
 from .families import FAMILIES, Family
 from .funnel import funnel_config
 from .funnel_models import FUNNELS, WITHOUT_DECODER, from_funnel_model
@@ -92,7 +92,16 @@ def _of_family(
     fields = bert_config(found, family, masked_lm=masked_lm)
     config = EncoderConfig.from_dict(fields)
     return CheckpointSource(
-        built_as, fields, partial(from_bert, family=family, config=config, head=head, tied=masked_lm)
+        built_as,
+        fields,
+        partial(
+            from_bert,
+            family=family,
+            config=config,
+            head=head,
+            tied=masked_lm,
+            without=family.modules_without_bias(their_config(found, family)),
+        ),
     )
 
 
@@ -115,7 +124,8 @@ def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
     names = found.get("architectures") or []
     EncoderConfig.from_dict(dict(found))  # for its errors
     # The discriminator is the part of ELECTRA to use.
-    own = {model.__name__: model for model, _ in FUNNELS.values()} | {"Electra": EncoderForPreTraining}
+    own = {model.__name__: model for model, _ in FUNNELS.values()}
+    own |= {"EncoderForCausalLM": EncoderForCausalLM, "Electra": EncoderForPreTraining}
     return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)
 
 

@@ -71,10 +71,14 @@ class Seq2SeqConfig(PreTrainedConfig):
     # The number of layers that a cache has to hold.
     attribute_map: ClassVar[dict[str, str]] = {"num_hidden_layers": "decoder_layers"}
 
-    # Layers ask for these; translation has no token types, and a bias in the queries' projection.
+    # Layers ask for these; translation has no token types, and the layers of Vaswani et al.
     type_vocab_size = 0
     segments = "embedding"
-    query_bias = True
+    feed_forward = "plain"
+    norm_type = "layer"
+    query_bias = biases = first_norm = True
+    qk_norm = False
+    attention_scale = None
 
     vocab_size: int = 32000
     hidden_size: int = 512

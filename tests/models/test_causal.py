@@ -1,0 +1,160 @@
+"""The causal language model: nothing leaks from the future, and the loss is that of the next token."""
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import whereformer
+from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, EncoderForSequenceClassification
+from whereformer.models.presets import PRESETS
+
+from .checkpointing import checkpoint_activations
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "blocks": "2",
+    "causal": True,
+}
+SYNTHESIZERS = [
+    {"position": "synthesizer", "position_options": {"variant": variant, "content": content}}
+    for variant in ("random", "factorized_random", "dense", "factorized_dense")
+    for content in ("none", "mix")
+]
+METHODS = [
+    *({"position": name} for name in [*whereformer.position_names(), "learned+tisa", "tupe+t5", "rope+alibi"]),
+    *SYNTHESIZERS,
+    {"position": "transformer_xl", "separate_cls": False},
+    {**PRESETS["modernbert"], "windows": "0,3", "position_options": {"base": [100.0, 10.0]}},
+    PRESETS["neobert"],
+]
+
+
+def build(kind=EncoderForCausalLM, **options):
+    torch.manual_seed(0)
+    model = kind(EncoderConfig(**{**SIZES, **options})).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("options", METHODS, ids=str)
+@pytest.mark.parametrize("backend", ["auto", "blockwise"])
+def test_no_state_depends_on_later_tokens(options, backend):
+    model = build(**{**options, "attention_backend": backend})
+    ids = torch.randint(1, 50, (1, 12))
+    embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+    logits = model(inputs_embeds=embedded).logits
+    for token in (0, 1, 5, 11):
+        (gradient,) = torch.autograd.grad(logits[0, token].square().sum(), embedded, retain_graph=True)
+        assert not gradient[0, token + 1 :].any()
+        assert gradient[0, token].any()
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_later_tokens_positions_and_lengths_change_nothing(data):
+    options = data.draw(st.sampled_from(METHODS), "method")
+    length = data.draw(st.integers(1, 14), "length")
+    kept = data.draw(st.integers(1, length), "kept")
+    model = build(**options)
+    ids = torch.randint(1, 50, (2, length))
+    other = torch.cat((ids[:, :kept], torch.randint(1, 50, (2, data.draw(st.integers(0, 14 - kept), "more")))), 1)
+    with torch.no_grad():
+        found, expected = (model(each).logits[:, :kept] for each in (other, ids))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_the_loss_is_the_cross_entropy_of_the_next_token():
+    model = build(position="t5")
+    ids = torch.randint(1, 50, (3, 9))
+    labels = ids.clone()
+    labels[0, 4:] = -100
+    out = model(ids, labels=labels)
+    assert type(out) is transformers.modeling_outputs.CausalLMOutput
+    assert out.logits.shape == (3, 9, 50)
+    chances = out.logits.log_softmax(-1)
+    by_hand = [
+        -chances[row, token, labels[row, token + 1]]
+        for row in range(3)
+        for token in range(8)
+        if labels[row, token + 1] != -100
+    ]
+    assert float(out.loss.detach()) == pytest.approx(float(torch.stack(by_hand).mean().detach()), rel=1e-6)
+    theirs = transformers.loss.loss_utils.ForCausalLMLoss(out.logits, labels, vocab_size=50)
+    torch.testing.assert_close(out.loss, theirs, rtol=1e-6, atol=0)
+    model.config.sparse_prediction = True
+    sparse = model(ids, labels=labels)
+    assert sparse.logits.shape == (len(by_hand), 50)
+    torch.testing.assert_close(sparse.loss, out.loss, rtol=1e-6, atol=0)
+    assert model(ids[:, :1], labels=ids[:, :1]).loss.isnan()  # there is no next token
+
+
+def test_packed_documents_do_not_predict_each_other():
+    model = build(position="rope", sparse_prediction=True)
+    rows = [torch.randint(1, 50, (1, length)) for length in (4, 1, 6)]
+    packed = torch.cat(rows, 1)
+    documents = torch.tensor([[0] * 4 + [1] + [2] * 6])
+    places = torch.cat([torch.arange(row.shape[1]) for row in rows])[None]
+    found = model(packed, labels=packed, document_ids=documents, position_ids=places)
+    alone = torch.cat([model(row, labels=row).logits for row in rows])
+    torch.testing.assert_close(found.logits, alone, rtol=1e-9, atol=1e-10)
+    targets = torch.cat([row[0, 1:] for row in rows])
+    torch.testing.assert_close(found.loss, functional.cross_entropy(alone.float(), targets), rtol=1e-5, atol=0)
+
+
+def test_padding_on_either_side():
+    model = build(position="learned")
+    ids, pad = torch.randint(1, 50, (1, 5)), torch.zeros(1, 3, dtype=torch.long)
+    expected = model(ids).logits
+    ones, zeros = torch.ones_like(ids), torch.zeros_like(pad)
+    right = model(torch.cat((ids, pad), 1), torch.cat((ones, zeros), 1)).logits[:, :5]
+    torch.testing.assert_close(right, expected, rtol=1e-9, atol=1e-10)
+    mask = torch.cat((zeros, ones), 1)
+    left = model(torch.cat((pad, ids), 1), mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
+    torch.testing.assert_close(left.logits[:, 3:], expected, rtol=1e-9, atol=1e-10)
+    assert left.logits.isfinite().all()  # the first rows may not attend to anything
+
+
+def test_weights_are_causal_and_checkpointing_changes_nothing():
+    model = build(position="tisa")
+    ids = torch.randint(1, 50, (2, 7))
+    weights = model(ids, output_attentions=True).attentions
+    for each in weights:
+        assert not each.triu(1).any()
+        torch.testing.assert_close(each.sum(-1), torch.ones(2, 2, 7, dtype=each.dtype))
+    model(ids, labels=ids).loss.backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    checkpoint_activations(model.train())
+    model(ids, labels=ids).loss.backward()
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], expected, rtol=1e-9, atol=1e-10)
+
+
+def test_it_is_saved_and_found_by_its_class(tmp_path):
+    model = build(position="rope")
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert type(again) is type(whereformer.load_pretrained(tmp_path)) is EncoderForCausalLM
+    ids = torch.randint(1, 50, (2, 7))
+    torch.testing.assert_close(again.eval()(ids).logits, model(ids).logits, rtol=0, atol=0)
+
+
+def test_models_that_it_does_not_fit_say_so():
+    with pytest.raises(
+        ValueError, match=r"^causal: expected True for a model that predicts the next token, got False$"
+    ):
+        build(causal=False)
+    with pytest.raises(ValueError, match=r"^classifier_pooling: expected 'mean' with causal=True, .* got 'cls'$"):
+        build(EncoderForSequenceClassification)
+    assert build(EncoderForSequenceClassification, classifier_pooling="mean")(torch.ones(1, 3, dtype=torch.long))
+    # The head of a masked language model is the same.
+    assert build().state_dict().keys() == build(EncoderForMaskedLM).state_dict().keys()

@@ -1,0 +1,306 @@
+"""The options of layers, one by one and together, against an encoder that is written out here; and the presets."""
+
+import re
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers.activations import ACT2FN
+
+from whereformer import (
+    Encoder,
+    EncoderConfig,
+    EncoderForMaskedLM,
+    EncoderForQuestionAnswering,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+    load_pretrained,
+)
+from whereformer.models.presets import PRESETS
+
+from .checkpointing import checkpoint_activations
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "intermediate_size": 20,
+    "max_position_embeddings": 40,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+MODERN = {"norm": "pre", "first_norm": False, "feed_forward": "gated", "biases": False, "type_vocab_size": 0}
+OPTIONS = {
+    "as it is": {},
+    "geglu": {"feed_forward": "gated"},
+    "swiglu": {"feed_forward": "gated", "hidden_act": "silu"},
+    "rms": {"norm_type": "rms"},
+    "no biases": {"biases": False},
+    "qk norm": {"qk_norm": True},
+    "no embedding norm": {"embedding_norm": False},
+    "no first norm": {"norm": "pre", "first_norm": False},
+    "no first norm, shared": {"norm": "pre", "first_norm": False, "blocks": "1x3"},
+    "scale": {"attention_scale": 1.0},
+    "causal": {"causal": True},
+    "causal with windows": {"causal": True, "windows": "2,0"},
+    "all": {**MODERN, "norm_type": "rms", "qk_norm": True, "attention_scale": 0.3, "windows": "0,3", "causal": True},
+}
+
+
+def build(kind=Encoder, **options):
+    """A model in float64, with parameters so large that each one matters."""
+    torch.manual_seed(0)
+    model = kind(EncoderConfig(**{**SIZES, "blocks": "3", "position": "learned", **options})).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def written_out(model, ids, mask):
+    """All hidden states, from the model's parameters and nothing else of it."""
+    config, parameters = model.config, dict(model.named_parameters())
+    heads, eps = config.num_attention_heads, config.layer_norm_eps
+
+    def linear(name, x):
+        return functional.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+
+    def norm(name, x):
+        if config.norm_type == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * parameters[f"{name}.weight"]
+        return x + parameters[f"{name}.bias"] if f"{name}.bias" in parameters else x
+
+    def split(x):
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def attend(name, x, window):
+        query, key, value = (split(linear(f"{name}.{part}", x)) for part in ("query", "key", "value"))
+        if config.qk_norm:
+            query, key = (
+                x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * parameters[f"{name}.{part}_norm.weight"]
+                for part, x in (("query", query), ("key", key))
+            )
+        scale = config.attention_scale or config.head_dim**-0.5
+        offsets = torch.arange(x.shape[1]) - torch.arange(x.shape[1])[:, None]
+        allowed = mask.bool()[:, None, None, :] & (offsets.abs() <= (window or 10**6))
+        if config.causal:
+            allowed = allowed & (offsets <= 0)
+        weights = (scale * query @ key.mT).masked_fill(~allowed, -torch.inf).softmax(-1)
+        weights = weights.nan_to_num(0.0)  # a row that may not attend to anything
+        return linear(f"{name}.out", (weights @ value).transpose(1, 2).flatten(-2))
+
+    def feed(name, x):
+        x = linear(f"{name}.up", x)
+        if config.feed_forward == "gated":
+            width = config.intermediate_size
+            x = ACT2FN[config.hidden_act](x[..., :width]) * x[..., width:]
+        else:
+            x = ACT2FN[config.hidden_act](x)
+        return linear(f"{name}.down", x)
+
+    x = parameters["embeddings.word.weight"][ids]
+    if config.type_vocab_size:
+        x = x + parameters["embeddings.token_type.weight"][0]
+    x = x + parameters["position.weight"][: ids.shape[1]]
+    states = [norm("embeddings.norm", x) if config.embedding_norm else x]
+    for number, (layer, window) in enumerate(zip(config.passes, config.layer_windows(), strict=True)):
+        x, name = states[-1], f"layers.{layer}"
+        if config.norm == "pre":
+            before = norm(f"{name}.attention_norm", x) if number or config.first_norm else x
+            x = x + attend(f"{name}.attention", before, window)
+            x = x + feed(name, norm(f"{name}.feed_forward_norm", x))
+        else:
+            x = norm(f"{name}.attention_norm", x + attend(f"{name}.attention", x, window))
+            x = norm(f"{name}.feed_forward_norm", x + feed(name, x))
+        states.append(x)
+    if config.norm == "pre":
+        states[-1] = norm("norm", states[-1])
+    return states
+
+
+def batch(length):
+    """Four rows: a whole one, two with padding on either side, and one of padding only."""
+    torch.manual_seed(length)
+    mask = torch.ones(4, length, dtype=torch.long)
+    mask[1, length // 2 + 1 :] = 0
+    mask[2, : length // 2] = 0
+    mask[3] = 0
+    return {"input_ids": torch.randint(1, 50, (4, length)), "attention_mask": mask}
+
+
+def gradients(states, model):
+    torch.manual_seed(3)
+    loss = sum((torch.randn_like(state) * state).sum() for state in states)
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_states_and_gradients_are_those_written_out(options, length):
+    model, inputs = build(**options), batch(length)
+    found = model(**inputs, output_hidden_states=True).hidden_states
+    expected = written_out(model, inputs["input_ids"], inputs["attention_mask"])
+    assert len(found) == len(expected) == 4
+    for state, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(state, other, rtol=1e-9, atol=1e-10)
+    for (name, _), grad, other in zip(
+        model.named_parameters(), gradients(found, model), gradients(expected, model), strict=True
+    ):
+        torch.testing.assert_close(grad, other, rtol=1e-8, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_without_gradients_and_with_dropout_between_the_feed_forward_layers_it_is_the_same():
+    """Three ways through the feed-forward network."""
+    model, inputs = build(**OPTIONS["all"]), batch(9)
+    with_gradients = model(**inputs).last_hidden_state
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).last_hidden_state, with_gradients, rtol=0, atol=1e-12)
+    for layer in model.layers:
+        layer.activation_dropout.register_forward_hook(lambda module, args, output: output)
+    torch.testing.assert_close(model(**inputs).last_hidden_state, with_gradients, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("blocks", [{"blocks": "2-1x2-1", "decoder_layers": "1"}, {"blocks": "1x3"}], ids=str)
+@pytest.mark.parametrize("position", ["rope+t5", "transformer_xl"])
+def test_funnels_and_shared_layers_have_them_too(blocks, position):
+    options = {**OPTIONS["all"], "causal": False, "windows": None, "position": position, **blocks}
+    model, inputs = build(EncoderForMaskedLM, **options, tie_word_embeddings=False), batch(9)
+    toward = torch.randn(4, 9, 50, dtype=torch.float64)
+
+    def loss():
+        return (model(**inputs).logits * toward).sum()
+
+    loss().backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(grad is not None and grad.isfinite().all() and grad.any() for grad in found.values())
+    checkpoint_activations(model)
+    model.train().zero_grad()
+    loss().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, found[name], rtol=1e-9, atol=1e-10)
+    # One entry of a weight, by numbers.
+    weight, step = model.encoder.layers[0].up.weight, 1e-6
+    at = divmod(int(found["encoder.layers.0.up.weight"].abs().argmax()), weight.shape[1])
+    losses = []
+    with torch.no_grad():
+        for sign in (1, -1):
+            weight[at] += sign * step
+            losses.append(float(loss()))
+            weight[at] -= sign * step
+    numeric = (losses[0] - losses[1]) / (2 * step)
+    assert numeric == pytest.approx(float(found["encoder.layers.0.up.weight"][at]), rel=1e-5)
+
+
+def test_a_gated_layer_keeps_only_what_its_first_projection_makes():
+    """The backward computes the activation and the product again."""
+
+    def kept(**options):
+        model = build(blocks="1", position="none", intermediate_size=1000, **options)
+        sizes = {}
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda x: sizes.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) and x, lambda x: x
+        )
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        with hooks:
+            out = model(torch.ones(1, 64, dtype=torch.long)).last_hidden_state
+        assert out.requires_grad
+        return sum(size for place, size in sizes.items() if place not in weights)
+
+    wide = 64 * 1000 * 8
+    assert kept(feed_forward="gated") - kept() == wide
+
+
+@pytest.mark.parametrize("options", [OPTIONS["all"], PRESETS["modernbert"], PRESETS["neobert"]], ids=str)
+def test_bfloat16_is_near_float64(options):
+    model, inputs = build(**options), batch(9)
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        found = model.bfloat16()(**inputs).last_hidden_state
+    assert found.dtype == torch.bfloat16
+    assert float((found.double() - expected).norm() / expected.norm()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"first_norm": False}, "first_norm: False needs norm 'pre', got 'post'"),
+        ({"feed_forward": "glu"}, "feed_forward: expected 'plain' or 'gated', got 'glu'"),
+        ({"norm_type": "batch"}, "norm_type: expected 'layer' or 'rms', got 'batch'"),
+        ({"biases": 1}, "biases: expected True or False, got 1"),
+        ({"attention_scale": -1.0}, "attention_scale: expected at least 0, got -1.0"),
+        ({"causal": True, "blocks": "2-2"}, "causal: pooling mixes a token with the next; expected a single block"),
+        ({"classifier_pooling": "mean", "blocks": "2-2"}, "classifier_pooling: 'mean' needs a single block"),
+        (
+            {"qk_norm": True, "position": "synthesizer"},
+            "qk_norm: expected False with a position method that replaces queries and keys, got True",
+        ),
+        (
+            {"attention_scale": 1.0, "position": "synthesizer"},
+            "attention_scale: expected None with a position method that replaces queries and keys, got 1.0",
+        ),
+    ],
+)
+def test_contradictions_are_one_line(options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}[^\n]*$"):
+        Encoder(EncoderConfig(**{**SIZES, **options}))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_model(name, tmp_path):
+    model = EncoderForMaskedLM(EncoderConfig.preset(name, **SIZES)).eval()
+    assert {field: getattr(model.config, field) for field in PRESETS[name]} == {
+        **PRESETS[name],
+        **{field: 0.0 for field in PRESETS[name] if field.endswith("dropout_prob")},
+    }
+    model.save_pretrained(tmp_path)
+    again = load_pretrained(tmp_path)
+    inputs = batch(9)
+    with torch.no_grad():
+        torch.testing.assert_close(again(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
+    assert again.loading_report.initialised == ()
+
+
+def test_changes_win_over_a_preset():
+    config = EncoderConfig.preset("modernbert", blocks="2", norm="post", first_norm=True)
+    assert (config.windows, config.position_options) == ("0,64", {"base": [160_000.0, 10_000.0]})
+    config = EncoderConfig.preset("modernbert", position="tisa", position_options={"num_kernels": 3}, windows="5")
+    assert (config.position_options, config.windows) == ({"num_kernels": 3}, "5")
+    assert EncoderConfig.preset("modernbert", position="tisa").position_options == {}
+    joined = EncoderConfig.preset("neobert", position="tisa+rope", blocks="1x3")
+    assert joined.position_options == {"layout": "interleaved"}
+    assert EncoderConfig.preset("neobert", hidden_size=768).intermediate_size == 2048
+    assert EncoderConfig.preset("modernbert", blocks="1-1", decoder_layers="1").windows == "0,64,64"
+    with pytest.raises(ValueError, match=r"^preset: expected one of bert, albert, .*, got 'roberta'$"):
+        EncoderConfig.preset("roberta")
+    with pytest.raises(ValueError, match=r"^first_norm: False needs norm 'pre', got 'post'$"):
+        EncoderConfig.preset("modernbert", norm="post")
+
+
+def test_classifiers_with_a_norm_and_a_mean():
+    options = {"classifier_norm": True, "num_labels": 3, "classifier_act": "gelu"}
+    inputs = batch(9)
+    inputs["attention_mask"][3, :2] = 1
+    mean = build(EncoderForSequenceClassification, classifier_pooling="mean", **options)
+    states = mean.encoder(**inputs).last_hidden_state
+
+    def transformed(head, x):
+        hidden = functional.gelu(functional.linear(x, head.dense.weight, head.dense.bias))
+        return functional.layer_norm(hidden, (16,), head.norm.weight, head.norm.bias, 1e-12)
+
+    real = inputs["attention_mask"].bool()
+    pooled = torch.stack([state[row].mean(0) for state, row in zip(states, real, strict=True)])
+    expected = functional.linear(transformed(mean.classifier, pooled), mean.classifier.out.weight)
+    torch.testing.assert_close(mean(**inputs).logits, expected + mean.classifier.out.bias, rtol=0, atol=1e-10)
+    # The same rows, packed.
+    ids = torch.cat([row[keep] for row, keep in zip(inputs["input_ids"], real, strict=True)])[None]
+    places = torch.cat([torch.arange(9)[keep] for keep in real])[None]
+    documents = torch.cat([torch.full((int(keep.sum()),), number) for number, keep in enumerate(real)])[None]
+    packed = mean(input_ids=ids, position_ids=places, document_ids=documents).logits
+    torch.testing.assert_close(packed, mean(**inputs).logits, rtol=0, atol=1e-10)
+    tokens = build(EncoderForTokenClassification, **options)
+    states = transformed(tokens.transform, tokens.encoder(**inputs).last_hidden_state)
+    torch.testing.assert_close(tokens(**inputs).logits, tokens.token_classifier(states), rtol=0, atol=1e-10)
+    spans = build(EncoderForQuestionAnswering, **options)
+    states = transformed(spans.transform, spans.encoder(**inputs).last_hidden_state)
+    torch.testing.assert_close(spans(**inputs).start_logits, spans.span(states)[..., 0], rtol=0, atol=1e-10)

@@ -1,0 +1,369 @@
+"""ModernBERT, DistilBERT, MPNet and NeoBERT as ours: the same numbers, from files."""
+
+import json
+import re
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
+from transformers.models.modernbert import modeling_modernbert as modernbert
+
+from whereformer import (
+    Encoder,
+    EncoderForMaskedLM,
+    EncoderForQuestionAnswering,
+    EncoderForSequenceClassification,
+    EncoderForTokenClassification,
+    load_pretrained,
+)
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 170,
+    "num_labels": 3,
+    "pad_token_id": 1,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+MODERN = {**SIZES, "cls_token_id": None, "sep_token_id": None, "local_attention": 6}
+DISTIL = {
+    "vocab_size": 50,
+    "dim": 16,
+    "n_layers": 3,
+    "n_heads": 2,
+    "hidden_dim": 24,
+    "max_position_embeddings": 170,
+    "num_labels": 3,
+}
+HEADS = {
+    "Model": Encoder,
+    "ForMaskedLM": EncoderForMaskedLM,
+    "ForSequenceClassification": EncoderForSequenceClassification,
+    "ForTokenClassification": EncoderForTokenClassification,
+    "ForQuestionAnswering": EncoderForQuestionAnswering,
+}
+WITH_BIASES = dict.fromkeys(("norm_bias", "mlp_bias", "attention_bias", "classifier_bias"), True)
+# What transformers' class and configuration begin with, and what is not as in the sizes.
+CASES = {
+    "distilbert": ("DistilBert", DISTIL),
+    "distilbert, relu": ("DistilBert", {**DISTIL, "activation": "relu", "tie_word_embeddings": False}),
+    "mpnet": ("MPNet", SIZES),
+    "mpnet, untied": ("MPNet", {**SIZES, "tie_word_embeddings": False}),
+    "modernbert": ("ModernBert", MODERN),
+    "modernbert, odd window": ("ModernBert", {**MODERN, "local_attention": 7, "global_attn_every_n_layers": 2}),
+    "modernbert, all global": ("ModernBert", {**MODERN, "global_attn_every_n_layers": 1}),
+    "modernbert, window of the text": ("ModernBert", {**MODERN, "local_attention": 1000}),
+    "modernbert, bases": ("ModernBert", {**MODERN, "global_rope_theta": 500.0, "local_rope_theta": 20.0}),
+    "modernbert, layer types": (
+        "ModernBert",
+        {**MODERN, "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"]},
+    ),
+    "modernbert, biases": ("ModernBert", {**MODERN, **WITH_BIASES}),
+    "modernbert, no decoder bias": ("ModernBert", {**MODERN, "norm_bias": True, "decoder_bias": False}),
+    "modernbert, some biases": ("ModernBert", {**MODERN, "mlp_bias": True, "tie_word_embeddings": False}),
+    "modernbert, swiglu": (
+        "ModernBert",
+        {**MODERN, "hidden_activation": "silu", "classifier_activation": "silu", "attention_bias": True},
+    ),
+    "modernbert, mean": ("ModernBert", {**MODERN, "classifier_pooling": "mean"}),
+}
+
+
+@pytest.fixture
+def exact_rotations(monkeypatch):
+    """ModernBERT turns in float32 whatever its dtype; here it does so in float64."""
+
+    def turns(self, x, position_ids, layer_type):
+        base = self.config.rope_parameters[layer_type]["rope_theta"]
+        width = self.config.hidden_size // self.config.num_attention_heads
+        angles = position_ids[..., None].double() / base ** (torch.arange(0, width, 2).double() / width)
+        return torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+
+    def turned(query, key, cos, sin, unsqueeze_dim=1):
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        return tuple(x * cos + modernbert.rotate_half(x) * sin for x in (query, key))
+
+    monkeypatch.setattr(modernbert.ModernBertRotaryEmbedding, "forward", turns)
+    monkeypatch.setattr(modernbert, "apply_rotary_pos_emb", turned)
+
+
+def theirs(name, options, head="Model"):
+    """A model of transformers in float64, with parameters so large that each one matters."""
+    if head == "ForQuestionAnswering":
+        options = {**options, "num_labels": 2}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**options)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def batch(length):
+    """A whole row, one with padding on the right, and one with a single token."""
+    torch.manual_seed(length)
+    mask = (torch.arange(length) < torch.tensor([[length], [length // 2 + 1], [1]])).long()
+    return {"input_ids": torch.randint(2, 50, (3, length)).where(mask.bool(), 1), "attention_mask": mask}
+
+
+def run(model, inputs):
+    """The hidden states at real tokens, and the logits."""
+    real = inputs["attention_mask"].bool()
+    out = model(**inputs, output_hidden_states=True, return_dict=True)
+    found = [state[real] for state in out.hidden_states]
+    logits = [out[name] for name in ("logits", "start_logits", "end_logits") if name in out]
+    return found + [each[real] if each.shape[:2] == real.shape else each for each in logits]
+
+
+def weighted(numbers):
+    torch.manual_seed(2)
+    return sum((torch.randn_like(number) * number).sum() for number in numbers)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_states_and_logits(case, head, tmp_path, exact_rotations):
+    name, options = CASES[case]
+    original = theirs(name, options, head)
+    original.save_pretrained(tmp_path / "theirs")
+    ours = load_pretrained(tmp_path / "theirs", dtype=torch.float64)
+    assert type(ours) is HEADS[head]
+    assert set(ours.loading_report.kept) == set(ours.state_dict())
+    assert not ours.loading_report.initialised
+    for length in (1, 2, 21, 150) if head == "Model" else (21,):
+        inputs = batch(length)
+        with torch.no_grad():
+            expected, found = run(original, inputs), run(ours, inputs)
+        assert len(found) == len(expected) >= 4
+        for number, golden in zip(found, expected, strict=True):
+            torch.testing.assert_close(number, golden, rtol=1e-8, atol=1e-9)
+    ours.save_pretrained(tmp_path / "ours")
+    for again in (
+        load_pretrained(tmp_path / "ours", dtype=torch.float64),
+        type(ours).from_pretrained(tmp_path / "ours"),
+    ):
+        for tensor, other in zip(again.double().state_dict().values(), ours.state_dict().values(), strict=True):
+            assert torch.equal(tensor, other)
+        with torch.no_grad():
+            torch.testing.assert_close(run(again, inputs), found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", ["distilbert", "mpnet", "modernbert, biases", "modernbert, swiglu"])
+def test_the_same_gradients(case, tmp_path, exact_rotations):
+    """Of everything that is one tensor there and here."""
+    name, options = CASES[case]
+    original = theirs(name, options, "ForMaskedLM")
+    original.save_pretrained(tmp_path / "theirs")
+    ours = load_pretrained(tmp_path / "theirs", dtype=torch.float64)
+    inputs = batch(21)
+    weighted(run(original, inputs)).backward()
+    weighted(run(ours, inputs)).backward()
+    with torch.no_grad():
+        for parameter in original.parameters():
+            parameter.copy_(parameter.grad)
+    original.save_pretrained(tmp_path / "gradients")
+    gradients = load_pretrained(tmp_path / "gradients", dtype=torch.float64)
+    for (label, parameter), golden in zip(ours.named_parameters(), gradients.parameters(), strict=True):
+        if case == "modernbert, swiglu" and label.endswith("bias") and not golden.any():
+            continue  # zero because ModernBERT has none there
+        torch.testing.assert_close(
+            parameter.grad, golden, rtol=1e-8, atol=1e-8, msg=lambda m, label=label: f"{label}: {m}"
+        )
+
+
+def test_as_it_is_modernbert_is_the_same_to_float32(tmp_path):
+    original = theirs("ModernBert", MODERN, "ForMaskedLM").float()
+    original.save_pretrained(tmp_path)
+    ours, inputs = load_pretrained(tmp_path), batch(60)
+    with torch.no_grad():
+        for found, expected in zip(run(ours, inputs), run(original, inputs), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_options_of_early_modernberts_are_understood(tmp_path):
+    """Checkpoints on the Hub say global_rope_theta and global_attn_every_n_layers."""
+    original = theirs("ModernBert", MODERN)
+    original.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_parameters"], config["layer_types"]
+    config |= {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3}
+    path.write_text(json.dumps(config))
+    found = load_pretrained(tmp_path).config
+    assert (found.windows, found.position_options) == ("0,3,3", {"base": [160000.0, 10000.0, 10000.0]})
+
+
+def test_padding_on_the_left_needs_position_ids_for_mpnets_numbers(tmp_path):
+    original = theirs("MPNet", SIZES)
+    original.save_pretrained(tmp_path)
+    ours = load_pretrained(tmp_path, dtype=torch.float64)
+    inputs = {name: tensor.flip(1) for name, tensor in batch(11).items()}
+    positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        expected = run(original, inputs)[-1]
+        torch.testing.assert_close(run(ours, {**inputs, "position_ids": positions})[-1], expected, rtol=0, atol=1e-9)
+
+
+def test_another_position_method_in_a_modernbert(tmp_path):
+    theirs("ModernBert", MODERN, "ForMaskedLM").save_pretrained(tmp_path)
+    model = load_pretrained(tmp_path, "rope+tisa", num_kernels=2)
+    assert model.config.position_options["num_kernels"] == 2
+    assert len(model.config.position_options["base"]) == 3
+    assert all(name.startswith("encoder.position.") for name in model.loading_report.initialised)
+
+
+class NeoBlock(nn.Module):
+    """A block after the formulas of github.com/pszemraj/NeoBERT, src/neobert/huggingface/modeling_neobert.py."""
+
+    def __init__(self, width, heads, inner):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.wo = nn.Linear(width, width, bias=False)
+        self.ffn = nn.ModuleDict(
+            {"w12": nn.Linear(width, 2 * inner, bias=False), "w3": nn.Linear(inner, width, bias=False)}
+        )
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(width, 1e-6), nn.RMSNorm(width, 1e-6)
+
+    def forward(self, x, turns, mask):
+        # Each head has its query, key and value side by side.
+        query, key, value = self.qkv(self.attention_norm(x)).unflatten(-1, (self.heads, -1)).chunk(3, -1)
+        query, key = (
+            torch.view_as_real(torch.view_as_complex(each.unflatten(-1, (-1, 2)).contiguous()) * turns).flatten(-2)
+            for each in (query, key)
+        )
+        scores = torch.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
+        weights = scores.masked_fill(~mask.bool()[:, None, None], -torch.inf).softmax(-1)
+        x = x + self.wo(torch.einsum("bhqk,bkhd->bqhd", weights, value).flatten(-2))
+        first, second = self.ffn["w12"](self.ffn_norm(x)).chunk(2, -1)
+        return x + self.ffn["w3"](functional.silu(first) * second)
+
+
+class Neo(nn.Module):
+    def __init__(self, width, heads, inner, layers):
+        super().__init__()
+        self.encoder = nn.Embedding(50, width)
+        self.transformer_encoder = nn.ModuleList(NeoBlock(width, heads, inner) for _ in range(layers))
+        self.layer_norm = nn.RMSNorm(width, 1e-6)
+
+    def forward(self, input_ids, attention_mask):
+        width = self.encoder.embedding_dim // self.transformer_encoder[0].heads
+        frequencies = 10_000.0 ** (-torch.arange(0, width, 2).double() / width)
+        angles = torch.arange(input_ids.shape[1]).double()[:, None] * frequencies
+        turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+        states = [self.encoder(input_ids)]
+        for block in self.transformer_encoder:
+            states.append(block(states[-1], turns, attention_mask))
+        return [*states[:-1], self.layer_norm(states[-1])]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_neobert_is_what_its_code_says(whole, tmp_path):
+    torch.manual_seed(0)
+    # The option 38 stands for 2 / 3 of it, rounded up to a multiple of 8.
+    body = Neo(24, 3, 32, 3).double()
+    decoder = nn.Linear(24, 50).double()
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    state = {f"model.{name}": tensor for name, tensor in body.state_dict().items()} if whole else body.state_dict()
+    if whole:
+        state |= {f"decoder.{name}": tensor for name, tensor in decoder.state_dict().items()}
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, tmp_path / "model.safetensors")
+    config = {
+        "model_type": "neobert",
+        "architectures": ["NeoBERTLMHead" if whole else "NeoBERT"],
+        "vocab_size": 50,
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "intermediate_size": 38,
+        "auto_map": {"AutoModel": "model.NeoBERT"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = load_pretrained(tmp_path, dtype=torch.float64)
+    assert type(ours) is (EncoderForMaskedLM if whole else Encoder)
+    assert set(ours.loading_report.kept) == set(ours.state_dict())
+    assert ours.loading_report.dropped == ours.loading_report.initialised == ()
+    for length in (1, 2, 21):
+        inputs = batch(length)
+        real = inputs["attention_mask"].bool()
+        with torch.no_grad():
+            expected = body(**inputs)
+            expected = [state[real] for state in [*expected, *([decoder(expected[-1])] if whole else [])]]
+            torch.testing.assert_close(run(ours, inputs), expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("case", "head", "fields", "message"),
+    [
+        ("modernbert", "Model", {"local_attention": 1}, "local_attention: expected at least 2, got 1"),
+        (
+            "modernbert",
+            "ForMaskedLM",
+            {"classifier_activation": "tanh"},
+            "classifier_activation: expected hidden_activation's 'gelu' in a masked-LM head, got 'tanh'",
+        ),
+        ("modernbert", "Model", {"mlp_bias": True}, "checkpoint: it has no 'layers.0.mlp.Wi.bias', which this model"),
+        (
+            "modernbert",
+            "Model",
+            {"hidden_size": 32},
+            "checkpoint: 'embeddings.tok_embeddings.weight' has shape (50, 16)",
+        ),
+        ("modernbert", "Model", {"num_attention_heads": 3}, "num_attention_heads: 3 heads do not divide"),
+        (
+            "modernbert",
+            "Model",
+            {"architectures": ["ModernBertForMultipleChoice"]},
+            "path_or_id: expected one of Modern",
+        ),
+        (
+            "mpnet",
+            "Model",
+            {"relative_attention_num_buckets": 16},
+            "relative_attention_num_buckets: expected 32, got 16",
+        ),
+        ("mpnet", "Model", {"pad_token_id": 0}, "pad_token_id: expected 1, got 0"),
+        ("distilbert", "Model", {"n_layers": 4}, "checkpoint: it has no 'transformer.layer.3."),
+    ],
+)
+def test_what_does_not_fit_is_one_line(case, head, fields, message, tmp_path):
+    name, options = CASES[case]
+    theirs(name, options, head).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}[^\n]*$"):
+        load_pretrained(tmp_path)
+
+
+def test_rope_with_scaling_is_refused(tmp_path):
+    theirs("ModernBert", MODERN).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_parameters"]["full_attention"] |= {"rope_type": "linear", "factor": 2.0}
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"^rope_parameters: expected the rope_type 'default', got 'linear'$"):
+        load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: expected 'swiglu', got 'gelu'"),
+        ({"rope": False}, "rope: expected True, got False"),
+        ({"rms_norm": False}, "rms_norm: expected True, got False"),
+    ],
+)
+def test_other_neoberts_are_refused(fields, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "neobert", **fields}))
+    save_file({"encoder.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        load_pretrained(tmp_path)
