@@ -94,6 +94,7 @@ TERMS: dict[str, Callable[[int], list[Any]]] = {
     "masked": _bias,
     "packed": _bias,
     "window": _bias,
+    "grouped": _bias,
     "shaw": lambda dim: [
         OffsetKeys(_table(1, 2 * CLIP + 1, dim), -CLIP),
         OffsetValues(_table(1, 2 * CLIP + 1, dim), -CLIP),
@@ -104,8 +105,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "masked": {"causal": True, "dropout_p": 0.1, "key_mask": torch.ones(1, LENGTH, dtype=torch.bool)},
     "packed": dict.fromkeys(("query_documents", "key_documents"), torch.zeros(1, LENGTH, dtype=torch.long)),
     "window": {"window": (LENGTH // 3, 0)},
+    "grouped": {"window": (LENGTH // 3, 0)},
 }
 """Options of the calls with these terms."""
+
+KEY_HEADS = {"grouped": 1}
+"""Heads of the keys and values with these terms; with others, each head has its own."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +190,11 @@ def _compiling(capability: int) -> Iterator[list[tuple[Any, dict[str, Any]]]]:
 
 def count(gpu: int, dim: int, dtype: str, term: str) -> list[Counts]:
     """Compile a call and its backward passes, the deterministic one first; count each kernel."""
-    shape = (1, HEADS, LENGTH, dim)
-    inputs = [torch.zeros(shape, dtype=getattr(torch, dtype), requires_grad=True) for _ in range(3)]
+    shared = KEY_HEADS.get(term, HEADS)
+    inputs = [
+        torch.zeros((1, heads, LENGTH, dim), dtype=getattr(torch, dtype), requires_grad=True)
+        for heads in (HEADS, shared, shared)
+    ]
     with _compiling(gpu) as compiled:
         for deterministic in (True, False):
             options = {**OPTIONS.get(term, {}), "deterministic": deterministic}
