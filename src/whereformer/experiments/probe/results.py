@@ -58,6 +58,10 @@ class Failed:
     failed: str
 
 
+Runs = dict[str, dict[str, dict[int, Run | Failed]]]
+"""The finished runs by task, method and seed."""
+
+
 @dataclass(frozen=True)
 class ProbeResults(Results):
     """The results of probes, finished or so far.
@@ -71,7 +75,7 @@ class ProbeResults(Results):
     FORMAT = "probe 1"
 
     settings: ProbeSettings
-    runs: dict[str, dict[str, dict[int, Run | Failed]]]
+    runs: Runs
     guesses: dict[str, dict[int, float]]
 
     def check(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,14 +12,14 @@ import torch
 from ...runs.jobs import spread
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
-from .results import Failed, ProbeResults, ProbeSettings, Run, Score, earlier_results
+from .results import Failed, ProbeResults, ProbeSettings, Run, Runs, earlier_results
 from .settings import Sizes
 from .train import LENGTH_FACTORS, Judged, check_positions, check_tasks, train_and_judge
 
 DEFAULT_POSITIONS = ("none", "learned", "rope", "alibi", "t5", "shaw", "tisa")
 QUICK_POSITIONS = ("none", "learned", "rope", "tisa")
-DEFAULT_STEPS = 600
-QUICK_STEPS = 200
+DEFAULT_STEPS = 500
+QUICK_STEPS = 150
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,21 @@ def probe(job: ProbeJob, out: Path, progress: Progress, jobs: int = 1) -> ProbeR
         results.save(path)
         if isinstance(run, Failed):
             progress.line(f"{task}, {name}, seed {seed}: failed, {run.failed}; the others go on")
+    results = replace(results, runs=_ordered(results, job))
     results.save(path)
     return results
+
+
+def _ordered(results: ProbeResults, job: ProbeJob) -> Runs:
+    """Return the runs with the job's tasks and methods first, since several processes finish in any order."""
+    return {
+        task: {
+            name: results.runs[task][name]
+            for name in (*job.positions, *results.runs[task])
+            if name in results.runs[task]
+        }
+        for task in dict.fromkeys((*job.tasks, *results.runs))
+    }
 
 
 def _train(job: ProbeJob, which: tuple[str, str, int], progress: Progress) -> Run | Failed:

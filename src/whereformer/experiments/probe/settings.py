@@ -31,7 +31,7 @@ class Sizes:
     layers: int = 2
     hidden_size: int = 64
     num_heads: int = 4
-    learning_rate: float = 3e-3
+    learning_rate: float = 6e-3
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ProbeTraining:
     """Symbols in a training row, an even number. Models are judged at this length and at two and four times it."""
 
     steps: int | None = None
-    """Training steps of each model. Default: 600, or 200 for a quick look."""
+    """Training steps of each model. Default: 500, or 150 for a quick look."""
 
     seeds: int = 1
     """Number of seeds to repeat everything with. With several, the tables show medians and ranges."""
