@@ -71,7 +71,7 @@ class Probe:
         check_range(self, jobs=(1, MOST_JOBS))
         sizes = self.training.sizes(QUICK_STEPS if self.quick else DEFAULT_STEPS)
         tasks = tuple(TASKS) if self.tasks is None else listed("tasks", self.tasks)
-        positions = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
+        positions: tuple[str, ...] = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
         if self.positions is not None:
             every = self.positions.strip() == "all"
             positions = tuple(position_names()) if every else listed("positions", self.positions)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...runs.results import Results, check_that, refuse_other_settings
 from .settings import Sizes
+from .tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,20 @@ class ProbeResults(Results):
     guesses: dict[str, dict[int, float]]
 
     def check(self) -> None:
-        for task, methods in self.runs.items():
-            guesses = self.guesses.get(task, {})
+        lengths = next(iter(self.guesses.values()), {}).keys()
+        for task, guesses in self.guesses.items():
+            check_that(task in TASKS, f"guesses.{task}", f"a task out of {', '.join(TASKS)}")
+            check_that(guesses.keys() == lengths and 0 not in lengths, f"guesses.{task}", "a guess at each length")
             check_that(self.settings.length in guesses, f"guesses.{task}", "a guess at the length of training")
             check_that(all(0 <= guess <= 1 for guess in guesses.values()), f"guesses.{task}", "shares from 0 to 1")
+        for task, methods in self.runs.items():
+            check_that(task in self.guesses and bool(methods), f"runs.{task}", "guesses and runs for this task")
             for name, by_seed in methods.items():
                 check_that(bool(by_seed), f"runs.{task}.{name}", "a run for a seed")
                 for seed, run in by_seed.items():
                     where = f"runs.{task}.{name}.{seed}"
                     if isinstance(run, Run):
-                        check_that(run.scores.keys() == guesses.keys(), where, "a score at each length")
+                        check_that(run.scores.keys() == lengths, where, "a score at each length")
                         scores = [score for score in run.scores.values() if isinstance(score, Score)]
                         ok = all(0 <= score.accuracy <= 1 and score.error >= 0 for score in scores)
                         check_that(ok, where, "accuracies from 0 to 1 and errors of at least 0")

@@ -163,5 +163,5 @@ def judge(model: EncoderForMaskedLM, rows: Judged) -> Score | Cannot:
     correct = torch.zeros_like(asked).masked_scatter(asked, torch.cat(right))
     # Answers in the same row depend on each other, so the rows are what varies.
     gaps = (correct.double() - rows.guessed.double()).sum(1) / asked.sum() * len(asked)
-    error = float(gaps.std() / len(gaps) ** 0.5)
-    return Score(float(correct.sum() / asked.sum()), float(gaps.mean()), error)
+    accuracy = float(correct.sum() / asked.sum())
+    return Score(accuracy, float(gaps.mean()), float(gaps.std() / len(gaps) ** 0.5))
