@@ -72,7 +72,7 @@ def test_tables_are_by_length_and_keep_what_is_missing():
 def test_who_solves_everything():
     both = {"rope": [run(1.0)], "tisa": [run(0.97)], "none": [run(0.2)]}
     assert says(copy=both, sort=both) == [
-        "rope and tisa solve all 2 tasks at 16 symbols.",
+        "rope and tisa solve both tasks at 16 symbols.",
         "No method solves a task at 64 symbols.",
     ]
 

@@ -26,12 +26,12 @@ def page_of(results):
 def test_every_accuracy_has_its_mark_and_color():
     page = page_of(made_up())
     cells = [cell.strip() for cell in Cells(page).cells]
-    at = cells.index("guessing without positions")
-    assert cells[at : at + 3] == ["guessing without positions", "20.0%", "20.0%"]
+    at = cells.index("guessing")
+    assert cells[at : at + 3] == ["guessing", "20.0%", "20.0%"]
     assert cells[at + 3 : at + 6] == ["none", "(20.0%)", "failed"]
-    assert cells[at + 6 : at + 9] == ["learned", "100.0%*", "missing"]
-    assert cells[at + 9 : at + 12] == ["tisa", "60.5%?21%\N{EN DASH}100%", "missing"]
-    assert cells[at + 12 : at + 15] == [ODD_NAME, "missing", "62.5%50%\N{EN DASH}75%"]
+    assert cells[at + 6 : at + 9] == ["learned", "100.0%*", "not tried"]
+    assert cells[at + 9 : at + 12] == ["tisa", "60.5%?21%\N{EN DASH}100%", "not tried"]
+    assert cells[at + 12 : at + 15] == [ODD_NAME, "not tried", "62.5%50%\N{EN DASH}75%"]
     longer = cells[at + 15 :]
     assert "cannot" in longer
     assert page.count("background: #fee838; color: #000") == 1  # 100%, the brightest

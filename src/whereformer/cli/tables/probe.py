@@ -16,13 +16,10 @@ from ...experiments.probe.tasks import TASKS
 def print_probes(console: Console, found: Sequence[Table]) -> None:
     """Print a table of methods and tasks for each length, at most 100 columns wide."""
     for table in found:
-        at = f"{table.length} symbols"
         times = table.length // found[0].length
-        printed = Printed(
-            title=f"Accuracy in percent at {at}, {'as trained' if times == 1 else f'{times} times as many'}",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-        )
+        how = "as trained" if times == 1 else f"{times} times as many as trained"
+        console.print(f"Accuracy in percent at {table.length} symbols, {how}", style="bold", highlight=False)
+        printed = Printed(box=box.SIMPLE_HEAD, pad_edge=False)
         printed.add_column("position", no_wrap=True)
         for task in table.guesses:
             printed.add_column(task, justify="right", no_wrap=True)

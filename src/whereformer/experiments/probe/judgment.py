@@ -31,7 +31,7 @@ class Level(StrEnum):
     """It has no positions at this length."""
     FAILED = "failed"
     """With some seed, training ended without a model."""
-    MISSING = "missing"
+    MISSING = "not tried"
     """It was not tried."""
 
 
@@ -93,7 +93,7 @@ def tables(results: ProbeResults) -> list[Table]:
 def cell(by_seed: Mapping[int, Run | Failed], length: int) -> Cell:
     """Judge the runs of a method on a task at one length."""
     if not by_seed:
-        return Cell(Level.MISSING, Spread(None, why_not="not tried"))
+        return Cell(Level.MISSING, Spread(None, why_not="this was not tried with this method"))
     scores = []
     for seed, run in by_seed.items():
         if isinstance(run, Failed):
@@ -141,7 +141,7 @@ def _most(table: Table, join: Callable[[list[str]], str], advice: str) -> str:
     rivals = [position for position, count in counts.items() if count < best <= table.may_solve(position)]
     verb = "solves" if len(leaders) == 1 else "solve"
     if best == total:
-        what = "the task" if total == 1 else f"all {total} tasks"
+        what = {1: "the task", 2: "both tasks"}.get(total, f"all {total} tasks")
         sentence = f"{join(leaders)} {verb} {what} {at}"
     elif len(leaders) == len(counts):
         sentence = f"{join(leaders)} {verb} {best} of {total} tasks {at}"
