@@ -185,10 +185,11 @@ def terms(
     _terms_of_hook(self, place, result)
 
 
-@shapes_of("query_terms")
-def query_terms(
+@shapes_of("content_terms")
+def content_terms(
     self: Position,
     query: Float[Tensor, "batch {self.model.num_heads} n_q {self.model.head_dim}"],
+    key: Float[Tensor, "batch _ _ {self.model.head_dim}"],
     place: Any,
     result: tuple[Any, ...],
 ) -> None:

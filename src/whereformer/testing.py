@@ -117,7 +117,7 @@ def attend(
     terms = position.terms(queries, place)
     options = {"query_positions": queries_at, "key_positions": keys_at, **options}
     if position.content:
-        terms += position.query_terms(query, place)
+        terms += position.content_terms(query, key, place)
         query, key, value = position.rotate(query, key, value, place)
         out = attention(query, key, value, terms, **options)
     else:
@@ -171,7 +171,7 @@ def _hooks(position: Position, words: Tensor, heads: Tensor, place: Place) -> li
     found = [position.embed(words, place.keys)]
     found += _tensors(position.terms(words, place))
     if position.content:
-        found += _tensors(position.query_terms(query, place))
+        found += _tensors(position.content_terms(query, key, place))
         found += position.rotate(query, key, value, place)
     return found
 
@@ -207,7 +207,7 @@ def _keeps_shapes(case: _Case) -> None:
         place = Place(query_at, at, 1, position.shared(query_at, at, position.once()))
         terms = {"terms": position.terms(hidden[:, -3:], place)}
         if position.content:
-            terms["query_terms"] = position.query_terms(query, place)
+            terms["content_terms"] = position.content_terms(query, key, place)
             rotated = position.rotate(query, key, value, place)
             for name, old, new in zip(("query", "key", "value"), (query, key, value), rotated, strict=True):
                 _demand(

@@ -221,6 +221,7 @@ def test_the_list_of_positions_names_every_method(capsys):
     main(["positions"])
     out = capsys.readouterr().out
     assert all(name in out for name in position_names())
+    assert "none or nope" in out
     assert "num_kernels=5, share_layers=false" in out
 
 
@@ -231,9 +232,9 @@ def test_every_method_can_be_compared(text, tmp_path):
     results = run(text, tmp_path, positions="all")
     assert list(results["runs"]) == position_names()
     fixed = {name for name, runs in results["runs"].items() if "cannot" in runs["0"]["scores"]["32"]}
-    assert fixed == {"learned", "synthesizer", "tupe", "tisa2d", "grid_bias"}
+    assert fixed == {"learned", "synthesizer", "tupe", "tisa2d", "grid_bias", "rope2d"}
     with_curves = {name for name, runs in results["runs"].items() if runs["0"]["curves"]}
-    assert with_curves == {"t5", "tisa", "alibi", "fire"}
+    assert with_curves == {"t5", "tisa", "alibi", "kerple", "fire"}
 
 
 def test_two_commands_do_not_write_to_one_folder(text, tmp_path, capsys):

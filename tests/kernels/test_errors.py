@@ -67,6 +67,8 @@ CASES = [
     ({"sink_tokens": 0.0}, TypeError, r"sink_tokens: expected a whole number, got 0.0"),
     ({"return_lse": "no"}, TypeError, r"return_lse: expected True or False, got 'no'"),
     ({"return_lse": None}, TypeError, r"return_lse: expected True or False, got None"),
+    ({"deterministic": 0}, TypeError, r"deterministic: expected True or False, got 0"),
+    ({"deterministic": None}, TypeError, r"deterministic: expected True or False, got None"),
     ({"causal": 1}, TypeError, r"causal: expected True or False, got 1"),
     ({"softcap": 0}, ValueError, r"softcap: expected a finite number above 0, or None for no cap, got 0.0"),
     ({"softcap": -30.0}, ValueError, r"softcap: expected a finite number above 0, .* got -30.0"),

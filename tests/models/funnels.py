@@ -6,7 +6,7 @@ from tests.models.test_encoder import small_config
 from whereformer import DenseBias, Place, attention
 
 # Their first token may stand before the first position, where these have no row.
-OF_ROWS = {"floater", "synthesizer", "tupe", "tupe+t5", "tisa2d", "grid_bias"}
+OF_ROWS = {"floater", "synthesizer", "tupe", "tupe+t5", "tisa2d", "grid_bias", "rope2d"}
 
 
 def funnel_config(**changes):
@@ -91,7 +91,7 @@ def attend(model, layer, queries, keys, here, there):
     query, key, value = None, None, split(module.value(keys), heads)
     if position.content:
         query, key = split(module.query(queries), heads), split(module.key(keys), heads)
-        terms += position.query_terms(query, place)
+        terms += position.content_terms(query, key, place)
         if module.segments is not None and here[2] is not None:
             terms += (DenseBias(segment_scores(module.segments, query, here[2], there[2])),)
         query, key, value = position.rotate(query, key, value, place)

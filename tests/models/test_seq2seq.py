@@ -21,7 +21,7 @@ from whereformer.models.pooling import Tokens
 from .checkpointing import checkpoint_activations
 from .peers import of_both_stacks
 
-METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater"]
+METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater", "rope+cope", "deberta+rope"]
 _, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
 VOCABULARY = 40
 

@@ -7,7 +7,12 @@ from whereformer import build_position, position_names
 from whereformer.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, attend, spread
 
 # The authors' five solver steps per position would only take longer, and no sequence here reaches a threshold of 512.
-QUICK = {"floater": {"substeps": 1}, "fire": {"initial_threshold": 8.0}}
+QUICK = {
+    "floater": {"substeps": 1},
+    "fire": {"initial_threshold": 8.0},
+    "deberta": {"num_buckets": 8, "max_distance": 12},
+    "cope": {"num_positions": 3},
+}
 
 METHODS = {
     **{name: (name, QUICK.get(name, {})) for name in position_names()},
@@ -32,8 +37,19 @@ METHODS = {
     "synthesizer dense+factorized_dense mix": ("synthesizer", {"variant": "dense+factorized_dense", "content": "mix"}),
     "rope interleaved": ("rope", {"layout": "interleaved"}),
     "rope partial": ("rope", {"rotary_dim": 4}),
+    "rope linear": ("rope", {"scaling": {"rope_type": "linear", "factor": 3.0}}),
+    "rope yarn": (
+        "rope",
+        {"scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4.0}},
+    ),
     "tisa shared": ("tisa", {"share_layers": True}),
     "tisa without kernels": ("tisa", {"num_kernels": 0}),
+    "alibi learned": ("alibi", {"learned": True}),
+    "kerple power": ("kerple", {"variant": "power"}),
+    "deberta clipped": ("deberta", {"num_buckets": None, "max_distance": 5}),
+    "deberta c2p": ("deberta", {"num_buckets": 8, "max_distance": 12, "p2c": False}),
+    "deberta p2c": ("deberta", {"num_buckets": 8, "max_distance": 12, "c2p": False}),
+    "cope causal": ("cope", {"num_positions": 3, "causal": True}),
     "fire causal": ("fire", {"causal": True, "initial_threshold": 8.0}),
     "transformer_xl factorized": ("transformer_xl", {"form": "factorized"}),
     "transformer_xl without [CLS]": ("transformer_xl", {"reset_cls": True}),
@@ -41,6 +57,10 @@ METHODS = {
     "tisa2d after a prefix": ("tisa2d", {"columns": 4, "prefix": 2}),
     "tisa2d shared": ("tisa2d", {"share_layers": True}),
     "grid_bias after a prefix": ("grid_bias", {"columns": 5, "prefix": 5}),
+    "rope2d after a prefix": (
+        "rope2d",
+        {"columns": 4, "prefix": 2, "frequencies": "alternate", "normalize": False, "layout": "interleaved"},
+    ),
     "learned+tisa": ("learned+tisa", {}),
     "tupe+t5": ("tupe+t5", {}),
     "sinusoidal+floater": ("sinusoidal+floater", {"substeps": 1}),

@@ -34,7 +34,7 @@ from whereformer.positions import ModelShape, Position, register
 from whereformer.positions.floater import integrate
 
 # These know a fixed number of positions, and say so; floater integrates further but not to explicit positions.
-FIXED_LENGTH = {"learned", "synthesizer", "tupe", "tisa2d", "grid_bias"}
+FIXED_LENGTH = {"learned", "synthesizer", "tupe", "tisa2d", "grid_bias", "rope2d"}
 
 all_methods = pytest.mark.parametrize("method", METHODS)
 
@@ -286,7 +286,7 @@ def test_floater_takes_explicit_positions_below_max_length_only():
 
 FRACTIONS = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
 # Methods that refuse fractional positions.
-WHOLE_ONLY = {*FIXED_LENGTH, "shaw", "t5", "floater"}
+WHOLE_ONLY = {*FIXED_LENGTH, "shaw", "t5", "floater", "deberta"}
 
 
 @all_methods
@@ -359,7 +359,10 @@ def test_floater_in_half_precision_does_not_lose_its_small_steps():
 
 
 # Tupe and dense synthesizers project hidden states as any linear layer does, so autocast rounds those.
-PROJECTING = {"tupe", "tupe+t5", *(method for method in METHODS if "dense" in method or "transformer_xl" in method)}
+PROJECTING = {
+    *("tupe", "tupe+t5"),
+    *(method for method in METHODS if any(name in method for name in ("dense", "transformer_xl", "deberta"))),
+}
 
 
 @all_methods
@@ -473,7 +476,8 @@ def test_the_floater_operator_is_well_formed():
 # Their effect on a score is more than a number per head and offset, or nothing.
 WITHOUT_CURVE = {
     *("none", "sinusoidal", "learned", "shaw", "floater", "synthesizer", "tupe", "rope", "transformer_xl"),
-    *("tisa2d", "grid_bias"),
+    *("deberta", "cope"),
+    *("tisa2d", "grid_bias", "rope2d"),
 }
 WITH_CURVE = [method for method in METHODS if not parts_of(method) <= WITHOUT_CURVE]
 
@@ -575,7 +579,41 @@ WRONG_OPTIONS = [
     ("rope", {"rotary_dim": 10}, r"rotary_dim: expected an even number up to head_dim 8, got 10"),
     ("rope", {"rotary_dim": 0}, r"rotary_dim: expected an even number up to head_dim 8, got 0"),
     ("rope", {"head_dim": 5}, r"rotary_dim: expected an even number up to head_dim 5, got 5"),
+    ("rope", {"scaling": {}}, r"scaling: expected a rope_type of default, linear, ntk, yarn, llama3, got None"),
+    ("rope", {"scaling": "yarn"}, r"scaling: expected numbers by their names, such as rope_type, got 'yarn'"),
+    ("rope", {"scaling": {"rope_type": "dynamic"}}, r"scaling: 'dynamic' has other frequencies at every length, .*ntk"),
+    ("rope", {"scaling": {"rope_type": "linear"}}, r"scaling: 'linear' needs factor"),
+    ("rope", {"scaling": {"rope_type": "linear", "factor": 0.5}}, r"scaling: expected a factor of at least 1, got 0.5"),
+    ("rope", {"scaling": {"rope_type": "linear", "factor": "2"}}, r"scaling: factor: expected a number, got '2'"),
+    ("rope", {"scaling": {"rope_type": "ntk", "factor": 2, "beta": 1}}, r"scaling: 'ntk' has no 'beta'; it has factor"),
+    ("rope", {"scaling": {"rope_type": "ntk", "factor": 2}, "rotary_dim": 2}, r"scaling: 'ntk' needs a rotary_dim of"),
+    (
+        "rope",
+        {"scaling": {"rope_type": "yarn", "factor": 2}},
+        r"scaling: 'yarn' needs original_max_position_embeddings",
+    ),
+    (
+        "rope",
+        {"scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": -1}},
+        r"scaling: expected a positive original_max_position_embeddings, got -1",
+    ),
+    (
+        "rope",
+        {"scaling": {"rope_type": "llama3", "factor": 2, "original_max_position_embeddings": 9, "low_freq_factor": 4}},
+        r"scaling: expected low_freq_factor < high_freq_factor, got 4 and 4.0",
+    ),
+    ("rope2d", {"head_dim": 6}, r"head_dim: rope2d needs a multiple of 4, got 6"),
+    ("rope2d", {"base": -1.0}, r"base: expected a positive number, got -1.0"),
+    ("rope2d", {"frequencies": "mixed"}, r"frequencies: expected one of axial, alternate, got 'mixed'"),
+    ("rope2d", {"layout": "blocks"}, r"layout: expected one of half, interleaved, got 'blocks'"),
+    ("rope2d", {"prefix": -1}, r"prefix: expected at least 0, got -1"),
+    ("deberta", {"max_distance": 0, "num_buckets": None}, r"max_distance: expected at least 1, got 0"),
+    ("deberta", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, or None, got 7"),
+    ("deberta", {"max_distance": 129}, r"max_distance: expected more than 129 \(num_buckets / 2 \+ 1\), got 129"),
+    ("deberta", {"c2p": False, "p2c": False}, r"c2p: expected c2p or p2c to be True, got False for both"),
+    ("cope", {"num_positions": 1}, r"num_positions: expected at least 2, got 1"),
     ("tisa", {"num_kernels": -1}, r"num_kernels: expected at least 0, got -1"),
+    ("kerple", {"variant": "linear"}, r"variant: expected one of log, power, got 'linear'"),
     ("fire", {"width": 0}, r"width: expected at least 1, got 0"),
     ("fire", {"initial_threshold": 0}, r"initial_threshold: expected a positive number, got 0"),
     ("learned+tisa", {"num_kernels": -2}, r"num_kernels: expected at least 0, got -2"),
@@ -631,6 +669,14 @@ def test_the_message_for_an_unknown_option_lists_the_known():
 def test_unknown_names_suggest_the_nearest(name, message):
     with pytest.raises(ValueError, match=message):
         build_position(name, **SIZES)
+
+
+def test_nope_is_another_name_of_none():
+    assert type(build_position("nope", **SIZES)) is type(build_position("none", **SIZES))
+    assert positions.own_name("nope + tisa") == "none+tisa"
+    assert "nope" not in position_names()
+    with pytest.raises(ValueError, match="names a method twice"):
+        build_position("none+nope", **SIZES)
 
 
 def test_a_method_cannot_be_added_to_itself():
@@ -698,7 +744,7 @@ def test_a_registered_method_is_one_of_the_family():
 
 
 @pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize("name", ["tisa", "none", "loudness"])
+@pytest.mark.parametrize("name", ["tisa", "none", "nope", "loudness"])
 def test_names_can_be_taken_once(name):
     if name == "loudness":
         register(name, Loudness)

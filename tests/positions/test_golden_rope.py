@@ -41,7 +41,8 @@ def test_angles_are_those_of_the_sinusoid(case):
     sinusoid = build_position("sinusoidal", hidden_size=width, num_heads=1, max_timescale=case.config["base"])
     check(sinusoid.embed(torch.zeros(1, n, width, dtype=torch.float64), positions), golden["table"], 1e-11)
 
-    (cos, sin), _ = rope(case.config, layout="interleaved").shared(positions, positions)
+    turns, _ = rope(case.config, layout="interleaved").shared(positions, positions)
+    cos, sin = turns[case.config["base"]]
     check(torch.stack((sin, cos), -1).flatten(-2), golden["table"][0], 1e-11)
 
 
@@ -88,7 +89,8 @@ def test_attention_equals_gpt_neox(case):
     positions = Positions(config["first_position"], 1, config["n"])
     position = rope(config, layout="half", rotary_dim=config["rotary_dim"])
 
-    (cos, sin), _ = position.shared(positions, positions)
+    turns, _ = position.shared(positions, positions)
+    cos, sin = turns[config["base"]]
     check(torch.cat((cos, cos), -1), golden["cos"], 1e-5)
     check(torch.cat((sin, sin), -1), golden["sin"], 1e-5)
 
@@ -99,3 +101,20 @@ def test_attention_equals_gpt_neox(case):
     out = attention(*call, causal=config["causal"])
     check(out, golden["out"], 1e-5)
     check_gradients(golden, out, 1e-5)
+
+
+def test_a_base_per_layer_is_repeated_over_the_layers_in_turn():
+    options = {"hidden_size": 8, "num_heads": 1, "num_layers": 5}
+    of_layers = build_position("rope", base=[160_000, 10.0], **options)
+    query = torch.randn(1, 1, 6, 8, dtype=torch.float64)
+    positions = Positions(0, 1, 6)
+    for layer, base in enumerate((160_000, 10.0, 160_000, 10.0, 160_000)):
+        place = Place(positions, positions, layer)
+        expected = build_position("rope", base=base, **options).rotate(query, query, query, place)
+        torch.testing.assert_close(of_layers.rotate(query, query, query, place), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("base", [[], [1.0] * 6, "10", [1.0, "x"], [1.0, -1.0], [True], {}])
+def test_other_bases_are_refused(base):
+    with pytest.raises(ValueError, match=r"^base: expected .* got [^\n]*$"):
+        build_position("rope", hidden_size=8, num_heads=1, num_layers=5, base=base)

@@ -51,8 +51,16 @@ INVARIANT = [
     "rope",
     "rope interleaved",
     "rope partial",
+    "rope linear",
+    "rope yarn",
     "tisa",
+    "deberta",
+    "deberta clipped",
+    "cope",
     "alibi",
+    "alibi learned",
+    "kerple",
+    "kerple power",
 ]
 
 
@@ -92,7 +100,7 @@ def test_a_common_shift_matters_to_the_others(method):
     assert (run(position, words) - run(position, words, at, at)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("method", ["t5", "t5 causal", "tisa", "tisa shared", "alibi"])
+@pytest.mark.parametrize("method", ["t5", "t5 causal", "tisa", "tisa shared", "alibi", "kerple"])
 @few
 @given(n_q=lengths, n_k=st.integers(2, 12), start=shifts, seed=seeds)
 def test_scores_are_toeplitz(method, n_q, n_k, start, seed):
@@ -420,6 +428,22 @@ def test_causal_alibi_is_the_authors_bias(n_q, n_k):
     theirs = torch.tensor(slopes(12)).view(1, 12, 1, 1) * torch.arange(n_k)
     call = partial(attention, None, None, value, causal=True, **where)
     assert_close(call(terms), call([DenseBias(theirs.expand(1, 12, n_q, n_k))]), 1e-6)
+
+
+def test_learned_alibi_trains_a_factor_of_each_slope():
+    """As in data2vec 2.0: the fixed slopes to begin with, and then times a number at or above zero."""
+    sizes = {"hidden_size": 24, "num_heads": 12, "num_layers": 2}
+    fixed, learned = (build_position("alibi", **sizes, learned=each).double() for each in (False, True))
+    offsets = [-7, -1.5, 0, 2, 40]
+    assert_close(learned.curve(offsets), fixed.curve(offsets).double(), 1e-6)
+    learned.scale.data.uniform_(-2.0, 2.0)
+    curve, distance = learned.curve(offsets, layer=1), torch.tensor(offsets, dtype=torch.float64).abs()
+    scale = learned.scale.detach().clone().requires_grad_()
+    expected = -(torch.tensor(slopes(12), dtype=torch.float64) * scale.abs()).unsqueeze(1) * distance
+    assert_close(curve, expected)
+    direction = torch.randn_like(curve)
+    (found,) = torch.autograd.grad((curve * direction).sum(), learned.scale)
+    assert_close(found, torch.autograd.grad((expected * direction).sum(), scale)[0])
 
 
 # --- Synthesizer and FLOATER

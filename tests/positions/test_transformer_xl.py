@@ -54,7 +54,7 @@ def test_it_is_the_formula(form, reset_cls, starts, strides, lengths):
     position = build("transformer_xl", form=form, reset_cls=reset_cls)
     query, key = (torch.randn(1, HEADS, length, WIDTH // HEADS, dtype=torch.float64) for length in lengths)
     place = Place(*places, LAYER, position.shared(*places))
-    terms = position.query_terms(query, place)
+    terms = position.content_terms(query, key, place)
     turned = position.rotate(query, key, key, place)
     found = attention_weights(*turned, terms, query_positions=places[0], key_positions=places[1])
     expected = formula(position, query[0], key[0], *places).softmax(-1)
@@ -72,16 +72,16 @@ def test_layers_share_their_vectors_in_inference_alone():
     """With gradients a checkpointed layer must find nothing there that its first run left."""
     position = build("transformer_xl", passes=(0, 1, 1, 0))
     places = Positions(0, 1, 5), Positions(0, 1, 5)
-    query = torch.randn(1, HEADS, 5, WIDTH // HEADS, dtype=torch.float64)
+    query = key = torch.randn(1, HEADS, 5, WIDTH // HEADS, dtype=torch.float64)
     window = position.shared(*places)
-    with_gradients = position.query_terms(query, Place(*places, 1, window))[0].table
+    with_gradients = position.content_terms(query, key, Place(*places, 1, window))[0].table
     assert not window.vectors
     with torch.no_grad():
-        tables = [position.query_terms(query, Place(*places, layer, window))[0].table for layer in (1, 2, 0)]
+        tables = [position.content_terms(query, key, Place(*places, layer, window))[0].table for layer in (1, 2, 0)]
     assert tables[0] is tables[1]
     assert torch.equal(tables[0], with_gradients)
     assert set(window.vectors) == {0, 1}
-    assert position.query_terms(query, Place(*places, 1, window))[0].table.requires_grad
+    assert position.content_terms(query, key, Place(*places, 1, window))[0].table.requires_grad
 
 
 def test_sinusoids_are_made_once_for_each_window():
@@ -117,10 +117,10 @@ def test_what_transforms_and_tracing_make_is_not_kept():
 def test_what_inference_kept_serves_training_and_follows_the_kernel():
     position = build("transformer_xl")
     places = Positions(0, 1, 5), Positions(0, 1, 5)
-    query = torch.randn(1, HEADS, 5, WIDTH // HEADS, dtype=torch.float64)
+    query = key = torch.randn(1, HEADS, 5, WIDTH // HEADS, dtype=torch.float64)
 
     def table():
-        return position.query_terms(query, Place(*places, 1, position.shared(*places)))[0].table
+        return position.content_terms(query, key, Place(*places, 1, position.shared(*places)))[0].table
 
     with torch.inference_mode():
         before = table()

@@ -360,7 +360,7 @@ def _work(position: Position, length: int, backend: str) -> Callable[[], None]:
         if not position.content:
             attention(None, None, value, terms, query_positions=at, key_positions=at, backend=backend)
             return
-        terms += position.query_terms(query, place)
+        terms += position.content_terms(query, key, place)
         rotated = position.rotate(query, key, value, place)
         attention(*rotated, terms, query_positions=at, key_positions=at, backend=backend)
 

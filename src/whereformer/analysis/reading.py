@@ -79,7 +79,7 @@ def acts_on_input(position: Position) -> bool:
 
 def acts_in_layers(position: Position) -> bool:
     """Whether a method changes the scores within every layer."""
-    return _has(position, "rotate", "terms", "query_terms")
+    return _has(position, "rotate", "terms", "content_terms")
 
 
 def _has(position: Position, *hooks: str) -> bool:

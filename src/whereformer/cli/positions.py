@@ -20,12 +20,13 @@ class ListPositions:
         """Print the table of methods."""
         from rich.table import Table
 
-        from ..positions import describe, position_names
+        from ..positions import ALIASES, describe, position_names
 
         table = Table("name", "what it is", "options", show_edge=False)
         for name in position_names():
             summary, options = describe(name)
             shown = (f"{option}={json.dumps(default)}" for option, default in options.items())
-            table.add_row(name, summary, ", ".join(shown))
+            names = [name, *(alias for alias, method in ALIASES.items() if method == name)]
+            table.add_row(" or ".join(names), summary, ", ".join(shown))
         console.print(table)
         console.print("Join several by '+': learned+tisa, tupe+t5.")

@@ -93,6 +93,7 @@ def attention(
     key_positions: PositionsLike | None = None,
     query_documents: Tensor | None = None,
     key_documents: Tensor | None = None,
+    deterministic: bool = True,
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -135,6 +136,11 @@ def attention(
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
             of its own document.
+        deterministic: whether gradients must be the same bits from run to run. With False, "triton" may compute all of
+            them in one pass with atomic additions, whose order changes: five matrix products instead of seven, or
+            instead of nine with an :class:`OffsetBias`. Its gradients stay deterministic without a query, with heads
+            wider than 128, with other terms, with a bias over positions that are tensors or differ in stride, and under
+            ``torch.use_deterministic_algorithms(True)``. The option changes nothing in other backends.
         return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included, for
             :func:`merge_attention`.
         backend: the implementation to use. A backend that cannot take the call raises an error and is never replaced.
@@ -174,6 +180,7 @@ def attention(
         "key_positions": key_positions,
         "query_documents": query_documents,
         "key_documents": key_documents,
+        "deterministic": deterministic,
     }
     if nested.is_nested(query, key, value):
         rows = nested.unnest(query, key, value)

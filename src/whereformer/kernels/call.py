@@ -47,6 +47,7 @@ class SequenceOptions(TypedDict, total=False):
     dropout_p: float
     query_positions: PositionsLike | None
     key_positions: PositionsLike | None
+    deterministic: bool
 
 
 class CallOptions(SequenceOptions, total=False):
@@ -86,6 +87,7 @@ class Call:
     query_documents: Tensor | None = None
     key_documents: Tensor | None = None
     return_lse: bool = False
+    deterministic: bool = True
 
     @property
     def query_positions(self) -> PositionsLike:
@@ -330,6 +332,7 @@ def _check_options(
     if (key_mask := get("key_mask")) is not None:
         _check_key_mask(key_mask, value)
     check_flag("causal", get("causal", False))
+    check_flag("deterministic", get("deterministic", True))
     if (window := pop("window", None)) is not None:
         options["window"] = _check_window(window)
     if (sink_tokens := _check_sink_tokens(pop("sink_tokens", 0), window)) != 0:

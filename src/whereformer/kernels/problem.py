@@ -26,7 +26,7 @@ ARGUMENTS = (
     "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? grid_bias, Tensor? key_mask, "
     "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
     "SymInt n_q, SymInt[] first, SymInt[] affine, SymInt[] grids, SymInt? min_offset, SymInt? max_offset, "
-    "float scale, float? softcap, float dropout_p, bool wants_lse, str keeps"
+    "float scale, float? softcap, float dropout_p, bool wants_lse, bool deterministic, str keeps"
 )
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
 
@@ -51,6 +51,7 @@ class Problem:
         grids: the sizes of the grids of ``grid_bias``, the fields of ``CellOffsets``; empty without one.
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
         wants_lse: whether ``LogSums`` are asked for.
+        deterministic: whether gradients have to be the same bits from run to run.
         keeps: what the forward keeps for the backward besides the output: the softmax "weights" (for short sequences),
             the "norm" of its rows (the log of their sums of exponentials, with the last query first), or "nothing".
     """
@@ -81,6 +82,7 @@ class Problem:
     softcap: float | None
     dropout_p: float
     wants_lse: bool
+    deterministic: bool
     keeps: str
 
     @classmethod
@@ -123,6 +125,7 @@ class Problem:
             softcap=call.softcap,
             dropout_p=call.dropout_p,
             wants_lse=call.return_lse,
+            deterministic=call.deterministic,
             keeps="nothing",
         )
 

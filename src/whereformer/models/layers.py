@@ -61,7 +61,7 @@ class AttentionContext:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Keys and values of earlier calls, after ``Position.rotate``.
+    """Keys and values of earlier calls, after ``Position.rotate``; before it if the method reads keys.
 
     Args:
         cache: the keys and values of each layer; those of the new tokens are added.
@@ -109,19 +109,23 @@ class Attention(nn.Module):
         self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
     ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
         """Return the arguments for :func:`whereformer.attention`: query, key, value and terms, and the options."""
-        position, place = context.position, context.place(layer)
+        position, place, earlier = context.position, context.place(layer), context.earlier
+        rotated_at = context.place_of_new_keys(layer)
         terms = position.terms(queries, place)
         value = self._heads(project(self.value, keys))
         query, key = None, None
         if self.query is not None and self.key is not None:
             query, key = self._heads(project(self.query, queries)), self._heads(project(self.key, keys))
-            terms += position.query_terms(query, place)
+            if earlier is not None and position.reads_keys:
+                key, value = earlier.cache.update(key, value, layer)
+                rotated_at, earlier = place, None
+            terms += position.content_terms(query, key, place)
             if self.segments is not None and context.queries.segments is not None:
                 terms += (self.segments(query, context.queries.segments, context.keys.segments),)
-            query, key, value = position.rotate(query, key, value, context.place_of_new_keys(layer))
-        if context.earlier is not None:
+            query, key, value = position.rotate(query, key, value, rotated_at)
+        if earlier is not None:
             # A cache needs pairs; without keys it gets the value twice.
-            key, value = context.earlier.cache.update(value if key is None else key, value, layer)
+            key, value = earlier.cache.update(value if key is None else key, value, layer)
             key = None if query is None else key
         return (query, key, value, terms), {
             "key_mask": context.keys.key_mask,

@@ -22,6 +22,7 @@ __all__ = [
     "Work",
     "build_position",
     "describe",
+    "own_name",
     "position_names",
     "register",
 ]
@@ -38,20 +39,32 @@ METHODS: dict[str, str | type[Position]] = {
     "rope": "rope:Rope",
     "tisa": "tisa:Tisa",
     "alibi": "alibi:Alibi",
+    "kerple": "kerple:Kerple",
     "fire": "fire:Fire",
+    "deberta": "deberta:Deberta",
+    "cope": "cope:Cope",
     "transformer_xl": "transformer_xl:TransformerXL",
     "tisa2d": "tisa2d:Tisa2d",
     "grid_bias": "grid_bias:GridBias",
+    "rope2d": "rope2d:Rope2d",
 }
 """The class of each method by name, or "module:Class" for a class of this package that is imported on first use."""
+
+ALIASES = {"nope": "none"}
+"""Other names of methods, which users know from papers: NoPE, for no positional encoding."""
 
 _SIZES = {field.name for field in fields(ModelShape)}
 """Options of :func:`build_position` that describe the model and not the method."""
 
 
 def position_names() -> list[str]:
-    """The names that :func:`build_position` knows, in the order of the registry."""
+    """The names of all methods, in the order of the registry; :func:`build_position` also knows their aliases."""
     return list(METHODS)
+
+
+def own_name(name: str) -> str:
+    """Return the name of a method, or of several joined by "+", with the names of the registry instead of aliases."""
+    return "+".join(ALIASES.get(part, part) for part in _parts(name))
 
 
 def register(name: str, method: type[Position]) -> None:
@@ -63,8 +76,8 @@ def register(name: str, method: type[Position]) -> None:
     """
     if not name or any(mark in name for mark in "+, "):
         raise InputError("name", f"expected a word without '+', ',' or blanks, got {name!r}")
-    if name in METHODS:
-        raise InputError("name", f"{name!r} is taken by {METHODS[name]}")
+    if name in METHODS or name in ALIASES:
+        raise InputError("name", f"{name!r} is taken by {METHODS[ALIASES.get(name, name)]}")
     if not (isinstance(method, type) and issubclass(method, Position)):
         raise TypeError(f"method: expected a subclass of Position, got {getattr(method, '__name__', method)}")
     METHODS[name] = method
@@ -154,8 +167,9 @@ def _find(name: str) -> type[Position]:
     """Return the class registered under ``name``."""
     if not isinstance(name, str):
         raise InputError("position", f"expected the name of a method, got {shown(name)}")
+    name = ALIASES.get(name, name)
     if name not in METHODS:
-        close = get_close_matches(name, METHODS, n=1)
+        close = get_close_matches(name, [*METHODS, *ALIASES], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
         raise InputError(
             "position", f"unknown position method {shown(name)}{hint} known: {', '.join(METHODS)}, and a+b"

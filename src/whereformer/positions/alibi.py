@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..kernels.terms import PositionsLike, Term
-from .base import ModelShape, OffsetFunction, Place
+from .base import ModelShape, OffsetFunction, Place, float_dtype
 
 
 def slopes(num_heads: int) -> list[float]:
@@ -25,23 +25,41 @@ class Alibi(OffsetFunction):
     In a causal model this is the authors' ``slope * offset``. In an encoder the penalty is the same on both sides, so
     this method alone cannot tell left from right.
 
+    Args:
+        learned: train a factor of each head's slope, as data2vec 2.0 does for speech; all layers share them. What
+            counts is the factor's absolute value, where their code cuts it at 0.
+    Shape:
+        scale: (num_heads,), ones; None unless ``learned``.
     Extrapolation: any length and any real offset; this is what the method was made for.
-    Source: Press, Smith & Lewis (2022), arXiv 2108.12409, Section 3.
+    Source: Press, Smith & Lewis (2022), arXiv 2108.12409, Section 3; for ``learned``, Baevski et al. (2022), arXiv
+        2212.07525, and its code (``learned_alibi_scale_per_head``).
     """
 
-    def __init__(self, model: ModelShape) -> None:
+    def __init__(self, model: ModelShape, *, learned: bool = False) -> None:
         super().__init__(model)
         self.slopes = slopes(model.num_heads)
+        self.scale = nn.Parameter(torch.empty(model.num_heads)) if learned else None
+        self.reset_parameters()
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> tuple[Term, ...]:
-        """The terms, which are the same in all layers."""
-        return self.terms_at(Place(queries, keys), self._like.device)
+    def reset_parameters(self) -> None:
+        if self.scale is not None:
+            nn.init.ones_(self.scale)
+
+    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> tuple[Term, ...] | None:
+        """The terms, which are the same in all layers; None if slopes are trained.
+
+        A layer that runs again alone for its gradient could not reach trained slopes through a shared table.
+        """
+        return self.terms_at(Place(queries, keys), self._like.device) if self.scale is None else None
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         return super().terms(hidden, place) if place.shared is None else place.shared
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        distance = torch.as_tensor(offsets).abs()
-        distance = distance.to(torch.promote_types(distance.dtype, torch.float32))
+        distance = torch.as_tensor(offsets, device=None if self.scale is None else self.scale.device).abs()
+        dtype = torch.float32 if self.scale is None else float_dtype(self.scale)
+        distance = distance.to(torch.promote_types(distance.dtype, dtype))
         slope = torch.tensor(self.slopes, dtype=distance.dtype, device=distance.device)
+        if self.scale is not None:
+            slope = slope * self.scale.to(slope.dtype).abs()
         return -slope.view(-1, *[1] * distance.dim()) * distance

@@ -206,6 +206,10 @@ class Position(nn.Module):
     needs_content: bool = False
     """Whether the method acts on query or key. Such a method can't be joined with one that replaces their product."""
 
+    reads_keys: bool = False
+    """Whether ``content_terms`` reads the keys. A key-value cache then holds keys and values as they are before
+    ``rotate``, so that the method gets all of them."""
+
     embedding_scale: float = 1.0
     """What token embeddings are multiplied by before ``embed``."""
 
@@ -258,8 +262,11 @@ class Position(nn.Module):
         """What position adds to scores and values; ``hidden`` (batch, n_q, hidden_size) is the queries' input."""
         return ()
 
-    def query_terms(self, query: Tensor, place: Place) -> tuple[Term, ...]:
-        """More terms, which depend on the projected query (batch, heads, n_q, head_dim) before ``rotate``."""
+    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
+        """More terms, which depend on the projected query (batch, heads, n_q, head_dim) or key, before ``rotate``.
+
+        After a key-value cache, ``key`` holds the new keys only unless the method sets ``reads_keys``.
+        """
         return ()
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
@@ -426,6 +433,7 @@ class Sum(Position):
                     f"{type(part).__name__} acts on query and key, which a Synthesizer with "
                     "content='none' does without; use content='add' or 'mix'",
                 )
+        self.reads_keys = any(part.reads_keys for part in self)
         self.embedding_scale = max(part.embedding_scale for part in self)
 
     def __iter__(self) -> Any:
@@ -463,8 +471,8 @@ class Sum(Position):
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         return tuple(term for part, own in self._places(place) for term in part.terms(hidden, own))
 
-    def query_terms(self, query: Tensor, place: Place) -> tuple[Term, ...]:
-        return tuple(term for part, own in self._places(place) for term in part.query_terms(query, own))
+    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
+        return tuple(term for part, own in self._places(place) for term in part.content_terms(query, key, own))
 
     def tabulate(self, length: int) -> None:
         for part in self:

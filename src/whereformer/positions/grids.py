@@ -1,4 +1,4 @@
-"""``GridFunction``: what methods for images share, where a score depends on the offset in rows and in columns."""
+"""What methods for images share: ``GridMethod``, where tokens are, and ``GridFunction``, a number per offset."""
 
 from __future__ import annotations
 
@@ -14,27 +14,21 @@ from ..kernels.tracing import are_numbers
 from .base import MOST_POSITIONS, ModelShape, Place, Position, table_rows
 
 
-class GridFunction(Position):
-    """A method whose whole effect on a score is one number per head and offset of two cells of a grid: its ``surface``.
+class GridMethod(Position):
+    """A method for images: position p is cell ``p - prefix`` of a grid, row by row.
 
-    Position p is cell ``p - prefix``, row by row; those below ``prefix`` are tokens without a place on the grid.
+    Positions below ``prefix`` are tokens without a place on the grid.
 
     Args:
         rows: the rows of the grid; by default as many as ``max_length`` tokens need.
         columns: the columns of the grid; by default those of a square.
-        prefix: the tokens before the grid, such as [CLS]. Pairs with one of them get three trained numbers per head.
-        share_layers: whether all layers have the same parameters.
-    Shape:
-        prefix_bias: (layers, num_heads, 3), zeros; None without a prefix. The three numbers are those of
-            :class:`~whereformer.OffsetBias2d`.
+        prefix: the tokens before the grid, such as [CLS].
     """
 
     name: ClassVar[str]
     """The method's name in messages."""
 
-    def __init__(
-        self, model: ModelShape, *, rows: int | None, columns: int | None, prefix: int, share_layers: bool
-    ) -> None:
+    def __init__(self, model: ModelShape, *, rows: int | None, columns: int | None, prefix: int) -> None:
         super().__init__(model)
         if prefix < 0:
             raise InputError("prefix", f"expected at least 0, got {prefix}")
@@ -51,6 +45,28 @@ class GridFunction(Position):
         self.rows, self.columns, self.prefix = -(-cells // columns) if rows is None else rows, columns, prefix
         if self.rows * self.columns > MOST_POSITIONS:
             raise InputError("rows", f"expected at most {MOST_POSITIONS} cells, got {self.rows} x {self.columns}")
+
+    def cells(self, positions: PositionsLike, device: torch.device) -> Tensor:
+        """Return the cell of each position, (n,) or (batch, n), below 0 for the prefix; raise for a position beyond."""
+        return table_rows(positions, self.length, self.name, device, self._sized_by) - self.prefix
+
+
+class GridFunction(GridMethod):
+    """A method whose whole effect on a score is one number per head and offset of two cells of a grid: its ``surface``.
+
+    Args:
+        rows, columns, prefix: those of :class:`GridMethod`. Pairs with a token of the prefix get three trained numbers
+            per head.
+        share_layers: whether all layers have the same parameters.
+    Shape:
+        prefix_bias: (layers, num_heads, 3), zeros; None without a prefix. The three numbers are those of
+            :class:`~whereformer.OffsetBias2d`.
+    """
+
+    def __init__(
+        self, model: ModelShape, *, rows: int | None, columns: int | None, prefix: int, share_layers: bool
+    ) -> None:
+        super().__init__(model, rows=rows, columns=columns, prefix=prefix)
         self.share_layers = share_layers
         self.num_sets = 1 if share_layers else model.num_layers
         size = (self.num_sets, model.num_heads, 3)
@@ -73,7 +89,7 @@ class GridFunction(Position):
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         device = self._like.device
-        cells = [self._cells(positions, device) for positions in (place.queries, place.keys)]
+        cells = [self.cells(positions, device) for positions in (place.queries, place.keys)]
         queries, keys = (self._grid(positions) for positions in (place.queries, place.keys))
         surface = self.surface(layer=place.layer)
         prefix = None if self.prefix_bias is None else self.prefix_bias[self.own_set(place.layer)]
@@ -94,10 +110,6 @@ class GridFunction(Position):
         query_before, key_before = (queries < 0).unsqueeze(-1), (keys < 0).unsqueeze(-2)
         scores = torch.where(query_before, from_prefix, scores)
         return torch.where(key_before, torch.where(query_before, within, to_prefix), scores)
-
-    def _cells(self, positions: PositionsLike, device: torch.device) -> Tensor:
-        """Return the cell of each position, (n,) or (batch, n), below 0 for the prefix; raise for a position beyond."""
-        return table_rows(positions, self.length, self.name, device, self._sized_by) - self.prefix
 
     def _grid(self, positions: PositionsLike) -> GridPositions | None:
         """Return positions as the prefix and the first rows of the grid; None if they are not."""

@@ -8,5 +8,9 @@ from .base import Position
 class NoPosition(Position):
     """Tells the model nothing about order: the baseline that every method has to beat.
 
+    Papers about causal models call it NoPE (no positional encoding), and ``nope`` is an alias of ``none``. A causal
+    model has some sense of position even so, because its first tokens see fewer keys.
+
     Extrapolation: any length.
+    Source: Kazemnejad et al. (2023), arXiv 2305.19466, for causal models.
     """

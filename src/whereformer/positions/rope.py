@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Place, Position
+from .base import ModelShape, Place, Position, check_value
+from .rope_scaling import Scaling
 
 LAYOUTS = ("half", "interleaved")
 
-Turns: TypeAlias = tuple[Tensor, Tensor]
-"""Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2)."""
+Turns: TypeAlias = dict[float, tuple[Tensor, Tensor]]
+"""Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2), for each base."""
 
 
 class Rope(Position):
@@ -26,8 +28,12 @@ class Rope(Position):
     Args:
         layout: the features that form pair m: "half", (m, m + rotary_dim / 2), as in GPT-NeoX and Llama; "interleaved",
             (2 m, 2 m + 1), as in RoFormer and GPT-J.
-        base: sets the longest wavelength, ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens.
+        base: sets the longest wavelength, ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens. A list has one number per
+            layer, repeated over the layers in turn (ModernBERT: 160000 where a layer attends to all, else 10000).
         rotary_dim: rotated features of each head, even; all by default.
+        scaling: how angles change for text longer than was trained on: ``rope_type`` ("linear", "ntk", "yarn" or
+            "llama3") and its numbers, such as ``factor``, with the names of transformers' ``rope_parameters``
+            (:class:`~whereformer.positions.rope_scaling.Scaling`).
     Extrapolation: any length and any real position, though angles beyond the trained length are untrained.
     Source: Su et al. (2021), arXiv 2104.09864, eq. 34.
     """
@@ -35,7 +41,13 @@ class Rope(Position):
     needs_content = True
 
     def __init__(
-        self, model: ModelShape, *, layout: str = "half", base: float = 10_000.0, rotary_dim: int | None = None
+        self,
+        model: ModelShape,
+        *,
+        layout: str = "half",
+        base: Sequence[float] | float = 10_000.0,
+        rotary_dim: int | None = None,
+        scaling: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model)
         if layout not in LAYOUTS:
@@ -43,11 +55,17 @@ class Rope(Position):
         rotary_dim = model.head_dim if rotary_dim is None else rotary_dim
         if rotary_dim % 2 or not 0 < rotary_dim <= model.head_dim:
             raise InputError("rotary_dim", f"expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")
-        if base <= 0:
-            raise InputError("base", f"expected a positive number, got {base}")
+        bases = tuple(base) if isinstance(base, list | tuple) else (base,)
+        if not 0 < len(bases) <= model.num_layers:
+            raise InputError("base", f"expected 1 to {model.num_layers} numbers, one per layer, got {shown(base)}")
+        for number in bases:
+            check_value("base", number, "float")
+            if number <= 0:
+                raise InputError("base", f"expected a positive number, got {number}")
         self.layout = layout
-        self.base = base
+        self.bases = tuple(map(float, bases))
         self.rotary_dim = rotary_dim
+        self.scaling = Scaling(scaling, rotary_dim=rotary_dim, bases=self.bases)
 
     def once(self) -> list[tuple[PositionsLike, Turns]]:
         """Start the list that will hold the turns of this forward's positions."""
@@ -62,7 +80,8 @@ class Rope(Position):
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         query_turns, key_turns = self.shared(place.queries, place.keys) if place.shared is None else place.shared
-        return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
+        base = self.bases[place.layer % len(self.bases)]
+        return self._rotate(query, *query_turns[base]), self._rotate(key, *key_turns[base]), value
 
     def _turns_once(self, positions: PositionsLike, met: list[tuple[PositionsLike, Turns]]) -> Turns:
         """Return the turns of these positions, computed once for pooled layers and their neighbors."""
@@ -74,25 +93,37 @@ class Rope(Position):
         return turns
 
     def _turns(self, positions: PositionsLike) -> Turns:
-        """Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2)."""
+        """Return cosines and sines of these positions for each base."""
         device = positions.device if isinstance(positions, Tensor) else self._like.device
         if device.type == "mps":
             device = torch.device("cpu")  # MPS has no float64
         # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
-        pair = torch.arange(self.rotary_dim // 2, dtype=torch.float64, device=device)
-        frequencies = self.base ** (-2 * pair / self.rotary_dim)
-        angles = position_values(positions, device).to(torch.float64).unsqueeze(-1) * frequencies
-        if angles.dim() == 3:
-            angles = angles.unsqueeze(1)
-        return angles.cos(), angles.sin()
+        values = position_values(positions, device).to(torch.float64).unsqueeze(-1)
+        factor = self.scaling.attention_factor
+        turns = {}
+        for base in set(self.bases):
+            angles = values * self.scaling.frequencies(base, device)
+            if angles.dim() == 3:
+                angles = angles.unsqueeze(1)
+            turns[base] = (angles.cos() * factor, angles.sin() * factor)
+        return turns
 
     def _rotate(self, features: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        cos, sin = (turn.to(features.device, features.dtype) for turn in (cos, sin))
-        turning = features[..., : self.rotary_dim]
-        if self.layout == "half":
-            first, second = turning.chunk(2, -1)
-        else:
-            first, second = turning.unflatten(-1, (-1, 2)).unbind(-1)
-        turned = (first * cos - second * sin, second * cos + first * sin)
-        joined = torch.cat(turned, -1) if self.layout == "half" else torch.stack(turned, -1).flatten(-2)
-        return torch.cat((joined, features[..., self.rotary_dim :]), -1)
+        return rotated(features, cos, sin, self.layout)
+
+
+def rotated(features: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Turn pairs of features (..., n, head_dim) by angles, whose cosines and sines are (..., n, pairs).
+
+    The features beyond those of the pairs pass through. ``layout`` is that of :class:`Rope`.
+    """
+    cos, sin = (turn.to(features.device, features.dtype) for turn in (cos, sin))
+    rotary_dim = 2 * cos.shape[-1]
+    turning = features[..., :rotary_dim]
+    if layout == "half":
+        first, second = turning.chunk(2, -1)
+    else:
+        first, second = turning.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    joined = torch.cat(turned, -1) if layout == "half" else torch.stack(turned, -1).flatten(-2)
+    return torch.cat((joined, features[..., rotary_dim:]), -1)

@@ -137,7 +137,7 @@ class TransformerXL(Position):
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         return query + self._bias(self.content_bias, place.layer, query), key, value
 
-    def query_terms(self, query: Tensor, place: Place) -> tuple[Term, ...]:
+    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
         window = self.shared(place.queries, place.keys) if place.shared is None else place.shared
         if window is None:
             return (self._factorized(query, place),)

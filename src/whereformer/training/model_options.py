@@ -23,7 +23,9 @@ def check_position_options(position: str, options: Mapping[str, Any]) -> None:
         # Options that the method does not have are refused when it is built.
         default = defaults.get(name)
         kinds = (float, int) if type(default) is float else (type(default),)
-        if default is not None and type(value) not in kinds:
+        # A list has a number per layer. A method that takes one number refuses it when it is built.
+        values = value if type(value) is list and value else [value]
+        if default is not None and any(type(each) not in kinds for each in values):
             reason = f"{name}: expected a value like {json.dumps(default)}, got {json.dumps(value)}"
             raise InputError("position_options", reason)
 

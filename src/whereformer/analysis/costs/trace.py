@@ -118,7 +118,7 @@ class Trace:
         query, key = None, None
         if self.content:
             given = query, key, value = heads(at.n_q), heads(at.n_k), value
-            terms += method.query_terms(query, place)
+            terms += method.content_terms(query, key, place)
             if segments is not None:
                 types = (torch.empty(self.batch, n, dtype=torch.int64, device=META) for n in (at.n_q, at.n_k))
                 terms += (segments(query, *types),)

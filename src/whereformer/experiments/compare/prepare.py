@@ -15,7 +15,7 @@ from ...data.seen import SeenText, look_at
 from ...data.streams import Stream
 from ...errors import InputError
 from ...files import write_atomically
-from ...positions import build_position
+from ...positions import build_position, own_name
 from ...training.model_options import about_method
 from ...training.text import text_facts
 from .results import CompareSettings, CompareText, earlier_results
@@ -110,7 +110,7 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
     Raises:
         InputError: if a method is unknown, or does not fit these sizes.
     """
-    chosen = list(dict.fromkeys("".join(name.split()) for name in names if name.strip()))
+    chosen = list(dict.fromkeys(own_name("".join(name.split())) for name in names if name.strip()))
     if not chosen:
         raise InputError("positions", "expected at least one method, got none")
     for name in chosen:

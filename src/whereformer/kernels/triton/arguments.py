@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from .. import tuning
 from ..problem import LOG2E, Problem
-from .blocks import LARGEST_BLOCK, padded
+from .blocks import LARGEST_BLOCK, cdiv, padded
 
 
 class RowMatrix(NamedTuple):
@@ -71,6 +71,7 @@ class VectorTable(NamedTuple):
     products: Any  # None in kernels that do not read them
     first: Any  # the offset of the first column; None if a call has no such table
     length: Any
+    room: Any  # a power of two of at least the length; None if the table is long
 
 
 class Scale(NamedTuple):
@@ -149,12 +150,37 @@ class Known(NamedTuple):
 
 
 class TableSums(NamedTuple):
-    """Sums over the keys of each query, which make up the gradients of tables; None if not needed."""
+    """Sums over the keys of each query, which make up the gradients of tables; None if not needed.
 
-    bias_ends: Any  # (2, batch, heads, n_q): the sums at or beyond the ends of the bias
-    bias_rows: Any  # (batch, heads, n_q, length), with explicit positions: one sum for each row and offset
-    key_table_rows: Any  # likewise, with all positions
-    at_offset: Any  # likewise: the weights that meet each vector of the value table
+    ``ends``, (batch, heads, 2, n_q), are the sums at or beyond the ends of a table. ``rows`` are those of each column
+    between them, in pieces, so that those of a tile are neighbors in memory: (batch, heads, pieces, rows, SUMS_WIDTH).
+    """
+
+    bias_ends: Any
+    bias_rows: Any  # with explicit positions
+    key_table_ends: Any
+    key_table_rows: Any
+    value_table_ends: Any  # these are of weights
+    value_table_rows: Any
+
+
+def new_ends(like: Tensor, heads: int, n_q: int) -> Tensor:
+    """Allocate the ends of ``TableSums``."""
+    return like.new_empty(like.shape[0], heads, 2, n_q, dtype=torch.float32)
+
+
+def new_rows(like: Tensor, heads: int, n_q: int, length: int) -> Tensor:
+    """Allocate the rows of ``TableSums``, for a table of this length: zeros, as no kernel writes all of them."""
+    pieces, rows = cdiv(max(length - 2, 0), SUMS_WIDTH), cdiv(n_q, SUMS_ROWS) * SUMS_ROWS
+    return like.new_zeros(like.shape[0], heads, pieces, rows, SUMS_WIDTH, dtype=torch.float32)
+
+
+def by_column(ends: Tensor, rows: Tensor, length: int) -> Tensor:
+    """Return sums by column, (batch, heads, n_q, length)."""
+    if length == 1:
+        return ends.sum(2).unsqueeze(-1)
+    between = rows.transpose(2, 3).flatten(3)[:, :, : ends.shape[3], : length - 2]
+    return torch.cat([ends[:, :, 0].unsqueeze(-1), between, ends[:, :, 1].unsqueeze(-1)], -1)
 
 
 class QueryGradients(NamedTuple):
@@ -171,6 +197,27 @@ class KeyGradients(NamedTuple):
     key: RowMatrix
     value: RowMatrix
     factors: RowMatrix
+
+
+class DiagonalSums(NamedTuple):
+    """Sums of the scores' gradient by key index - query index, from the last query's first key on."""
+
+    data: Any  # (batch, heads, n_q + n_k - 1 and a margin at both ends); None if not needed
+    margin: Any  # a compile-time constant: the most queries or keys in a tile
+
+
+class SharedSums(NamedTuple):
+    """The zeros, in float32, to which the programs of the one-pass kernel add."""
+
+    query: RowMatrix
+    diagonals: DiagonalSums
+
+
+SUMS_WIDTH, SUMS_ROWS = 32, LARGEST_BLOCK
+"""The columns of a table in a piece of its sums, and what the number of rows is a multiple of."""
+
+LONGEST_COMPILED = 128
+"""Tables of at most this many vectors are loaded as a whole, and their offsets are compiled into the kernels."""
 
 
 def constant(number: int | bool) -> Any:
@@ -369,7 +416,12 @@ def _bias_table(problem: Problem) -> BiasTable:
 
 
 def _vector_table(products: Tensor | None, table: Tensor | None, first: int) -> VectorTable:
-    return VectorTable(None, None, None) if table is None else VectorTable(products, first, table.shape[1])
+    if table is None:
+        return VectorTable(None, None, None, None)
+    length = table.shape[1]
+    if length > LONGEST_COMPILED:
+        return VectorTable(products, first, length, None)
+    return VectorTable(products, constant(first), constant(length), constant(padded(length)))
 
 
 def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:

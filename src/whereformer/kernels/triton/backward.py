@@ -9,17 +9,24 @@ import torch
 from torch import Tensor
 
 from ..problem import GRADIENTS, Problem
+from . import one_pass
 from .arguments import (
+    DiagonalSums,
     Inputs,
     KeyGradients,
     Known,
     PairRules,
     QueryGradients,
+    SharedSums,
     TableSums,
     Terms,
     bias_covers,
+    by_column,
+    constant,
     dropout_seeds_of,
     inputs_of,
+    new_ends,
+    new_rows,
     norm_of,
     pair_matrix,
     pairs_of,
@@ -28,7 +35,7 @@ from .arguments import (
     shared_by,
     terms_of,
 )
-from .blocks import blocks_of, cdiv
+from .blocks import LARGEST_BLOCK, blocks_of, cdiv
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,17 @@ class Backward:
         )
 
     def run(self) -> None:
+        if one_pass.takes(self.problem, self.gradients):
+            self._all_gradients(self._part(self.problem, slice(0, self.problem.n_q)))
+        else:
+            self._run_deterministic_kernels()
+        for name, found in self.sums.items():
+            gradient = self.gradients.get(name)
+            if gradient is not None and found is not None and found is not gradient:
+                shared = found.shape[0] != gradient.shape[0]  # by all rows of the batch
+                gradient.copy_(found.sum(0, keepdim=True) if shared else found)
+
+    def _run_deterministic_kernels(self) -> None:
         for problem, rows in self.parts:
             part = self._part(problem, rows)
             if self.needs("query", "query_factors", "bias", "key_table", "value_table"):
@@ -100,11 +118,6 @@ class Backward:
                 self._diagonal_gradients(part)
             if self.needs("dense"):
                 self._dense_gradients(part)
-        for name, found in self.sums.items():
-            gradient = self.gradients.get(name)
-            if gradient is not None and found is not None and found is not gradient:
-                shared = found.shape[0] != gradient.shape[0]  # by all rows of the batch
-                gradient.copy_(found.sum(0, keepdim=True) if shared else found)
 
     def _part(self, problem: Problem, rows: slice) -> _QueryPart:
         d_out = self.d_out[:, :, rows]
@@ -135,23 +148,53 @@ class Backward:
         )
         return delta
 
+    def _all_gradients(self, part: _QueryPart) -> None:
+        """Compute all gradients in one pass."""
+        from .jit.all_gradients import all_gradients
+
+        problem = part.problem
+        blocks, shared = blocks_of("all", problem), shared_by(problem)
+        d_query, diagonals = one_pass.shared_sums(problem, self.needs("bias"))
+        all_gradients[(self.batch * self.heads // shared * cdiv(problem.n_k, blocks.keys),)](
+            part.inputs,
+            part.known,
+            self._key_places(),
+            SharedSums(row_matrix(d_query), DiagonalSums(diagonals, constant(LARGEST_BLOCK))),
+            part.terms,
+            part.pairs,
+            **blocks.launch,
+        )
+        self.sums["query"] = d_query * problem.scale
+        if diagonals is not None:
+            self.sums["bias"] = one_pass.by_offset(problem, diagonals)
+
+    def _key_places(self) -> KeyGradients:
+        """Describe the memory of the keys' gradients to the kernels."""
+        shared = shared_by(self.problem)
+        return KeyGradients(
+            row_matrix(self.sums["key"], shared=shared),
+            row_matrix(self.sums["value"], shared=shared),
+            row_matrix(self.sums["key_factors"]),
+        )
+
     def _query_gradients(self, part: _QueryPart) -> None:
         """Compute all gradients that are sums over keys, and those that follow from them."""
         from .jit.query_gradients import query_gradients
 
         problem, rows, d_out = part.problem, part.rows, part.d_out
         blocks = blocks_of("query", problem)
-        of_rows = (self.batch, self.heads, problem.n_q)
 
-        def by_row(table: Tensor | None) -> Tensor | None:
-            return None if table is None else d_out.new_zeros(*of_rows, table.shape[1], dtype=torch.float32)
+        def rows_of(table: Tensor | None, needed: bool) -> Tensor | None:
+            return None if table is None or not needed else new_rows(d_out, self.heads, problem.n_q, table.shape[1])
 
-        explicit = problem.query_positions is not None
-        ends = self.needs("bias") and not bias_covers(problem)
-        d_bias_ends = d_out.new_empty(2, *of_rows, dtype=torch.float32) if ends else None
-        d_bias_rows = by_row(problem.bias) if explicit and self.needs("bias") else None
-        d_key_table_rows = by_row(problem.key_table) if self.needs("key_table", "query") else None
-        at_offset = by_row(problem.value_table) if self.needs("value_table") else None
+        needs_bias = self.needs("bias") and not bias_covers(problem)
+        bias_rows = rows_of(problem.bias, needs_bias and problem.query_positions is not None)
+        key_rows = rows_of(problem.key_table, self.needs("key_table", "query"))
+        value_rows = rows_of(problem.value_table, self.needs("value_table"))
+        bias_ends, key_ends, value_ends = (
+            new_ends(d_out, self.heads, problem.n_q) if needed else None
+            for needed in (needs_bias, key_rows is not None, value_rows is not None)
+        )
         d_query, d_factors = self.sums["query"], self.sums["query_factors"]
         query_gradients[(self.batch * self.heads * cdiv(problem.n_q, blocks.rows),)](
             part.inputs,
@@ -159,26 +202,35 @@ class Backward:
             QueryGradients(
                 query=row_matrix(None if d_query is None else d_query[:, :, rows]),
                 factors=row_matrix(None if d_factors is None else d_factors[:, :, rows]),
-                tables=TableSums(d_bias_ends, d_bias_rows, d_key_table_rows, at_offset),
+                tables=TableSums(bias_ends, bias_rows, key_ends, key_rows, value_ends, value_rows),
             ),
             part.terms,
             part.pairs,
             **blocks.launch,
         )
         d_bias, d_key_table, d_value_table = (self.sums[name] for name in ("bias", "key_table", "value_table"))
-        if d_bias is not None and d_bias_ends is not None:
-            if d_bias_rows is not None:
-                d_bias += d_bias_rows.sum((0, 2))
-            left, right = d_bias_ends.sum((1, 3))
-            d_bias[:, 0] += left
-            d_bias[:, -1] += right
+        if d_bias is not None and bias_ends is not None:
+            if bias_rows is not None:
+                d_bias += by_column(bias_ends, bias_rows, d_bias.shape[1]).sum((0, 2))
+            else:
+                left, right = bias_ends.sum((0, 3)).unbind(1)
+                d_bias[:, 0] += left
+                d_bias[:, -1] += right
         key_table, query = problem.key_table, problem.query
-        if d_key_table_rows is not None and d_key_table is not None and key_table is not None and query is not None:
+        if (
+            key_ends is not None
+            and key_rows is not None
+            and d_key_table is not None
+            and key_table is not None
+            and query is not None
+        ):
+            found = by_column(key_ends, key_rows, key_table.shape[1])
             if d_query is not None:
-                d_query[:, :, rows] += d_key_table_rows @ (key_table * problem.scale)
-            d_key_table += _fold(d_key_table_rows.mT @ (query.float() * problem.scale), d_key_table)
-        if at_offset is not None and d_value_table is not None:
-            d_value_table += _fold(at_offset.mT @ d_out.float(), d_value_table)
+                d_query[:, :, rows] += found @ (key_table * problem.scale)
+            d_key_table += _fold(found.mT @ (query.float() * problem.scale), d_key_table)
+        if value_ends is not None and value_rows is not None and d_value_table is not None:
+            found = by_column(value_ends, value_rows, d_value_table.shape[1])
+            d_value_table += _fold(found.mT @ d_out.float(), d_value_table)
 
     def _key_gradients(self, part: _QueryPart) -> None:
         """Compute all gradients that are sums over queries."""
@@ -189,11 +241,7 @@ class Backward:
         key_gradients[(self.batch * self.heads // shared * cdiv(part.problem.n_k, blocks.keys),)](
             part.inputs,
             part.known,
-            KeyGradients(
-                row_matrix(self.sums["key"], shared=shared),
-                row_matrix(self.sums["value"], shared=shared),
-                row_matrix(self.sums["key_factors"]),
-            ),
+            self._key_places(),
             part.terms,
             part.pairs,
             ADD=len(self.parts) > 1,

@@ -34,17 +34,19 @@ class Blocks:
         return {"BLOCK_M": self.rows, "BLOCK_N": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
-# By kernel and by the padded width of a head: up to 64, 128, 256.
+# By kernel and by the padded width of a head: up to 64, 128, 256 (which "all" does not take).
 _PLAIN = {
     "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
     "query": (Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 1)),
     "key": (Blocks(32, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 32, 8, 1)),
+    "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 4, 1)),
     "tile": (Blocks(64, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 _RICH = {
     "forward": (Blocks(64, 32, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
+    "all": (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 # GPUs of compute capability 9 and 10 multiply 64 rows at once.
@@ -52,25 +54,42 @@ _PLAIN_64_ROWS = {
     "forward": (Blocks(128, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2)),
     "query": (Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 1)),
     "key": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 2), Blocks(32, 64, 8, 1)),
+    "all": (Blocks(64, 128, 8, 3), Blocks(32, 128, 8, 3)),
     "tile": (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(64, 64, 8, 1)),
 }
 _RICH_64_ROWS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 1)),
     "query": (Blocks(64, 16, 4, 2), Blocks(64, 16, 4, 1), Blocks(64, 16, 8, 1)),
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(16, 64, 8, 1)),
+    "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
+}
+# With tables of vectors alone: their offsets are known when the kernels are compiled.
+_VECTORS = {
+    "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
+    "query": (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1)),
+    "key": (Blocks(32, 64, 4, 1), Blocks(64, 64, 8, 1), Blocks(16, 64, 8, 1)),
+    "tile": _RICH["tile"],
+}
+_VECTORS_64_ROWS = {
+    "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
+    "query": (Blocks(64, 64, 4, 1), Blocks(64, 32, 4, 1), Blocks(64, 32, 8, 1)),
+    "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
+    "tile": _RICH_64_ROWS["tile"],
 }
 # Products of float32 keep whole rows in registers.
 _FLOAT = {
     "forward": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
     "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
+    "all": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 _RICH_FLOAT = {
     "forward": (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "key": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
+    "all": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 # The interpreter's tiles are small, so that small tests have several, with different shapes.
@@ -78,12 +97,13 @@ _INTERPRETED = {
     "forward": Blocks(32, 16, 4, 1),
     "query": Blocks(16, 32, 4, 1),
     "key": Blocks(32, 16, 4, 1),
+    "all": Blocks(16, 32, 4, 1),
     "tile": Blocks(16, 16, 4, 1),
 }
 
 
 def blocks_of(kernel: str, problem: Problem) -> Blocks:
-    """Return the tile sizes of a problem in the kernel "forward", "query", "key" or "tile"."""
+    """Return the tile sizes of a problem in the kernel "forward", "query", "key", "all" or "tile"."""
     if available.interpreted():
         return _INTERPRETED[kernel]
     widths = [padded(problem.value.shape[3])]
@@ -91,17 +111,14 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
         widths.append(padded(problem.query.shape[3]))
     if problem.query_factors is not None:
         widths.append(padded(problem.query_factors.shape[3]))
-    terms = (
-        *(problem.key_table, problem.value_table, problem.query_factors, problem.dense),
-        problem.query_positions,
-    )
-    rich = any(tensor is not None for tensor in terms)
+    rich = any(tensor is not None for tensor in (problem.query_factors, problem.dense, problem.query_positions))
+    vectors = problem.key_table is not None or problem.value_table is not None
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
-        sizes = _RICH_FLOAT if rich else _FLOAT
+        sizes = _RICH_FLOAT if rich or vectors else _FLOAT
     elif available.capability(problem.value.device)[0] in (9, 10):
-        sizes = _RICH_64_ROWS if rich else _PLAIN_64_ROWS
+        sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else _PLAIN_64_ROWS
     else:
-        sizes = _RICH if rich else _PLAIN
+        sizes = _RICH if rich else _VECTORS if vectors else _PLAIN
     return sizes[kernel][0 if max(widths) <= 64 else 1 if max(widths) <= 128 else 2]
 
 

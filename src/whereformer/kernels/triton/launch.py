@@ -20,7 +20,17 @@ from ..logsums import LogSums, put_nothing
 from ..precision import without_autocast
 from ..problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
 from ..terms import FactorPair, position_values
-from .arguments import dropout_seeds_of, inputs_of, norm_of, pairs_of, parts_of, row_matrix, shared_by, terms_of
+from .arguments import (
+    dropout_seeds_of,
+    inputs_of,
+    new_rows,
+    norm_of,
+    pairs_of,
+    parts_of,
+    row_matrix,
+    shared_by,
+    terms_of,
+)
 from .backward import Backward
 from .blocks import blocks_of, cdiv
 
@@ -156,8 +166,9 @@ def _run_forward(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, no
     blocks = blocks_of("forward", problem)
     at_offset = values = None
     if problem.value_table is not None:
-        at_offset = out.new_zeros(batch, heads, problem.n_q, problem.value_table.shape[1], dtype=torch.float32)
-        values = problem.value_table.unsqueeze(0).expand(batch, heads, -1, -1)
+        at_offset = new_rows(out, heads, problem.n_q, problem.value_table.shape[1])
+        # Weights are rounded to the values' dtype too, so that tensor cores multiply them.
+        values = problem.value_table.to(problem.value.dtype).unsqueeze(0).expand(batch, heads, -1, -1)
     rows_norm = torch.empty_like(norm, memory_format=torch.contiguous_format)
     forward[(batch * heads * cdiv(problem.n_q, blocks.rows),)](
         inputs_of(problem),
@@ -167,7 +178,6 @@ def _run_forward(problem: Problem, dropout_seeds: Tensor | None, out: Tensor, no
         at_offset,
         terms_of(problem),
         pairs_of(problem, dropout_seeds),
-        BLOCK_T=16,
         **blocks.launch,
     )
     norm.copy_(rows_norm)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...positions import Position, Sum, describe
-from ...positions.grids import GridFunction
+from ...positions.grids import GridMethod
 
 
 def grid_options(config: Any, n: int, name: str) -> dict[str, int]:
@@ -40,7 +40,7 @@ def grid_options(config: Any, n: int, name: str) -> dict[str, int]:
 def check_grid(position: Position, n: int) -> None:
     """Raise an InputError if a method's grid is not that of the n tokens of an image model."""
     for part in position if isinstance(position, Sum) else [position]:
-        if isinstance(part, GridFunction) and part.length != n:
+        if isinstance(part, GridMethod) and part.length != n:
             raise InputError(
                 "rows",
                 f"expected a prefix and rows x columns of {n} tokens, got {part.prefix} and {part.rows} x "

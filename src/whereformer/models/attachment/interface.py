@@ -83,11 +83,11 @@ def attend(
     layer: LayerInput | None = options.get("whereformer")
     if layer is not None:
         position, place = layer.forward.position, layer.place(query.shape[2], key.shape[2])
-        if key.shape[1] != query.shape[1] and _rotates(position):
+        if key.shape[1] != query.shape[1] and _acts_on_keys(position):
             # The vectors of a method belong to the heads of queries.
             groups = query.shape[1] // key.shape[1]
             key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
-        terms = (*position.terms(layer.hidden, place), *position.query_terms(query, place))
+        terms = (*position.terms(layer.hidden, place), *position.content_terms(query, key, place))
         query, key, value = position.rotate(query, key, value, place)
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
     call: dict[str, Any] = {
@@ -123,10 +123,10 @@ def check_options(options: dict[str, Any]) -> None:
             raise InputError(name, f"whereformer's attention chooses no keys, got {shown(options[name])}")
 
 
-def _rotates(position: Position) -> bool:
-    """Whether a method may change query, key or value."""
+def _acts_on_keys(position: Position) -> bool:
+    """Whether a method reads keys, or may change query, key or value."""
     parts = position if isinstance(position, Sum) else [position]
-    return any(type(part).rotate is not Position.rotate for part in parts)
+    return position.reads_keys or any(type(part).rotate is not Position.rotate for part in parts)
 
 
 def _limits(mask: Tensor | WindowMask | None, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[Term, ...]]:

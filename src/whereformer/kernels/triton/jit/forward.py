@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, key_areas
-from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
-from .scores import kept, offsets_of, scores_of, weights_of
+from .offsets import SUMS_WIDTH, Ends, add_at_offsets, add_ends, no_ends, row_of_sums
+from .scores import kept, scores_of, weights_of
 from .tiles import ScoreTile, load, load_keys, load_queries, place_of, row_index, store
 
 
@@ -58,7 +58,7 @@ def _attend_blocks(
             weights = tl.where(kept(tile, pairs), weights, 0.0)
         if terms.value_table.first is not None:
             ends = Ends(ends.left * shrink, ends.right * shrink)
-            ends = add_ends(ends, weights, terms.value_table, offsets_of(tile, pairs), AREA)
+            ends = add_ends(ends, weights, terms.value_table, tile, pairs, AREA)
         v = load(inputs.value, place, first, pairs.n_k, BLOCK_N)
         out = tl.dot(weights.to(v.dtype), v, out * shrink[:, None], input_precision="ieee")
         peak = new_peak
@@ -76,12 +76,11 @@ def forward(
     pairs,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
 ):
     """Compute the output and the norm of one block of queries of one head.
 
-    ``at_offset`` (zeros, (batch, heads, n_q, T)) receives the share of a row's attention at each offset of the table
-    ``values``, (batch, heads, T, value_dim).
+    ``at_offset`` receives the share of a row's attention at each offset between the ends of the table ``values``,
+    (batch, heads, T, value_dim), like the rows of ``TableSums``.
     """
     blocks = tl.cdiv(pairs.n_q, BLOCK_M)
     program = tl.program_id(0)
@@ -132,15 +131,15 @@ def forward(
             weights = weights_of(scores, shift[:, None], log_sum[:, None], terms)
             if pairs.dropout_seeds is not None:
                 weights = tl.where(kept(tile, pairs), weights * pairs.dropout_scale, 0.0)
-            add_at_offsets(at_offset, weights, terms.value_table, tile, offsets_of(tile, pairs), pairs)
-        ends = Ends(ends.left * normalizer, ends.right * normalizer)
-        store_ends(at_offset, ends, terms.value_table, pairs, place, row)
+            add_at_offsets(at_offset, weights, terms.value_table, tile, pairs)
+        acc += (ends.left * normalizer)[:, None] * load(values, place, 0, length, 1).to(tl.float32)
+        acc += (ends.right * normalizer)[:, None] * load(values, place, length - 1, length, 1).to(tl.float32)
         # Threads read what other threads have stored.
         tl.debug_barrier()
-        for first in range(0, length, BLOCK_T):
-            column = first + tl.arange(0, BLOCK_T)[None, :]
-            at = at_offset + row_index(pairs, place, rows) * length + column
-            weights = tl.load(at, mask=(rows < pairs.n_q) & (column < length), other=0.0)
-            vectors = load(values, place, first, length, BLOCK_T)
+        for piece in range(tl.cdiv(length - 2, SUMS_WIDTH)):
+            at = at_offset + row_of_sums(terms.value_table, pairs, place, piece, first_row) * SUMS_WIDTH
+            weights = tl.load(at + tl.arange(0, BLOCK_M * SUMS_WIDTH))
+            vectors = load(values, place, 1 + piece * SUMS_WIDTH, length - 1, SUMS_WIDTH)
+            weights = tl.reshape(weights, [BLOCK_M, SUMS_WIDTH]).to(vectors.dtype)
             acc = tl.dot(weights, vectors, acc, input_precision="ieee")
     store(out, acc, place, first_row, pairs.n_q, BLOCK_M)

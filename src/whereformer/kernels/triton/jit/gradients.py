@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .scores import from_vector_table, kept, offsets_of, scores_of, weights_of
+from .scores import from_products, kept, products_index, scores_of, weights_of
 from .tiles import ScoreTile, load, load_keys, load_numbers, load_queries, place_of, row_index
 
 
@@ -39,10 +39,13 @@ def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs
     """
     scores, capped = scores_of(left, right, tile, terms, pairs, AREA)
     weights = weights_of(scores, row_state.shift, row_state.log_sum, terms)
-    d_weights = tl.dot(left_out, tl.trans(right_out), input_precision="ieee")
-    if tile.first_key >= 0:  # see scores_of
-        if terms.value_table.products is not None:
-            d_weights += from_vector_table(terms.value_table, tile, offsets_of(tile, pairs), pairs, AREA)
+    d_weights = tl.zeros(scores.shape, tl.float32)
+    if terms.value_table.products is not None:
+        index = products_index(terms.value_table, tile, pairs, AREA)
+        if tile.first_key >= 0:  # see scores_of
+            products = from_products(terms.value_table, index, tile, pairs, AREA)
+            d_weights = tl.broadcast_to(products, d_weights.shape)
+    d_weights = tl.dot(left_out, tl.trans(right_out), d_weights, input_precision="ieee")
     if pairs.dropout_seeds is not None:
         survives = kept(tile, pairs)
         d_weights = tl.where(survives, d_weights * pairs.dropout_scale, 0.0)

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, query_areas
 from .gradients import gradients_of, load_rows, times_slope
+from .shared_sums import add_diagonals, add_to_queries
 from .tiles import BatchHead, ScoreTile, Side, load, load_keys, store
 
 
@@ -30,7 +31,9 @@ class KeySums(NamedTuple):
 
 
 @triton.jit
-def _key_blocks(sums, keys, inputs, known, terms, pairs, place, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr):
+def _key_blocks(
+    sums, keys, inputs, known, shared, terms, pairs, place, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr
+):
     """Add what the query blocks from ``start`` to ``end`` contribute to the sums of a block of keys."""
     d_k, d_v, d_factors = sums
     for block in range(start, end):
@@ -45,33 +48,51 @@ def _key_blocks(sums, keys, inputs, known, terms, pairs, place, start, end, AREA
             keys.side, Side(q, fq), keys.value, do, row_state, tile, terms, pairs, AREA
         )
         d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision="ieee")
+        if shared is not None:
+            if shared.diagonals.data is not None:
+                add_diagonals(shared.diagonals, d_scores, tile, pairs, AREA)
         if keys.side.vectors.type.is_block():
-            d_k = tl.dot(times_slope(d_scores, slope, terms).to(q.dtype), q, d_k, input_precision="ieee")
+            d_products = times_slope(d_scores, slope, terms).to(q.dtype)
+            d_k = tl.dot(d_products, q, d_k, input_precision="ieee")
+            if shared is not None:
+                add_to_queries(shared, d_products, keys.side.vectors, tile, pairs, BLOCK_M)
         if keys.side.factors.type.is_block():
             d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision="ieee")
     return KeySums(d_k, d_v, d_factors)
 
 
 @triton.jit
-def _key_areas(sums, keys, inputs, known, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _key_areas(sums, keys, inputs, known, shared, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Add what all queries of a head contribute to the sums of a block of keys."""
     bounds = query_areas(terms, pairs, place.batch, keys.first_key, BLOCK_M, BLOCK_N)
+    if shared is not None:
+        # Keys beyond the last are never stored, but they would be added to what is shared: mask them in all tiles.
+        start, any_end, right_end, inside_end, left_end, end = bounds
+        beyond = keys.first_key + BLOCK_N > pairs.n_k
+        bounds = (
+            start,
+            tl.where(beyond, end, any_end),
+            tl.where(beyond, end, right_end),
+            tl.where(beyond, end, inside_end),
+            tl.where(beyond, end, left_end),
+            end,
+        )
     for area in tl.static_range(ANY, LEFT - 1, -1):
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
             start, end = bounds[ANY - area], bounds[ANY - area + 1]
-            sums = _key_blocks(sums, keys, inputs, known, terms, pairs, place, start, end, area, BLOCK_M)
+            sums = _key_blocks(sums, keys, inputs, known, shared, terms, pairs, place, start, end, area, BLOCK_M)
     if pairs.query_positions is None and pairs.min_offset is not None:
-        sums = _key_blocks(sums, keys, inputs, known, terms, pairs, place, bounds[4], bounds[5], ANY, BLOCK_M)
+        sums = _key_blocks(sums, keys, inputs, known, shared, terms, pairs, place, bounds[4], bounds[5], ANY, BLOCK_M)
     return sums
 
 
 @triton.jit
-def key_gradients(
-    inputs, known, gradients, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+def gradients_of_keys(
+    inputs, known, gradients, shared, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Compute all gradients that sum over queries, for one block of keys of one head; ADD them to what is there.
 
-    The sums include the queries of all heads that share the keys.
+    The sums include the queries of all heads that share the keys. If there are ``shared`` sums, add to them too.
     """
     SHARED: tl.constexpr = inputs.value.shared
     blocks = tl.cdiv(pairs.n_k, BLOCK_N)
@@ -91,11 +112,11 @@ def key_gradients(
         d_v = sums.value + load(gradients.value, place, first_key, pairs.n_k, BLOCK_N)
         sums = KeySums(sums.key, d_v, sums.factors)
     if SHARED == 1:
-        sums = _key_areas(sums, keys, inputs, known, terms, pairs, place, BLOCK_M, BLOCK_N)
+        sums = _key_areas(sums, keys, inputs, known, shared, terms, pairs, place, BLOCK_M, BLOCK_N)
     else:
         for member in range(SHARED):
             of_member = BatchHead(place.batch, place.head + member)
-            sums = _key_areas(sums, keys, inputs, known, terms, pairs, of_member, BLOCK_M, BLOCK_N)
+            sums = _key_areas(sums, keys, inputs, known, shared, terms, pairs, of_member, BLOCK_M, BLOCK_N)
     d_k, d_v, d_factors = sums
     d_k *= terms.scale.natural
     if ADD:
@@ -104,3 +125,11 @@ def key_gradients(
     store(gradients.key, d_k, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.value, d_v, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.factors, d_factors, place, first_key, pairs.n_k, BLOCK_N)
+
+
+@triton.jit
+def key_gradients(
+    inputs, known, gradients, terms, pairs, ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Compute all gradients that sum over queries, for one block of keys of one head; ADD them to what is there."""
+    gradients_of_keys(inputs, known, gradients, None, terms, pairs, ADD, BLOCK_M, BLOCK_N)

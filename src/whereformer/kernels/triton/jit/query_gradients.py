@@ -10,8 +10,7 @@ import triton.language as tl
 from .areas import ANY, INSIDE, LEFT, RIGHT, key_areas
 from .gradients import gradients_of, load_rows, times_slope
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
-from .scores import offsets_of
-from .tiles import ScoreTile, Side, load, load_keys, load_queries, place_of, row_index, store
+from .tiles import ScoreTile, Side, load, load_keys, load_queries, place_of, store
 
 
 class QueryBlock(NamedTuple):
@@ -65,27 +64,26 @@ def _query_blocks(
             d_q = tl.dot(d_products, keys.vectors, d_q, input_precision="ieee")
         if queries.side.factors.type.is_block():
             d_factors = tl.dot(d_scores.to(keys.factors.dtype), keys.factors, d_factors, input_precision="ieee")
-        offsets = offsets_of(tile, pairs)
         if gradients.tables.bias_ends is not None:
             if AREA == INSIDE:
                 # Most tiles inside a long table read neither end.
                 low = pairs.start + first * pairs.key_stride - (first_row + BLOCK_M - 1) * pairs.query_stride
                 high = low + (BLOCK_N - 1) * pairs.key_stride + (BLOCK_M - 1) * pairs.query_stride
                 if (low <= terms.bias.first) | (high >= terms.bias.first + terms.bias.length - 1):
-                    bias = add_ends(bias, d_scores, terms.bias, offsets, AREA)
+                    bias = add_ends(bias, d_scores, terms.bias, tile, pairs, AREA)
             else:
-                bias = add_ends(bias, d_scores, terms.bias, offsets, AREA)
+                bias = add_ends(bias, d_scores, terms.bias, tile, pairs, AREA)
         if gradients.tables.key_table_rows is not None:
-            key_table = add_ends(key_table, d_scores, terms.key_table, offsets, AREA)
-        if gradients.tables.at_offset is not None:
-            value_table = add_ends(value_table, weights, terms.value_table, offsets, AREA)
+            key_table = add_ends(key_table, d_scores, terms.key_table, tile, pairs, AREA)
+        if gradients.tables.value_table_rows is not None:
+            value_table = add_ends(value_table, weights, terms.value_table, tile, pairs, AREA)
         if AREA != LEFT and AREA != RIGHT:
             if gradients.tables.bias_rows is not None:
-                add_at_offsets(gradients.tables.bias_rows, d_scores, terms.bias, tile, offsets, pairs)
+                add_at_offsets(gradients.tables.bias_rows, d_scores, terms.bias, tile, pairs)
             if gradients.tables.key_table_rows is not None:
-                add_at_offsets(gradients.tables.key_table_rows, d_scores, terms.key_table, tile, offsets, pairs)
-            if gradients.tables.at_offset is not None:
-                add_at_offsets(gradients.tables.at_offset, weights, terms.value_table, tile, offsets, pairs)
+                add_at_offsets(gradients.tables.key_table_rows, d_scores, terms.key_table, tile, pairs)
+            if gradients.tables.value_table_rows is not None:
+                add_at_offsets(gradients.tables.value_table_rows, weights, terms.value_table, tile, pairs)
     return QuerySums(d_q, d_factors, bias, key_table, value_table)
 
 
@@ -120,11 +118,8 @@ def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexp
     store(gradients.query, sums.query * terms.scale.natural, place, first_row, pairs.n_q, BLOCK_M)
     store(gradients.factors, sums.factors, place, first_row, pairs.n_q, BLOCK_M)
     if gradients.tables.bias_ends is not None:
-        at = gradients.tables.bias_ends + row_index(pairs, place, row)
-        rows_in_all = tl.num_programs(0) // blocks * tl.cast(pairs.n_q, tl.int64)
-        tl.store(at, sums.bias.left, mask=row < pairs.n_q)
-        tl.store(at + rows_in_all, sums.bias.right, mask=row < pairs.n_q)
+        store_ends(gradients.tables.bias_ends, sums.bias, pairs, place, row)
     if gradients.tables.key_table_rows is not None:
-        store_ends(gradients.tables.key_table_rows, sums.key_table, terms.key_table, pairs, place, row)
-    if gradients.tables.at_offset is not None:
-        store_ends(gradients.tables.at_offset, sums.value_table, terms.value_table, pairs, place, row)
+        store_ends(gradients.tables.key_table_ends, sums.key_table, pairs, place, row)
+    if gradients.tables.value_table_rows is not None:
+        store_ends(gradients.tables.value_table_ends, sums.value_table, pairs, place, row)

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from .areas import ANY, LEFT, RIGHT
+from .areas import ANY, INSIDE, LEFT, RIGHT
 from .tiles import beside_products, load_numbers, row_index
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -32,17 +32,50 @@ def _clamped(column, length):
 
 
 @triton.jit
-def from_vector_table(table, tile, offsets, pairs, AREA: tl.constexpr):
-    """Return what the products with a table of vectors give for each pair of a tile."""
-    at = table.products + row_index(pairs, tile.place, tile.first_row) * table.length
-    at = at + (tile.rows - tile.first_row) * table.length
-    there = tile.rows < pairs.n_q
-    if AREA == LEFT:
-        return tl.load(at, mask=there, other=0.0)
-    elif AREA == RIGHT:
-        return tl.load(at + table.length - 1, mask=there, other=0.0)
+def columns_of(tile, first, pairs):
+    """Return the columns of a tile's pairs in a table from the offset ``first`` on, as a sum: by key and by query.
+
+    In a loop over keys, the part by key does not change if positions are affine.
+    """
+    if pairs.query_positions is None:
+        by_query = tile.first_key * pairs.key_stride + pairs.start - first - tile.rows * pairs.query_stride
+        return (tile.columns - tile.first_key) * pairs.key_stride, by_query
     else:
-        return beside_products(tl.load(at + _clamped(offsets - table.first, table.length), mask=there, other=0.0))
+        return offsets_of(tile, pairs) - first, tl.zeros_like(tile.rows)
+
+
+@triton.jit
+def products_index(table, tile, pairs, AREA: tl.constexpr):
+    """Return the indices of a tile's pairs in the rows of products with a table of vectors.
+
+    If two tables begin and end at the same offsets, the compiler computes the indices once.
+    """
+    first = (tile.rows - tile.first_row) * table.length
+    if AREA == LEFT:
+        return first
+    elif AREA == RIGHT:
+        return first + (table.length - 1)
+    else:
+        by_key, by_query = columns_of(tile, table.first, pairs)
+        return tl.minimum(tl.maximum(by_key + (by_query + first), first), first + (table.length - 1))
+
+
+@triton.jit
+def from_products(table, index, tile, pairs, AREA: tl.constexpr):
+    """Return what the products with a table of vectors give for each pair of a tile; see :func:`products_index`."""
+    at = table.products + row_index(pairs, tile.place, tile.first_row) * table.length
+    there = tile.rows < pairs.n_q
+    WITHIN: tl.constexpr = AREA == INSIDE or AREA >= ANY
+    if WITHIN and table.room is not None:
+        # Load each product that the tile reads once, and gather the tile from these in shared memory.
+        number = tl.arange(0, tile.rows.numel * table.room)
+        numbers = tl.load(at + number, mask=number < (pairs.n_q - tile.first_row) * table.length, other=0.0)
+        return tl.reshape(tl.gather(numbers, tl.reshape(index, [index.numel]), 0), index.shape)
+    else:
+        products = tl.load(at + index, mask=there, other=0.0)
+        if WITHIN:
+            products = beside_products(products)
+        return products
 
 
 @triton.jit
@@ -124,6 +157,8 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         factors = tl.dot(left.factors, tl.trans(right.factors), input_precision="ieee")
         scores = tl.fma(factors, LOG2E, scores)
     offsets = offsets_of(tile, pairs)
+    if terms.key_table.products is not None:
+        index = products_index(terms.key_table, tile, pairs, AREA)
     # No key has a negative index, so this always holds. Without the condition, Triton's pipeliner would stage these
     # loads through shared memory, which wastes room and time on numbers that are gathered one by one.
     if tile.first_key >= 0:
@@ -134,7 +169,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
             else:
                 scores += bias
         if terms.key_table.products is not None:
-            products = from_vector_table(terms.key_table, tile, offsets, pairs, AREA)
+            products = from_products(terms.key_table, index, tile, pairs, AREA)
             if WITH_KEYS:
                 scores = tl.fma(scores, terms.scale.log2, products)
             else:

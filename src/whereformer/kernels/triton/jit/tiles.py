@@ -74,6 +74,13 @@ def store(matrix, tile, place, first, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def add(matrix, tile, place, first, n, BLOCK: tl.constexpr):
+    """Add rows (BLOCK, padded) to a float32 matrix from row ``first`` on, to which other programs may add too."""
+    pointers = _pointers(matrix, place, first, BLOCK)
+    tl.atomic_add(pointers, tile, mask=_mask(matrix, first, n, BLOCK), sem="relaxed")
+
+
+@triton.jit
 def load_queries(inputs, pairs, place, first, BLOCK: tl.constexpr):
     """Load the side of a block of queries."""
     return Side(

@@ -1,0 +1,161 @@
+"""DeBERTa: disentangled attention, where words look at offsets and offsets at words (He et al. 2021)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..kernels.cpu.products import linear
+from ..kernels.terms import DenseBias, OffsetKeys, PositionsLike, Term, offsets_between, position_values
+from .base import ModelShape, Place, Position, offset_span
+
+
+def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
+    """Return the row of the table that an offset reads.
+
+    Without buckets every distance has a row up to ``max_distance``. With them it has one up to ``num_buckets / 2``, and
+    farther ones share logarithmically wider buckets. The rows go from the right to the left, because the authors' table
+    is over query - key.
+    """
+    distance, span = abs(offset), max_distance if num_buckets is None else num_buckets
+    middle = span // 2
+    if num_buckets is not None and distance > middle:
+        fraction = math.log(distance / middle) / math.log((max_distance - 1) / middle)
+        distance = math.ceil(fraction * (middle - 1)) + middle
+    return min(max(span - (distance if offset > 0 else -distance), 0), 2 * span - 1)
+
+
+class Rows(NamedTuple):
+    """What all layers share: the rows of the table that occur, ``low`` to ``high``, and where to read them.
+
+    ``offsets`` holds the row above ``low`` of every offset from ``first`` on, ``pairs`` that of every pair, (1 or
+    batch, 1, n_k, n_q); None without ``p2c``.
+    """
+
+    first: int
+    low: int
+    high: int
+    offsets: Tensor
+    pairs: Tensor | None
+
+
+class Deberta(Position):
+    """Adds the query's product with a vector of the offset, and the key's with another one, to the scores.
+
+    ``score_ij = (<q_i, k_j> + <q_i, K[r]> + <k_j, Q[r]>) / sqrt(3 head_dim)`` with the row r of the offset. K and Q are
+    projections of one table, which all layers share; the projections belong to the layers. The scores are divided by
+    sqrt(3 head_dim), or sqrt(2 head_dim) with one of the terms: the query is multiplied by 3 ** -0.5 before attention
+    divides by sqrt(head_dim). A key's product with the offset (p2c) has its own number for every pair: a DenseBias with
+    O(n_q n_k) memory. Without it, memory is O(n).
+
+    Args:
+        max_distance: offsets from here on look alike.
+        num_buckets: the buckets of each direction, as in versions 2 and 3: half of them hold one distance each, and the
+            rest are logarithmically wider. None gives each distance below ``max_distance`` a row, as in version 1.
+        c2p: whether a query looks at the offset (content to position).
+        p2c: whether an offset looks at the key (position to content).
+    Shape (with L distinct layers, and ``num_buckets`` or else ``max_distance`` as span):
+        table: (2 * span, hidden_size), over query - key. key_weight, query_weight: (L, num_heads * head_dim,
+            hidden_size). All are normal with standard deviation ``initializer_range``. query_bias: (L, num_heads
+            * head_dim), zeros; keys have none, since the same number for all keys changes no weight.
+    Extrapolation: any length; every distance from ``max_distance`` on looks alike.
+    Source: He et al. (2021), arXiv 2006.03654, eq. 4, and its code, which reads the same row for both terms. Versions 2
+        and 3 project the table as they project words, and normalize it before; that is not here.
+    """
+
+    needs_content = True
+
+    def __init__(
+        self,
+        model: ModelShape,
+        *,
+        max_distance: int = 512,
+        num_buckets: int | None = 256,
+        c2p: bool = True,
+        p2c: bool = True,
+    ) -> None:
+        super().__init__(model)
+        if max_distance < 1:
+            raise InputError("max_distance", f"expected at least 1, got {max_distance}")
+        if num_buckets is not None and (num_buckets < 4 or num_buckets % 2):
+            raise InputError("num_buckets", f"expected an even number of at least 4, or None, got {num_buckets}")
+        if num_buckets is not None and max_distance <= num_buckets // 2 + 1:
+            least = num_buckets // 2 + 1
+            raise InputError("max_distance", f"expected more than {least} (num_buckets / 2 + 1), got {max_distance}")
+        if not (c2p or p2c):
+            raise InputError("c2p", "expected c2p or p2c to be True, got False for both")
+        self.max_distance, self.num_buckets = max_distance, num_buckets
+        self.rows = [table_row(offset, num_buckets, max_distance) for offset in range(-max_distance, max_distance + 1)]
+        self.reads_keys = p2c
+        self.terms_and_content = 1 + c2p + p2c
+        layers, inner = max(model.passes) + 1, model.num_heads * model.head_dim
+        span = max_distance if num_buckets is None else num_buckets
+        self.table = nn.Parameter(torch.empty(2 * span, model.hidden_size))
+        self.key_weight = nn.Parameter(torch.empty(layers, inner, model.hidden_size)) if c2p else None
+        self.query_weight = nn.Parameter(torch.empty(layers, inner, model.hidden_size)) if p2c else None
+        self.query_bias = nn.Parameter(torch.empty(layers, inner)) if p2c else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in (self.table, self.key_weight, self.query_weight):
+            if weight is not None:
+                nn.init.normal_(weight, 0.0, self.model.initializer_range)
+        if self.query_bias is not None:
+            nn.init.zeros_(self.query_bias)
+
+    def once(self) -> Tensor:
+        """Return the rows of the offsets from -max_distance to max_distance on the table's device."""
+        return torch.tensor(self.rows, device=self.table.device)
+
+    def shared(self, queries: PositionsLike, keys: PositionsLike, once: Tensor | None = None) -> Rows:
+        """Return the rows that these positions read.
+
+        Raises:
+            TypeError: for fractional positions.
+        """
+        span = offset_span(queries, keys, self.max_distance)
+        if span is None:
+            raise TypeError("deberta: needs whole positions, got fractional ones")
+        rows, reach = self.once() if once is None else once, self.max_distance
+        first, last = span
+        low, high = self.rows[last + reach], self.rows[first + reach]
+        pairs = None
+        if self.query_weight is not None:
+            at = (position_values(positions, rows.device) for positions in (queries, keys))
+            offsets = offsets_between(*at).clamp(first, last)
+            pairs = (rows[offsets + reach] - low).mT
+            pairs = pairs.unsqueeze(1) if pairs.dim() == 3 else pairs[None, None]
+        return Rows(first, low, high, rows[first + reach : last + reach + 1] - low, pairs)
+
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        return query * self.terms_and_content**-0.5, key, value
+
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        if self.key_weight is None:
+            return ()
+        rows = self._rows(place)
+        vectors = self._project(rows, place.layer, self.key_weight)
+        return (OffsetKeys(vectors[:, rows.offsets], rows.first),)
+
+    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
+        if self.query_weight is None or self.query_bias is None:
+            return ()
+        rows = self._rows(place)
+        assert rows.pairs is not None
+        vectors = self._project(rows, place.layer, self.query_weight, self.query_bias)
+        by_row = (key @ vectors.mT.to(key.dtype)) * (self.terms_and_content * self.model.head_dim) ** -0.5
+        pairs = rows.pairs.expand(*by_row.shape[:3], -1)
+        return (DenseBias(by_row.gather(-1, pairs).mT),)
+
+    def _rows(self, place: Place) -> Rows:
+        return self.shared(place.queries, place.keys) if place.shared is None else place.shared
+
+    def _project(self, rows: Rows, layer: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Project the rows that occur for a layer, (heads, rows, head_dim)."""
+        own = self.model.passes[layer]
+        projected = linear(self.table[rows.low : rows.high + 1], weight[own], None if bias is None else bias[own])
+        return projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)

@@ -1,0 +1,106 @@
+"""RoPE over two dimensions: rotations by the row and by the column of a cell, for images."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..kernels.terms import PositionsLike
+from .base import ModelShape, Place
+from .grids import GridMethod
+from .rope import LAYOUTS, rotated
+
+FREQUENCIES = ("axial", "alternate")
+
+Turns: TypeAlias = tuple[Tensor, Tensor]
+"""Cosine and sine of every angle, (n, head_dim / 2) or (batch, 1, n, head_dim / 2)."""
+
+
+class Rope2d(GridMethod):
+    """Rotates features of query and key by angles proportional to the row and to the column; for images.
+
+    The first half of the pairs turns with the row and the other half with the column, so that query . key depends on
+    the offset in rows and in columns alone. Of each half, pair m turns by ``place * base ** (-4 m / head_dim)``. Tokens
+    of the prefix, such as [CLS], do not turn. The default is DINOv3; Pixtral has ``base=10000, frequencies="alternate",
+    normalize=False``, and EVA-02 ``base=10000, layout="interleaved", normalize=False``.
+
+    Args:
+        rows: the rows of the grid; by default as many as ``max_length`` tokens need.
+        columns: the columns of the grid; by default those of a square.
+        prefix: the tokens before the grid, such as [CLS].
+        base: sets the longest wavelength.
+        frequencies: "axial", the same ones for rows and columns; "alternate", where columns have those between the
+            ones of the rows, ``base ** (-(4 m + 2) / head_dim)``.
+        normalize: measure the cells' centers from -1 to 1 over the grid, times 2 pi, so that a larger grid has nearer
+            cells; otherwise a place is the number of the row or column, from 0.
+        layout: the features that form pair m, as for rope: "half" or "interleaved".
+    Extrapolation: nothing is trained, so the layers fit any grid; a model's grid is fixed when it is built.
+    Source: Siméoni et al. (2025), arXiv 2508.10104 (DINOv3), and its code; Agrawal et al. (2024), arXiv 2410.07073
+        (Pixtral); Fang et al. (2023), arXiv 2303.11331 (EVA-02).
+    """
+
+    name = "rope2d"
+    needs_content = True
+
+    def __init__(
+        self,
+        model: ModelShape,
+        *,
+        rows: int | None = None,
+        columns: int | None = None,
+        prefix: int = 0,
+        base: float = 100.0,
+        frequencies: str = "axial",
+        normalize: bool = True,
+        layout: str = "half",
+    ) -> None:
+        super().__init__(model, rows=rows, columns=columns, prefix=prefix)
+        if model.head_dim % 4:
+            raise InputError("head_dim", f"rope2d needs a multiple of 4, got {model.head_dim}")
+        if base <= 0:
+            raise InputError("base", f"expected a positive number, got {base}")
+        if frequencies not in FREQUENCIES:
+            raise InputError("frequencies", f"expected one of {', '.join(FREQUENCIES)}, got {frequencies!r}")
+        if layout not in LAYOUTS:
+            raise InputError("layout", f"expected one of {', '.join(LAYOUTS)}, got {layout!r}")
+        self.base, self.frequencies, self.normalize, self.layout = base, frequencies, normalize, layout
+
+    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> tuple[Turns, Turns]:
+        """Cosines and sines of the angles, for queries and for keys, in float64 on the model's device."""
+        turns = self._turns(queries)
+        return turns, turns if keys is queries else self._turns(keys)
+
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        turns: tuple[Turns, Turns] = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        query, key = (
+            rotated(features, cos, sin, self.layout) for features, (cos, sin) in zip((query, key), turns, strict=True)
+        )
+        return query, key, value
+
+    def _turns(self, positions: PositionsLike) -> Turns:
+        device = positions.device if isinstance(positions, Tensor) else self._like.device
+        if device.type == "mps":
+            device = torch.device("cpu")  # MPS has no float64
+        cells = self.cells(positions, device)
+        pair = torch.arange(self.model.head_dim // 4, dtype=torch.float64, device=device)
+        between = 0.5 if self.frequencies == "alternate" else 0.0
+        angles = torch.cat(
+            [
+                self._places(cells, side, axis) * self.base ** (-4 * (pair + axis * between) / self.model.head_dim)
+                for axis, side in enumerate((self.rows, self.columns))
+            ],
+            -1,
+        )
+        angles = torch.where((cells < 0).unsqueeze(-1), 0.0, angles)
+        if angles.dim() == 3:
+            angles = angles.unsqueeze(1)
+        return angles.cos(), angles.sin()
+
+    def _places(self, cells: Tensor, side: int, axis: int) -> Tensor:
+        """Return the row (axis 0) or column (axis 1) of each cell, (n, 1) or (batch, n, 1) float64."""
+        places = (cells % self.columns if axis else cells // self.columns).to(torch.float64).unsqueeze(-1)
+        return 2 * math.pi * (2 * (places + 0.5) / side - 1) if self.normalize else places

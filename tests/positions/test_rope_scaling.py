@@ -1,0 +1,132 @@
+"""RoPE's scaled frequencies against those of transformers, in float64."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, modeling_rope_utils
+
+from tests.positions.stack import build
+from whereformer import Encoder, EncoderConfig, Place, Positions
+from whereformer.positions.rope_scaling import Scaling
+
+CPU = torch.device("cpu")
+
+
+class InFloat64:
+    """torch for code that asks for float32."""
+
+    float = float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def theirs(parameters, base, dim, monkeypatch, **more):
+    """The frequencies and the attention factor of transformers."""
+    config = LlamaConfig(
+        hidden_size=dim,
+        num_attention_heads=1,
+        max_position_embeddings=parameters.get("original_max_position_embeddings", 64),
+        rope_parameters={**parameters, "rope_theta": base},
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_rope_utils, "torch", InFloat64())
+        return modeling_rope_utils.ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, CPU, **more)
+
+
+def assert_same(parameters, base, dim, monkeypatch):
+    found = Scaling(parameters, rotary_dim=dim, bases=[base])
+    expected, factor = theirs(parameters, base, dim, monkeypatch)
+    torch.testing.assert_close(found.frequencies(base, CPU), expected, rtol=1e-12, atol=0)
+    assert found.attention_factor == pytest.approx(factor, rel=1e-14)
+
+
+dims = st.integers(2, 64).map(lambda half: 2 * half)
+bases = st.floats(10.0, 1e6)
+factors = st.floats(1.0, 64.0)
+lengths = st.integers(16, 10**5)
+
+
+@pytest.fixture(scope="module")
+def monkeypatch():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@settings(max_examples=20, deadline=None)
+@given(dim=dims, base=bases, factor=factors)
+def test_linear(monkeypatch, dim, base, factor):
+    assert_same({"rope_type": "linear", "factor": factor}, base, dim, monkeypatch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dim=dims,
+    base=bases,
+    factor=factors,
+    length=lengths,
+    betas=st.tuples(st.floats(2.0, 64.0), st.floats(0.1, 2.0)),
+    truncate=st.booleans(),
+    more=st.sampled_from(
+        [{}, {"attention_factor": 0.7}, {"mscale": 0.7, "mscale_all_dim": 1.3}, {"mscale": 0.7}, {"beta_fast": 17.0}]
+    ),
+)
+def test_yarn(monkeypatch, dim, base, factor, length, betas, truncate, more):
+    numbers = {"factor": factor, "original_max_position_embeddings": length, "truncate": truncate}
+    parameters = {"rope_type": "yarn", **numbers, "beta_fast": betas[0], "beta_slow": betas[1], **more}
+    assert_same(parameters, base, dim, monkeypatch)
+
+
+@settings(max_examples=40, deadline=None)
+@given(dim=dims, base=bases, factor=factors, length=lengths, low=st.floats(0.5, 3.0), wider=st.floats(0.1, 9.0))
+def test_llama3(monkeypatch, dim, base, factor, length, low, wider):
+    bounds = {"low_freq_factor": low, "high_freq_factor": low + wider}
+    numbers = {"factor": factor, "original_max_position_embeddings": length}
+    assert_same({"rope_type": "llama3", **numbers, **bounds}, base, dim, monkeypatch)
+
+
+@settings(max_examples=20, deadline=None)
+@given(dim=dims, base=bases, factor=st.integers(1, 32))
+def test_ntk_is_the_dynamic_one_of_transformers_for_a_text_of_one_length(monkeypatch, dim, base, factor):
+    """Theirs has the base for the length at hand: (factor * length / original - factor + 1) is ours for that length."""
+    dynamic = {"rope_type": "dynamic", "factor": 1.0}
+    expected, _ = theirs(dynamic, base, dim, monkeypatch, seq_len=64 * factor)
+    found = Scaling({"rope_type": "ntk", "factor": factor}, rotary_dim=dim, bases=[base]).frequencies(base, CPU)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    plain = Scaling(None, rotary_dim=dim, bases=[base]).frequencies(base, CPU)
+    torch.testing.assert_close(found[0], plain[0])
+    torch.testing.assert_close(found[-1], plain[-1] / factor)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_queries_and_keys_turn_by_these_angles_and_grow_by_the_factor(layout):
+    parameters = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 3.0}
+    position = build("rope", layout=layout, base=100.0, scaling=parameters)
+    scaling = Scaling(parameters, rotary_dim=8, bases=[100.0])
+    assert scaling.attention_factor == pytest.approx(0.1 * math.log(8) + 1)
+    at = Positions(3, 2, 5)
+    query, key = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
+    for before, after in zip((query, key), position.rotate(query, key, key, Place(at, at)), strict=False):
+        pairs, turned = (
+            each.unflatten(-1, (2, 4)).mT if layout == "half" else each.unflatten(-1, (4, 2))
+            for each in (before, after)
+        )
+        angles = at.values().double()[:, None] * scaling.frequencies(100.0, CPU)
+        expected = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)
+        torch.testing.assert_close(torch.view_as_complex(turned.contiguous()), expected * scaling.attention_factor)
+
+
+def test_a_scaled_model_survives_its_configuration(tmp_path):
+    scaling = {"rope_type": "llama3", "factor": 2.0, "original_max_position_embeddings": 16}
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "blocks": "1"}
+    model = Encoder(EncoderConfig(vocab_size=9, position="rope", position_options={"scaling": scaling}, **sizes)).eval()
+    model.save_pretrained(tmp_path)
+    loaded = Encoder.from_pretrained(tmp_path).eval()
+    ids = torch.randint(1, 9, (1, 30))
+    assert torch.equal(loaded(ids).last_hidden_state, model(ids).last_hidden_state)
+    plain = Encoder(EncoderConfig(vocab_size=9, position="rope", **sizes)).eval()
+    plain.load_state_dict(model.state_dict())
+    assert not torch.allclose(plain(ids).last_hidden_state, model(ids).last_hidden_state)
