@@ -19,7 +19,7 @@ from .train import LENGTH_FACTORS, Judged, check_positions, check_tasks, train_a
 DEFAULT_POSITIONS = ("none", "learned", "rope", "alibi", "t5", "shaw", "tisa")
 QUICK_POSITIONS = ("none", "learned", "rope", "tisa")
 DEFAULT_STEPS = 500
-QUICK_STEPS = 150
+QUICK_STEPS = 100
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class ProbeTraining:
     """Symbols in a training row, an even number. Models are judged at this length and at two and four times it."""
 
     steps: int | None = None
-    """Training steps of each model. Default: 500, or 150 for a quick look."""
+    """Training steps of each model. Default: 500, or 100 for a quick look."""
 
     seeds: int = 1
     """Number of seeds to repeat everything with. With several, the tables show medians and ranges."""
