@@ -33,7 +33,7 @@ def test_a_command_says_all_of_itself(name, capsys):
     assert whole.partition(" --")[0] in help_of(capsys, name)
 
 
-@pytest.mark.parametrize("name", ["compare", "pretrain", "properties", "bench", "cost"])
+@pytest.mark.parametrize("name", ["compare", "probe", "pretrain", "properties", "bench", "cost"])
 @pytest.mark.parametrize("kind", ["a device", "a named pipe", "a symbolic link"])
 def test_outputs_replace_no_devices_pipes_and_links(name, kind, tmp_path, capsys):
     out = tmp_path / "out"
@@ -57,7 +57,7 @@ def link(tmp_path):
     return tmp_path / "out"
 
 
-@pytest.mark.parametrize("name", ["compare", "pretrain", "properties", "bench"])
+@pytest.mark.parametrize("name", ["compare", "probe", "pretrain", "properties", "bench"])
 def test_a_link_to_a_folder_is_the_folder(name, link, tmp_path, capsys):
     real = tmp_path / "disk"
     with open_folder(real):
@@ -109,4 +109,4 @@ def test_no_command_or_an_unknown_one_is_an_error_that_lists_them(given, capsys)
     with pytest.raises(SystemExit) as stopped:
         main(given)
     assert stopped.value.code == 2
-    assert "compare, bench" in capsys.readouterr().err
+    assert "compare, probe, bench" in capsys.readouterr().err

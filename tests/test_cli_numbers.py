@@ -37,6 +37,7 @@ PLACES = {
     "translate run": (f"{EXPERIMENTS}.translate.translating", "load"),
     "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
     "analyze": (f"{EXPERIMENTS}.analyze.run", "analyze"),
+    "probe": (f"{EXPERIMENTS}.probe.run", "probe"),
     "properties": (f"{EXPERIMENTS}.compare.run", "compare"),
     "distill-positions": (f"{EXPERIMENTS}.distill.run", "distill"),
     "cost": None,
@@ -53,7 +54,7 @@ KINDS = {
 
 LISTS = ("N,N", "LAYERS", "A,B,C", "JSON")
 """The placeholders of text that holds numbers."""
-NAMES = ("task", "terms")
+NAMES = ("task", "tasks", "terms")
 """Options with such a placeholder that hold none."""
 NUMBERS = [
     *("0", "-1", "1", "7", "3.5", "1e3", "1e400", "-1e400", "5e-324", "1e308", "nan", "inf", "-inf", "", "x", "1_000"),
@@ -114,6 +115,8 @@ def test_a_long_word_is_refused_before_it_is_shown(capsys):
     refusals(f"""
         compare --hidden-size {10**19} => --hidden-size: expected at most 1048576, got 10000000000000000000
         compare --seed {2**64} => --seed: expected 0 to 4294967295, got 18446744073709551616
+        probe --length 1048576 => --length: expected 4 to 512, got 1048576
+        probe --seed -1 => --seed: expected 0 to 4294967295, got -1
         properties --seeds {10**9} => --seeds: expected 1 to 10000, got 1000000000
         pretrain --steps {2**63 - 1} => --steps: expected at most 2147483647, got 9223372036854775807
         pretrain --lengths {10**19}:1 => --lengths: expected lengths of at most 1048576, got 10000000000000000000
@@ -156,6 +159,7 @@ def commands(tmp_path_factory):
         "translate run": [model],
         "translate score": ["--hypotheses", pairs[3], "--references", pairs[3]],
         "analyze": [model, *text],
+        "probe": ["--positions=learned", "--tasks=copy"],
         "properties": [*text, "--length=8", "--positions=learned"],
         "distill-positions": [model, *text],
         "cost": ["--devices=8"],

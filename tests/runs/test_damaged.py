@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.report import test_compare_report, test_finetune_report, test_properties_report
+from tests.report import test_compare_report, test_finetune_report, test_probe_report, test_properties_report
 from tests.runs.damage import damages
 from whereformer.cli.tables.bench import print_bench
 from whereformer.cli.tables.compare import print_ranking
 from whereformer.cli.tables.finetune import print_gains
+from whereformer.cli.tables.probe import print_probes
 from whereformer.cli.terminal import Terminal
 from whereformer.errors import InputError
 from whereformer.experiments.bench.results import BenchResults, BenchRow, as_csv, memory_growth
@@ -21,6 +22,9 @@ from whereformer.experiments.finetune import report as finetune_report
 from whereformer.experiments.finetune.gains import tables
 from whereformer.experiments.finetune.results import FinetuneResults
 from whereformer.experiments.pretrain.results import PretrainResults
+from whereformer.experiments.probe.judgment import tables as probe_tables
+from whereformer.experiments.probe.report import build_report as build_probe_report
+from whereformer.experiments.probe.results import ProbeResults
 from whereformer.experiments.properties.results import PropertiesResults
 from whereformer.runs.results import read_json
 from whereformer.training.folder import Folder
@@ -52,6 +56,14 @@ def show_bench(results):
     as_csv(results.rows)
 
 
+def show_probes(results):
+    found = probe_tables(results)
+    print_probes(CONSOLE, found)
+    for key in ("cpu", "threads", "torch"):
+        results.machine.setdefault(key, "")
+    build_probe_report(results, found)
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     row = BenchRow("bias", 128, 1, 2, 16, "float32", "forward", "cpu", 1, "auto", 1.0, 0.9, 1.1, 2.0, 100, 1e-7)
@@ -60,6 +72,7 @@ def files(tmp_path_factory):
         CompareResults: (test_compare_report.results_of(2), show_comparison),
         FinetuneResults: (saved(test_finetune_report.two_tasks(), tmp_path_factory), show_finetuning),
         PropertiesResults: (saved(test_properties_report.results_of()[0], tmp_path_factory), lambda results: None),
+        ProbeResults: (saved(test_probe_report.made_up(), tmp_path_factory), show_probes),
         BenchResults: (saved(bench, tmp_path_factory), show_bench),
     }
 

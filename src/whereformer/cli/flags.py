@@ -22,7 +22,7 @@ FILES = ("hypotheses", "input", "output", "pairs", "references", "source", "targ
 METAVARS = {
     **dict.fromkeys((*FILES, "validation", "validation_source", "validation_target"), "FILE"),
     **dict.fromkeys(("backends", "dtypes"), "A,B"),
-    **dict.fromkeys(("scores", "task", "terms"), "A,B,C"),
+    **dict.fromkeys(("scores", "task", "tasks", "terms"), "A,B,C"),
     **dict.fromkeys(("blocks", "decoder_layers"), "LAYERS"),
     **dict.fromkeys(("kernels", "lengths", "words"), "N,N"),
     **dict.fromkeys(("position", "cross_position"), "METHOD"),

@@ -27,6 +27,7 @@ from .finetune import Finetune
 from .flags import registry
 from .positions import ListPositions
 from .pretrain import Pretrain
+from .probe import Probe
 from .processes import check_processes
 from .properties import Properties
 from .terminal import output
@@ -34,6 +35,7 @@ from .translate import Translate
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": Compare,
+    "probe": Probe,
     "bench": Bench,
     "pretrain": Pretrain,
     "finetune": Finetune,

@@ -1,0 +1,161 @@
+"""Judge what each method can do on each task, and claim nothing that chance could explain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..seeds import Spread
+from .results import Cannot, Failed, ProbeResults, Run, Score
+
+SOLVED = 0.95
+"""The accuracy from which a task counts as solved."""
+ERRORS = 4
+"""How many standard errors a method has to be ahead of guessing. Chance does that once in 30,000 cells, and a table has
+a hundred."""
+
+
+class Level(StrEnum):
+    """What a method can do on a task at one length."""
+
+    SOLVED = "solved"
+    """With every seed, at least SOLVED of the answers are right."""
+    BETTER = "better"
+    """With every seed, it is clearly better than guessing without positions."""
+    GUESSING = "guessing"
+    """With no seed, it is clearly better than guessing without positions."""
+    MIXED = "mixed"
+    """With some seeds it is clearly better than guessing, and with others it is not."""
+    CANNOT = "cannot"
+    """It has no positions at this length."""
+    FAILED = "failed"
+    """With some seed, training ended without a model."""
+    MISSING = "not tried"
+    """It was not tried."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on a task at one length.
+
+    Args:
+        level: what it can do.
+        accuracy: the accuracy over seeds, or why there is none.
+        may_solve: whether chance in the rows may be all that keeps it from SOLVED.
+    """
+
+    level: Level
+    accuracy: Spread
+    may_solve: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """All methods on all tasks at one length, in symbols.
+
+    Args:
+        length: the length.
+        guesses: by task, the accuracy of the best guess without positions.
+        rows: by method and task, what it can do.
+    """
+
+    length: int
+    guesses: Mapping[str, float]
+    rows: Mapping[str, Mapping[str, Cell]]
+
+    def solved(self, position: str) -> list[str]:
+        """Return the tasks that a method solves."""
+        return [task for task, cell in self.rows[position].items() if cell.level is Level.SOLVED]
+
+    def may_solve(self, position: str) -> int:
+        """Return how many tasks a method solves, or may solve if it had better luck with the rows."""
+        return sum(cell.may_solve for cell in self.rows[position].values())
+
+
+def tables(results: ProbeResults) -> list[Table]:
+    """Return a table for each length, that of training first. Rows and columns are in the order of the runs."""
+    positions = list(dict.fromkeys(position for _, position, _, _ in results.each()))
+    lengths = sorted({length for task in results.runs for length in results.guesses[task]})
+    return [
+        Table(
+            length,
+            {task: results.guesses[task][length] for task in results.runs},
+            {
+                position: {task: cell(methods.get(position, {}), length) for task, methods in results.runs.items()}
+                for position in positions
+            },
+        )
+        for length in lengths
+    ]
+
+
+def cell(by_seed: Mapping[int, Run | Failed], length: int) -> Cell:
+    """Judge the runs of a method on a task at one length."""
+    if not by_seed:
+        return Cell(Level.MISSING, Spread(None, why_not="this was not tried with this method"))
+    scores = []
+    for seed, run in by_seed.items():
+        if isinstance(run, Failed):
+            return Cell(Level.FAILED, Spread(None, why_not=f"with seed {seed}, {run.failed}"))
+        score = run.scores[length]
+        if isinstance(score, Cannot):
+            return Cell(Level.CANNOT, Spread(None, why_not=score.cannot))
+        scores.append(score)
+    return Cell(
+        _level(scores),
+        Spread.of([score.accuracy for score in scores]),
+        all(score.accuracy + ERRORS * score.error >= SOLVED for score in scores),
+    )
+
+
+def _level(scores: Sequence[Score]) -> Level:
+    if all(score.accuracy >= SOLVED for score in scores):
+        return Level.SOLVED
+    clear = [score.ahead > ERRORS * score.error for score in scores]
+    return Level.BETTER if all(clear) else Level.MIXED if any(clear) else Level.GUESSING
+
+
+def verdict(found: Sequence[Table], join: Callable[[list[str]], str]) -> list[str]:
+    """Return the result in a few sentences. The first is the headline.
+
+    Args:
+        found: the tables, that of the trained length first.
+        join: joins words as in a sentence.
+    """
+    if not found:
+        return ["Nothing was tried."]
+    sentences = [_most(found[0], join, "; train longer")]
+    if len(found) > 1:
+        sentences.append(_most(found[-1], join, ""))
+    return sentences
+
+
+def _most(table: Table, join: Callable[[list[str]], str], advice: str) -> str:
+    """Return which methods solve the most tasks at a length."""
+    counts = {position: len(table.solved(position)) for position in table.rows}
+    best, total, at = max(counts.values()), len(table.guesses), f"at {table.length} symbols"
+    if not best:
+        return f"No method solves a task {at}{advice}."
+    leaders = [position for position, count in counts.items() if count == best]
+    rivals = [position for position, count in counts.items() if count < best <= table.may_solve(position)]
+    verb = "solves" if len(leaders) == 1 else "solve"
+    if best == total:
+        what = {1: "the task", 2: "both tasks"}.get(total, f"all {total} tasks")
+        sentence = f"{join(leaders)} {verb} {what} {at}"
+    elif len(leaders) == len(counts):
+        sentence = f"{join(leaders)} {verb} {best} of {total} tasks {at}"
+    else:
+        sentence = f"{join(leaders)} {verb} the most tasks {at}, {best} of {total}"
+    return f"{sentence}; {join(rivals)} may solve as many." if rivals else f"{sentence}."
+
+
+def about_seeds(results: ProbeResults) -> str:
+    """Return what the number of seeds allows to say, in a sentence."""
+    seeds = {seed for _, _, seed, _ in results.each()}
+    if len(seeds) == 1:
+        return (
+            "This is one seed. A method that has not learned a task may do so with another seed or more steps; "
+            "several seeds show how often."
+        )
+    return f"Solved means solved with each of {len(seeds)} seeds. More steps may change what was not learned."
