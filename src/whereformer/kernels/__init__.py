@@ -300,7 +300,9 @@ def _run_varlen(
 
 def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
     """Compute a call by "triton", which knows positions in a row only."""
-    return triton.attend(grids.in_one_dimension(call))
+    with without_autocast(call.device):
+        call = grids.in_one_dimension(call)
+    return triton.attend(call)
 
 
 _RUN = {

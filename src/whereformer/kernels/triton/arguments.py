@@ -84,7 +84,7 @@ class Scale(NamedTuple):
 
 
 class TableSpan(NamedTuple):
-    """The offsets between which some table is not constant; None if no pair reads beyond the ends of a table."""
+    """The offsets beyond which all tables are constant; None if no pair reads beyond the ends of any table."""
 
     first: Any
     last: Any
@@ -359,14 +359,11 @@ def _ranks(positions: Tensor) -> Tensor:
 def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     """Return what makes the problem's scores; the gradient kernels also need the output's gradient."""
     tables = (problem.bias, problem.key_table, problem.value_table)
-    spans = [
-        (first, first + table.shape[1] - 1)
-        for first, table in zip(problem.first, tables, strict=True)
-        if table is not None and not _covers(problem, first, table.shape[1])
-    ]
+    spans = [(first, table.shape[1]) for first, table in zip(problem.first, tables, strict=True) if table is not None]
     first = last = None
-    if spans:
-        first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+    # If some pairs read beyond the ends of one table, the span is that of all: beyond it, every table is constant.
+    if not all(_covers(problem, *span) for span in spans):
+        first, last = min(first for first, _ in spans), max(first + length - 1 for first, length in spans)
     key_products = value_products = None
     if problem.key_table is not None and problem.query is not None:
         key_products = (problem.query.float() @ (problem.key_table * (problem.scale * LOG2E)).mT).contiguous()
