@@ -49,7 +49,7 @@ def results_of(seeds=1):
         ODD_NAME: {"loss": 4.26, "curve": False},
     }
     return {
-        "format": 1,
+        "format": 2,
         "settings": {
             "blocks": str(LAYERS),
             "decoder_layers": "0",

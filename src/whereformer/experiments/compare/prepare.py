@@ -54,7 +54,7 @@ class CompareJob:
     device: torch.device
 
     def batches(self, seed: int) -> Batches:
-        """Return the training batches of a seed, which are the same for every method."""
+        """Return the training batches of a seed, at full length. They are the same for every method."""
         sizes, text = self.settings, self.text
         return Batches(text.training, sizes.batch_size, sizes.length, sizes.mask_rate, text.vocab_size, seed)
 

@@ -100,7 +100,7 @@ class CompareResults(Results):
         speed: the speed of each method that has been measured.
     """
 
-    FORMAT = 1
+    FORMAT = 2
 
     settings: CompareSettings
     runs: dict[str, dict[int, Run]]

@@ -16,9 +16,9 @@ class Sizes:
     Args:
         blocks: layers, as in ``EncoderConfig.blocks``.
         decoder_layers: full-length layers after pooled blocks, as in ``EncoderConfig.decoder_layers``.
-        length: tokens per training window.
+        length: tokens per training window, after shorter ones (``window_lengths``).
         steps: training steps.
-        batch_size: windows per step.
+        batch_size: windows per step; of shorter windows there are more.
         hidden_size, num_heads: width of the encoder and number of its heads.
         vocab_size: size of the WordPiece vocabulary.
         mask_rate: share of tokens that are masked in training; in held-out text it is always 15%.
@@ -49,7 +49,8 @@ class CompareTraining:
     """Layers at full length after the blocks of a funnel. Default: 1 for a funnel, otherwise 0."""
 
     length: int = 64
-    """Tokens in a training window. Held-out text is judged at this length and at two and four times it."""
+    """Tokens in a training window; the first 40% of the steps have windows of 16. Held-out text is judged at this
+    length and at two and four times it."""
 
     steps: int | None = None
     """Training steps of each method. Default: 2400, or 400 for a quick comparison."""
@@ -61,7 +62,7 @@ class CompareTraining:
     """The first seed."""
 
     batch_size: int = 16
-    """Windows in a training step."""
+    """Windows in a training step. Of shorter ones, a step has more."""
 
     hidden_size: int = 64
     """Width of the encoder."""

@@ -20,6 +20,7 @@ from ...training.optimizer import build_optimizer, linear_schedule
 from .models import build_model, keep_model, model_facts
 from .prepare import LENGTH_FACTORS, CompareJob
 from .results import Cannot, Run, Score
+from .windows import GrowingBatches, window_lengths
 
 
 def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -44,7 +45,7 @@ def train_and_judge(
     model = build_model(sizes, position, job.text.vocab_size, seed).to(job.device)
     optimizer = build_optimizer(model, sizes.learning_rate)
     schedule = linear_schedule(optimizer, max(1, sizes.steps // 10), sizes.steps)
-    batches = job.batches(seed)
+    batches = GrowingBatches(job.batches(seed), window_lengths(sizes.length, sizes.steps))
     started = time.perf_counter()
     losses = []
     for step in range(sizes.steps):
