@@ -30,6 +30,7 @@ def run_of(loss, seed, *, curve, extrapolates=True, parameters=0):
     reach = LENGTH - 1
     bump = [round(math.exp(-((offset + 1) ** 2) / 4), 4) for offset in range(-reach, reach + 1)]
     return {
+        "learning_rate": 0.004,
         "seconds": 1.0,
         "train_loss": [loss + 3 / (step + 1) for step in range(60)],
         "scores": scores,
@@ -61,6 +62,7 @@ def results_of(seeds=1):
             "vocab_size": 100,
             "mask_rate": 0.3,
             "learning_rate": 0.004,
+            "rate_factors": [0.5, 1, 2],
             "text": "0123456789abcdef",
             "device": "cpu",
         },
@@ -115,10 +117,10 @@ def test_ids_are_unique_and_every_reference_leads_somewhere(text):
 def test_the_table_has_each_method_once_with_its_numbers(text):
     no, speed = "no: out of range1", f"0.75{TIMES}0.70{TO}0.80"
     assert Page(text).cells == [
-        ["1", "tisa", "4.000", "25.0%", "4.200", "4.400", speed, "3.0 MiB", "1,234"],
-        ["2", "learned", "4.250", "25.0%", no, no, speed, "3.0 MiB", "5,678"],
-        ["2", ODD_NAME, "4.260", "25.0%", "4.460", "4.660", speed, "3.0 MiB", "0"],
-        ["4", "none", "4.500", "25.0%", "4.700", "4.900", speed, "3.0 MiB", "0"],
+        ["1", "tisa", "4.000", "25.0%", "4.200", "4.400", "0.004", speed, "3.0 MiB", "1,234"],
+        ["2", "learned", "4.250", "25.0%", no, no, "0.004", speed, "3.0 MiB", "5,678"],
+        ["2", ODD_NAME, "4.260", "25.0%", "4.460", "4.660", "0.004", speed, "3.0 MiB", "0"],
+        ["4", "none", "4.500", "25.0%", "4.700", "4.900", "0.004", speed, "3.0 MiB", "0"],
     ]
 
 

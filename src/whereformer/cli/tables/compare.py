@@ -18,6 +18,9 @@ WIDE = 0.2
 """The table shows the range of a speed if it is wider than this share of the median."""
 
 
+DROPPED = "*: left out after the first seeds, as clearly worse. "
+
+
 def print_ranking(console: Console, rows: Sequence[RankedMethod], length: int, clock: str) -> None:
     """Print the ranking, at most 100 columns wide. ``clock`` is the kind of time that speed is measured in."""
     table = Table(
@@ -30,21 +33,23 @@ def print_ranking(console: Console, rows: Sequence[RankedMethod], length: int, c
     lengths = sorted(rows[0].loss)
     for tried in lengths:
         table.add_column(f"loss\n@{tried}", justify="right", no_wrap=True)
-    for title in ("accu-\nracy", "speed", "MiB", "params"):
+    for title in ("accu-\nracy", "rate", "speed", "MiB", "params"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             str(row.rank),
-            row.position,
+            f"{row.position}*" if row.dropped else row.position,
             *(_loss(row.loss[tried]) for tried in lengths),
             f"{row.accuracy.median:.1%}",
+            f"{row.learning_rate:.2g}",
             _speed(row.relative_speed),
             "-" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f}",
             f"{row.positional_parameters:,}",
         )
     console.print(table)
     console.print(
-        f"Methods with the same # can't be told apart. speed: training speed relative to none, by {clock}, with the "
+        f"Methods with the same # can't be told apart. {DROPPED if any(row.dropped for row in rows) else ''}rate: the "
+        "best of the learning rates that were tried. speed: training speed relative to none, by {clock}, with the "
         "range of the rounds below if it is wide. MiB: peak memory of a training step. params: parameters of position.",
         style="dim",
         highlight=False,

@@ -19,12 +19,15 @@ seeds at the default sizes, measured by ``benchmarks/seed_noise.py``. With one s
 class RankedMethod:
     """A method's row in the ranking.
 
-    ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises.
+    ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises. ``dropped`` says
+    that successive halving left the method out after some seeds.
     """
 
     rank: int
     position: str
     seeds: int
+    dropped: bool
+    learning_rate: float
     loss: dict[int, Spread]
     accuracy: Spread
     relative_speed: Spread
@@ -86,6 +89,8 @@ def _row(results: CompareResults, position: str, rank: int) -> RankedMethod:
         rank=rank,
         position=position,
         seeds=len(runs),
+        dropped=position in results.dropped,
+        learning_rate=runs[0].learning_rate,
         loss={length: _loss([run.scores[length] for run in runs]) for length in runs[0].scores},
         accuracy=Spread.of([score.accuracy for score in at_trained_length if isinstance(score, Score)]),
         relative_speed=Spread(speed.relative_speed, speed.lowest, speed.highest)

@@ -54,6 +54,9 @@ def build_report(results: CompareResults, ranking: Ranking) -> str:
         columns=columns(sorted(rows[0].loss)),
         rows=[(row, [*table_cells(row, notes)]) for row in rows],
         notes=notes,
+        failed=list(results.failed),
+        trials={name: tried for name, tried in results.trials.items() if name in runs},
+        factors=[f"{factor:g}" for factor in settings.rate_factors],
         looks=looks,
         loss_over_steps=losses.over_steps(
             {name: mean_curve(by_seed) for name, by_seed in runs.items()},
@@ -81,6 +84,7 @@ def columns(lengths: Sequence[int]) -> list[Column]:
         Column("loss", f"{trained} tokens"),
         Column("accuracy", f"{trained} tokens", "descending"),
         *(Column("loss", f"{length} tokens, {length // trained}{TIMES}") for length in longer),
+        Column("rate", "of learning", "descending"),
         Column("speed", f"{BASELINE} = 1", "descending"),
         Column("memory", "of a step"),
         Column("parameters", "of position"),
@@ -118,6 +122,7 @@ def table_cells(row: RankedMethod, notes: dict[str, str]) -> Sequence[Cell]:
         loss(trained),
         number(row.accuracy, ".1%"),
         *(loss(of) for of in longer),
+        Cell(f"{row.learning_rate:.2g}", order=row.learning_rate),
         number(row.relative_speed, ".2f", TIMES),
         Cell("\N{EN DASH}") if memory is None else Cell(f"{memory / 2**20:,.1f} MiB", order=memory),
         Cell(page.count(row.positional_parameters), order=row.positional_parameters),
@@ -180,6 +185,7 @@ def command(order: Sequence[str], results: CompareResults, seeds: Sequence[int])
     options = {
         "positions": ",".join(order),
         **{name: value for name, value in asdict(results.settings).items() if name != "text"},
+        "rate_factors": ",".join(f"{factor:g}" for factor in results.settings.rate_factors),
         "seeds": len(seeds),
         "seed": seeds[0],
     }
