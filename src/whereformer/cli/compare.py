@@ -61,6 +61,7 @@ class Compare:
     def run(self, console: Console) -> None:
         """Train, judge and time every method, then print the ranking and write the report."""
         from ..experiments.compare.budget import find_budget
+        from ..experiments.compare.outlook import AHEAD
         from ..experiments.compare.prepare import TextSource, check_positions, prepare_job
         from ..experiments.compare.ranking import rank
         from ..experiments.compare.report import write_report
@@ -68,7 +69,7 @@ class Compare:
         from ..positions import position_names
         from ..runs.folder import open_folder
         from ..runs.jobs import number_of_jobs
-        from .tables.compare import print_ranking
+        from .tables.compare import print_ranking, print_unsettled
         from .terminal import Bar, say
 
         check_range(self, jobs=(1, MOST_JOBS))
@@ -110,6 +111,7 @@ class Compare:
             write_report(results, ranking, report)
             print_ranking(console, ranking.rows, sizes.length, "CPU time" if device.type == "cpu" else "time")
             console.print(ranking.verdict, style="bold", highlight=False)
+            print_unsettled(console, ranking.unsettled, AHEAD)
             say(console, f"wrote {report} (open it in a browser) and {self.out / 'results.json'}")
             if results.failed:
                 raise InputError("learning_rate", "; ".join(results.failed.values()))

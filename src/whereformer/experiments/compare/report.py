@@ -15,6 +15,7 @@ from ...positions import describe
 from ...report import figures, heads, losses, page
 from ...report.page import Cell, Column
 from ..seeds import Spread
+from .outlook import AHEAD
 from .ranking import SEED_NOISE, RankedMethod, Ranking
 from .results import BASELINE, CompareResults, Run
 
@@ -54,6 +55,9 @@ def build_report(results: CompareResults, ranking: Ranking) -> str:
         columns=columns(sorted(rows[0].loss)),
         rows=[(row, [*table_cells(row, notes)]) for row in rows],
         notes=notes,
+        unsettled=[f"{better} before {worse}" for better, worse in ranking.unsettled],
+        ahead=AHEAD,
+        predicted=any(row.outlook for row in rows),
         failed=list(results.failed),
         trials={name: tried for name, tried in results.trials.items() if name in runs},
         factors=[f"{factor:g}" for factor in settings.rate_factors],
@@ -84,6 +88,8 @@ def columns(lengths: Sequence[int]) -> list[Column]:
         Column("loss", f"{trained} tokens"),
         Column("accuracy", f"{trained} tokens", "descending"),
         *(Column("loss", f"{length} tokens, {length // trained}{TIMES}") for length in longer),
+        Column("change", "with twice the steps"),
+        Column("loss", f"predicted for {AHEAD}{TIMES} the steps"),
         Column("rate", "of learning", "descending"),
         Column("speed", f"{BASELINE} = 1", "descending"),
         Column("memory", "of a step"),
@@ -122,11 +128,25 @@ def table_cells(row: RankedMethod, notes: dict[str, str]) -> Sequence[Cell]:
         loss(trained),
         number(row.accuracy, ".1%"),
         *(loss(of) for of in longer),
+        *outlook_cells(row, min(row.loss)),
         Cell(f"{row.learning_rate:.2g}", order=row.learning_rate),
         number(row.relative_speed, ".2f", TIMES),
         Cell("\N{EN DASH}") if memory is None else Cell(f"{memory / 2**20:,.1f} MiB", order=memory),
         Cell(page.count(row.positional_parameters), order=row.positional_parameters),
     ]
+
+
+def outlook_cells(row: RankedMethod, length: int) -> list[Cell]:
+    """Return the cells that say where a method's loss at a length is heading."""
+    now = row.loss[length].median
+    if row.outlook is None or now is None:
+        return [Cell("too few steps")] * 2
+
+    def cell(value: float, error: float) -> Cell:
+        return Cell(f"{value:.2f}", f"\N{PLUS-MINUS SIGN}{error:.2f}", value)
+
+    double, ahead = row.outlook.double, row.outlook.ahead
+    return [cell(-double.value, double.error), cell(now - ahead.value, ahead.error)]
 
 
 def mean_curve(by_seed: Mapping[int, Run]) -> list[float]:
