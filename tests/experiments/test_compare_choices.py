@@ -177,6 +177,36 @@ def test_a_method_that_always_diverges_is_an_error_after_the_others_are_done(tex
     assert "the loss of 'none' is not a number at any of" in again
 
 
+def test_an_interruption_while_speed_is_measured_repeats_nothing_else(text, tmp_path, monkeypatch):
+    options = "--steps=7", "--rate-factors=1,2"
+    with monkeypatch.context() as patched:
+        patched.setattr(compare, "measure_speed", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(SystemExit):
+            run(text, tmp_path, *options)
+    for name in ("search_rate", "train_and_judge"):
+        monkeypatch.setattr(compare, name, lambda *_: pytest.fail("done twice"))
+    assert set(run(text, tmp_path, *options)["speed"]) == {"none", "tisa"}
+
+
+def test_a_training_that_diverges_later_leaves_the_others(text, tmp_path, capsys, monkeypatch):
+    real = compare.train_and_judge
+
+    def diverged(job, position, *rest):
+        if position == "none":
+            raise InputError("learning_rate", "the loss of 'none' is not a number after 5 steps")
+        return real(job, position, *rest)
+
+    monkeypatch.setattr(compare, "train_and_judge", diverged)
+    arguments = ["--data", text, "--out", str(tmp_path), *TINY, "--steps=7", "--rate-factors=1"]
+    assert "--learning-rate: the loss of 'none' is not a number after 5" in fails(capsys, "compare", *arguments)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["runs"]) == {"tisa"}
+    assert set(results["failed"]) == {"none"}
+    monkeypatch.undo()
+    main(["compare", *arguments])
+    assert json.loads((tmp_path / "results.json").read_text())["failed"] == {}
+
+
 # Successive halving
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.experiments.test_compare_ranking import results
 from whereformer.experiments.compare import ranking
-from whereformer.experiments.compare.outlook import Estimate, Outlook, fitted, outlook
+from whereformer.experiments.compare.outlook import SHARES, Estimate, Outlook, fitted, outlook
 from whereformer.experiments.compare.ranking import rank
 
 
@@ -32,6 +32,7 @@ def test_known_curves_are_continued_within_the_error(floor, fall, power):
 def test_without_noise_the_fall_is_found_closely():
     found = fitted(losses(0, 4, 0.1, noise=0, steps=4000))
     assert found.double.value == pytest.approx(4 * (1 - 2**-0.1), abs=0.02)
+    assert found.curve == pytest.approx([4 * share**-0.1 for share in SHARES], abs=0.02)
 
 
 def test_a_loss_that_does_not_fall_is_not_expected_to():
@@ -64,7 +65,7 @@ def test_few_steps_say_nothing():
 def test_any_losses_give_numbers_or_nothing(values):
     found = fitted(values)
     if found is not None:
-        numbers = (found.double.value, found.double.error, found.ahead.value, found.ahead.error)
+        numbers = (*found.curve, found.double.value, found.double.error, found.ahead.value, found.ahead.error)
         assert all(map(math.isfinite, numbers))
 
 
@@ -79,10 +80,10 @@ def test_any_losses_give_numbers_or_nothing(values):
 )
 def test_pairs_whose_order_may_change_are_named(monkeypatch, falls, expected):
     by_method = iter(falls)
-    monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0, 0), Estimate(next(by_method), 0.15)))
+    monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0, 0), Estimate(next(by_method), 0.15), []))
     assert rank(results(a=[[4.0] * 5], b=[[5.0] * 5])).unsettled == expected
 
 
 def test_methods_that_can_not_be_told_apart_now_have_no_order_to_change(monkeypatch):
-    monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0, 0), Estimate(0.0, 1.0)))
+    monkeypatch.setattr(ranking, "outlook", lambda _: Outlook(Estimate(0, 0), Estimate(0.0, 1.0), []))
     assert rank(results(a=[[4.0] * 5], b=[[4.01] * 5])).unsettled == []

@@ -22,6 +22,8 @@ LEAST_PER_BIN = 2
 FLOORS = np.linspace(0.0, 0.9, 19)
 """The floors that are tried, as shares of the loss at the end."""
 MOST_POWER = 3.0
+SHARES = np.linspace(1 - LAST_SHARE, 2, 29)
+"""Where the fitted curve is drawn, as shares of the steps."""
 
 Numbers = NDArray[np.float64]
 
@@ -36,10 +38,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Outlook:
-    """How much the loss of a method is expected to fall, in nats, with twice the steps and with AHEAD times as many."""
+    """How much the loss of a method is expected to fall, in nats, with twice the steps and with AHEAD times as many.
+
+    ``curve`` is the fitted training loss at each of :data:`SHARES`.
+    """
 
     double: Estimate
     ahead: Estimate
+    curve: list[float]
 
 
 def outlook(runs: Sequence[Sequence[float]]) -> Outlook | None:
@@ -52,7 +58,11 @@ def outlook(runs: Sequence[Sequence[float]]) -> Outlook | None:
     if not found or any(each is None for each in found):
         return None
     several = [each for each in found if each is not None]
-    return Outlook(_mean([each.double for each in several]), _mean([each.ahead for each in several]))
+    return Outlook(
+        _mean([each.double for each in several]),
+        _mean([each.ahead for each in several]),
+        [statistics.fmean(losses) for losses in zip(*(each.curve for each in several), strict=True)],
+    )
 
 
 def _mean(estimates: Sequence[Estimate]) -> Estimate:
@@ -91,7 +101,7 @@ def fitted(losses: Sequence[float]) -> Outlook | None:
 
 def _averaged(share: Numbers, means: Numbers, errors: Numbers) -> Outlook | None:
     """Fit the curve with every floor, and average what they predict."""
-    misfits, predictions = [], []
+    misfits, predictions, curves = [], [], []
     for floor in FLOORS * means[-1]:
         if floor >= means.min():
             continue
@@ -118,11 +128,13 @@ def _averaged(share: Numbers, means: Numbers, errors: Numbers) -> Outlook | None
         if all(np.isfinite(value) and np.isfinite(error) for value, error in each) and np.isfinite(misfit):
             misfits.append(misfit / worse)
             predictions.append(each)
+            curves.append(curve(SHARES, *found))
     if not predictions:
         return None
     weights = np.exp(-(np.array(misfits) - min(misfits)) / 2)
     weights /= weights.sum()
-    return Outlook(*(_mixed(weights, np.array(column)) for column in zip(*predictions, strict=True)))
+    double, ahead = (_mixed(weights, np.array(column)) for column in zip(*predictions, strict=True))
+    return Outlook(double, ahead, (weights @ np.array(curves)).tolist())
 
 
 def _fall(found: Numbers, covariance: Numbers, times: float) -> tuple[float, float]:

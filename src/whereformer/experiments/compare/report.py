@@ -15,7 +15,7 @@ from ...positions import describe
 from ...report import figures, heads, losses, page
 from ...report.page import Cell, Column
 from ..seeds import Spread
-from .outlook import AHEAD
+from .outlook import AHEAD, SHARES
 from .ranking import SEED_NOISE, RankedMethod, Ranking
 from .results import BASELINE, CompareResults, Run
 
@@ -67,6 +67,11 @@ def build_report(results: CompareResults, ranking: Ranking) -> str:
             looks,
             text.unigram_entropy,
             f"Training loss of {page.listed(list(runs))} over {settings.steps} steps",
+            {
+                row.position: ([float(share * settings.steps) for share in SHARES], row.outlook.curve)
+                for row in rows
+                if row.outlook is not None
+            },
         ),
         loss_over_length=losses.over_length(
             {row.position: measured(row) for row in rows},
