@@ -13,7 +13,7 @@ from tests.experiments.trainings import TINY_ENCODER, without_time
 from tests.failing import fails
 from whereformer.cli.main import main
 from whereformer.errors import InputError
-from whereformer.experiments.compare import budget, search
+from whereformer.experiments.compare import budget, search, train
 from whereformer.experiments.compare import run as compare
 from whereformer.experiments.compare.budget import LEAST_STEPS, plan
 from whereformer.experiments.compare.halving import survivors
@@ -145,14 +145,27 @@ def test_a_search_that_was_interrupted_goes_on_where_it_stopped(text, tmp_path, 
         assert without_time(part["runs"][name]["0"]) == without_time(whole["runs"][name]["0"])
 
 
+def test_short_trainings_have_the_warm_up_of_whole_ones(text, tmp_path, monkeypatch):
+    """With their own, too high rates look worse than they are in a whole training."""
+    rates, schedule = [], train.linear_schedule
+
+    def watched(optimizer, warmup, steps):
+        rates.append((warmup, steps))
+        return schedule(optimizer, warmup, steps)
+
+    monkeypatch.setattr(train, "linear_schedule", watched)
+    run(text, tmp_path, "--steps=40", "--rate-factors=1,2", "--positions=none")
+    assert rates == [(4, 6), (4, 6), (4, 40)]
+
+
 def diverging(position, rates):
     """Training in which the loss of a method is not a number at these rates."""
     real = search.train
 
-    def train(job, name, seed, rate, on_step):
+    def train(job, name, seed, rate, *rest):
         if name == position and rate in rates:
             raise InputError("learning_rate", f"the loss of {name!r} is not a number")
-        return real(job, name, seed, rate, on_step)
+        return real(job, name, seed, rate, *rest)
 
     return train
 

@@ -11,10 +11,10 @@ from ...errors import InputError
 from .prepare import CompareJob
 from .results import Trial
 from .settings import Sizes
-from .train import train
+from .train import train, warmup_steps
 
 SEARCH_SHARE = 0.15
-"""Steps of a short training, as a share of a comparison's. Its windows grow, and its rate falls, as in a whole one."""
+"""Steps of a short training, as a share of a comparison's. Its windows grow as in a whole one."""
 JUDGED_SHARE = 0.1
 """The mean training loss of this share of a short training, at its end, decides."""
 
@@ -30,12 +30,16 @@ def rates(sizes: Sizes) -> list[float]:
 
 
 def search_rate(job: CompareJob, position: str, on_step: Callable[[float], None]) -> list[Trial]:
-    """Train a method shortly with every rate, on the same batches, and return what became of each."""
+    """Train a method shortly with every rate, on the same batches, and return what became of each.
+
+    The rate rises for as many steps as in a whole training, two thirds of a short one, and then falls to zero. With
+    fewer steps, high rates do harm that they do not do in a whole training.
+    """
     short = replace(job, settings=replace(job.settings, steps=short_steps(job.settings)))
     trials = []
     for rate in rates(job.settings):
         try:
-            _, losses, _ = train(short, position, job.seeds[0], rate, on_step)
+            _, losses, _ = train(short, position, job.seeds[0], rate, warmup_steps(job.settings), on_step)
         except InputError as error:
             if error.field != "learning_rate":  # that names a loss that is not a number
                 raise

@@ -20,6 +20,7 @@ from ...training.optimizer import build_optimizer, linear_schedule
 from .models import build_model, keep_model, model_facts
 from .prepare import LENGTH_FACTORS, CompareJob
 from .results import Cannot, Run, Score
+from .settings import Sizes
 from .windows import GrowingBatches, window_lengths
 
 
@@ -33,10 +34,15 @@ def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inpu
     return loss.detach()
 
 
+def warmup_steps(sizes: Sizes) -> int:
+    """Return the steps in which the learning rate rises: a tenth of them."""
+    return max(1, sizes.steps // 10)
+
+
 def train(
-    job: CompareJob, position: str, seed: int, rate: float, on_step: Callable[[float], None]
+    job: CompareJob, position: str, seed: int, rate: float, warmup: int, on_step: Callable[[float], None]
 ) -> tuple[EncoderForMaskedLM, list[float], float]:
-    """Train a method with a seed and a learning rate.
+    """Train a method with a seed and a learning rate, which rises for ``warmup`` steps and then falls to zero.
 
     Returns:
         The model, the loss of each step, and the seconds of training.
@@ -47,7 +53,7 @@ def train(
     sizes = job.settings
     model = build_model(sizes, position, job.text.vocab_size, seed).to(job.device)
     optimizer = build_optimizer(model, rate)
-    schedule = linear_schedule(optimizer, max(1, sizes.steps // 10), sizes.steps)
+    schedule = linear_schedule(optimizer, warmup, sizes.steps)
     batches = GrowingBatches(job.batches(seed), window_lengths(sizes.length, sizes.steps))
     started = time.perf_counter()
     losses = []
@@ -75,7 +81,7 @@ def train_and_judge(
         InputError: for ``learning_rate``, if a loss is not a number.
     """
     sizes = job.settings
-    model, losses, seconds = train(job, position, seed, rate, on_step)
+    model, losses, seconds = train(job, position, seed, rate, warmup_steps(sizes), on_step)
     model.eval()
     scores, token_losses = _scores(job, model, position, rate, held_out)
     keep_model(model, folder, model_facts(sizes, position, seed))
