@@ -36,7 +36,7 @@ LIBRARIES = {
     "training": {"torch", "numpy", "scipy", "sklearn", *HUGGING_FACE},
     "data": {"torch", "datasets", "pyarrow", *HUGGING_FACE},
     "runs": {"torch", "psutil"},
-    "experiments": {"torch", "psutil", "sacrebleu", *DRAWING, *HUGGING_FACE},
+    "experiments": {"torch", "psutil", "sacrebleu", "scipy", *DRAWING, *HUGGING_FACE},
     "cli": {"torch", "rich", "tyro"},
 }
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""

@@ -91,6 +91,18 @@ def attention(run, tmp_path):
     assert {row["commit"] for row in rows} == {provenance.commit()}
 
 
+def compare_check(run, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"the cat saw dog {number} near the house. where is it?" for number in range(900)))
+    small = "--length=8 --hidden-size=8 --num-heads=1 --blocks=1 --vocab-size=64 --batch-size=2 --rate-factors=1"
+    # Too few steps for predictions, which the tests of the ranking check.
+    more = ["--positions=none,learned", "--steps=3", f"--options={small}", f"--out={tmp_path / 'out'}"]
+    printed = run("compare_check", f"--data={text}", *more)
+    assert re.search(r"\bsettled: \d of \d pairs kept their order", printed)
+    assert {row["position"] for row in results_of(tmp_path / "out" / "check.json")["methods"]} == {"none", "learned"}
+    assert json.loads((tmp_path / "out" / "12" / "results.json").read_text())["settings"]["steps"] == 12
+
+
 def finetune_speed(run, tmp_path):
     model, data = save_bert(tmp_path / "bert"), save_glue(tmp_path / "glue", "cola", rows=8)
     run(
@@ -260,6 +272,7 @@ def translation_speed(run, tmp_path):
 
 SMOKE_TESTS = {
     "attention": attention,
+    "compare_check": compare_check,
     "finetune_speed": finetune_speed,
     "funnel": funnel,
     "funnel_pays": funnel_pays,

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.experiments.trainings import TINY_ENCODER as TINY
-from tests.experiments.trainings import same, without_time
+from tests.experiments.trainings import TINY_ENCODER, same, without_time
 from tests.failing import fails, refusals
 from whereformer.cli.main import main
 from whereformer.experiments.compare import run as compare
@@ -16,6 +15,8 @@ from whereformer.experiments.compare import train
 from whereformer.experiments.compare.models import build_model
 from whereformer.experiments.compare.settings import Sizes
 from whereformer.runs.folder import open_folder
+
+TINY = ["--rate-factors=1", *TINY_ENCODER]
 
 
 def run(text, out, *more, positions="none,learned,tisa"):
@@ -45,7 +46,7 @@ def test_it_writes_results_and_report_and_prints_a_ranking(text, tmp_path, capsy
 
 
 def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
-    sizes = Sizes("1x2", "0", 16, 4, 4, 16, 2, 64, 0.3, 1e-3)
+    sizes = Sizes("1x2", "0", 16, 4, 4, 16, 2, 64, 0.3, 1e-3, (1.0,))
     models = {name: build_model(sizes, name, 64, seed=5) for name in ("none", "tisa", "tupe+t5", "floater")}
     backbone = models["none"].state_dict()
     for model in models.values():
@@ -139,10 +140,10 @@ def test_other_settings_do_not_mix_with_results_already_there(text, tmp_path, ca
 
 
 def test_a_half_written_result_is_refused_and_left_alone(text, tmp_path, capsys):
-    (tmp_path / "results.json").write_text('{"format": 1, "settings": {')
+    (tmp_path / "results.json").write_text('{"format": 2, "settings": {')
     message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *TINY)
     assert "results.json is not a complete result" in message
-    assert (tmp_path / "results.json").read_text() == '{"format": 1, "settings": {'
+    assert (tmp_path / "results.json").read_text() == '{"format": 2, "settings": {'
 
 
 def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, tmp_path, capsys):

@@ -12,13 +12,13 @@ from whereformer.experiments.compare.results import (
     Score,
 )
 
-SETTINGS = CompareSettings("1", "0", 8, 1, 1, 16, 2, 64, 0.4, 1e-3, text="0", device="cpu")
+SETTINGS = CompareSettings("1", "0", 8, 1, 1, 16, 2, 64, 0.4, 1e-3, (1.0,), text="0", device="cpu")
 TEXT = CompareText("story", 1, 1, 1, 1, 64, 7.0, data=[], column=None)
 
 
 def run_of(losses):
     scores = {8: Score(sum(losses) / len(losses), 0.5), 16: Cannot("too long")}
-    return Run(1.0, [], scores, losses, 3, 100, curves=None, attention=[])
+    return Run(1e-3, 1.0, [], scores, losses, 3, 100, curves=None, attention=[])
 
 
 def results(**losses):

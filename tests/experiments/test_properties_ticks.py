@@ -51,6 +51,7 @@ def data_of(position="tisa", losses=None, **changed):
             "vocab_size": 64,
             "mask_rate": 0.4,
             "learning_rate": 0.008,
+            "rate_factors": [1.0],
             "text": "0",
             "device": "cpu",
         },

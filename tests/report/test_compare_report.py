@@ -30,6 +30,7 @@ def run_of(loss, seed, *, curve, extrapolates=True, parameters=0):
     reach = LENGTH - 1
     bump = [round(math.exp(-((offset + 1) ** 2) / 4), 4) for offset in range(-reach, reach + 1)]
     return {
+        "learning_rate": 0.004,
         "seconds": 1.0,
         "train_loss": [loss + 3 / (step + 1) for step in range(60)],
         "scores": scores,
@@ -49,7 +50,7 @@ def results_of(seeds=1):
         ODD_NAME: {"loss": 4.26, "curve": False},
     }
     return {
-        "format": 1,
+        "format": 2,
         "settings": {
             "blocks": str(LAYERS),
             "decoder_layers": "0",
@@ -61,6 +62,7 @@ def results_of(seeds=1):
             "vocab_size": 100,
             "mask_rate": 0.3,
             "learning_rate": 0.004,
+            "rate_factors": [0.5, 1, 2],
             "text": "0123456789abcdef",
             "device": "cpu",
         },
@@ -113,12 +115,13 @@ def test_ids_are_unique_and_every_reference_leads_somewhere(text):
 
 
 def test_the_table_has_each_method_once_with_its_numbers(text):
+    few = ["too few steps"] * 2
     no, speed = "no: out of range1", f"0.75{TIMES}0.70{TO}0.80"
     assert Page(text).cells == [
-        ["1", "tisa", "4.000", "25.0%", "4.200", "4.400", speed, "3.0 MiB", "1,234"],
-        ["2", "learned", "4.250", "25.0%", no, no, speed, "3.0 MiB", "5,678"],
-        ["2", ODD_NAME, "4.260", "25.0%", "4.460", "4.660", speed, "3.0 MiB", "0"],
-        ["4", "none", "4.500", "25.0%", "4.700", "4.900", speed, "3.0 MiB", "0"],
+        ["1", "tisa", "4.000", "25.0%", "4.200", "4.400", *few, "0.004", speed, "3.0 MiB", "1,234"],
+        ["2", "learned", "4.250", "25.0%", no, no, *few, "0.004", speed, "3.0 MiB", "5,678"],
+        ["2", ODD_NAME, "4.260", "25.0%", "4.460", "4.660", *few, "0.004", speed, "3.0 MiB", "0"],
+        ["4", "none", "4.500", "25.0%", "4.700", "4.900", *few, "0.004", speed, "3.0 MiB", "0"],
     ]
 
 
@@ -176,6 +179,31 @@ def test_the_command_gives_the_same_settings(two_seeds):
     assert command.startswith("whereformer compare --positions ")
     for part in ("--length 16", "--batch-size 8", "--learning-rate 0.004", "--seeds 2", "--seed 0", "--blocks 2"):
         assert part in command
+
+
+def test_the_losses_of_longer_trainings_are_predicted():
+    results = results_of()
+    for by_seed in results["runs"].values():
+        by_seed["0"]["train_loss"] = [4 + 2 * ((step + 1) / 200) ** -0.5 for step in range(200)]
+    page = build_report(results)
+    tisa = Page(page).cells[0]
+    change, loss = (float(cell.partition("\N{PLUS-MINUS SIGN}")[0][:5]) for cell in tisa[6:8])
+    assert change == pytest.approx(-2 * (1 - 2**-0.5), abs=0.25)
+    assert loss == pytest.approx(4.0 - 2 * (1 - 4**-0.5), abs=0.5)
+    assert "Where it is heading" in page
+    assert "the order of clearly better methods is settled" in page
+
+
+def test_methods_that_were_left_out_or_failed_and_the_rates_that_were_tried_are_named():
+    results = results_of(seeds=3)
+    del results["runs"]["none"]["1"], results["runs"]["none"]["2"]
+    results |= {"dropped": {"none": 1}, "failed": {"t5": "why"}}
+    results["trials"] = {"tisa": [{"rate": 0.002, "loss": 5.25}, {"rate": 0.008, "loss": None}]}
+    page = build_report(results)
+    assert "1 of 3 seeds, left out as clearly worse" in page
+    assert "the loss stopped being a number: t5." in page
+    assert "tried 0.5, 1 and 2 times 0.004" in page
+    assert "tisa 5.250, not a number." in page
 
 
 def test_equal_results_give_equal_bytes(text):

@@ -24,7 +24,7 @@ METAVARS = {
     **dict.fromkeys(("backends", "dtypes"), "A,B"),
     **dict.fromkeys(("scores", "task", "tasks", "terms"), "A,B,C"),
     **dict.fromkeys(("blocks", "decoder_layers"), "LAYERS"),
-    **dict.fromkeys(("kernels", "lengths", "words"), "N,N"),
+    **dict.fromkeys(("kernels", "lengths", "rate_factors", "words"), "N,N"),
     **dict.fromkeys(("position", "cross_position"), "METHOD"),
     "column": "NAME",
     "columns": "FROM,TO",

@@ -123,7 +123,9 @@ class Properties:
         from .terminal import Bar
 
         given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "steps", "seeds", "seed")}
-        training = CompareTraining(**{name: value for name, value in given.items() if value is not None}).checked()
+        given = {name: value for name, value in given.items() if value is not None}
+        # Six properties need no search for the best learning rate.
+        training = CompareTraining(**given, rate_factors="1").checked()
         sizes = training.sizes(QUICK_STEPS if self.quick else DEFAULT_STEPS)
         chosen = names or [name for name in position_names() if name != BASELINE]
         chosen = check_positions(chosen, sizes)

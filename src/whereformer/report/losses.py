@@ -24,16 +24,30 @@ def smoothed(losses: Sequence[float]) -> tuple[list[int], list[float]]:
 
 
 def over_steps(
-    losses: Mapping[str, Sequence[float]], looks: Mapping[str, Series], guessing: float, label: str
+    losses: Mapping[str, Sequence[float]],
+    looks: Mapping[str, Series],
+    guessing: float,
+    label: str,
+    fits: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 ) -> Markup:
-    """Draw the training loss of each method over steps, and the loss of guessing by token frequency."""
+    """Draw the training loss of each method over steps, and the loss of guessing by token frequency.
+
+    Args:
+        losses: the loss of each step, for each method.
+        looks: the look of each method.
+        guessing: the loss of guessing.
+        label: what the figure shows.
+        fits: steps and losses of a fitted curve, for the methods that have one. It is dotted.
+    """
     curves = {name: smoothed(values) for name, values in losses.items()}
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         for name, (steps, values) in curves.items():
             axes.plot(steps, values, **looks[name].line)
-        lowest = min(guessing, *(min(values) for _, values in curves.values()))
+        for name, (shown, fitted) in fits.items():
+            axes.plot(shown, fitted, **{**looks[name].line, "linestyle": (0, (1, 1.5)), "linewidth": 1})
+        lowest = min(guessing, *(min(values) for _, values in (*curves.values(), *fits.values())))
         ends = [values[-1] for _, values in curves.values()]
         # The loss falls so far in the first steps that they would press the rest flat.
         highest = max(guessing, *(max(values[len(values) // 10 :]) for _, values in curves.values()))

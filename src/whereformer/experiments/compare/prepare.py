@@ -18,7 +18,7 @@ from ...files import write_atomically
 from ...positions import build_position, own_name
 from ...training.model_options import about_method
 from ...training.text import text_facts
-from .results import CompareSettings, CompareText, earlier_results
+from .results import Budget, CompareSettings, CompareText, earlier_results
 from .settings import Sizes
 
 LENGTH_FACTORS = (1, 2, 4)
@@ -45,6 +45,8 @@ class CompareJob:
         seeds: each method is trained once with each seed.
         text: the prepared text.
         device: where to train.
+        budget: what was chosen for a number of minutes; None if the steps were given.
+        halving: leave out methods that are clearly worse, after each seed.
     """
 
     settings: CompareSettings
@@ -52,9 +54,11 @@ class CompareJob:
     seeds: Sequence[int]
     text: PreparedText
     device: torch.device
+    budget: Budget | None = None
+    halving: bool = False
 
     def batches(self, seed: int) -> Batches:
-        """Return the training batches of a seed, which are the same for every method."""
+        """Return the training batches of a seed, at full length. They are the same for every method."""
         sizes, text = self.settings, self.text
         return Batches(text.training, sizes.batch_size, sizes.length, sizes.mask_rate, text.vocab_size, seed)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, combinations
 
 from ..seeds import Spread
+from .outlook import Outlook, outlook
 from .results import Cannot, CompareResults, Run, Score
 
 SEED_NOISE = 0.11
@@ -19,25 +20,33 @@ seeds at the default sizes, measured by ``benchmarks/seed_noise.py``. With one s
 class RankedMethod:
     """A method's row in the ranking.
 
-    ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises.
+    ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises. ``dropped`` says
+    that successive halving left the method out after some seeds. ``outlook`` is None if there are too few steps.
     """
 
     rank: int
     position: str
     seeds: int
+    dropped: bool
+    learning_rate: float
     loss: dict[int, Spread]
     accuracy: Spread
     relative_speed: Spread
     peak_memory: int | None
     positional_parameters: int
+    outlook: Outlook | None
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The table of a comparison, best method first, and its result in one sentence."""
+    """The table of a comparison, best method first, and its result in one sentence.
+
+    ``unsettled`` holds the pairs of a better and a worse method whose order may not last, by the curves of training.
+    """
 
     rows: list[RankedMethod]
     verdict: str
+    unsettled: list[tuple[str, str]]
 
 
 def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run]) -> bool:
@@ -75,7 +84,21 @@ def rank(results: CompareResults) -> Ranking:
     rows.sort(key=lambda row: row.loss[length].median or float("inf"))
     ranks = accumulate((row.rank for row in rows), max)
     rows = [replace(row, rank=own) for row, own in zip(rows, ranks, strict=True)]
-    return Ranking(rows, _verdict(rows, length, results.text.unigram_entropy))
+    return Ranking(rows, _verdict(rows, length, results.text.unigram_entropy), _unsettled(results, rows))
+
+
+def _unsettled(results: CompareResults, rows: Sequence[RankedMethod]) -> list[tuple[str, str]]:
+    """Return the pairs of which the first is clearly better now, but whose predicted losses overlap or change order."""
+    length, found = results.settings.length, []
+    for better, worse in combinations(rows, 2):
+        now, then = better.loss[length].median, worse.loss[length].median
+        if now is None or then is None or better.outlook is None or worse.outlook is None:
+            continue
+        gap = (then - worse.outlook.ahead.value) - (now - better.outlook.ahead.value)
+        overlap = gap <= better.outlook.ahead.error + worse.outlook.ahead.error
+        if overlap and clearly_better(results.runs[better.position], results.runs[worse.position]):
+            found.append((better.position, worse.position))
+    return found
 
 
 def _row(results: CompareResults, position: str, rank: int) -> RankedMethod:
@@ -86,6 +109,8 @@ def _row(results: CompareResults, position: str, rank: int) -> RankedMethod:
         rank=rank,
         position=position,
         seeds=len(runs),
+        dropped=position in results.dropped,
+        learning_rate=runs[0].learning_rate,
         loss={length: _loss([run.scores[length] for run in runs]) for length in runs[0].scores},
         accuracy=Spread.of([score.accuracy for score in at_trained_length if isinstance(score, Score)]),
         relative_speed=Spread(speed.relative_speed, speed.lowest, speed.highest)
@@ -93,6 +118,7 @@ def _row(results: CompareResults, position: str, rank: int) -> RankedMethod:
         else Spread(None, why_not="not measured"),
         peak_memory=speed.peak_memory if speed else None,
         positional_parameters=runs[0].positional_parameters,
+        outlook=outlook([run.train_loss for run in runs]),
     )
 
 

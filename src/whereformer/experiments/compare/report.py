@@ -15,6 +15,7 @@ from ...positions import describe
 from ...report import figures, heads, losses, page
 from ...report.page import Cell, Column
 from ..seeds import Spread
+from .outlook import AHEAD, SHARES
 from .ranking import SEED_NOISE, RankedMethod, Ranking
 from .results import BASELINE, CompareResults, Run
 
@@ -54,12 +55,23 @@ def build_report(results: CompareResults, ranking: Ranking) -> str:
         columns=columns(sorted(rows[0].loss)),
         rows=[(row, [*table_cells(row, notes)]) for row in rows],
         notes=notes,
+        unsettled=[f"{better} before {worse}" for better, worse in ranking.unsettled],
+        ahead=AHEAD,
+        predicted=any(row.outlook for row in rows),
+        failed=list(results.failed),
+        trials={name: tried for name, tried in results.trials.items() if name in runs},
+        factors=[f"{factor:g}" for factor in settings.rate_factors],
         looks=looks,
         loss_over_steps=losses.over_steps(
             {name: mean_curve(by_seed) for name, by_seed in runs.items()},
             looks,
             text.unigram_entropy,
             f"Training loss of {page.listed(list(runs))} over {settings.steps} steps",
+            {
+                row.position: ([float(share * settings.steps) for share in SHARES], row.outlook.curve)
+                for row in rows
+                if row.outlook is not None
+            },
         ),
         loss_over_length=losses.over_length(
             {row.position: measured(row) for row in rows},
@@ -81,6 +93,9 @@ def columns(lengths: Sequence[int]) -> list[Column]:
         Column("loss", f"{trained} tokens"),
         Column("accuracy", f"{trained} tokens", "descending"),
         *(Column("loss", f"{length} tokens, {length // trained}{TIMES}") for length in longer),
+        Column("change", "with twice the steps"),
+        Column("loss", f"predicted for {AHEAD}{TIMES} the steps"),
+        Column("rate", "of learning", "descending"),
         Column("speed", f"{BASELINE} = 1", "descending"),
         Column("memory", "of a step"),
         Column("parameters", "of position"),
@@ -118,10 +133,25 @@ def table_cells(row: RankedMethod, notes: dict[str, str]) -> Sequence[Cell]:
         loss(trained),
         number(row.accuracy, ".1%"),
         *(loss(of) for of in longer),
+        *outlook_cells(row, min(row.loss)),
+        Cell(f"{row.learning_rate:.2g}", order=row.learning_rate),
         number(row.relative_speed, ".2f", TIMES),
         Cell("\N{EN DASH}") if memory is None else Cell(f"{memory / 2**20:,.1f} MiB", order=memory),
         Cell(page.count(row.positional_parameters), order=row.positional_parameters),
     ]
+
+
+def outlook_cells(row: RankedMethod, length: int) -> list[Cell]:
+    """Return the cells that say where a method's loss at a length is heading."""
+    now = row.loss[length].median
+    if row.outlook is None or now is None:
+        return [Cell("too few steps")] * 2
+
+    def cell(value: float, error: float) -> Cell:
+        return Cell(f"{value:.2f}", f"\N{PLUS-MINUS SIGN}{error:.2f}", value)
+
+    double, ahead = row.outlook.double, row.outlook.ahead
+    return [cell(-double.value, double.error), cell(now - ahead.value, ahead.error)]
 
 
 def mean_curve(by_seed: Mapping[int, Run]) -> list[float]:
@@ -180,6 +210,7 @@ def command(order: Sequence[str], results: CompareResults, seeds: Sequence[int])
     options = {
         "positions": ",".join(order),
         **{name: value for name, value in asdict(results.settings).items() if name != "text"},
+        "rate_factors": ",".join(f"{factor:g}" for factor in results.settings.rate_factors),
         "seeds": len(seeds),
         "seed": seeds[0],
     }

@@ -55,10 +55,28 @@ class Cannot:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """The steps and seeds that were chosen for a number of minutes."""
+
+    minutes: float
+    steps: int
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The training loss at the end of a short training with a learning rate; None if it was not a number."""
+
+    rate: float
+    loss: float | None
+
+
+@dataclass(frozen=True)
 class Run:
     """One trained model.
 
     Args:
+        learning_rate: the peak of the learning rate.
         seconds: training time.
         train_loss: the training loss at each step.
         scores: the score at each length, in tokens read at a time.
@@ -68,6 +86,7 @@ class Run:
         attention: the mean attention weight, [layer][head][offset]; None for layers between pooled sequences.
     """
 
+    learning_rate: float
     seconds: float
     train_loss: list[float]
     scores: dict[int, Score | Cannot]
@@ -98,15 +117,23 @@ class CompareResults(Results):
         text: facts about the text.
         predicted_tokens: number of masked tokens in the held-out text.
         speed: the speed of each method that has been measured.
+        budget: what was chosen for a number of minutes; None if the steps were given.
+        trials: the learning rates that were tried for each method.
+        dropped: the methods that successive halving left out, with the number of seeds that they were trained with.
+        failed: the reason, for each method whose loss stopped being a number.
     """
 
-    FORMAT = 1
+    FORMAT = 2
 
     settings: CompareSettings
     runs: dict[str, dict[int, Run]]
     text: CompareText
     predicted_tokens: int
     speed: dict[str, Speed] = field(default_factory=dict)
+    budget: Budget | None = None
+    trials: dict[str, list[Trial]] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
         check_that(self.predicted_tokens > 0, "predicted_tokens", "at least 1")
@@ -127,6 +154,12 @@ class CompareResults(Results):
             check_heads(f"{where}.attention", run.attention)
             shares = (share for layer in run.attention for head in layer or () for share in head)
             check_that(all(0 <= share <= 1 for share in shares), f"{where}.attention", "shares from 0 to 1")
+            check_that(run.learning_rate > 0, f"{where}.learning_rate", "a positive number")
+        for name, trials in self.trials.items():
+            ok = bool(trials) and all(trial.rate > 0 and (trial.loss is None or trial.loss >= 0) for trial in trials)
+            check_that(ok, f"trials.{name}", "positive rates and losses")
+        if self.budget is not None:
+            check_that(min(vars(self.budget).values()) > 0, "budget", "positive numbers")
         for name, speed in self.speed.items():
             lowest = min(speed.relative_speed, speed.lowest, speed.highest)
             check_that(lowest > 0 and speed.peak_memory > 0, f"speed.{name}", "positive numbers")

@@ -2,82 +2,216 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from ...data.masks import HELD_OUT_RATE, IGNORED, HeldOut
+from ...errors import InputError
 from ...runs.jobs import spread
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
+from .halving import survivors
 from .models import model_folder, model_problem
 from .prepare import CompareJob
-from .results import BASELINE, CompareResults, Run, Score, earlier_results
+from .results import BASELINE, CompareResults, Run, Score, Trial, earlier_results
+from .search import best_rate, rates, search_rate, short_steps
 from .speed import ROUNDS, measure_speed
 from .train import train_and_judge
 
 DEFAULT_POSITIONS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
 QUICK_POSITIONS = ("none", "learned", "rope", "tisa")
-DEFAULT_STEPS = 2400
+DEFAULT_STEPS = 1800
 QUICK_STEPS = 400
 
 
 def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = True, jobs: int = 1) -> CompareResults:
-    """Train and judge every method with every seed, ``jobs`` at a time, then measure speed.
+    """Find each method's learning rate, train and judge it with every seed, ``jobs`` at a time, then measure speed.
 
-    ``out/results.json`` is written after every run. Runs that it already holds are not repeated, if their models are as
-    they were saved.
+    ``out/results.json`` is written at the start and after every search and run. Those that it already holds are not
+    repeated, if their models are as they were saved. A method whose loss stops being a number is left out, with the
+    reason in ``failed``, and the others go on.
 
     Raises:
-        InputError: if a loss stops being a number, or ``out`` holds results for other settings.
+        InputError: if ``out`` holds results for other settings.
     """
     held_out = HeldOut(job.text.held_out, HELD_OUT_RATE, job.text.vocab_size)
-    earlier = earlier_results(out, job.settings)
-    results = CompareResults(
-        settings=job.settings,
-        runs={} if earlier is None else earlier.runs,
-        text=job.text.facts,
-        predicted_tokens=int((held_out.labels != IGNORED).sum()),
-        speed={} if earlier is None else earlier.speed,
-        **provenance(job.device),
-    )
-    every = [(name, seed) for seed in job.seeds for name in job.positions]
-    missing = []
-    for name, seed in every:
-        if results.run(name, seed) is None:
-            missing.append((name, seed))
-        elif (problem := model_problem(out, job.settings, name, seed)) is not None:
-            progress.line(f"training {name} with seed {seed} again: {model_folder(out, name, seed)}: {problem}")
-            missing.append((name, seed))
-    # Judging a run takes about a tenth as long as training it; a speed round counts as one step per method.
-    judging = max(1, job.settings.steps // 10)
+    work = _Work(job, held_out, out, progress, jobs)
+    results = _so_far(work)
+    results.save(work.file)
+    missing = _missing(work, results)
+    searched = [name for name in dict.fromkeys(name for name, _ in missing) if name not in results.trials]
+    searched = searched if len(job.settings.rate_factors) > 1 else []
     timed = not speed or results.speed.keys() >= set(job.positions)
     rounds = 0 if timed else ROUNDS + len({BASELINE, *job.positions})
-    progress.start(len(missing) * (job.settings.steps + judging) + rounds * len(job.positions))
-    if len(missing) < len(every):
-        progress.line(f"{len(every) - len(missing)} of {len(every)} runs are already done; continuing with the others")
-    numbered = [(name, seed, f"{name} ({number}/{len(missing)})") for number, (name, seed) in enumerate(missing, 1)]
-    for (name, seed, _), run in spread(partial(_train, job, held_out, out), numbered, jobs, progress):
-        results = results.with_run(name, seed, run)
-        results.save(out / "results.json")
-        progress.step(judging)
-        score = run.scores[job.settings.length]
-        assert isinstance(score, Score)  # a method that can't read the training length fails in training
-        progress.line(
-            f"{name}, seed {seed}: held-out loss {score.loss:.3f}, accuracy {score.accuracy:.1%}, {run.seconds:.0f} s"
-        )
+    trials = len(searched) * len(job.settings.rate_factors) * short_steps(job.settings)
+    progress.start(len(missing) * work.steps_per_run + trials + rounds * len(job.positions))
+    every = len(job.positions) * len(job.seeds)
+    if len(missing) < every:
+        progress.line(f"{every - len(missing)} of {every} runs are already done; continuing with the others")
+    results = _search(work, results, searched)
+    for number, seed in enumerate(job.seeds):
+        results = _drop(work, results, job.seeds[:number], missing)
+        results = _train_all(work, results, [task for task in missing if task[1] == seed], missing)
     if not timed:
         progress.begin("speed and memory")
         measured = measure_speed(job, lambda: progress.step(len(job.positions)))
         results = replace(results, speed={**results.speed, **measured})
-    results.save(out / "results.json")
+    results.save(work.file)
     return results
 
 
-def _train(job: CompareJob, held_out: HeldOut, out: Path, task: tuple[str, int, str], progress: Progress) -> Run:
-    """Train and judge a method with a seed; the task also has its label."""
-    name, seed, label = task
-    progress.begin(label)
-    return train_and_judge(
-        job, name, seed, held_out, lambda loss: progress.step(1, f"loss {loss:.2f}"), model_folder(out, name, seed)
+Task = tuple[str, int]
+"""A method and a seed."""
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What all parts of a comparison need."""
+
+    job: CompareJob
+    held_out: HeldOut
+    out: Path
+    progress: Progress
+    jobs: int
+
+    @property
+    def file(self) -> Path:
+        return self.out / "results.json"
+
+    @property
+    def judging(self) -> int:
+        """Steps that take about as long as judging a run."""
+        return max(1, self.job.settings.steps // 10)
+
+    @property
+    def steps_per_run(self) -> int:
+        return self.job.settings.steps + self.judging
+
+
+def _so_far(work: _Work) -> CompareResults:
+    """Return the results that the folder holds, or empty ones."""
+    job = work.job
+    earlier = earlier_results(work.out, job.settings)
+    return CompareResults(
+        settings=job.settings,
+        runs={} if earlier is None else earlier.runs,
+        text=job.text.facts,
+        predicted_tokens=int((work.held_out.labels != IGNORED).sum()),
+        speed={} if earlier is None else earlier.speed,
+        budget=job.budget if earlier is None else earlier.budget,
+        trials={} if earlier is None else earlier.trials,
+        **provenance(job.device),
     )
+
+
+def _missing(work: _Work, results: CompareResults) -> list[Task]:
+    """Return the methods and seeds without a run, or without the model of the run."""
+    missing = []
+    for seed in work.job.seeds:
+        for name in work.job.positions:
+            if results.run(name, seed) is None:
+                missing.append((name, seed))
+            elif (problem := model_problem(work.out, work.job.settings, name, seed)) is not None:
+                folder = model_folder(work.out, name, seed)
+                work.progress.line(f"training {name} with seed {seed} again: {folder}: {problem}")
+                missing.append((name, seed))
+    return missing
+
+
+def _search(work: _Work, results: CompareResults, names: Sequence[str]) -> CompareResults:
+    """Try the learning rates with each of these methods."""
+    for name, trials in spread(partial(_try_rates, work.job), names, work.jobs, work.progress):
+        results = replace(results, trials={**results.trials, name: trials})
+        results.save(work.file)
+        tried = ", ".join(
+            f"{each.rate:g}: " + (f"{each.loss:.3f}" if each.loss is not None else "diverged") for each in trials
+        )
+        work.progress.line(f"{name}, short trainings by learning rate: {tried}")
+    return results
+
+
+def _try_rates(job: CompareJob, name: str, progress: Progress) -> list[Trial]:
+    progress.begin(f"{name} (learning rate)")
+    return search_rate(job, name, lambda loss: progress.step(1, f"loss {loss:.2f}"))
+
+
+def _rate(work: _Work, results: CompareResults, name: str) -> float | None:
+    """Return a method's learning rate; None if it diverged with all of them."""
+    tried = rates(work.job.settings)
+    return tried[0] if len(tried) == 1 else best_rate(results.trials.get(name, []))
+
+
+def _drop(work: _Work, results: CompareResults, seeds: Sequence[int], missing: Sequence[Task]) -> CompareResults:
+    """Leave out methods after the runs with ``seeds``, if the job says so."""
+    if not (work.job.halving and seeds):
+        return results
+    going_on = {
+        name: {seed: run for seed, run in results.runs.get(name, {}).items() if seed in seeds}
+        for name in work.job.positions
+        if name not in results.dropped and name not in results.failed
+    }
+    kept = survivors({name: runs for name, runs in going_on.items() if runs})
+    lost = [name for name in going_on if name not in kept]
+    if lost:
+        rest = [task for task in missing if task[0] in lost and task[1] > seeds[-1]]
+        work.progress.step(len(rest) * work.steps_per_run)
+        work.progress.line(f"left out from here on, since clearly worse than the others: {', '.join(lost)}")
+    results = replace(results, dropped={**results.dropped, **dict.fromkeys(lost, len(seeds))})
+    results.save(work.file)
+    return results
+
+
+def _train_all(work: _Work, results: CompareResults, tasks: Sequence[Task], missing: Sequence[Task]) -> CompareResults:
+    """Train and judge methods that go on, each with one seed."""
+    numbered = []
+    failed = dict(results.failed)
+    for name, seed in tasks:
+        if name in results.dropped or name in failed:
+            continue
+        rate = _rate(work, results, name)
+        if rate is None:
+            tried = [f"{each:g}" for each in rates(work.job.settings)]
+            failed[name] = (
+                f"the loss of {name!r} is not a number at any of {', '.join(tried)}; "
+                f"try {min(rates(work.job.settings)) / 4:g}"
+            )
+            continue
+        label = f"{name} ({missing.index((name, seed)) + 1}/{len(missing)})"
+        numbered.append((name, seed, rate, label))
+    results = replace(results, failed=failed)
+    train = partial(_train, work.job, work.held_out, work.out)
+    for (name, seed, _, _), run in spread(train, numbered, work.jobs, work.progress):
+        if isinstance(run, str):
+            results = replace(results, failed={**results.failed, name: run})
+            work.progress.line(f"{name}, seed {seed}: {run}")
+            continue
+        results = results.with_run(name, seed, run)
+        results.save(work.file)
+        work.progress.step(work.judging)
+        score = run.scores[work.job.settings.length]
+        assert isinstance(score, Score)  # a method that can't read the training length fails in training
+        work.progress.line(
+            f"{name}, seed {seed}: held-out loss {score.loss:.3f}, accuracy {score.accuracy:.1%}, {run.seconds:.0f} s"
+        )
+    results.save(work.file)
+    return results
+
+
+def _train(
+    job: CompareJob, held_out: HeldOut, out: Path, task: tuple[str, int, float, str], progress: Progress
+) -> Run | str:
+    """Train and judge a method with a seed, or return why its loss is not a number. The task also has its label."""
+    name, seed, rate, label = task
+    progress.begin(label)
+
+    def on_step(loss: float) -> None:
+        progress.step(1, f"loss {loss:.2f}")
+
+    try:
+        return train_and_judge(job, name, seed, rate, held_out, on_step, model_folder(out, name, seed))
+    except InputError as error:
+        if error.field != "learning_rate":  # that names a loss that is not a number
+            raise
+        return error.reason

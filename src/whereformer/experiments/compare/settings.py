@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ...errors import InputError
-from ..settings import MOST_COUNT, MOST_SEED, MOST_SEEDS, MOST_SIZE, check_positive, check_range
+from ...errors import InputError, shown
+from ..settings import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, check_positive, check_range, listed
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,14 @@ class Sizes:
     Args:
         blocks: layers, as in ``EncoderConfig.blocks``.
         decoder_layers: full-length layers after pooled blocks, as in ``EncoderConfig.decoder_layers``.
-        length: tokens per training window.
+        length: tokens per training window, after shorter ones (``window_lengths``).
         steps: training steps.
-        batch_size: windows per step.
+        batch_size: windows per step; of shorter windows there are more.
         hidden_size, num_heads: width of the encoder and number of its heads.
         vocab_size: size of the WordPiece vocabulary.
         mask_rate: share of tokens that are masked in training; in held-out text it is always 15%.
         learning_rate: the peak, after a linear warm-up over a tenth of the steps; a linear decay to zero follows.
+        rate_factors: what the learning rate is multiplied by, to find the best for each method.
     """
 
     blocks: str
@@ -35,6 +36,7 @@ class Sizes:
     vocab_size: int
     mask_rate: float
     learning_rate: float
+    rate_factors: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -49,19 +51,21 @@ class CompareTraining:
     """Layers at full length after the blocks of a funnel. Default: 1 for a funnel, otherwise 0."""
 
     length: int = 64
-    """Tokens in a training window. Held-out text is judged at this length and at two and four times it."""
+    """Tokens in a training window; the first 40% of the steps have windows of 16. Held-out text is judged at this
+    length and at two and four times it."""
 
     steps: int | None = None
-    """Training steps of each method. Default: 2400, or 400 for a quick comparison."""
+    """Training steps of each method. Default: 1800, or 400 for a quick comparison."""
 
-    seeds: int = 1
-    """Number of seeds to repeat everything with. With several, the table shows medians and ranges."""
+    seeds: int | None = None
+    """Number of seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1; with
+    --minutes, up to 3 if there is time, and methods that are clearly worse are left out after a seed."""
 
     seed: int = 0
     """The first seed."""
 
     batch_size: int = 16
-    """Windows in a training step."""
+    """Windows in a training step. Of shorter ones, a step has more."""
 
     hidden_size: int = 64
     """Width of the encoder."""
@@ -78,10 +82,18 @@ class CompareTraining:
     learning_rate: float = 8e-3
     """Peak of the learning rate."""
 
+    rate_factors: str = "0.5,1,2"
+    """What the learning rate is multiplied by: each method tries them in short trainings, and keeps the best. "1" skips
+    this search."""
+
     @property
     def all_seeds(self) -> range:
-        """Every seed to train with."""
-        return range(self.seed, self.seed + self.seeds)
+        """Every seed to train with, which is one by default."""
+        return self.seeds_from(self.seeds or 1)
+
+    def seeds_from(self, count: int) -> range:
+        """Return ``count`` seeds."""
+        return range(self.seed, self.seed + count)
 
     def checked(self) -> CompareTraining:
         """Check the settings and return them, with the default of ``decoder_layers`` in place of None.
@@ -94,12 +106,13 @@ class CompareTraining:
         check_range(self, length=(8, MOST_SIZE), vocab_size=(64, MOST_SIZE), steps=(1, MOST_COUNT))
         check_range(self, **dict.fromkeys(("batch_size", "hidden_size", "num_heads"), (1, MOST_SIZE)))
         check_range(self, seeds=(1, MOST_SEEDS))
-        check_range(self, seed=(0, MOST_SEED + 1 - self.seeds))
+        check_range(self, seed=(0, MOST_SEED + 1 - (self.seeds or 1)))
         if self.hidden_size % self.num_heads:
             raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
         if not 0 < self.mask_rate < 1:
             raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
         check_positive(self, "learning_rate")
+        self._rate_factors()
         decoder_layers = self.decoder_layers
         if decoder_layers is None:
             decoder_layers = "1" if "-" in self.blocks else "0"
@@ -121,4 +134,19 @@ class CompareTraining:
             vocab_size=checked.vocab_size,
             mask_rate=checked.mask_rate,
             learning_rate=checked.learning_rate,
+            rate_factors=checked._rate_factors(),
         )
+
+    def _rate_factors(self) -> tuple[float, ...]:
+        found = []
+        for part in listed("rate_factors", self.rate_factors):
+            try:
+                factor = float(part)
+            except ValueError:
+                factor = 0.0
+            if not 0 < factor * self.learning_rate <= MOST_RATE:
+                raise InputError(
+                    "rate_factors", f"expected positive numbers such as '0.5,1,2', or '1' alone, got {shown(part)}"
+                )
+            found.append(factor)
+        return tuple(dict.fromkeys(found))

@@ -20,6 +20,8 @@ from ...training.optimizer import build_optimizer, linear_schedule
 from .models import build_model, keep_model, model_facts
 from .prepare import LENGTH_FACTORS, CompareJob
 from .results import Cannot, Run, Score
+from .settings import Sizes
+from .windows import GrowingBatches, window_lengths
 
 
 def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -32,32 +34,59 @@ def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inpu
     return loss.detach()
 
 
-def train_and_judge(
-    job: CompareJob, position: str, seed: int, held_out: HeldOut, on_step: Callable[[float], None], folder: Path
-) -> Run:
-    """Train a method with a seed, save the model in ``folder``, and judge it.
+def warmup_steps(sizes: Sizes) -> int:
+    """Return the steps in which the learning rate rises: a tenth of them."""
+    return max(1, sizes.steps // 10)
+
+
+def train(
+    job: CompareJob, position: str, seed: int, rate: float, warmup: int, on_step: Callable[[float], None]
+) -> tuple[EncoderForMaskedLM, list[float], float]:
+    """Train a method with a seed and a learning rate, which rises for ``warmup`` steps and then falls to zero.
+
+    Returns:
+        The model, the loss of each step, and the seconds of training.
 
     Raises:
-        InputError: if the loss stops being a number.
+        InputError: for ``learning_rate``, if the loss stops being a number.
     """
     sizes = job.settings
     model = build_model(sizes, position, job.text.vocab_size, seed).to(job.device)
-    optimizer = build_optimizer(model, sizes.learning_rate)
-    schedule = linear_schedule(optimizer, max(1, sizes.steps // 10), sizes.steps)
-    batches = job.batches(seed)
+    optimizer = build_optimizer(model, rate)
+    schedule = linear_schedule(optimizer, warmup, sizes.steps)
+    batches = GrowingBatches(job.batches(seed), window_lengths(sizes.length, sizes.steps))
     started = time.perf_counter()
     losses = []
     for step in range(sizes.steps):
         loss = float(train_step(model, optimizer, *batches[step]))
-        check_finite(f"the loss of {position!r}", loss, step, sizes.learning_rate)
+        check_finite(f"the loss of {position!r}", loss, step, rate)
         schedule.step()
         losses.append(loss)
         on_step(loss)
-    seconds = time.perf_counter() - started
+    return model, losses, time.perf_counter() - started
+
+
+def train_and_judge(
+    job: CompareJob,
+    position: str,
+    seed: int,
+    rate: float,
+    held_out: HeldOut,
+    on_step: Callable[[float], None],
+    folder: Path,
+) -> Run:
+    """Train a method with a seed and a learning rate, save the model in ``folder``, and judge it.
+
+    Raises:
+        InputError: for ``learning_rate``, if a loss is not a number.
+    """
+    sizes = job.settings
+    model, losses, seconds = train(job, position, seed, rate, warmup_steps(sizes), on_step)
     model.eval()
-    scores, token_losses = _scores(job, model, position, held_out)
+    scores, token_losses = _scores(job, model, position, rate, held_out)
     keep_model(model, folder, model_facts(sizes, position, seed))
     return Run(
+        learning_rate=rate,
         seconds=seconds,
         train_loss=_rounded(losses),
         scores=scores,
@@ -71,7 +100,7 @@ def train_and_judge(
 
 
 def _scores(
-    job: CompareJob, model: EncoderForMaskedLM, position: str, held_out: HeldOut
+    job: CompareJob, model: EncoderForMaskedLM, position: str, rate: float, held_out: HeldOut
 ) -> tuple[dict[int, Score | Cannot], Tensor]:
     """Return the score at every length, and the loss of every token at the training length."""
     sizes = job.settings
@@ -83,7 +112,7 @@ def _scores(
         except PositionRangeError as error:
             scores[length] = Cannot(str(error))
         else:
-            check_finite(f"the loss of {position!r}", score.loss, sizes.steps, sizes.learning_rate)
+            check_finite(f"the loss of {position!r}", score.loss, sizes.steps, rate)
             scores[length] = Score(score.loss, score.accuracy)
             if factor == 1:
                 token_losses = score.losses

@@ -1,0 +1,111 @@
+"""Do the predictions of ``whereformer compare`` hold? Compare with few steps, then with four times as many, and count.
+
+Run: .venv/bin/python benchmarks/compare_check.py --data text.txt [--steps 600] [--positions none,learned,rope,t5,tisa]
+
+Choose a text that nothing was tuned on, and choose it last. Each comparison is judged on held-out pages of that text.
+The first one predicts the losses of the second, and names the pairs of methods whose order is not settled. The table
+shows for each method its loss, the predicted loss at four times the steps, and what it became. A pair that is clearly
+ordered in the first comparison holds unless it is clearly ordered the other way round in the second.
+
+Writes check.json beside both comparisons. After an interruption, the same command does the rest.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from whereformer.cli.main import execute
+from whereformer.experiments.compare.outlook import AHEAD
+from whereformer.experiments.compare.ranking import clearly_better, rank
+from whereformer.experiments.compare.results import CompareResults
+from whereformer.runs.provenance import write_results
+
+
+@dataclass(frozen=True)
+class CompareCheck:
+    """Check the predicted losses and ranks of a comparison with one of four times the steps."""
+
+    data: Annotated[str, tyro.conf.arg(metavar="PATH")]
+    """Text that nothing was tuned on."""
+    steps: int = 600
+    """Steps of the first comparison."""
+    positions: Annotated[str, tyro.conf.arg(metavar="A,B")] = "none,sinusoidal,learned,rope,t5,shaw,tisa,learned+tisa"
+    """The methods."""
+    seeds: int = 1
+    """Number of seeds."""
+    options: Annotated[str, tyro.conf.arg(metavar="OPTIONS")] = ""
+    """More options of `whereformer compare` for both, such as "--length=32 --hidden-size=32"."""
+    out: Path = Path("runs/compare_check")
+    """Folder for the results."""
+
+    def run(self, console: Console) -> None:
+        """Run both comparisons, print the table and write check.json."""
+        short, long = (self._compare(steps) for steps in (self.steps, AHEAD * self.steps))
+        methods, pairs = check(short, long)
+        print_check(console, methods, pairs)
+        write_results(self.out / "check.json", {"steps": self.steps, "methods": methods, "pairs": pairs})
+
+    def _compare(self, steps: int) -> CompareResults:
+        folder = self.out / str(steps)
+        command = [sys.executable, "-m", "whereformer", "compare", "--data", self.data, f"--positions={self.positions}"]
+        command += [f"--steps={steps}", f"--seeds={self.seeds}", f"--out={folder}", *self.options.split()]
+        if code := subprocess.call(command):
+            raise SystemExit(code)
+        return CompareResults.load(folder / "results.json")
+
+
+def check(short: CompareResults, long: CompareResults) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what was predicted and what happened, for each method, and for each pair that is clearly ordered."""
+    length = short.settings.length
+    ranking, later = rank(short), {row.position: row for row in rank(long).rows}
+    methods = []
+    for row in ranking.rows:
+        now, then = row.loss[length].median, later[row.position].loss[length].median
+        ahead = row.outlook.ahead if row.outlook is not None else None
+        predicted = {"predicted": now - ahead.value, "error": ahead.error} if ahead and now is not None else {}
+        methods.append(
+            {"position": row.position, "rank": row.rank, "later_rank": later[row.position].rank}
+            | {"loss": now, "later_loss": then, **predicted}
+        )
+    pairs = [
+        {
+            "better": better.position,
+            "worse": worse.position,
+            "settled": (better.position, worse.position) not in ranking.unsettled,
+            "held": not clearly_better(long.runs[worse.position], long.runs[better.position]),
+        }
+        for better, worse in permutations(ranking.rows, 2)
+        if clearly_better(short.runs[better.position], short.runs[worse.position])
+    ]
+    return methods, pairs
+
+
+def print_check(console: Console, methods: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> None:
+    """Print a row per method, and how many pairs held."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"Held-out loss, and at {AHEAD} times the steps")
+    for title in ("#", "position", "loss", "predicted", "became", "# later"):
+        table.add_column(title, justify="left" if title == "position" else "right", no_wrap=True)
+    for row in methods:
+        predicted = f"{row['predicted']:.2f} \N{PLUS-MINUS SIGN} {row['error']:.2f}" if "predicted" in row else "-"
+        table.add_row(
+            *(str(row["rank"]), row["position"], f"{row['loss']:.3f}", predicted),
+            *(f"{row['later_loss']:.3f}", str(row["later_rank"])),
+        )
+    console.print(table)
+    for settled, name in ((True, "settled"), (False, "not settled")):
+        held = [pair["held"] for pair in pairs if pair["settled"] is settled]
+        console.print(f"{name}: {sum(held)} of {len(held)} pairs kept their order", highlight=False)
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(CompareCheck))
