@@ -84,8 +84,8 @@ class Inplace(Position):
 
 class NeedsShared(Rope):
     def rotate(self, query, key, value, place):
-        (cos, sin), key_turns = place.shared
-        return self._rotate(query, cos, sin), self._rotate(key, *key_turns), value
+        query_turns, key_turns = (turns[self.bases[0]] for turns in place.shared)
+        return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
 
 
 class OtherAlone(Position):

@@ -526,9 +526,7 @@ BART = transformers.BartConfig(
     decoder_ffn_dim=24,
     max_position_embeddings=12,
 )
-DISTILBERT = transformers.DistilBertConfig(
-    vocab_size=60, dim=16, n_layers=1, n_heads=2, hidden_dim=24, max_position_embeddings=12
-)
+XLM = transformers.XLMConfig(vocab_size=60, emb_dim=16, n_layers=1, n_heads=2, max_position_embeddings=12)
 
 
 @pytest.mark.parametrize(
@@ -536,7 +534,7 @@ DISTILBERT = transformers.DistilBertConfig(
     [
         (transformers.GPT2Model(GPT2), lambda model: model.wpe.weight),
         (transformers.BartModel(BART), lambda model: model.encoder.embed_positions.weight[2:]),
-        (transformers.DistilBertModel(DISTILBERT), lambda model: model.embeddings.position_embeddings.weight),
+        (transformers.XLMModel(XLM), lambda model: model.position_embeddings.weight),
     ],
     ids=lambda value: type(value).__name__,
 )

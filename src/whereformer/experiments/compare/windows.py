@@ -29,7 +29,7 @@ def window_lengths(length: int, steps: int) -> list[int]:
         between.append(FIRST << len(between) + 1)
     found: list[int] = []
     for step in range(steps):
-        share = step / steps
+        share = step / max(1, steps - 1)
         if share < FIRST_SHARE:
             found.append(FIRST)
         elif share >= 1 - LAST_SHARE or not between:
