@@ -127,7 +127,12 @@ def weighted(numbers):
     return sum((torch.randn_like(number) * number).sum() for number in numbers)
 
 
-@pytest.mark.parametrize("head", HEADS)
+QUICK = ("Model", "ForMaskedLM")
+
+
+@pytest.mark.parametrize(
+    "head", [head if head in QUICK else pytest.param(head, marks=pytest.mark.slow) for head in HEADS]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_states_and_logits(case, head, tmp_path, exact_rotations):
     name, options = CASES[case]
