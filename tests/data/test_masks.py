@@ -127,6 +127,27 @@ def test_unigram_entropy_of_uniform_text_is_the_log_of_its_vocabulary():
     assert entropy == pytest.approx(torch.log(torch.tensor(95.0)).item(), abs=0.01)
 
 
+def test_rare_letters_do_not_crowd_words_out_of_the_vocabulary():
+    rare = [chr(0x4E00 + index) for index in range(90)]
+    tokenizer = train_tokenizer(["the house near the river"] * 10_000 + rare, 100)
+    tokens = set(tokenizer.get_vocab())
+    assert {"the", "house", "near", "river"} <= tokens
+    assert tokens.isdisjoint(rare)
+    assert tokenizer.encode("the house 一").tokens == ["the", "house", "[UNK]"]
+
+
+def test_frequent_letters_of_any_script_are_in_the_vocabulary():
+    letters = [chr(0x4E00 + index) for index in range(300)]
+    tokenizer = train_tokenizer(["".join(letters)] * 20, 1000)
+    assert tokenizer.encode("".join(letters)).tokens == letters
+
+
+def test_letters_take_at_most_half_of_the_vocabulary():
+    letters = [chr(0x4E00 + index) for index in range(300)]
+    tokens = train_tokenizer(["".join(letters)] * 20 + ["the house"] * 50, 100).get_vocab()
+    assert 20 <= sum(token in letters for token in tokens) <= 50
+
+
 @pytest.mark.slow
 def test_the_vocabulary_is_the_same_in_every_process():
     """The trainer's own order changes with the process, so a fresh one has to agree with this one."""

@@ -66,6 +66,11 @@ class Vocabulary:
         return self.is_ordinary.nonzero().flatten()
 
 
+LETTER_COVERAGE = 0.9995
+"""Share of all letters of a text that a trained vocabulary has. The rest are so rare that tokens of their own would be
+wasted (SentencePiece's ``character_coverage`` has the same default)."""
+
+
 def trained_vocabulary(size: int) -> Vocabulary:
     """Return the vocabulary of :func:`train_tokenizer`, in which the special tokens come first."""
     return Vocabulary(size, PAD, CLS, SEP, MASK, tuple(range(len(SPECIAL_TOKENS))))
@@ -74,7 +79,8 @@ def trained_vocabulary(size: int) -> Vocabulary:
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a lower-casing WordPiece tokenizer with BERT's rules. It may have fewer tokens than ``vocab_size``.
 
-    ``texts`` are read twice, one after another.
+    The rarest letters, 0.05% of all, get no token, nor do letters beyond half of ``vocab_size``. A word with such a
+    letter is ``[UNK]``. ``texts`` are read twice, one after another.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -97,9 +103,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             _count_letters(tokenizer, spaced, letters)
             spaced.clear()
     _count_letters(tokenizer, spaced, letters)
-    common = sorted(letters, key=lambda piece: (-letters[piece], piece))[: vocab_size // 2]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=[*SPECIAL_TOKENS, *sorted(common)], show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL_TOKENS, *_common_letters(letters, vocab_size // 2)],
+        limit_alphabet=0,  # No letters but these.
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokens = (*SPECIAL_TOKENS, *sorted(tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)))
@@ -113,6 +121,20 @@ def _count_letters(tokenizer: Tokenizer, texts: Mapping[str, int], letters: Coun
             letters[word[0]] += count
             for letter in word[1:]:
                 letters[f"##{letter}"] += count
+
+
+def _common_letters(letters: Counter[str], limit: int) -> list[str]:
+    """Return the most frequent letters that cover ``LETTER_COVERAGE`` of all, in order, at most ``limit``."""
+    needed = LETTER_COVERAGE * letters.total()
+    common: set[str] = set()
+    for piece, count in sorted(letters.items(), key=lambda found: (-found[1], found[0])):
+        # The trainer knows a letter within words only if it also knows the letter at their beginning.
+        pieces = {piece, piece.removeprefix("##")}
+        if needed <= 0 or len(common | pieces) > limit:
+            break
+        common |= pieces
+        needed -= count
+    return sorted(common)
 
 
 def token_stream(tokenizer: Tokenizer, texts: Iterable[str], sep: int = SEP) -> Tensor:
