@@ -12,16 +12,13 @@ runs in parallel disturb each other.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from commands import in_turn, run_command
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -74,7 +71,7 @@ class Translation:
     def run(self, console: Console) -> None:
         for file in ("train.parquet", "validation.parquet", self.test):
             if not (self.data / file).is_file():
-                raise InputError(f"--data: expected {file} in {self.data}")
+                raise InputError("data", f"expected {file} in {self.data}")
         names = split("methods", self.methods, [*METHODS, "none"])
         runs = [
             (name, language, seed)
@@ -82,14 +79,8 @@ class Translation:
             for language in split("languages", self.languages)
             for name in names
         ]
-        with ThreadPoolExecutor(self.workers) as workers:
-            try:
-                for each, scores in zip(runs, workers.map(lambda each: self._scores(*each), runs), strict=True):
-                    console.print(f"{' '.join(map(str, each))}: BLEU {scores['bleu']}", highlight=False)
-            except BaseException:
-                # Cancels the runs that have not begun.
-                workers.shutdown(wait=False, cancel_futures=True)
-                raise
+        for each, scores in in_turn(lambda each: self._scores(*each), runs, self.workers):
+            console.print(f"{' '.join(map(str, each))}: BLEU {scores['bleu']}", highlight=False)
         self._gather(console, names)
 
     def _scores(self, name: str, language: str, seed: int) -> dict[str, Any]:
@@ -99,32 +90,24 @@ class Translation:
         if not file.exists():
             position, options = VARIANTS.get(name, (name, {}))
             columns = f"--columns=en,{language}"
-            self._command(
+            run_command(
                 folder.with_name(f"{seed}.log"),
-                *("train", f"--data={self.data / 'train.parquet'}", columns, "--preset=small"),
+                *("translate", "train", f"--data={self.data / 'train.parquet'}", columns, "--preset=small"),
                 *(f"--validation={self.data / 'validation.parquet'}", f"--out={folder}", f"--seed={seed}"),
                 *(f"--position={position}", f"--position-options={json.dumps(options)}", f"--dtype={self.dtype}"),
                 *(f"--steps={self.steps}", f"--every={max(1, self.steps // 20)}", "--average=5"),
                 *(f"--hidden-size={self.hidden_size}", f"--intermediate-size={self.intermediate_size}"),
                 *(f"--batch-tokens={self.batch_tokens}", f"--learning-rate={self.learning_rate}"),
                 *(f"--warmup={self.warmup}", f"--dropout={self.dropout}"),
+                "--threads=1",
             )
-            self._command(
+            run_command(
                 folder.with_name(f"{seed}.log"),
-                *("score", str(folder), f"--data={self.data / self.test}", columns, f"--out={file}"),
+                *("translate", "score", str(folder), f"--data={self.data / self.test}", columns, f"--out={file}"),
+                "--threads=1",
             )
         scores: dict[str, Any] = json.loads(file.read_text())
         return scores
-
-    def _command(self, log: Path, *arguments: str) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "whereformer", "translate", *arguments, "--threads=1"]
-        with log.open("a", encoding="utf-8") as out:
-            code = subprocess.call(
-                command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
-        if code:
-            raise InputError(f"a run failed, see {log}")
 
     def _gather(self, console: Console, names: list[str]) -> None:
         """Summarize all finished runs."""

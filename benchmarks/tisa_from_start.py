@@ -1,0 +1,206 @@
+"""Does TISA help if it is there from the start? Pretrain small encoders with each method, then fine-tune them on GLUE.
+
+Run: .venv/bin/python benchmarks/tisa_from_start.py --data 'wikipedia/train-*.parquet' --glue glue [--workers 2]
+
+Every run calls the commands `whereformer pretrain` and `whereformer finetune`. All methods see the same text, and train
+with short windows first, because position embeddings otherwise learn nothing in so few steps. A method's models with
+seeds 0, 1, 2 are each fine-tuned with the same seed. Finished runs are not repeated, and an interrupted run continues.
+
+Also measures how close the position embeddings are to Toeplitz at every checkpoint, as in Figures 2 and 5 of the TISA
+paper. Writes results.json and toeplitz.svg, and prints the medians and ranges.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from commands import in_turn, run_command
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import spearmanr
+
+from whereformer.analysis import toeplitzness
+from whereformer.analysis.reading import position_vectors
+from whereformer.cli.arguments import split
+from whereformer.cli.main import execute
+from whereformer.experiments.analyze.loading import load
+from whereformer.experiments.analyze.sources import sources_of
+from whereformer.runs.provenance import write_results
+
+METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")
+METRICS = {"sst2": "accuracy", "cola": "matthews", "stsb": "pearson", "mrpc": "f1"}
+"""The tasks, and what each is scored by in the paper's Table 3."""
+CHECKPOINTS = 10
+
+
+@dataclass(frozen=True)
+class FromStart:
+    """Pretrain encoders with each position method, fine-tune them on GLUE, and follow their Toeplitzness."""
+
+    data: Annotated[str, tyro.conf.arg(metavar="PATH")]
+    """Text to pretrain on, as `whereformer pretrain` takes it."""
+    glue: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """GLUE as Parquet, as `whereformer finetune` takes it."""
+    methods: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(METHODS)
+    """Position methods."""
+    tasks: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(METRICS)
+    """Tasks of GLUE."""
+    seeds: int = 3
+    """Number of models of each method. All methods are trained with one seed before the next."""
+    steps: int = 2000
+    """Steps of pretraining."""
+    lengths: str = "8:0.35,16:0.2,32:0.15,64:0.3"
+    """Tokens in a pretraining window, each with its share of the steps. Later rows are cut to the last length."""
+    batch_size: int = 256
+    """Windows of the first length in a step of pretraining. Of longer ones, a step has fewer."""
+    hidden_size: int = 128
+    """Width of the encoder, which has four layers."""
+    vocab_size: int = 4096
+    """Size of the vocabulary."""
+    learning_rate: float = 5e-3
+    """Peak of the learning rate of pretraining."""
+    mask_rate: float = 0.3
+    """Share of tokens that are masked in pretraining."""
+    epochs: float = 3.0
+    """How many times fine-tuning reads each row."""
+    train_rows: int = 8000
+    """Most rows of a task to fine-tune on."""
+    finetune_learning_rate: float = 5e-4
+    """Peak of the learning rate of fine-tuning."""
+    workers: int = 1
+    """Number of runs at a time, each on one thread."""
+    out: Path = Path("runs/tisa_from_start")
+    """Folder for the runs, results.json and toeplitz.svg."""
+
+    def run(self, console: Console) -> None:
+        """Make the missing runs, then print and write everything."""
+        tasks, names = split("tasks", self.tasks, METRICS), split("methods", self.methods, METHODS)
+        models = [(name, seed) for seed in range(self.seeds) for name in names]
+        for (name, seed), (loss, scores) in in_turn(lambda model: self._scores(*model, tasks), models, self.workers):
+            shown = " ".join(f"{task} {100 * score:.1f}" for task, score in scores.items())
+            console.print(f"{name} {seed}: held-out loss {loss:.3f}, {shown}", highlight=False)
+        left_out = ("data", "glue", "out", "methods", "tasks", "seeds", "workers")
+        settings = {name: value for name, value in asdict(self).items() if name not in left_out}
+        found = {name: [self._facts(name, seed, tasks) for seed in range(self.seeds)] for name in names}
+        results = {"settings": settings, "tasks": tasks, "methods": found}
+        write_results(self.out / "results.json", results)
+        self._print(console, found, tasks)
+        self._plot(found)
+        console.print(f"wrote {self.out / 'results.json'} and {self.out / 'toeplitz.svg'}", highlight=False)
+
+    def _scores(self, name: str, seed: int, tasks: Sequence[str]) -> tuple[float, dict[str, float]]:
+        """Return the held-out loss and the score in each task of one model, which is trained first if need be."""
+        folder = self._folder(name, seed)
+        if not (folder / "model" / "config.json").exists():
+            run_command(
+                folder.with_name(f"{seed}.log"),
+                *("pretrain", f"--data={self.data}", f"--out={folder}", f"--cache={self.out / 'cache'}"),
+                *(f"--position={name}", f"--seed={seed}", f"--hidden-size={self.hidden_size}"),
+                *(f"--vocab-size={self.vocab_size}", f"--steps={self.steps}", f"--lengths={self.lengths}"),
+                *(f"--batch-size={self.batch_size}", f"--learning-rate={self.learning_rate}"),
+                *(f"--mask-rate={self.mask_rate}", "--dtype=bfloat16"),
+                *(f"--every={self.steps // CHECKPOINTS}", f"--keep={CHECKPOINTS}"),
+            )
+        run_command(
+            folder.with_name(f"{seed}.log"),
+            *("finetune", f"--model={folder / 'model'}", f"--out={folder / 'glue'}", f"--data={self.glue}"),
+            *(f"--cache={self.out / 'glue_cache'}", f"--task={','.join(tasks)}", "--position=own"),
+            *("--seeds=1", f"--seed={seed}", f"--epochs={self.epochs}", f"--train-rows={self.train_rows}"),
+            *(f"--learning-rate={self.finetune_learning_rate}", f"--max-length={self.longest}"),
+            *("--dtype=bfloat16", "--threads=1"),
+        )
+        facts = self._facts(name, seed, tasks)
+        return facts["held_out"][-1]["loss"], facts["glue"]
+
+    def _folder(self, name: str, seed: int) -> Path:
+        return self.out / name / str(seed)
+
+    @property
+    def longest(self) -> int:
+        """Tokens in the last windows."""
+        return int(self.lengths.split(",")[-1].split(":")[0])
+
+    def _facts(self, name: str, seed: int, tasks: Sequence[str]) -> dict[str, Any]:
+        """Return what both commands wrote of one model, and how close its embeddings were to Toeplitz."""
+        folder = self._folder(name, seed)
+        trained = json.loads((folder / "results.json").read_text())
+        tuned = json.loads((folder / "glue" / "results.json").read_text())["runs"]
+        scores = {}
+        for task in tasks:
+            (runs,) = tuned[task].values()
+            scores[task] = runs[str(seed)]["scores"][""][METRICS[task]]
+        return {
+            "seed": seed,
+            "commit": trained["commit"],
+            "positional_parameters": trained["positional_parameters"],
+            "held_out": trained["held_out"],
+            "toeplitzness": self._toeplitzness(folder) if "learned" in name.split("+") else [],
+            "glue": scores,
+        }
+
+    def _toeplitzness(self, folder: Path) -> list[dict[str, float]]:
+        """Return the R² of the Toeplitz part of the embeddings' products at each checkpoint (Figure 5)."""
+        found = []
+        for source in sources_of([str(folder / "checkpoints")], None):
+            vectors = position_vectors(load(source.path)[0], self.longest)
+            assert vectors is not None
+            assert source.step is not None
+            found.append({"step": source.step, "value": float(toeplitzness(vectors @ vectors.mT))})
+        return found
+
+    def _print(self, console: Console, found: dict[str, list[dict[str, Any]]], tasks: Sequence[str]) -> None:
+        table = Table("", "loss", *(f"{task}, {METRICS[task]}" for task in tasks), "mean")
+        for name, models in found.items():
+            columns = [[100 * model["glue"][task] for model in models] for task in tasks]
+            means = [statistics.fmean(scores) for scores in zip(*columns, strict=True)]
+            losses = [model["held_out"][-1]["loss"] for model in models]
+            cells = [_spread(losses, 2), *(_spread(column, 1) for column in (*columns, means))]
+            table.add_row(name, *cells)
+        console.print(table)
+        for name, models in found.items():
+            for model in models:
+                if path := model["toeplitzness"]:
+                    by_step = {score["step"]: score["loss"] for score in model["held_out"]}
+                    together = spearmanr(
+                        [point["value"] for point in path], [-by_step[point["step"]] for point in path]
+                    ).statistic
+                    console.print(
+                        f"{name} {model['seed']}: Toeplitzness {path[0]['value']:.3f} to {path[-1]['value']:.3f}, "
+                        f"rank correlation with quality over training {together:.2f}",
+                        highlight=False,
+                    )
+
+    def _plot(self, found: dict[str, list[dict[str, Any]]]) -> None:
+        """Draw Toeplitzness over training, and beside it against the held-out loss of the same checkpoint."""
+        figure = Figure(figsize=(7.6, 3.2), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for name, color in (("learned", "#0072b2"), ("learned+tisa", "#d55e00")):
+            for index, model in enumerate(found.get(name, [])):
+                path = model["toeplitzness"]
+                values, steps = [point["value"] for point in path], [point["step"] for point in path]
+                by_step = {score["step"]: score["loss"] for score in model["held_out"]}
+                looks: dict[str, Any] = {"color": color, "marker": "o", "markersize": 3, "linewidth": 1}
+                left.plot(steps, values, label=None if index else name, **looks)
+                right.plot([by_step[step] for step in steps], values, **looks)
+        left.set(xlabel="step of pretraining", ylabel="Toeplitzness (R²)")
+        right.set(xlabel="held-out loss")
+        right.invert_xaxis()
+        left.legend(frameon=False, fontsize=8)
+        for axes in (left, right):
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(self.out / "toeplitz.svg", metadata={"Date": None})
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(FromStart))
