@@ -111,10 +111,9 @@ class FromStart:
         run_command(
             folder.with_name(f"{seed}.log"),
             *("finetune", f"--model={folder / 'model'}", f"--out={folder / 'glue'}", f"--data={self.glue}"),
-            *(f"--cache={self.out / 'glue_cache'}", f"--task={','.join(tasks)}", "--position=own"),
-            *("--seeds=1", f"--seed={seed}", f"--epochs={self.epochs}", f"--train-rows={self.train_rows}"),
+            *(f"--task={','.join(tasks)}", "--position=own", "--seeds=1", f"--seed={seed}"),
+            *(f"--epochs={self.epochs}", f"--train-rows={self.train_rows}", "--dtype=bfloat16", "--threads=1"),
             *(f"--learning-rate={self.finetune_learning_rate}", f"--max-length={self.longest}"),
-            *("--dtype=bfloat16", "--threads=1"),
         )
         facts = self._facts(name, seed, tasks)
         return facts["held_out"][-1]["loss"], facts["glue"]
