@@ -70,7 +70,7 @@ class FromStart:
     """Share of tokens that are masked in pretraining."""
     epochs: float = 3.0
     """How many times fine-tuning reads each row."""
-    train_rows: int = 8000
+    train_rows: int = 4000
     """Most rows of a task to fine-tune on."""
     finetune_learning_rate: float = 5e-4
     """Peak of the learning rate of fine-tuning."""
