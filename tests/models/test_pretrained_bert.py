@@ -530,6 +530,7 @@ def minilm():
     return Path(found.origin).parent / "model"
 
 
+@pytest.mark.slow
 def test_minilm(minilm):
     original = transformers.BertModel.from_pretrained(minilm).eval()
     ours = load_pretrained(minilm)
