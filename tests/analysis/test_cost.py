@@ -513,7 +513,7 @@ WAYS = [
     ("dtype", "backend"),
     [
         (torch.float32, "auto"),
-        (torch.bfloat16, "auto"),
+        pytest.param(torch.bfloat16, "auto", marks=pytest.mark.slow),
         pytest.param(torch.float32, "blockwise", marks=pytest.mark.slow),
         pytest.param(torch.bfloat16, "blockwise", marks=pytest.mark.slow),
         pytest.param(torch.float64, "auto", marks=pytest.mark.slow),
