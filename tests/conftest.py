@@ -1,5 +1,6 @@
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,6 +31,14 @@ settings.load_profile("repeatable")
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Trainings write thousands of small files; tests of what is synced put a function of their own in its place."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -22,7 +22,12 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = [page for page in ALL_PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    # This page exports a model, as tests of export do every day.
+    [pytest.param(page, marks=pytest.mark.slow) if page.name == "leave.md" else page for page in PAGES],
+    ids=lambda page: page.relative_to(DOCS).as_posix(),
+)
 def test_the_code_of_a_page_runs(page):
     namespace = {}
     for block in BLOCK.findall(page.read_text(encoding="utf-8")):

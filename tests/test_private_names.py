@@ -93,10 +93,12 @@ def names_of_torch(tree: ast.AST, imported: Iterable[tuple[str, str | None]]) ->
                 yield f"{base}.{attribute.value}"
 
 
+@cache
 def private_names_of_torch(module: str) -> set[str]:
     return set(filter(is_private, names_of_torch(modules()[module], imports(module))))
 
 
+@cache
 def private_attributes(module: str) -> set[str]:
     """Private attributes of objects that a module uses, and no class of the package has."""
     tree = modules()[module]

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tests.positions.stack import EACH_METHOD, METHODS
+from tests.positions.stack import METHODS
 from whereformer import DenseBias, OffsetBias
 from whereformer.kernels.terms import offsets_between, position_values
 from whereformer.positions import ModelShape, Position
@@ -21,7 +21,15 @@ from whereformer.testing import check_position
 SHIFT_INVARIANT = {"none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta", "cope"}
 
 
-@pytest.mark.parametrize("method", EACH_METHOD)
+@pytest.mark.parametrize(
+    "method",
+    [
+        method
+        if method in ("none", "shaw", "rope", "tisa", "tupe", "cope")
+        else pytest.param(method, marks=pytest.mark.slow)
+        for method in METHODS
+    ],
+)
 def test_every_method_of_the_package_keeps_the_laws(method):
     name, options = METHODS[method]
     check_position(name, shift_invariant=name in SHIFT_INVARIANT, **options)

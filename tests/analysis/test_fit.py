@@ -88,7 +88,7 @@ def test_more_kernels_never_explain_less(planted_kernels, noise, seed):
         assert fit.explained <= 1
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 4))])
 def test_several_planted_kernels_are_explained_in_noise(count):
     """Almost always: of thousands of such curves, about one in a thousand misses more."""
     generator = torch.Generator().manual_seed(count)

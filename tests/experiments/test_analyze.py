@@ -330,7 +330,10 @@ def test_the_command(save, drawn, tmp_path, text, capsys):
     assert "1 pictures" in printed
 
 
-@pytest.mark.parametrize(("position", "blocks", "line"), [("learned", "2", "0      1"), ("tisa", "13", "12       2")])
+@pytest.mark.parametrize(
+    ("position", "blocks", "line"),
+    [("learned", "2", "0      1"), pytest.param("tisa", "13", "12       2", marks=pytest.mark.slow)],
+)
 def test_one_model_has_a_table_of_its_heads_or_layers(save, drawn, tmp_path, capsys, position, blocks, line):
     main(["analyze", save(ours(position, blocks=blocks)), "--no-text", "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out

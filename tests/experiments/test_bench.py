@@ -42,7 +42,7 @@ def changed(name, change):
 
 
 @pytest.mark.parametrize(("kind", "training"), ALL)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_every_way_computes_every_kind_of_case(kind, training, dtype):
     case = cases.Case(kind, 8, 2, 2, 16, dtype, training)
     for way in (ways.FLOOR, ways.DENSE, ways.backend("reference"), ways.backend("blockwise")):

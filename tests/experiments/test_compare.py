@@ -106,7 +106,9 @@ def swap_models(out):
     return ["none", "tisa"]
 
 
-@pytest.mark.parametrize("damage", [delete_models, flip_a_bit, swap_models])
+@pytest.mark.parametrize(
+    "damage", [flip_a_bit, *(pytest.param(damage, marks=pytest.mark.slow) for damage in (delete_models, swap_models))]
+)
 def test_a_run_whose_model_is_gone_or_changed_is_done_again(text, tmp_path, capsys, monkeypatch, damage):
     whole = run(text, tmp_path, positions="none,tisa")
     before = {path: path.read_bytes() for path in sorted((tmp_path / "models").rglob("*.safetensors"))}

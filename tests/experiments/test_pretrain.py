@@ -116,7 +116,7 @@ FUNNEL = ["--blocks=1-1x2", "--decoder-layers=1"]
 @pytest.mark.parametrize(
     "options",
     [
-        [],
+        pytest.param([], marks=pytest.mark.slow),
         ["--dropout=0.2", "--accumulate=2", "--hide-masked"],
         pytest.param(ELECTRA, marks=pytest.mark.slow),
         pytest.param(FUNNEL, marks=pytest.mark.slow),
@@ -175,7 +175,7 @@ def held_out_windows(text, out, padding=0, *, uniforms=False):
     )
 
 
-@pytest.mark.parametrize(("blocks", "padding"), [("1", 0), ("1-1-1", 3)])
+@pytest.mark.parametrize(("blocks", "padding"), [pytest.param("1", 0, marks=pytest.mark.slow), ("1-1-1", 3)])
 def test_electras_scores_are_over_all_held_out_tokens_and_not_means_of_batches(text, tmp_path, blocks, padding):
     # A discriminator that has learnt little is right about some of the replaced tokens.
     results = run(text, tmp_path, *ELECTRA, f"--blocks={blocks}", "--learning-rate=1e-5")
@@ -402,7 +402,9 @@ def test_a_resume_opens_pickles_only_for_their_tensors(text, copy, monkeypatch):
     assert not list(copy.rglob("*.bin"))
 
 
-@pytest.mark.parametrize("limit", [1_000, 8_000, 20_000, 30_000])
+@pytest.mark.parametrize(
+    "limit", [8_000, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (1_000, 20_000, 30_000))]
+)
 def test_on_a_full_disk_one_line_says_what_to_do_and_the_same_command_continues(
     text, finished, tmp_path, capsys, limit
 ):
@@ -465,7 +467,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, cap
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("objective", ["mlm", "electra"])
+@pytest.mark.parametrize("objective", ["mlm", pytest.param("electra", marks=pytest.mark.slow)])
 def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(text, tmp_path, capsys, objective):
     options = ["--position=tisa+fire", '--position-options={"width": 6, "initial_threshold": 8, "num_kernels": 2}']
     options += ["--embedding-size=4", "--objective", objective]
@@ -485,7 +487,7 @@ def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(t
     assert "holds results with position_options" in message
 
 
-@pytest.mark.parametrize("objective", ["mlm", "electra"])
+@pytest.mark.parametrize("objective", [pytest.param("mlm", marks=pytest.mark.slow), "electra"])
 def test_windows_are_trained_saved_and_told(text, tmp_path, objective):
     results = run(text, tmp_path, "--windows=2,0", "--blocks=2", "--objective", objective)
     assert results["settings"]["windows"] == "2,0"
@@ -503,9 +505,10 @@ def test_windows_are_trained_saved_and_told(text, tmp_path, objective):
             ["--preset=modernbert", "--blocks=2"],
             {"windows": "0,64", "feed_forward": "gated", "norm": "pre", "first_norm": False, "position": "rope"},
         ),
-        (
+        pytest.param(
             ["--preset=modernbert", "--blocks=3", "--windows=2", "--position=tisa", "--norm=pre"],
             {"windows": "2", "biases": False, "position": "tisa", "position_options": {}},
+            marks=pytest.mark.slow,
         ),
         (["--preset=albert", "--blocks=1x2"], {"norm": "post", "hidden_act": "gelu_pytorch_tanh", "blocks": "1x2"}),
     ],
@@ -812,7 +815,7 @@ def test_a_length_schedule_trains_on_short_windows_and_then_on_long_ones(text, t
 @pytest.mark.parametrize(
     "options", [["--dropout=0.2", "--accumulate=2"], pytest.param([*ELECTRA, *FUNNEL], marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("step", [2, 4])
+@pytest.mark.parametrize("step", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_schedule_continues_to_the_bit_on_both_sides_of_the_switch(text, tmp_path, options, step):
     whole = staged(text, tmp_path / "whole", *options, "--keep=9")
     resumed = shutil.copytree(tmp_path / "whole", tmp_path / "resumed")

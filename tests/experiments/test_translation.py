@@ -41,7 +41,19 @@ def data(tmp_path_factory):
 
 def run(data, out, *more):
     train(data, out, *more)
+    return results_of(out)
+
+
+def results_of(out):
     return json.loads((out / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    """The folder of a finished run; to be left as it is."""
+    out = tmp_path_factory.mktemp("finished")
+    run(data, out)
+    return out
 
 
 def test_it_writes_model_tokenizer_and_results_and_says_how_to_go_on(data, tmp_path, capsys):
@@ -87,8 +99,8 @@ def test_what_is_saved_is_the_mean_of_the_last_checkpoints(data, tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-def test_weights_that_the_average_lacks_are_made_again(data, tmp_path, capsys, checkpoint):
-    whole = run(data, tmp_path)
+def test_weights_that_the_average_lacks_are_made_again(data, finished, tmp_path, capsys, checkpoint):
+    whole = results_of(shutil.copytree(finished, tmp_path, dirs_exist_ok=True))
     before = weights(tmp_path)
     shutil.rmtree(tmp_path / "model")
     with (tmp_path / "averaging" / "step-4" / "model.safetensors").open("r+b") as file:
@@ -112,7 +124,13 @@ def test_one_checkpoint_is_taken_as_it_is(data, tmp_path):
     assert same(weights(tmp_path), load_file(tmp_path / "checkpoints" / "checkpoint-6" / "model.safetensors"))
 
 
-@pytest.mark.parametrize("options", [[], ["--dropout=0.2", "--accumulate=2", "--position=tisa+learned", "--norm=post"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["--dropout=0.2", "--accumulate=2", "--position=tisa+learned", "--norm=post"],
+    ],
+)
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options):
     whole = run(data, tmp_path / "whole", *options)
     resumed = tmp_path / "resumed"

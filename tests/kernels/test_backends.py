@@ -39,8 +39,19 @@ HOW = ["", " item by item", " in tiles", " in small tiles"]
 WAYS = [f"blockwise{how}{by}" for by in ("", " by oneDNN") for how in HOW]
 
 
+# Each way to tile, and half of them by either library.
+QUICK_WAYS = (
+    "blockwise",
+    "blockwise in tiles",
+    "blockwise item by item by oneDNN",
+    "blockwise in small tiles by oneDNN",
+)
+
+
 # Triton's interpreter is slow; what every day's tests ask of it is in test_triton.
-@pytest.fixture(params=[*WAYS, pytest.param("triton", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[way if way in QUICK_WAYS else pytest.param(way, marks=pytest.mark.slow) for way in (*WAYS, "triton")]
+)
 def fast(request, monkeypatch):
     """A fast backend's name; tiles as small as can be make a short sequence as a long one is.
 

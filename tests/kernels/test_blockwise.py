@@ -249,7 +249,14 @@ def test_items_of_a_batch_do_not_see_one_another(order):
 # --- long sequences, in tiles of their real size
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"query_positions": Positions(0, 2, 700)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ({}, {"query_positions": Positions(0, 2, 700)})),
+    ],
+    ids=str,
+)
 def test_sequences_of_many_tiles(options):
     inputs = [random(1, HEADS, n, 16) for n in (700, 1500, 1500)]
     terms = [(OffsetBias, [random(HEADS, 40)], -20), *terms_of(["keys", "values"], 700, 1500)]
@@ -317,7 +324,10 @@ def test_which_windows_are_computed_in_blocks():
 # --- as an operator of torch
 
 
-@pytest.mark.parametrize(("explicit", "lse"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("explicit", "lse"),
+    [(True, False), *(pytest.param(False, lse, marks=pytest.mark.slow) for lse in (False, True))],
+)
 def test_operator_contract(explicit, lse):
     inputs = [tensor.float().requires_grad_() for tensor in content(7, 9)]
     built = [

@@ -10,8 +10,8 @@ from tests.every import EVERY
 from tests.kernels import fuzz
 from tests.kernels.fuzz import Case, TermCase
 
-FEW, MANY = 60, 460 if EVERY else 260
-FEW_INTERPRETED, MANY_INTERPRETED = 10, 70 if EVERY else 40
+FEW, MANY = 40, 460 if EVERY else 260
+FEW_INTERPRETED, MANY_INTERPRETED = 6, 70 if EVERY else 40
 
 
 def seeds(few, many):

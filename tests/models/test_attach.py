@@ -496,9 +496,20 @@ def test_t5_may_have_other_positions_instead():
 # Training
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("position", ["tisa", "tupe+t5", "floater+shaw"])
-@pytest.mark.parametrize("name", ["bert", "t5", "vit"])
+# Each model, each method and each way of recomputing once every day, and all of them together among the slow tests.
+CHECKPOINTED = [
+    (name, position, reentrant)
+    for name in ("bert", "t5", "vit")
+    for position in ("tisa", "tupe+t5", "floater+shaw")
+    for reentrant in (False, True)
+]
+QUICK_CHECKPOINTED = [("bert", "floater+shaw", False), ("t5", "tupe+t5", True), ("vit", "tisa", False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "reentrant"),
+    [case if case in QUICK_CHECKPOINTED else pytest.param(*case, marks=pytest.mark.slow) for case in CHECKPOINTED],
+)
 def test_gradient_checkpointing(name, position, reentrant):
     if name == "t5":
         position = position.replace("tupe+t5", "tupe")

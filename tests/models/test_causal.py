@@ -47,7 +47,7 @@ def build(kind=EncoderForCausalLM, **options):
 
 
 @pytest.mark.parametrize("options", METHODS, ids=str)
-@pytest.mark.parametrize("backend", ["auto", "blockwise"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("blockwise", marks=pytest.mark.slow)])
 def test_no_state_depends_on_later_tokens(options, backend):
     model = build(**{**options, "attention_backend": backend})
     ids = torch.randint(1, 50, (1, 12))

@@ -109,7 +109,7 @@ def test_with_one_shared_layer_and_small_embeddings_it_is_transformers_albert():
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["pre", pytest.param("post", marks=pytest.mark.slow)])
 def test_saving_and_loading_changes_nothing(position, norm, tmp_path):
     model = EncoderForMaskedLM(small_config(position=position, norm=norm, embedding_size=8, blocks="1x2")).eval()
     with torch.no_grad():

@@ -57,6 +57,7 @@ def test_the_trainer_keeps_the_columns_that_a_model_takes(tmp_path):
     assert questions.label_names == ["start_positions", "end_positions"]
 
 
+@pytest.mark.slow
 def test_arguments_by_name_export_for_any_length():
     model = build(heads.EncoderForMaskedLM).eval()
     ids, types = torch.randint(1, 20, (2, 12)), torch.ones(2, 12, dtype=torch.long)

@@ -62,6 +62,7 @@ def final_loss(position):
     return loss.item(), model
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_toy_method_trains_and_beats_no_positions():
     toy_loss, model = final_loss("toy")

@@ -52,7 +52,7 @@ def outputs(model, inputs):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("attention_type", ["relative_shift", "factorized"])
+@pytest.mark.parametrize("attention_type", ["relative_shift", pytest.param("factorized", marks=pytest.mark.slow)])
 def test_the_same_outputs_both_ways(name, attention_type, tmp_path):
     original = theirs(name, attention_type=attention_type)
     original.save_pretrained(tmp_path / "theirs")

@@ -173,7 +173,7 @@ def test_the_attention_module_equals_shaws(case):
 
 
 @pytest.mark.parametrize("position", METHODS)
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])
 def test_every_step_with_a_cache_has_the_logits_of_the_whole(position, norm):
     model = build(position, norm=norm)
     source, target = tokens(3, 7), tokens(3, 9)
@@ -190,7 +190,15 @@ def test_every_step_with_a_cache_has_the_logits_of_the_whole(position, norm):
     torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("position", METHODS)
+@pytest.mark.parametrize(
+    "position",
+    [
+        name
+        if name in ("none", "rope", "tisa", "transformer_xl", "learned")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in METHODS
+    ],
+)
 def test_beams_with_a_cache_are_those_without(position):
     model = build(position)
     source = tokens(3, 6)

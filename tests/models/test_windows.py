@@ -81,9 +81,19 @@ def check_with_dense_masks(model, inputs, monkeypatch):
     assert (everything[0] - expected[0]).abs().max() > 1e-3
 
 
+# Without terms, with rotations, and with each kind of term.
+QUICK = ("none", "rope", "tisa", "shaw", "tupe", "transformer_xl", "cope", "learned+t5")
+
+
 @pytest.mark.parametrize("backend", ["auto", pytest.param("blockwise", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["blocks"])
-@pytest.mark.parametrize("position", [*position_names(), "learned+t5"])
+@pytest.mark.parametrize(
+    "position",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in (*position_names(), "learned+t5")
+    ],
+)
 def test_a_window_is_a_mask(position, shape, backend, monkeypatch):
     model = make(position, attention_backend=backend, **shape)
     mask = torch.ones(3, 17, dtype=torch.int64)

@@ -20,6 +20,7 @@ from whereformer import (
     attention,
     attention_weights,
     build_position,
+    position_names,
 )
 from whereformer.positions.alibi import slopes
 from whereformer.positions.t5 import buckets
@@ -69,7 +70,9 @@ def shifted(positions, shift, explicit):
     return positions.values() if explicit else positions
 
 
-@pytest.mark.parametrize("method", INVARIANT)
+@pytest.mark.parametrize(
+    "method", [name if name in position_names() else pytest.param(name, marks=pytest.mark.slow) for name in INVARIANT]
+)
 @some
 @given(length=lengths, start=shifts, stride=strides, shift=shifts, explicit=st.booleans(), seed=seeds)
 def test_a_common_shift_changes_nothing(method, length, start, stride, shift, explicit, seed):

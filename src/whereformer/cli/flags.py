@@ -8,6 +8,7 @@ import inspect
 import itertools
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -140,6 +141,7 @@ def _metavar(kind: Any, name: str) -> str | None:
     return by_name or SHOWN.get(kind)
 
 
+@cache
 def _documentation(kind: type) -> dict[str, str]:
     """Return the docstring below each field of a dataclass, as one line."""
     found = {}
