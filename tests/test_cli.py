@@ -33,6 +33,22 @@ def test_a_command_says_all_of_itself(name, capsys):
     assert whole.partition(" --")[0] in help_of(capsys, name)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_none_is_no_choice(name, capsys):
+    """An option is left out instead."""
+    assert "None" not in help_of(capsys, name)
+
+
+@pytest.mark.parametrize("words", ["pretrain --preset", "pretrain --norm", "cost --preset", "pretrain --length"])
+def test_none_is_not_accepted(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([*words.split(), "None"])
+    assert stopped.value.code == 2
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"argument '{words.split()[1]}'. Expected one of ('" in error or "int() with base 10: 'None'" in error
+    assert "no type matching" not in error
+
+
 @pytest.mark.parametrize("name", ["compare", "probe", "pretrain", "properties", "bench", "cost"])
 @pytest.mark.parametrize("kind", ["a device", "a named pipe", "a symbolic link"])
 def test_outputs_replace_no_devices_pipes_and_links(name, kind, tmp_path, capsys):

@@ -11,10 +11,19 @@ import shlex
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+    UnsupportedTypeAnnotationError,
+)
 
 from ..errors import InputError
 
@@ -47,6 +56,7 @@ def registry() -> ConstructorRegistry:
     """Return the rules by which tyro shows our dataclasses, which know nothing of tyro."""
     found = ConstructorRegistry()
     found.struct_rule(_dataclass_rule)
+    found.primitive_rule(_optional_rule)
     return found
 
 
@@ -113,6 +123,21 @@ def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
             )
             for field in dataclasses.fields(info.type)
         ),
+    )
+
+
+def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
+    """Describe a type or None as the type alone: an option that is left out is None, and nobody has to write that."""
+    kinds = [kind for kind in get_args(info.type) if kind is not type(None)]
+    if info.type_origin not in (Union, UnionType) or len(kinds) != 1 or len(get_args(info.type)) != 2:
+        return None  # no type or None
+    found = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kinds[0], info.markers))
+    if isinstance(found, UnsupportedTypeAnnotationError):
+        return found
+    return dataclasses.replace(
+        found,
+        is_instance=lambda value: value is None or found.is_instance(value),
+        str_from_instance=lambda value: [] if value is None else found.str_from_instance(value),
     )
 
 
