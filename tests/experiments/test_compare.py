@@ -12,8 +12,10 @@ from tests.failing import fails, refusals
 from whereformer.cli.main import main
 from whereformer.experiments.compare import run as compare
 from whereformer.experiments.compare import train
-from whereformer.experiments.compare.models import build_model
-from whereformer.experiments.compare.settings import Sizes
+from whereformer.experiments.compare.models import build_model, encoder_config
+from whereformer.experiments.compare.settings import CompareTraining, Sizes
+from whereformer.models import EncoderConfig, EncoderForMaskedLM, load_pretrained
+from whereformer.models.presets import PRESETS
 from whereformer.runs.folder import open_folder
 
 TINY = ["--rate-factors=1", *TINY_ENCODER]
@@ -175,6 +177,12 @@ def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, 
         --seeds 0 => --seeds: expected 1 to 10000, got 0
         --mask-rate 1.5 => --mask-rate: expected a share between 0 and 1, got 1.5
         --learning-rate -1 => --learning-rate: expected a positive number, got -1.0
+        --preset funnel --decoder-layers 0 => --decoder-layers: a prediction for every token needs
+        --preset modernbert --blocks x => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'x'
+        --lengths 32 => --lengths: expected numbers from 64 to 1048576 separated by commas, got '32'
+        --lengths 128,x => --lengths: expected numbers from 64 to 1048576 separated by commas, got 'x'
+        --lengths '' => --lengths: expected at least one, got none
+        --lengths 65,66,67,68,69,70 => --lengths: expected at most 5, got '65,66,67,68,69,70'
         --blocks 4--4 => --blocks: expected layers as '12', '1x12' or '4-4-4', got '4--4'
         --blocks four => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'four'
         --blocks 1-1 --decoder-layers 0 => --decoder-layers: a prediction for every token needs
@@ -186,6 +194,40 @@ def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, 
 def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
     message = fails(capsys, "compare", "--out", str(tmp_path / "out"), *arguments)
     assert expected in message
+
+
+def test_other_lengths_are_judged(text, tmp_path):
+    results = run(text, tmp_path, "--lengths=48,24", positions="none,learned")
+    for name in ("none", "learned"):
+        assert list(results["runs"][name]["0"]["scores"]) == ["16", "24", "48"]
+    assert "cannot" in results["runs"]["learned"]["0"]["scores"]["24"]
+    assert "24 tokens, 1.5" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_encoder_is_a_presets_and_positions_are_what_differs(preset):
+    sizes = CompareTraining(preset=preset, length=16, hidden_size=16).checked().sizes(4)
+    expected = EncoderConfig.preset(preset)
+    configs = [encoder_config(sizes, name, 64) for name in ("none", "rope")]
+    for field in ("norm", "norm_type", "feed_forward", "biases", "hidden_act", "first_norm", "query_bias", "lm_head"):
+        assert {getattr(config, field) for config in configs} == {getattr(expected, field)}, field
+    assert [config.position for config in configs] == ["none", "rope"]
+    assert all(config.position_options == {} for config in configs)
+    assert {config.blocks for config in configs} == {PRESETS[preset].get("blocks", "4")}
+
+
+def test_a_comparison_without_a_preset_normalizes_first():
+    config = encoder_config(CompareTraining().checked().sizes(4), "none", 64)
+    assert (config.norm, config.blocks, config.intermediate_size) == ("pre", "4", 128)
+
+
+def test_options_win_over_a_preset(text, tmp_path):
+    results = run(text, tmp_path, "--preset=funnel", "--blocks=1-1", positions="none")
+    assert results["settings"]["preset"] == "funnel"
+    assert (results["settings"]["blocks"], results["settings"]["decoder_layers"]) == ("1-1", "2")
+    config = load_pretrained(tmp_path / "models" / "none-0", model_class=EncoderForMaskedLM).config
+    assert (config.query_bias, config.hidden_act) == (False, "gelu_pytorch_tanh")
+    assert "with the options of funnel" in (tmp_path / "report.html").read_text()
 
 
 def test_funnels_are_compared_too(text, tmp_path):

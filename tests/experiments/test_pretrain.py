@@ -510,6 +510,7 @@ def test_windows_are_trained_saved_and_told(text, tmp_path, objective):
             {"windows": "2", "biases": False, "position": "tisa", "position_options": {}},
             marks=pytest.mark.slow,
         ),
+        (["--preset=funnel", "--blocks=1-1"], {"query_bias": False, "type_vocab_size": 0, "decoder_layers": "2"}),
         (["--preset=albert", "--blocks=1x2"], {"norm": "post", "hidden_act": "gelu_pytorch_tanh", "blocks": "1x2"}),
     ],
     ids=str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from ...files import new_folder
 from ...models import EncoderConfig, EncoderForMaskedLM
+from ...models.presets import PRESETS
 from ...training import manifest
 from .results import BASELINE, CompareSettings
 from .settings import Sizes
@@ -20,22 +22,35 @@ INITIALIZER_RANGE = 0.06
 
 
 def encoder_config(sizes: Sizes, position: str, vocab_size: int) -> EncoderConfig:
-    """Return one method's encoder configuration. It has no dropout: training is too short to memorise the text."""
-    return EncoderConfig(
+    """Return one method's encoder configuration. It has no dropout: training is too short to memorise the text.
+
+    Every method has its own default options, also where a preset has others for its own method.
+
+    Raises:
+        InputError: if the sizes do not fit the preset.
+    """
+    preset = "bert" if sizes.preset is None else sizes.preset
+    gated = PRESETS[preset].get("feed_forward") == "gated"
+    return EncoderConfig.preset(
+        preset,
+        **({"norm": "pre"} if sizes.preset is None else {}),
         vocab_size=vocab_size,
         hidden_size=sizes.hidden_size,
         num_attention_heads=sizes.num_heads,
         blocks=sizes.blocks,
         decoder_layers=sizes.decoder_layers,
         position=position,
+        position_options={},
         max_position_embeddings=sizes.length,
-        norm="pre",
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
+        # A window is one stretch of text, without token types.
         type_vocab_size=0,
+        segments="embedding",
         layer_norm_eps=1e-6,
         initializer_range=INITIALIZER_RANGE,
-        intermediate_size=2 * sizes.hidden_size,
+        # A gated layer has three matrices instead of two.
+        intermediate_size=8 * ceil(sizes.hidden_size / 6) if gated else 2 * sizes.hidden_size,
         sparse_prediction=True,
     )
 

@@ -21,9 +21,6 @@ from ...training.text import text_facts
 from .results import Budget, CompareSettings, CompareText, earlier_results
 from .settings import Sizes
 
-LENGTH_FACTORS = (1, 2, 4)
-"""Held-out text is read in windows of these multiples of the training length."""
-
 
 @dataclass(frozen=True)
 class PreparedText:
@@ -94,7 +91,7 @@ def prepare_text(text: Text, seen: SeenText, sizes: Sizes, out: Path) -> Prepare
         InputError: if there is too little text for the longest length to judge.
     """
     encoded = open_or_encode(out / "cache", text, seen, TokenizerChoice(None, sizes.vocab_size))
-    longest = max(max(LENGTH_FACTORS) * sizes.length, HeldOut.GROUP)
+    longest = max(*sizes.lengths, HeldOut.GROUP)
     if len(encoded.held_out) < longest or len(encoded.training) < longest:
         raise InputError(
             "data",

@@ -92,7 +92,7 @@ def columns(lengths: Sequence[int]) -> list[Column]:
         Column("position"),
         Column("loss", f"{trained} tokens"),
         Column("accuracy", f"{trained} tokens", "descending"),
-        *(Column("loss", f"{length} tokens, {length // trained}{TIMES}") for length in longer),
+        *(Column("loss", f"{length} tokens, {length / trained:.3g}{TIMES}") for length in longer),
         Column("change", "with twice the steps"),
         Column("loss", f"predicted for {AHEAD}{TIMES} the steps"),
         Column("rate", "of learning", "descending"),
@@ -211,10 +211,13 @@ def command(order: Sequence[str], results: CompareResults, seeds: Sequence[int])
         "positions": ",".join(order),
         **{name: value for name, value in asdict(results.settings).items() if name != "text"},
         "rate_factors": ",".join(f"{factor:g}" for factor in results.settings.rate_factors),
+        "lengths": ",".join(map(str, results.settings.lengths)),
         "seeds": len(seeds),
         "seed": seeds[0],
     }
-    parts = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items()]
+    parts = [
+        f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items() if value is not None
+    ]
     if results.text.column:
         parts.insert(0, f"--column {shlex.quote(results.text.column)}")
     if results.text.data:

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from ...errors import InputError, shown
-from ..settings import MOST_COUNT, MOST_RATE, MOST_SEED, MOST_SEEDS, MOST_SIZE, check_positive, check_range, listed
+from ..settings import (
+    MOST_COUNT,
+    MOST_RATE,
+    MOST_SEED,
+    MOST_SEEDS,
+    MOST_SIZE,
+    check_positive,
+    check_range,
+    listed,
+    listed_numbers,
+)
+
+LENGTH_FACTORS = (1, 2, 4)
+"""Held-out text is read in windows of these multiples of the training length, if nothing else is said."""
+MOST_LENGTHS = 5
+"""The most lengths to judge at, which is as many as a terminal has room for."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +40,9 @@ class Sizes:
         mask_rate: share of tokens that are masked in training; in held-out text it is always 15%.
         learning_rate: the peak, after a linear warm-up over a tenth of the steps; a linear decay to zero follows.
         rate_factors: what the learning rate is multiplied by, to find the best for each method.
+        preset: the encoder's architecture, a name in ``whereformer.models.presets.PRESETS``; None is a BERT that
+            normalizes before its layers.
+        lengths: held-out text is read in windows of these numbers of tokens; the first is ``length``.
     """
 
     blocks: str
@@ -37,22 +56,35 @@ class Sizes:
     mask_rate: float
     learning_rate: float
     rate_factors: tuple[float, ...]
+    preset: str | None = field(default=None, kw_only=True)
+    lengths: tuple[int, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            object.__setattr__(self, "lengths", tuple(factor * self.length for factor in LENGTH_FACTORS))
 
 
 @dataclass(frozen=True)
 class CompareTraining:
     """The encoder that is trained with every method, and how it is trained."""
 
-    blocks: str = "4"
+    preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
+    """Norms, activation, biases and windows of a published model, and how its layers are shared or pooled. Sizes are
+    not the published ones, and positions are what is compared. Default: a BERT that normalizes before its layers."""
+
+    blocks: str | None = None
     """Layers: "4" is four layers, "1x4" one layer used four times, and "2-2" a funnel that halves the sequence between
-    its two blocks."""
+    its two blocks. Default: the preset's, or 4."""
 
     decoder_layers: str | None = None
-    """Layers at full length after the blocks of a funnel. Default: 1 for a funnel, otherwise 0."""
+    """Layers at full length after the blocks of a funnel. Default: the preset's, or 1 for a funnel, otherwise 0."""
 
     length: int = 64
-    """Tokens in a training window; the first 40% of the steps have windows of 16. Held-out text is judged at this
-    length and at two and four times it."""
+    """Tokens in a training window; the first 40% of the steps have windows of 16. Methods are ranked by held-out text
+    at this length."""
+
+    lengths: str | None = None
+    """Longer windows of held-out text to judge every method at, too. Default: two and four times `length`."""
 
     steps: int | None = None
     """Training steps of each method. Default: 1800, or 400 for a quick comparison."""
@@ -96,12 +128,13 @@ class CompareTraining:
         return range(self.seed, self.seed + count)
 
     def checked(self) -> CompareTraining:
-        """Check the settings and return them, with the default of ``decoder_layers`` in place of None.
+        """Check the settings and return them, with the defaults of ``blocks`` and ``decoder_layers`` in place of None.
 
         Raises:
             InputError: if a field is out of range; it names the field.
         """
         from ...models import EncoderConfig
+        from ...models.presets import PRESETS
 
         check_range(self, length=(8, MOST_SIZE), vocab_size=(64, MOST_SIZE), steps=(1, MOST_COUNT))
         check_range(self, **dict.fromkeys(("batch_size", "hidden_size", "num_heads"), (1, MOST_SIZE)))
@@ -113,29 +146,44 @@ class CompareTraining:
             raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
         check_positive(self, "learning_rate")
         self._rate_factors()
+        self._lengths()
+        preset = {} if self.preset is None else PRESETS[self.preset]
+        blocks = preset.get("blocks", "4") if self.blocks is None else self.blocks
         decoder_layers = self.decoder_layers
         if decoder_layers is None:
-            decoder_layers = "1" if "-" in self.blocks else "0"
-        EncoderConfig(blocks=self.blocks, decoder_layers=decoder_layers).require_full_length()
-        return dataclasses.replace(self, decoder_layers=decoder_layers)
+            decoder_layers = preset.get("decoder_layers", "1") if "-" in blocks else "0"
+        config = EncoderConfig.preset(self.preset or "bert", blocks=blocks, decoder_layers=decoder_layers)
+        config.require_full_length()
+        return dataclasses.replace(self, blocks=blocks, decoder_layers=decoder_layers)
 
     def sizes(self, default_steps: int) -> Sizes:
-        """Check the settings and return the sizes, with ``default_steps`` if ``steps`` is None."""
-        checked = self.checked()
-        assert checked.decoder_layers is not None
+        """Return the sizes of settings that are checked, with ``default_steps`` if ``steps`` is None."""
+        assert self.blocks is not None
+        assert self.decoder_layers is not None
         return Sizes(
-            blocks=checked.blocks,
-            decoder_layers=checked.decoder_layers,
-            length=checked.length,
-            steps=default_steps if checked.steps is None else checked.steps,
-            batch_size=checked.batch_size,
-            hidden_size=checked.hidden_size,
-            num_heads=checked.num_heads,
-            vocab_size=checked.vocab_size,
-            mask_rate=checked.mask_rate,
-            learning_rate=checked.learning_rate,
-            rate_factors=checked._rate_factors(),
+            blocks=self.blocks,
+            decoder_layers=self.decoder_layers,
+            length=self.length,
+            steps=default_steps if self.steps is None else self.steps,
+            batch_size=self.batch_size,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            vocab_size=self.vocab_size,
+            mask_rate=self.mask_rate,
+            learning_rate=self.learning_rate,
+            rate_factors=self._rate_factors(),
+            preset=self.preset,
+            lengths=self._lengths(),
         )
+
+    def _lengths(self) -> tuple[int, ...]:
+        """Return the lengths to judge at, the training length first; none stand for the default."""
+        if self.lengths is None:
+            return ()
+        found = listed_numbers("lengths", self.lengths, self.length, MOST_SIZE)
+        if len(found) > MOST_LENGTHS:
+            raise InputError("lengths", f"expected at most {MOST_LENGTHS}, got {shown(self.lengths)}")
+        return tuple(sorted({self.length, *found}))
 
     def _rate_factors(self) -> tuple[float, ...]:
         found = []

@@ -18,7 +18,7 @@ from ...training.finite import check_finite
 from ...training.held_out import evaluate
 from ...training.optimizer import build_optimizer, linear_schedule
 from .models import build_model, keep_model, model_facts
-from .prepare import LENGTH_FACTORS, CompareJob
+from .prepare import CompareJob
 from .results import Cannot, Run, Score
 from .settings import Sizes
 from .windows import GrowingBatches, window_lengths
@@ -105,8 +105,7 @@ def _scores(
     """Return the score at every length, and the loss of every token at the training length."""
     sizes = job.settings
     scores: dict[int, Score | Cannot] = {}
-    for factor in LENGTH_FACTORS:
-        length = factor * sizes.length
+    for length in sizes.lengths:
         try:
             score = evaluate(model, held_out, length)
         except PositionRangeError as error:
@@ -114,7 +113,7 @@ def _scores(
         else:
             check_finite(f"the loss of {position!r}", score.loss, sizes.steps, rate)
             scores[length] = Score(score.loss, score.accuracy)
-            if factor == 1:
+            if length == sizes.length:
                 token_losses = score.losses
     return scores, token_losses
 

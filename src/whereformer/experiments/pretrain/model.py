@@ -46,6 +46,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
             attention_probs_dropout_prob=model.dropout,
             # A window is one stretch of text. Only [SEP] marks where a document ends.
             type_vocab_size=0,
+            segments="embedding",
             layer_norm_eps=1e-6,
             # BERT's 0.02 suits a width of 768. Narrow layers learn sooner with a larger range.
             initializer_range=0.02 * math.sqrt(768 / model.hidden_size),
