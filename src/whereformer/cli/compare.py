@@ -11,8 +11,12 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..experiments.compare.settings import CompareTraining
-from ..experiments.settings import check_positive, check_range
+from ..experiments.labeled import TableSettings
+from ..experiments.settings import MOST_SEEDS, check_positive, check_range
 from .arguments import MOST_JOBS, find_device
+
+TABLE_SEEDS = 3
+"""Number of seeds with a labeled table."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,9 @@ class Compare:
 
     Without --data, the text is the documentation that comes with Python: about 2 MB, and nothing is downloaded. All
     methods start from the same weights and see the same batches and masks, so they differ only in position.
+
+    With --train, --validation, --text and --label, the text is that of a table of yours: after it, each method is
+    fine-tuned on the table's labels, and ranked by how well it predicts those of the validation rows.
 
     Writes report.html (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
     EncoderForMaskedLM.from_pretrained). After an interruption, the same command does the runs that are missing.
@@ -56,6 +63,7 @@ class Compare:
     """Wall time for the whole comparison, instead of --steps. The number of steps follows from a short measurement, and
     is the same for all methods."""
 
+    table: TableSettings = field(default_factory=TableSettings)
     training: CompareTraining = field(default_factory=CompareTraining)
 
     def run(self, console: Console) -> None:
@@ -69,7 +77,7 @@ class Compare:
         from ..positions import position_names
         from ..runs.folder import open_folder
         from ..runs.jobs import number_of_jobs
-        from .tables.compare import print_ranking, print_unsettled
+        from .tables.compare import print_ranking, print_task, print_unsettled
         from .terminal import Bar, say
 
         check_range(self, jobs=(1, MOST_JOBS))
@@ -79,7 +87,7 @@ class Compare:
         names: Sequence[str] = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
         if self.positions is not None:
             names = position_names() if self.positions == "all" else self.positions.split(",")
-        training = self.training.checked()
+        training = self._checked_training()
         sizes = training.sizes(QUICK_STEPS if self.quick else DEFAULT_STEPS)
         names = check_positions(names, sizes)
         device = find_device(self.device)
@@ -94,7 +102,9 @@ class Compare:
                     highlight=False,
                 )
             with console.status("reading the text and training a tokenizer"):
-                job = prepare_job(TextSource(self.data, self.column), sizes, names, seeds, device, self.out)
+                table = None if self.table.train is None else self.table.own_task()
+                source = TextSource(self.data, self.column, table)
+                job = prepare_job(source, sizes, names, seeds, device, self.out)
                 job = replace(job, budget=budget, halving=budget is not None and training.seeds is None)
             text = job.text.facts
             console.print(
@@ -102,6 +112,8 @@ class Compare:
                 f"guessing by frequency: loss {text.unigram_entropy:.2f}",
                 highlight=False,
             )
+            if job.rows is not None:
+                print_task(console, job.rows.facts, sizes.length)
             with Bar(console) as progress:
                 results = compare(job, self.out, progress, jobs=number_of_jobs(self.jobs, device))
             if not results.runs:
@@ -109,9 +121,27 @@ class Compare:
             ranking = rank(results)
             report = self.out / "report.html"
             write_report(results, ranking, report)
-            print_ranking(console, ranking.rows, sizes.length, "CPU time" if device.type == "cpu" else "time")
+            clock = "CPU time" if device.type == "cpu" else "time"
+            print_ranking(console, ranking.rows, sizes.length, clock, results.task)
             console.print(ranking.verdict, style="bold", highlight=False)
             print_unsettled(console, ranking.unsettled, AHEAD)
             say(console, f"wrote {report} (open it in a browser) and {self.out / 'results.json'}")
             if results.failed:
                 raise InputError("learning_rate", "; ".join(results.failed.values()))
+
+    def _checked_training(self) -> CompareTraining:
+        """Check the table and the training, and return the latter; with a table, there are several seeds by default.
+
+        Raises:
+            InputError: if an option is out of range or does not fit the others; it names the option.
+        """
+        self.table.check_table()
+        if self.table.train is None:
+            return self.training.checked()
+        for name in ("data", "column"):
+            if getattr(self, name):
+                raise InputError(name, "only without `train`, whose rows are the text")
+        if self.training.seeds is not None:
+            # How much a seed changes the score of a table can only be measured with several.
+            check_range(self.training, seeds=(2, MOST_SEEDS))
+        return replace(self.training, seeds=self.training.seeds or TABLE_SEEDS).checked()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ...data.cache import TokenizerChoice, open_or_encode
+from ...data.cache import EncodedText, TokenizerChoice, open_or_encode
 from ...data.corpus import Text
+from ...data.glue import OwnTask
 from ...data.masks import Batches, HeldOut
 from ...data.seen import SeenText, look_at
 from ...data.streams import Stream
@@ -20,6 +21,7 @@ from ...training.model_options import about_method
 from ...training.text import text_facts
 from .results import Budget, CompareSettings, CompareText, earlier_results
 from .settings import Sizes
+from .task import TableText, TaskRows, identity, prepare_rows
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class CompareJob:
         device: where to train.
         budget: what was chosen for a number of minutes; None if the steps were given.
         halving: leave out methods that are clearly worse, after each seed.
+        rows: the labeled table to rank by; None ranks by held-out text.
     """
 
     settings: CompareSettings
@@ -53,6 +56,7 @@ class CompareJob:
     device: torch.device
     budget: Budget | None = None
     halving: bool = False
+    rows: TaskRows | None = None
 
     def batches(self, seed: int) -> Batches:
         """Return the training batches of a seed, at full length. They are the same for every method."""
@@ -62,10 +66,14 @@ class CompareJob:
 
 @dataclass(frozen=True)
 class TextSource:
-    """Where the text is: paths (none means Python's documentation), and the text column of tables."""
+    """Where the text is: paths (none means Python's documentation), and the text column of tables.
+
+    With a labeled table, the text is that of its training rows.
+    """
 
     data: Sequence[str] = ()
     column: str | None = None
+    table: OwnTask | None = None
 
 
 def prepare_job(
@@ -76,21 +84,32 @@ def prepare_job(
     Raises:
         InputError: if the text can't be read or is too short, or ``out`` holds results for other settings.
     """
-    text = Text(source.data, source.column)
-    seen = look_at(text, out / "cache")
-    settings = CompareSettings(**asdict(sizes), text=seen.summary.fingerprint, device=device.type)
-    # Checked before anything in the folder changes.
-    earlier_results(out, settings)
-    return CompareJob(settings, positions, seeds, prepare_text(text, seen, sizes, out), device)
+    table = source.table
+    data = None if table is None else table.load()
+    text = Text(source.data, source.column) if table is None or data is None else TableText(table, data)
+    try:
+        seen = look_at(text, out / "cache")
+        task = None if data is None else identity(data)
+        settings = CompareSettings(**asdict(sizes), text=seen.summary.fingerprint, device=device.type, task=task)
+        # Checked before anything in the folder changes.
+        earlier_results(out, settings)
+        encoded = open_or_encode(out / "cache", text, seen, TokenizerChoice(None, sizes.vocab_size))
+        prepared = prepare_text(text, seen, encoded, sizes, out)
+    except InputError as error:
+        # Whoever gave a table gave no --data.
+        raise InputError("train" if table and error.field == "data" else error.field, error.reason) from None
+    rows = None
+    if table is not None and data is not None:
+        rows = prepare_rows(table, data, encoded.tokenizer, sizes, prepared.vocab_size, out / "cache")
+    return CompareJob(settings, positions, seeds, prepared, device, rows=rows)
 
 
-def prepare_text(text: Text, seen: SeenText, sizes: Sizes, out: Path) -> PreparedText:
-    """Train a tokenizer on the training part, save it in ``out``, and encode both parts, or find them in the cache.
+def prepare_text(text: Text, seen: SeenText, encoded: EncodedText, sizes: Sizes, out: Path) -> PreparedText:
+    """Save the tokenizer in ``out``, and return the encoded text with facts about it.
 
     Raises:
         InputError: if there is too little text for the longest length to judge.
     """
-    encoded = open_or_encode(out / "cache", text, seen, TokenizerChoice(None, sizes.vocab_size))
     longest = max(*sizes.lengths, HeldOut.GROUP)
     if len(encoded.held_out) < longest or len(encoded.training) < longest:
         raise InputError(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations
 
+from scipy import stats
+
 from ..seeds import Spread
 from .outlook import Outlook, outlook
-from .results import Cannot, CompareResults, Run, Score
+from .results import Cannot, CompareResults, CompareTask, Run, Score
 
 SEED_NOISE = 0.11
 """How much another seed may change the gap between two methods, in nats: twice the standard deviation of a gap over
@@ -22,6 +25,7 @@ class RankedMethod:
 
     ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises. ``dropped`` says
     that successive halving left the method out after some seeds. ``outlook`` is None if there are too few steps.
+    ``score`` is that of a labeled table, with its standard error over the rows; None without one.
     """
 
     rank: int
@@ -35,6 +39,8 @@ class RankedMethod:
     peak_memory: int | None
     positional_parameters: int
     outlook: Outlook | None
+    score: Spread | None = None
+    score_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,17 +55,18 @@ class Ranking:
     unsettled: list[tuple[str, str]]
 
 
-def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run]) -> bool:
+def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run], noise: float = SEED_NOISE) -> bool:
     """Return whether one method's runs beat the other's by more than chance explains.
 
     The first method must be ahead with every common seed. The mean gap must exceed twice its standard error over the
-    held-out text, and also :data:`SEED_NOISE` divided by the square root of the number of seeds.
+    held-out text or rows, and also ``noise`` divided by the square root of the number of seeds.
 
     Args:
         better, worse: the runs of each method, by seed.
+        noise: how much another seed may change a gap.
     """
     gaps = [
-        [loss - best for best, loss in zip(better[seed].window_losses, worse[seed].window_losses, strict=True)]
+        [loss - best for best, loss in zip(better[seed].errors, worse[seed].errors, strict=True)]
         for seed in better
         if seed in worse
     ]
@@ -70,21 +77,57 @@ def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run]) -> bool:
         return False
     pooled = [statistics.fmean(window) for window in zip(*gaps, strict=True)]
     error = statistics.stdev(pooled) / len(pooled) ** 0.5 if len(pooled) > 1 else 0.0
-    return statistics.fmean(means) > max(2 * error, SEED_NOISE / len(means) ** 0.5)
+    return statistics.fmean(means) > max(2 * error, noise / len(means) ** 0.5)
+
+
+def noise_of(results: CompareResults) -> float:
+    """Return how much another seed may change the gap between two methods.
+
+    For held-out text it is :data:`SEED_NOISE`. For a labeled table it depends on the table, and is measured here: the
+    standard deviation of a gap over seeds, pooled over all pairs of methods, times the 97.5% quantile of Student's
+    distribution, which is large for few methods and seeds. It is infinite if every method has one seed.
+    """
+    if results.task is None:
+        return SEED_NOISE
+    scores = {
+        name: {seed: statistics.fmean(run.errors) for seed, run in by_seed.items()}
+        for name, by_seed in results.runs.items()
+    }
+    variances, seeds = [], 0
+    for first, second in combinations(scores.values(), 2):
+        gaps = [first[seed] - second[seed] for seed in first if seed in second]
+        if len(gaps) > 1:
+            variances.append(statistics.variance(gaps))
+            seeds = max(seeds, len(gaps))
+    if not variances:
+        return math.inf
+    freedom = (len(scores) - 1) * (seeds - 1)
+    return float(stats.t.ppf(0.975, freedom)) * statistics.fmean(variances) ** 0.5
 
 
 def rank(results: CompareResults) -> Ranking:
     """Rank the methods of a comparison."""
     runs = {name: by_seed for name, by_seed in results.runs.items() if by_seed}
-    length = results.settings.length
-    rows = [
-        _row(results, name, 1 + sum(clearly_better(other, by_seed) for rival, other in runs.items() if rival != name))
+    length, noise = results.settings.length, noise_of(results)
+    better = {
+        name: sum(clearly_better(other, by_seed, noise) for rival, other in runs.items() if rival != name)
         for name, by_seed in runs.items()
-    ]
-    rows.sort(key=lambda row: row.loss[length].median or float("inf"))
+    }
+    rows = [_row(results, name, 1 + better[name]) for name in runs]
+    rows.sort(key=lambda row: _ranked_by(row, length))
     ranks = accumulate((row.rank for row in rows), max)
     rows = [replace(row, rank=own) for row, own in zip(rows, ranks, strict=True)]
+    if results.task is not None:
+        # The curves of masked LM say nothing about labels.
+        return Ranking(rows, _verdict_on_labels(rows, results.task), [])
     return Ranking(rows, _verdict(rows, length, results.text.unigram_entropy), _unsettled(results, rows))
+
+
+def _ranked_by(row: RankedMethod, length: int) -> float:
+    """Return the number that rows are sorted by."""
+    if row.score is not None and row.score.median is not None:
+        return -row.score.median
+    return row.loss[length].median or math.inf
 
 
 def _unsettled(results: CompareResults, rows: Sequence[RankedMethod]) -> list[tuple[str, str]]:
@@ -104,6 +147,8 @@ def _unsettled(results: CompareResults, rows: Sequence[RankedMethod]) -> list[tu
 def _row(results: CompareResults, position: str, rank: int) -> RankedMethod:
     runs = list(results.runs[position].values())
     speed = results.speed.get(position)
+    shares = [run.task.rows for run in runs if run.task is not None]
+    means = [statistics.fmean(row) for row in zip(*shares, strict=True)]
     at_trained_length = [run.scores[results.settings.length] for run in runs]
     return RankedMethod(
         rank=rank,
@@ -119,6 +164,8 @@ def _row(results: CompareResults, position: str, rank: int) -> RankedMethod:
         peak_memory=speed.peak_memory if speed else None,
         positional_parameters=runs[0].positional_parameters,
         outlook=outlook([run.train_loss for run in runs]),
+        score=Spread.of([run.task.score for run in runs if run.task is not None]) if shares else None,
+        score_error=statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0,
     )
 
 
@@ -132,14 +179,27 @@ def _loss(scores: Sequence[Score | Cannot]) -> Spread:
 
 def _verdict(rows: Sequence[RankedMethod], length: int, guessing: float) -> str:
     """Return the result in one sentence; ``guessing`` is the loss of guessing by token frequency."""
-    best = [row.position for row in rows if row.rank == rows[0].rank]
     loss = rows[0].loss[length].median
     if loss is None or loss >= guessing:
         return "No method predicts better than guessing by frequency yet; train longer."
+    return _best(rows, "this text")
+
+
+def _verdict_on_labels(rows: Sequence[RankedMethod], task: CompareTask) -> str:
+    """Return the result on a labeled table in one sentence."""
+    first = rows[0]
+    if first.score is None or (first.score.median or 0.0) <= task.guessing + 2 * first.score_error:
+        return "No method predicts these labels better than guessing yet; train longer or with more rows."
+    return _best(rows, "these labels")
+
+
+def _best(rows: Sequence[RankedMethod], what: str) -> str:
+    """Return which methods predict something best, in one sentence."""
+    best = [row.position for row in rows if row.rank == rows[0].rank]
     if len(rows) == 1:
         return f"Only {best[0]} was tried."
     if len(best) == len(rows):
         return "The methods can't be told apart; train longer or with more seeds."
     if len(best) == 1:
-        return f"{best[0]} predicts this text best."
-    return f"{', '.join(best[:-1])} and {best[-1]} predict this text best; they can't be told apart."
+        return f"{best[0]} predicts {what} best."
+    return f"{', '.join(best[:-1])} and {best[-1]} predict {what} best; they can't be told apart."

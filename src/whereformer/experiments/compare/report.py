@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from markupsafe import Markup
@@ -16,8 +16,8 @@ from ...report import figures, heads, losses, page
 from ...report.page import Cell, Column
 from ..seeds import Spread
 from .outlook import AHEAD, SHARES
-from .ranking import SEED_NOISE, RankedMethod, Ranking
-from .results import BASELINE, CompareResults, Run
+from .ranking import RankedMethod, Ranking, noise_of
+from .results import BASELINE, CompareResults, CompareTask, Run
 
 TEMPLATE = Path(__file__).with_suffix(".html.j2")
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -51,8 +51,9 @@ def build_report(results: CompareResults, ranking: Ranking) -> str:
         seeds=seeds,
         layers=len(first_run.attention),
         sizes=list(dict.fromkeys((sizes[0], sizes[-1]))),
-        seed_noise=SEED_NOISE / len(seeds) ** 0.5,
-        columns=columns(sorted(rows[0].loss)),
+        seed_noise=noise_of(results) / len(seeds) ** 0.5,
+        task=results.task,
+        columns=columns(sorted(rows[0].loss), results.task),
         rows=[(row, [*table_cells(row, notes)]) for row in rows],
         notes=notes,
         unsettled=[f"{better} before {worse}" for better, worse in ranking.unsettled],
@@ -84,12 +85,18 @@ def build_report(results: CompareResults, ranking: Ranking) -> str:
     )
 
 
-def columns(lengths: Sequence[int]) -> list[Column]:
-    """Return the table's columns. ``lengths`` are those with losses, with the training length first."""
+def columns(lengths: Sequence[int], task: CompareTask | None = None) -> list[Column]:
+    """Return the table's columns.
+
+    Args:
+        lengths: those with losses, with the training length first.
+        task: the labeled table that ranks the methods; None if held-out text does.
+    """
     trained, *longer = lengths
     return [
         Column("rank"),
         Column("position"),
+        *([Column(task.metric, "of labels", "descending")] if task else []),
         Column("loss", f"{trained} tokens"),
         Column("accuracy", f"{trained} tokens", "descending"),
         *(Column("loss", f"{length} tokens, {length / trained:.3g}{TIMES}") for length in longer),
@@ -129,7 +136,9 @@ def table_cells(row: RankedMethod, notes: dict[str, str]) -> Sequence[Cell]:
 
     trained, *longer = (row.loss[length] for length in sorted(row.loss))
     memory = row.peak_memory
+    score = [] if row.score is None else [_score(row, number(row.score, ".3f"))]
     return [
+        *score,
         loss(trained),
         number(row.accuracy, ".1%"),
         *(loss(of) for of in longer),
@@ -139,6 +148,11 @@ def table_cells(row: RankedMethod, notes: dict[str, str]) -> Sequence[Cell]:
         Cell("\N{EN DASH}") if memory is None else Cell(f"{memory / 2**20:,.1f} MiB", order=memory),
         Cell(page.count(row.positional_parameters), order=row.positional_parameters),
     ]
+
+
+def _score(row: RankedMethod, cell: Cell) -> Cell:
+    """Return the cell of a labeled table's score, with its standard error."""
+    return replace(cell, text=f"{cell.text} \N{PLUS-MINUS SIGN}{row.score_error:.3f}")
 
 
 def outlook_cells(row: RankedMethod, length: int) -> list[Cell]:
@@ -209,7 +223,7 @@ def command(order: Sequence[str], results: CompareResults, seeds: Sequence[int])
     """Return the command that reproduces these results."""
     options = {
         "positions": ",".join(order),
-        **{name: value for name, value in asdict(results.settings).items() if name != "text"},
+        **{name: value for name, value in asdict(results.settings).items() if name not in ("text", "task")},
         "rate_factors": ",".join(f"{factor:g}" for factor in results.settings.rate_factors),
         "lengths": ",".join(map(str, results.settings.lengths)),
         "seeds": len(seeds),
@@ -218,6 +232,11 @@ def command(order: Sequence[str], results: CompareResults, seeds: Sequence[int])
     parts = [
         f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items() if value is not None
     ]
+    if results.task is not None:
+        files = {"train": results.task.train, "validation": results.task.validation}
+        table = {**files, "text": ",".join(results.task.text), "label": results.task.label}
+        named = [f"--{name} {shlex.quote(value)}" for name, value in table.items()]
+        return " ".join(["whereformer compare", *named, *([] if results.task.classes else ["--regression"]), *parts])
     if results.text.column:
         parts.insert(0, f"--column {shlex.quote(results.text.column)}")
     if results.text.data:

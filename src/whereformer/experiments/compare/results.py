@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from ...runs.results import Results, check_heads, check_that, refuse_other_settings
 from ...training.text import TextFacts
@@ -20,10 +21,12 @@ class CompareSettings(Sizes):
     Args:
         text: the text's fingerprint.
         device: the kind of device, such as "cpu".
+        task: the fingerprint of a labeled table; None without one.
     """
 
     text: str
     device: str
+    task: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,41 @@ class CompareText(TextFacts):
 
     data: list[str]
     column: str | None
+
+
+@dataclass(frozen=True)
+class CompareTask:
+    """Facts about a labeled table.
+
+    Args:
+        train, validation: its files, as the user gave them.
+        text: its columns of text.
+        label: its column of labels.
+        classes: the classes; None for numbers.
+        metric: "accuracy", or "spearman" for numbers.
+        training_rows, validation_rows: number of rows.
+        cut_rows: number of rows that are longer than the training length, and are cut.
+        guessing: the score of always predicting the training rows' most frequent class; 0 for numbers.
+    """
+
+    train: str
+    validation: str
+    text: list[str]
+    label: str
+    classes: list[str] | None
+    metric: Literal["accuracy", "spearman"]
+    training_rows: int
+    validation_rows: int
+    cut_rows: int
+    guessing: float
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """The score of a fine-tuned model, and each validation row's share of it: their mean is the score."""
+
+    score: float
+    rows: list[float]
 
 
 @dataclass(frozen=True)
@@ -84,6 +122,7 @@ class Run:
         positional_parameters, parameters: number of parameters, of position and in all.
         curves: what each head adds to scores, [layer][head][offset]; None if that is not a curve over offsets.
         attention: the mean attention weight, [layer][head][offset]; None for layers between pooled sequences.
+        task: the score of fine-tuning; None without a labeled table.
     """
 
     learning_rate: float
@@ -95,6 +134,12 @@ class Run:
     parameters: int
     curves: list[list[list[float]]] | None
     attention: list[list[list[float]] | None]
+    task: TaskScore | None = None
+
+    @property
+    def errors(self) -> list[float]:
+        """What a method is ranked by (lower is better): each window's loss, or each row's share of the task's error."""
+        return self.window_losses if self.task is None else [1 - share for share in self.task.rows]
 
 
 @dataclass(frozen=True)
@@ -121,6 +166,7 @@ class CompareResults(Results):
         trials: the learning rates that were tried for each method.
         dropped: the methods that successive halving left out, with the number of seeds that they were trained with.
         failed: the reason, for each method whose loss stopped being a number.
+        task: facts about a labeled table; None without one.
     """
 
     FORMAT = 2
@@ -134,6 +180,7 @@ class CompareResults(Results):
     trials: dict[str, list[Trial]] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    task: CompareTask | None = None
 
     def check(self) -> None:
         check_that(self.predicted_tokens > 0, "predicted_tokens", "at least 1")
@@ -154,6 +201,10 @@ class CompareResults(Results):
             check_heads(f"{where}.attention", run.attention)
             shares = (share for layer in run.attention for head in layer or () for share in head)
             check_that(all(0 <= share <= 1 for share in shares), f"{where}.attention", "shares from 0 to 1")
+            check_that((run.task is None) == (self.task is None), f"{where}.task", "a score if there is a table")
+            if run.task is not None and self.task is not None:
+                ok = len(run.task.rows) == self.task.validation_rows and -1 <= run.task.score <= 1
+                check_that(ok, f"{where}.task", "a score and a share of every row")
             check_that(run.learning_rate > 0, f"{where}.learning_rate", "a positive number")
         for name, trials in self.trials.items():
             ok = bool(trials) and all(trial.rate > 0 and (trial.loss is None or trial.loss >= 0) for trial in trials)

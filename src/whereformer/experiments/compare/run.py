@@ -18,6 +18,7 @@ from .prepare import CompareJob
 from .results import BASELINE, CompareResults, Run, Score, Trial, earlier_results
 from .search import best_rate, rates, search_rate, short_steps
 from .speed import ROUNDS, measure_speed
+from .task import tuning_steps
 from .train import train_and_judge
 
 DEFAULT_POSITIONS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
@@ -87,7 +88,7 @@ class _Work:
 
     @property
     def steps_per_run(self) -> int:
-        return self.job.settings.steps + self.judging
+        return self.job.settings.steps + tuning_steps(self.job.settings, self.job.rows) + self.judging
 
 
 def _so_far(work: _Work) -> CompareResults:
@@ -102,6 +103,7 @@ def _so_far(work: _Work) -> CompareResults:
         speed={} if earlier is None else earlier.speed,
         budget=job.budget if earlier is None else earlier.budget,
         trials={} if earlier is None else earlier.trials,
+        task=None if job.rows is None else job.rows.facts,
         **provenance(job.device),
     )
 
@@ -192,8 +194,10 @@ def _train_all(work: _Work, results: CompareResults, tasks: Sequence[Task], miss
         work.progress.step(work.judging)
         score = run.scores[work.job.settings.length]
         assert isinstance(score, Score)  # a method that can't read the training length fails in training
+        labels = "" if run.task is None else f"score of the labels {run.task.score:.3f}, "
         work.progress.line(
-            f"{name}, seed {seed}: held-out loss {score.loss:.3f}, accuracy {score.accuracy:.1%}, {run.seconds:.0f} s"
+            f"{name}, seed {seed}: {labels}held-out loss {score.loss:.3f}, accuracy {score.accuracy:.1%}, "
+            f"{run.seconds:.0f} s"
         )
     results.save(work.file)
     return results

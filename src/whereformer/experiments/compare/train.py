@@ -21,6 +21,7 @@ from .models import build_model, keep_model, model_facts
 from .prepare import CompareJob
 from .results import Cannot, Run, Score
 from .settings import Sizes
+from .task import tune
 from .windows import GrowingBatches, window_lengths
 
 
@@ -77,6 +78,8 @@ def train_and_judge(
 ) -> Run:
     """Train a method with a seed and a learning rate, save the model in ``folder``, and judge it.
 
+    With a labeled table, the model is then fine-tuned on its rows, and judged by others.
+
     Raises:
         InputError: for ``learning_rate``, if a loss is not a number.
     """
@@ -96,6 +99,7 @@ def train_and_judge(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         curves=head_curves(model.encoder, sizes.length - 1),
         attention=attention_by_offset(model, held_out, sizes.length),
+        task=None if job.rows is None else tune(job.rows, sizes, position, seed, rate, model, on_step),
     )
 
 

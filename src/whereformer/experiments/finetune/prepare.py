@@ -36,15 +36,7 @@ def load_tasks(settings: DataSettings) -> list[Data]:
     """
     if settings.train is None:
         return glue.load_glue(listed("task", settings.task or ""), settings.data, settings.train_rows)
-    assert settings.validation is not None
-    own = glue.OwnTask(
-        train=settings.train,
-        validation=settings.validation,
-        texts=settings.columns,
-        label=settings.label or "",
-        regression=settings.regression,
-    )
-    return [own.load(settings.train_rows)]
+    return [settings.own_task().load(settings.train_rows)]
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import InputError
-from ..settings import MOST_COUNT, MOST_SIZE, check_positive, check_range, listed
+from ..labeled import TableSettings
+from ..settings import MOST_COUNT, MOST_SIZE, check_positive, check_range
 
 
 @dataclass(frozen=True)
-class DataSettings:
+class DataSettings(TableSettings):
     """What to fine-tune on: GLUE tasks by name, or a table of your own."""
 
     task: str | None = None
@@ -20,21 +21,6 @@ class DataSettings:
     data: Path | None = None
     """A folder with GLUE as Parquet: cola/train.parquet, cola/validation.parquet... (train_subset.parquet for a part of
     it). Default: nyu-mll/glue from the Hugging Face Hub."""
-
-    train: Path | None = None
-    """A task of your own: rows to train on, as .csv, .tsv, .jsonl or .parquet."""
-
-    validation: Path | None = None
-    """Your own task: rows to judge the model by."""
-
-    text: str | None = None
-    """Your own task: the column with the text, or two for a pair of texts, such as question,answer."""
-
-    label: str | None = None
-    """Your own task: the column with the classes, or with ``regression`` the numbers."""
-
-    regression: bool = False
-    """Your own task: predict a number instead of a class."""
 
     train_rows: int | None = None
     """Number of rows of each task to train on, drawn once for all runs. Default: all of them."""
@@ -46,28 +32,15 @@ class DataSettings:
             InputError: if a field is out of range or does not fit the others; it names the field.
         """
         check_range(self, train_rows=(1, MOST_COUNT))
-        own = {"validation": self.validation, "text": self.text, "label": self.label}
+        self.check_table()
         if self.train is None:
-            for name, value in {**own, "regression": self.regression or None}.items():
-                if value is not None:
-                    raise InputError(name, "only with `train`, for a task of your own")
             if self.task is None:
                 raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
             return self
         for name in ("task", "data"):
             if getattr(self, name) is not None:
                 raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
-        for name, value in own.items():
-            if value is None:
-                raise InputError(name, "a task of your own (`train`) needs it")
-        if len(self.columns) > 2:
-            raise InputError("text", f"expected one column or two, got {self.text!r}")
         return self
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns with the text of a task of your own."""
-        return listed("text", self.text or "", spaces=True)
 
 
 @dataclass(frozen=True)

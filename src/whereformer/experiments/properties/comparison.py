@@ -81,6 +81,11 @@ def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comp
         results = CompareResults.load(path)
     except InputError:
         raise InputError("results", f"{path} is missing, or not a result of whereformer compare") from None
+    if results.task is not None:
+        raise InputError("results", f"expected a comparison on a text, got one on a labeled table in {folder}")
+    if 4 * results.settings.length not in results.settings.lengths:
+        reason = f"expected losses at 4 times the training length, got {results.settings.lengths} tokens in {folder}"
+        raise InputError("results", reason)
     check_one_block(results.settings, "results")
     comparison = Comparison(folder, results, _held_out(folder, results))
     names = comparison.positions if positions is None else list(positions)
