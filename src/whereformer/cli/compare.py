@@ -95,7 +95,8 @@ class Compare:
         with open_folder(self.out):
             if self.minutes is not None:
                 with console.status("measuring the speed of each method"):
-                    budget = find_budget(self.out, self.minutes, sizes, names, training.seeds, device)
+                    tuned = self.table.train is not None
+                    budget = find_budget(self.out, self.minutes, sizes, names, training.seeds, device, tuned=tuned)
                 sizes, seeds = replace(sizes, steps=budget.steps), training.seeds_from(budget.seeds)
                 console.print(
                     f"{self.minutes:g} minutes: {budget.steps:,} steps for each method, seeds: {budget.seeds}",

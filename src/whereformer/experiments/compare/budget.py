@@ -22,6 +22,8 @@ from .windows import window_lengths
 
 JUDGING = 0.1
 """How long judging a run takes, as a share of training it."""
+TUNING = 0.5
+"""How long fine-tuning on a labeled table takes, as a share of training: its steps have about twice the tokens."""
 USED = 0.9
 """Share of the time that is planned for. The rest is for reading the text, for speed, and for the report."""
 LEAST_STEPS = 100
@@ -61,7 +63,7 @@ def share_of_search(sizes: Sizes) -> float:
     return len(sizes.rate_factors) * SEARCH_SHARE if len(sizes.rate_factors) > 1 else 0.0
 
 
-def plan(minutes: float, step: float, sizes: Sizes, methods: int, seeds: int | None) -> Budget:
+def plan(minutes: float, step: float, sizes: Sizes, methods: int, seeds: int | None, *, tuned: bool = False) -> Budget:
     """Return the steps and seeds that fit into a budget if every method is trained with every seed.
 
     Args:
@@ -70,6 +72,7 @@ def plan(minutes: float, step: float, sizes: Sizes, methods: int, seeds: int | N
         sizes: the sizes; their steps do not count.
         methods: number of methods, for the error.
         seeds: number of seeds; None chooses up to 3, as many as leave each training ENOUGH_STEPS, but at least 1.
+        tuned: whether every run is fine-tuned on a labeled table.
 
     Raises:
         InputError: if fewer than LEAST_STEPS fit; it says the least that is enough.
@@ -77,7 +80,7 @@ def plan(minutes: float, step: float, sizes: Sizes, methods: int, seeds: int | N
 
     def cost(count: int) -> float:
         """Return the seconds that one more step takes in all."""
-        return step * (count * (1 + JUDGING) + share_of_search(sizes))
+        return step * (count * (1 + JUDGING + tuned * TUNING) + share_of_search(sizes))
 
     available = minutes * 60 * USED
     if seeds is None:
@@ -102,7 +105,14 @@ def rounded_up(minutes: float) -> float:
 
 
 def find_budget(
-    out: Path, minutes: float, sizes: Sizes, positions: Sequence[str], seeds: int | None, device: torch.device
+    out: Path,
+    minutes: float,
+    sizes: Sizes,
+    positions: Sequence[str],
+    seeds: int | None,
+    device: torch.device,
+    *,
+    tuned: bool = False,
 ) -> Budget:
     """Return the budget that a comparison in ``out`` began with, or a new one, by the speed of a few steps.
 
@@ -115,4 +125,4 @@ def find_budget(
         refuse_other_settings(out, {"minutes": kept.minutes if kept else None}, {"minutes": minutes})
         assert kept is not None  # else its minutes are others
         return kept
-    return plan(minutes, seconds_per_step(sizes, positions, device), sizes, len(positions), seeds)
+    return plan(minutes, seconds_per_step(sizes, positions, device), sizes, len(positions), seeds, tuned=tuned)
