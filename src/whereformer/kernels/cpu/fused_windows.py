@@ -145,7 +145,7 @@ class _Blocks:
         return query, self.read(self.problem.key, self.keys), self.read(self.problem.value, self.keys)
 
     def read(self, tensor: Tensor, rows: range) -> Tensor:
-        """Return the blocks' rows of (batch, heads, n, dim) as the kernels take them; ``rows`` are the first block's."""
+        """Return the blocks' rows of (batch, heads, n, dim) as the kernels take them; ``rows`` are of the first."""
         dtype = self.problem.dtype
         if tensor.dtype in tuning.current().fused_dtypes:
             dtype = tensor.dtype
