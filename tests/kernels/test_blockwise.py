@@ -294,6 +294,55 @@ def test_windows_in_blocks(names, n_q, n_k, options, key_heads, dtype):
         check("blockwise", content(n_q, n_k, key_heads=key_heads), terms_of(names, n_q, n_k), dtype, **options)
 
 
+def by_fused_windows(names, n_q, n_k, key_heads=HEADS, **options):
+    """Whether torch's kernels compute the blocks of a call's window."""
+    built = [kind(*tensors) if first is None else kind(*tensors, first) for kind, tensors, first in names]
+    problem = Problem.of(make_call(*content(n_q, n_k, key_heads=key_heads), built, **options))
+    return blockwise.keeps(problem, problem.value.device) == "norm of blocks"
+
+
+def test_which_windows_are_computed_by_torchs_kernels():
+    with tuning.use(kept_scores=0, tile_rows=7, tile_scores=2**12):
+        assert by_fused_windows([], 101, 101, window=5)
+        assert by_fused_windows([], 101, 140, window=(9, 0), causal=True)
+        assert not by_fused_windows(terms_of(["bias"], 101, 101), 101, 101, window=5)
+        # The first queries have no keys; too wide for two blocks in a tile; no window; shared keys.
+        assert not by_fused_windows([], 120, 97, window=(3, 8))
+        assert not by_fused_windows([], 300, 300, window=100)
+        assert not by_fused_windows([], 101, 101, causal=True)
+        assert not by_fused_windows([], 101, 101, key_heads=1, window=5)
+        for options in ({"softcap": 2.0}, {"dropout_p": 0.1}, {"return_lse": True}):
+            assert not by_fused_windows([], 101, 101, window=5, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("as_it_is", [True, False])
+@pytest.mark.parametrize("tile_scores", [1, 400, 2**14])
+def test_windows_by_torchs_kernels(tile_scores, as_it_is, dtype, monkeypatch):
+    # With few scores, one block goes at a time.
+    monkeypatch.setattr(
+        importlib.import_module("whereformer.kernels.cpu.fused_windows"), "tile_scores", lambda _: tile_scores
+    )
+    dtypes = {torch.float32, torch.bfloat16} if as_it_is else {torch.float32}
+    with tuning.use(kept_scores=0, tile_rows=7, fused_dtypes=frozenset(dtypes)):
+        assert by_fused_windows([], 101, 110, window=(9, 4))
+        check("blockwise", content(101, 110), (), dtype, window=(9, 4))
+        query, key, value = content(101, 110)
+        turned = [query.mT.contiguous().mT, key.transpose(1, 2).contiguous().transpose(1, 2), value]
+        check("blockwise", turned, (), dtype, window=(9, 4))
+
+
+def test_gradients_that_a_window_does_not_need():
+    inputs = [tensor.float() for tensor in content(101, 101)]
+    with tuning.use(kept_scores=0, tile_rows=7):
+        expected = run("blockwise", torch.float32, inputs, [], {"window": 5})[1:]
+        for place, whole in enumerate(expected):
+            leaves = [tensor.clone().requires_grad_(index == place) for index, tensor in enumerate(inputs)]
+            out = attention(*leaves, window=5, backend="blockwise")
+            out.backward(output_gradient(out).float())
+            assert torch.equal(leaves[place].grad, whole)
+
+
 def blocks_of(n_q, n_k, **options):
     """The pieces of a call that are computed in blocks: queries, keys and repetitions of each."""
     inputs = [tensor.float() for tensor in content(n_q, n_k)]

@@ -53,7 +53,8 @@ class Problem:
         wants_lse: whether ``LogSums`` are asked for.
         deterministic: whether gradients have to be the same bits from run to run.
         keeps: what the forward keeps for the backward besides the output: the softmax "weights" (for short sequences),
-            the "norm" of its rows (the log of their sums of exponentials, with the last query first), or "nothing".
+            the "norm" of its rows (the log of their sums of exponentials, with the last query first), the "norm of
+            blocks" (the same with the first query first, for windows), or "nothing".
     """
 
     query: Tensor | None

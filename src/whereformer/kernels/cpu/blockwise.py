@@ -19,7 +19,7 @@ from ..call import Call
 from ..logsums import LogSums
 from ..precision import without_autocast
 from ..problem import ARGUMENTS, Problem, register_gradients
-from . import fused_bias, short
+from . import fused_bias, fused_windows, short
 from .backward import backward
 from .forward import forward
 from .plan import plans_of
@@ -35,7 +35,11 @@ def attend(call: Call) -> tuple[Tensor, LogSums | None]:
 
 def keeps(problem: Problem, device: torch.device) -> str:
     """Return what the forward of a problem on that device keeps for the backward; see ``Problem``."""
-    return "weights" if short.takes(problem, device) else "norm" if fused_bias.trains(problem, device) else "nothing"
+    if short.takes(problem, device):
+        return "weights"
+    if fused_windows.takes(problem, device):
+        return "norm of blocks"
+    return "norm" if fused_bias.trains(problem, device) else "nothing"
 
 
 def explain(call: Call) -> str:
@@ -46,6 +50,8 @@ def explain(call: Call) -> str:
         problem = Problem.of(call)
         if short.takes(problem, device):
             return "{kind}: so few scores a head that training keeps their softmax"
+        if fused_windows.takes(problem, device):
+            return "torch's own kernels compute the window, block by block"
         if any(fused_bias.takes(problem, plan.piece, plan.tables) for plan in plans_of(problem)):
             return "{kind}: torch's own kernels read the table of offsets"
     return "tile by tile, in O(n) memory"
@@ -54,7 +60,9 @@ def explain(call: Call) -> str:
 def _run_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     with without_autocast(problem.value.device):
-        return short.forward(problem) if problem.keeps == "weights" else forward(problem)
+        if problem.keeps == "weights":
+            return short.forward(problem)
+        return fused_windows.forward(problem) if problem.keeps == "norm of blocks" else forward(problem)
 
 
 _forward = torch.library.custom_op(
@@ -70,7 +78,7 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     if problem.keeps == "weights":
         return short.new_output(problem), short.new_weights(problem), problem.new_lse()
-    norm = fused_bias.new_norm(problem) if problem.keeps == "norm" else problem.value.new_empty(0)
+    norm = problem.value.new_empty(0) if problem.keeps == "nothing" else fused_bias.new_norm(problem)
     return problem.new_output(), norm, problem.new_lse()
 
 
@@ -86,6 +94,8 @@ def _run_backward(
     with without_autocast(problem.value.device):
         if problem.keeps == "weights":
             return short.backward(problem, output_gradient, lse_gradient, kept, needed)
+        if problem.keeps == "norm of blocks":
+            return fused_windows.backward(problem, output_gradient, output, kept, needed)
         if problem.keeps == "norm" and lse_gradient is None and fused_bias.is_exact(problem):
             return fused_bias.backward(problem, output_gradient, output, kept, needed)
         return backward(problem, output_gradient, lse_gradient, output, needed)
