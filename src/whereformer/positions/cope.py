@@ -21,7 +21,7 @@ class Cope(Position):
 
     The authors' models are causal. In an encoder, keys to the right are counted from the query to the right and read
     vectors of their own; this is ours. Keys have to come in the order of their positions. Where explicit positions fall
-    or stay, as where a packed document ends, counting starts anew.
+    or stay, as where a packed document ends, counting starts anew. Padding counts as nothing.
 
     Counts differ for every pair, and so do the gates: memory is O(n_q n_k) per head.
 
@@ -63,6 +63,8 @@ class Cope(Position):
         with without_autocast(query.device):
             query = query.to(dtype)
             gates = torch.sigmoid(query @ key.to(dtype).mT * self.model.head_dim**-0.5)
+            if place.key_mask is not None:
+                gates = gates * place.key_mask[:, None, None]
             counts = self._counts(gates, offsets, None if isinstance(place.keys, Positions) else keys)
             counts = counts.clamp(max=self.num_positions - 1)
             below = counts.floor()
