@@ -67,6 +67,7 @@ CASES = {
     ),
     "modernbert, biases": ("ModernBert", {**MODERN, **WITH_BIASES}),
     "modernbert, no decoder bias": ("ModernBert", {**MODERN, "norm_bias": True, "decoder_bias": False}),
+    "modernbert, only the head's bias": ("ModernBert", {**MODERN, "classifier_bias": True}),
     "modernbert, some biases": ("ModernBert", {**MODERN, "mlp_bias": True, "tie_word_embeddings": False}),
     "modernbert, swiglu": (
         "ModernBert",
