@@ -16,6 +16,7 @@ from whereformer import (
     EncoderForTokenClassification,
     load_pretrained,
 )
+from whereformer.models.heads import mean_states
 from whereformer.models.presets import PRESETS
 
 from .checkpointing import checkpoint_activations
@@ -275,6 +276,21 @@ def test_changes_win_over_a_preset():
         EncoderConfig.preset("roberta")
     with pytest.raises(ValueError, match=r"^first_norm: False needs norm 'pre', got 'post'$"):
         EncoderConfig.preset("modernbert", norm="post")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("packed", [False, True])
+def test_means_of_long_text_in_half_precision(packed, dtype):
+    """Their sums are beyond float16, and bfloat16 has no number between 2048 and 2064."""
+    hidden = (torch.randn(2, 2050, 4) + torch.tensor([60.0, 1.0, -1.0, 0.0])).to(dtype)
+    mask = torch.ones(2, 2050)
+    mask[1, 1001:] = 0
+    documents = torch.zeros(2, 2050, dtype=torch.long) if packed else None
+    found = mean_states(hidden, mask, documents)
+    expected = torch.stack((hidden[0].double().mean(0), hidden[1, :1001].double().mean(0)))
+    assert found.dtype == dtype
+    # The nearest number, or the next one if the sum was rounded across the middle.
+    torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
 def test_classifiers_with_a_norm_and_a_mean():
