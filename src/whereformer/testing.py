@@ -114,7 +114,7 @@ def attend(
     ]
     query, key, value = projected
     shared = position.shared(queries_at, keys_at, position.once())
-    place = Place(queries_at, keys_at, layer, shared, options.get("key_mask"))
+    place = Place(queries_at, keys_at, layer, shared, options.get("key_mask"), options.get("scale"))
     terms = position.terms(queries, place)
     options = {"query_positions": queries_at, "key_positions": keys_at, **options}
     if position.content:

@@ -278,6 +278,31 @@ def test_changes_win_over_a_preset():
         EncoderConfig.preset("modernbert", norm="post")
 
 
+@pytest.mark.parametrize(
+    ("position", "scaled"),
+    [("shaw", True), ("transformer_xl", True), ("deberta", True), ("tisa", False), ("tupe", False), ("cope", False)],
+)
+def test_the_scale_of_what_positions_add(position, scaled):
+    """Either all of a score has it, or what does not depend on the keys is as it was."""
+    model = build(position=position, blocks="1")
+    attention = model.layers[0].attention
+    if not scaled:
+        with torch.no_grad():
+            attention.key.weight.zero_()
+            attention.key.bias.zero_()
+
+    def scores(scale, **inputs):
+        attention.scale = scale
+        weights = model(torch.arange(1, 8)[None], output_attentions=True, **inputs).attentions[0]
+        return weights.log() - weights.log()[..., :1]
+
+    usual = model.config.head_dim**-0.5
+    factor = 3.0 if scaled else 1.0
+    torch.testing.assert_close(scores(3 * usual), factor * scores(None), rtol=1e-9, atol=1e-9)
+    listed = scores(3 * usual, position_ids=torch.arange(7))
+    torch.testing.assert_close(listed, scores(3 * usual), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("packed", [False, True])
 def test_means_of_long_text_in_half_precision(packed, dtype):

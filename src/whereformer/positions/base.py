@@ -177,6 +177,7 @@ class Place:
         layer: the attention layer's number, from 0; a shared layer counts once per pass.
         shared: what :meth:`Position.shared` returned for these positions; None if the hooks have to compute it.
         key_mask: (batch, n_k) bool, True = real, for methods that count keys; None: all are real.
+        scale: the factor on query . key in this layer; None: head_dim ** -0.5.
     """
 
     queries: PositionsLike
@@ -184,6 +185,7 @@ class Place:
     layer: int = 0
     shared: Any = None
     key_mask: Tensor | None = None
+    scale: float | None = None
 
 
 class Work(NamedTuple):
@@ -270,6 +272,10 @@ class Position(nn.Module):
         After a key-value cache, ``key`` holds the new keys only unless the method sets ``reads_keys``.
         """
         return ()
+
+    def content_scale(self, place: Place) -> float:
+        """The factor on query . key in the layer that calls, for terms that are to have the same."""
+        return self.model.head_dim**-0.5 if place.scale is None else place.scale
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve."""

@@ -84,7 +84,7 @@ def attend(
     layer: LayerInput | None = options.get("whereformer")
     if layer is not None:
         position = layer.forward.position
-        place = layer.place(query.shape[2], key.shape[2], limits.get("key_mask"))
+        place = layer.place(query.shape[2], key.shape[2], limits.get("key_mask"), scaling)
         if key.shape[1] != query.shape[1] and _acts_on_keys(position):
             # The vectors of a method belong to the heads of queries.
             groups = query.shape[1] // key.shape[1]
