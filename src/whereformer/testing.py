@@ -113,7 +113,8 @@ def attend(
         for hidden, weight in zip((queries, keys, keys), weights, strict=True)
     ]
     query, key, value = projected
-    place = Place(queries_at, keys_at, layer, position.shared(queries_at, keys_at, position.once()))
+    shared = position.shared(queries_at, keys_at, position.once())
+    place = Place(queries_at, keys_at, layer, shared, options.get("key_mask"), options.get("scale"))
     terms = position.terms(queries, place)
     options = {"query_positions": queries_at, "key_positions": keys_at, **options}
     if position.content:

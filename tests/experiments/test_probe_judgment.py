@@ -104,3 +104,9 @@ def test_equal_methods_are_not_the_best():
 def test_one_seed_says_less_than_several():
     assert "one seed" in about_seeds(results_of(copy={"rope": [run(1.0)]}))
     assert "each of 2 seeds" in about_seeds(results_of(copy={"rope": [run(1.0), run(1.0)]}))
+
+
+def test_methods_with_fewer_seeds_are_not_said_to_have_all():
+    """A later command may add a method with fewer seeds."""
+    sentence = about_seeds(results_of(copy={"rope": [run(1.0), run(1.0)], "tisa": [run(1.0)]}))
+    assert "each seed that was tried, up to 2" in sentence

@@ -16,6 +16,7 @@ from whereformer import (
     EncoderForTokenClassification,
     load_pretrained,
 )
+from whereformer.models.heads import mean_states
 from whereformer.models.presets import PRESETS
 
 from .checkpointing import checkpoint_activations
@@ -275,6 +276,46 @@ def test_changes_win_over_a_preset():
         EncoderConfig.preset("roberta")
     with pytest.raises(ValueError, match=r"^first_norm: False needs norm 'pre', got 'post'$"):
         EncoderConfig.preset("modernbert", norm="post")
+
+
+@pytest.mark.parametrize(
+    ("position", "scaled"),
+    [("shaw", True), ("transformer_xl", True), ("deberta", True), ("tisa", False), ("tupe", False), ("cope", False)],
+)
+def test_the_scale_of_what_positions_add(position, scaled):
+    """Either all of a score has it, or what does not depend on the keys is as it was."""
+    model = build(position=position, blocks="1")
+    attention = model.layers[0].attention
+    if not scaled:
+        with torch.no_grad():
+            attention.key.weight.zero_()
+            attention.key.bias.zero_()
+
+    def scores(scale, **inputs):
+        attention.scale = scale
+        weights = model(torch.arange(1, 8)[None], output_attentions=True, **inputs).attentions[0]
+        return weights.log() - weights.log()[..., :1]
+
+    usual = model.config.head_dim**-0.5
+    factor = 3.0 if scaled else 1.0
+    torch.testing.assert_close(scores(3 * usual), factor * scores(None), rtol=1e-9, atol=1e-9)
+    listed = scores(3 * usual, position_ids=torch.arange(7))
+    torch.testing.assert_close(listed, scores(3 * usual), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("packed", [False, True])
+def test_means_of_long_text_in_half_precision(packed, dtype):
+    """Their sums are beyond float16, and bfloat16 has no number between 2048 and 2064."""
+    hidden = (torch.randn(2, 2050, 4) + torch.tensor([60.0, 1.0, -1.0, 0.0])).to(dtype)
+    mask = torch.ones(2, 2050)
+    mask[1, 1001:] = 0
+    documents = torch.zeros(2, 2050, dtype=torch.long) if packed else None
+    found = mean_states(hidden, mask, documents)
+    expected = torch.stack((hidden[0].double().mean(0), hidden[1, :1001].double().mean(0)))
+    assert found.dtype == dtype
+    # The nearest number, or the next one if the sum was rounded across the middle.
+    torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
 def test_classifiers_with_a_norm_and_a_mean():

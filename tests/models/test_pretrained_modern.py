@@ -13,6 +13,7 @@ from transformers.models.modernbert import modeling_modernbert as modernbert
 
 from whereformer import (
     Encoder,
+    EncoderForCausalLM,
     EncoderForMaskedLM,
     EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
@@ -67,6 +68,7 @@ CASES = {
     ),
     "modernbert, biases": ("ModernBert", {**MODERN, **WITH_BIASES}),
     "modernbert, no decoder bias": ("ModernBert", {**MODERN, "norm_bias": True, "decoder_bias": False}),
+    "modernbert, only the head's bias": ("ModernBert", {**MODERN, "classifier_bias": True}),
     "modernbert, some biases": ("ModernBert", {**MODERN, "mlp_bias": True, "tie_word_embeddings": False}),
     "modernbert, swiglu": (
         "ModernBert",
@@ -218,6 +220,22 @@ def test_padding_on_the_left_needs_position_ids_for_mpnets_numbers(tmp_path):
     with torch.no_grad():
         expected = run(original, inputs)[-1]
         torch.testing.assert_close(run(ours, {**inputs, "position_ids": positions})[-1], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["distilbert, relu", "modernbert, only the head's bias"])
+def test_a_masked_lm_becomes_a_causal_model_with_its_head(case, tmp_path):
+    theirs(*CASES[case], "ForMaskedLM").save_pretrained(tmp_path)
+    masked = load_pretrained(tmp_path)
+    causal = load_pretrained(tmp_path, model_class=EncoderForCausalLM, causal=True)
+    assert causal.loading_report.dropped == causal.loading_report.initialised == ()
+    for name, tensor in masked.head.state_dict().items():
+        assert torch.equal(causal.head.state_dict()[name], tensor), name
+
+
+def test_a_causal_model_does_not_get_a_head_of_another_activation(tmp_path):
+    theirs("ModernBert", {**MODERN, "classifier_activation": "tanh"}, "ForMaskedLM").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^classifier_activation: expected hidden_activation's 'gelu'"):
+        load_pretrained(tmp_path, model_class=EncoderForCausalLM, causal=True)
 
 
 def test_another_position_method_in_a_modernbert(tmp_path):

@@ -212,7 +212,7 @@ def test_beams_with_a_cache_are_those_without(position):
         assert torch.equal(cached, uncached)
 
 
-@pytest.mark.parametrize("cross", ["tisa", "rope", "shaw"])
+@pytest.mark.parametrize("cross", ["tisa", "rope", "shaw", "cope", "deberta"])
 def test_the_attention_to_the_source_may_have_positions(cross):
     model = build("t5", cross_position=cross)
     source, target = tokens(2, 5), tokens(2, 6)
@@ -228,9 +228,12 @@ def test_the_attention_to_the_source_may_have_positions(cross):
     assert not torch.allclose(moved, whole)
 
 
-@pytest.mark.parametrize("position", METHODS)
-def test_padding_changes_nothing(position):
-    model = build(position)
+@pytest.mark.parametrize(
+    ("position", "cross"), [*((position, "none") for position in METHODS), ("t5", "rope+cope"), ("t5", "deberta")]
+)
+def test_padding_changes_nothing(position, cross):
+    """The target is longer than the source, so that its last tokens stand where the source has padding."""
+    model = build(position, cross_position=cross)
     source, target = tokens(2, 5), tokens(2, 6)
     padded = functional.pad(source, (0, 3))
     mask = (padded != 0).long()

@@ -10,10 +10,12 @@ D = WIDTH // HEADS
 LAYER = 1
 
 
-def causal_formula(query, key, vectors):
+def causal_formula(query, key, vectors, real=None):
     """Listing 1 of the paper: gates of masked keys are 0, and positions are counted from the end."""
     n_q, n_k = query.shape[-2], key.shape[-2]
     logits = (query @ key.mT / D**0.5).masked_fill(torch.ones(n_q, n_k).triu(n_k - n_q + 1) == 1, -torch.inf)
+    if real is not None:
+        logits = logits.masked_fill(~real[:, None, None], -torch.inf)
     counts = logits.sigmoid().flip(-1).cumsum(-1).flip(-1).clamp(max=len(vectors) - 1)
     products = query @ vectors.mT
     upper, lower = (products.gather(-1, whole.long()) for whole in (counts.ceil(), counts.floor()))
@@ -59,6 +61,24 @@ def test_a_causal_model_has_the_authors_scores_and_gradients(n_q, n_k, num_posit
         torch.autograd.grad((each * direction).sum(), (position.left, query, key)) for each in (term.scores, expected)
     )
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_padding_has_the_authors_gate_of_0():
+    position = build("cope", causal=True, num_positions=4)
+    query, key = heads(9, 3).requires_grad_(), heads(9, 3).requires_grad_()
+    real = torch.ones(3, 9, dtype=torch.bool)
+    real[0, 6:], real[1, :4], real[2, [1, 3, 4]] = False, False, False
+    at = Positions(0, 1, 9)
+    (term,) = position.content_terms(query, key, Place(at, at, LAYER, key_mask=real))
+    expected = causal_formula(query, key, position.left[LAYER], real)
+    seen = torch.ones(9, 9).tril().double()
+    torch.testing.assert_close(term.scores * seen, expected * seen, rtol=1e-12, atol=1e-12)
+    found, wanted = (
+        torch.autograd.grad((each * seen).square().sum(), (position.left, query, key))
+        for each in (term.scores, expected)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    assert not found[2][0, :, 6:].any()
 
 
 @pytest.mark.parametrize(

@@ -130,3 +130,23 @@ def test_a_scaled_model_survives_its_configuration(tmp_path):
     plain = Encoder(EncoderConfig(vocab_size=9, position="rope", **sizes)).eval()
     plain.load_state_dict(model.state_dict())
     assert not torch.allclose(plain(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        (
+            {"rope_type": "yarn", "beta_fast": 1.0, "beta_slow": 32.0},
+            "expected beta_slow < beta_fast, got 32.0 and 1.0",
+        ),
+        ({"rope_type": "yarn", "beta_fast": 0.5}, "expected beta_slow < beta_fast, got 1.0 and 0.5"),
+        (
+            {"rope_type": "llama3", "low_freq_factor": 4.0},
+            "expected low_freq_factor < high_freq_factor, got 4.0 and 4.0",
+        ),
+    ],
+)
+def test_bounds_in_the_wrong_order_are_refused(scaling, message):
+    """They would scale the short waves and keep the long ones."""
+    with pytest.raises(ValueError, match=f"^scaling: {message}$"):
+        build("rope", scaling={"factor": 2.0, "original_max_position_embeddings": 512, **scaling})

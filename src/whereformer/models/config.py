@@ -100,8 +100,9 @@ class EncoderConfig(PreTrainedConfig):
         query_bias: whether the queries' projection has a bias (Funnel's has none).
         qk_norm: whether each head's query and key have an RMS norm with a weight per feature, before the position
             method sees them.
-        attention_scale: the factor on query . key; head_dim ** -0.5 if None (T5: 1.0). What a position method adds to
-            scores is not changed by it.
+        attention_scale: the factor on query . key; head_dim ** -0.5 if None (T5: 1.0). Products of a query or key with
+            vectors of offsets or segments have it, too (shaw, transformer_xl, deberta); whatever else a position method
+            adds to scores is not changed by it.
         causal: whether tokens attend only to themselves and to earlier positions, for
             :class:`~whereformer.EncoderForCausalLM`. Blocks must not pool, which would mix a token with the next.
         hidden_dropout_prob, attention_probs_dropout_prob: dropout on hidden states and on attention weights.

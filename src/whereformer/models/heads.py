@@ -256,13 +256,17 @@ def first_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Te
 
 def mean_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor:
     """Return the mean of every sequence's states, without padding; arguments and result as in :func:`first_states`."""
+    # Sums over a long text have too few digits in half precision, or are infinite.
+    wide = torch.promote_types(hidden.dtype, torch.float32)
     if document_ids is None:
-        real = hidden.new_ones(hidden.shape[:2]) if attention_mask is None else attention_mask.bool().to(hidden.dtype)
-        return (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
-    real, first = _documents(document_ids, attention_mask)
-    states, number = hidden[real], first.cumsum(0) - 1
-    sums = hidden.new_zeros(int(first.sum()), hidden.shape[-1]).index_add(0, number, states)
-    return sums / number.bincount().unsqueeze(-1)
+        real = torch.ones_like(hidden[..., 0], dtype=wide) if attention_mask is None else attention_mask.bool().to(wide)
+        mean = (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+    else:
+        tokens, first = _documents(document_ids, attention_mask)
+        number = first.cumsum(0) - 1
+        sums = hidden.new_zeros(int(first.sum()), hidden.shape[-1], dtype=wide)
+        mean = sums.index_add(0, number, hidden[tokens].to(wide)) / number.bincount().unsqueeze(-1)
+    return mean.to(hidden.dtype)
 
 
 def _documents(document_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:

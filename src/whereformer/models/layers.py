@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class AttentionContext:
 
     def place(self, layer: int) -> Place:
         """Return the place that the position method's hooks get in one layer."""
-        return Place(self.queries.positions, self.keys.positions, layer, self.shared)
+        return Place(self.queries.positions, self.keys.positions, layer, self.shared, self.keys.key_mask)
 
     def place_of_new_keys(self, layer: int) -> Place:
         """Return the same place with only the keys that the cache does not hold yet, for ``Position.rotate``."""
@@ -119,7 +119,8 @@ class Attention(nn.Module):
         self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
     ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
         """Return the arguments for :func:`whereformer.attention`: query, key, value and terms, and the options."""
-        position, place, earlier = context.position, context.place(layer), context.earlier
+        position, earlier = context.position, context.earlier
+        place = replace(context.place(layer), scale=self.scale)
         rotated_at = context.place_of_new_keys(layer)
         terms = position.terms(queries, place)
         value = self._heads(project(self.value, keys))

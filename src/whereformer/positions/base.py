@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -176,12 +176,16 @@ class Place:
         keys: positions of the tokens that they attend to.
         layer: the attention layer's number, from 0; a shared layer counts once per pass.
         shared: what :meth:`Position.shared` returned for these positions; None if the hooks have to compute it.
+        key_mask: (batch, n_k) bool, True = real, for methods that count keys; None: all are real.
+        scale: the factor on query . key in this layer; None: head_dim ** -0.5.
     """
 
     queries: PositionsLike
     keys: PositionsLike
     layer: int = 0
     shared: Any = None
+    key_mask: Tensor | None = None
+    scale: float | None = None
 
 
 class Work(NamedTuple):
@@ -268,6 +272,10 @@ class Position(nn.Module):
         After a key-value cache, ``key`` holds the new keys only unless the method sets ``reads_keys``.
         """
         return ()
+
+    def content_scale(self, place: Place) -> float:
+        """The factor on query . key in the layer that calls, for terms that are to have the same."""
+        return self.model.head_dim**-0.5 if place.scale is None else place.scale
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve."""
@@ -459,9 +467,7 @@ class Sum(Position):
     def _places(self, place: Place) -> list[tuple[Position, Place]]:
         """Pair every part with a place whose ``shared`` is what this part shares."""
         shared = [None] * len(self.parts) if place.shared is None else place.shared
-        return [
-            (part, Place(place.queries, place.keys, place.layer, own)) for part, own in zip(self, shared, strict=True)
-        ]
+        return [(part, replace(place, shared=own)) for part, own in zip(self, shared, strict=True)]
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         for part, own in self._places(place):

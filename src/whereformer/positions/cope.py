@@ -15,13 +15,14 @@ from .base import ModelShape, Place, Position, float_dtype
 class Cope(Position):
     """Adds the query's product with a vector of the number of keys, as the query counts them, between it and the key.
 
-    A key counts as much as the query attends to it: ``gate_ij = sigmoid(<q_i, k_j> / sqrt(head_dim))``. The count of a
-    key is the sum of the gates from the key to the query's own position, both included. Then ``score_ij += <q_i,
-    e[count]>``, not scaled, where a count between two whole numbers interpolates between their vectors.
+    A key counts as much as the query attends to it: ``gate_ij = sigmoid(<q_i, k_j> / sqrt(head_dim))``, or with the
+    layer's own factor in place of ``1 / sqrt(head_dim)``. The count of a key is the sum of the gates from the key to
+    the query's own position, both included. Then ``score_ij += <q_i, e[count]>``, not scaled, where a count between two
+    whole numbers interpolates between their vectors.
 
     The authors' models are causal. In an encoder, keys to the right are counted from the query to the right and read
     vectors of their own; this is ours. Keys have to come in the order of their positions. Where explicit positions fall
-    or stay, as where a packed document ends, counting starts anew.
+    or stay, as where a packed document ends, counting starts anew. Padding counts as nothing.
 
     Counts differ for every pair, and so do the gates: memory is O(n_q n_k) per head.
 
@@ -62,7 +63,9 @@ class Cope(Position):
         # In half precision a count of some hundreds would be rounded to whole numbers.
         with without_autocast(query.device):
             query = query.to(dtype)
-            gates = torch.sigmoid(query @ key.to(dtype).mT * self.model.head_dim**-0.5)
+            gates = torch.sigmoid(query @ key.to(dtype).mT * self.content_scale(place))
+            if place.key_mask is not None:
+                gates = gates * place.key_mask[:, None, None]
             counts = self._counts(gates, offsets, None if isinstance(place.keys, Positions) else keys)
             counts = counts.clamp(max=self.num_positions - 1)
             below = counts.floor()

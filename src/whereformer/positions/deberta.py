@@ -147,7 +147,7 @@ class Deberta(Position):
         rows = self._rows(place)
         assert rows.pairs is not None
         vectors = self._project(rows, place.layer, self.query_weight, self.query_bias)
-        by_row = (key @ vectors.mT.to(key.dtype)) * (self.terms_and_content * self.model.head_dim) ** -0.5
+        by_row = (key @ vectors.mT.to(key.dtype)) * self.terms_and_content**-0.5 * self.content_scale(place)
         pairs = rows.pairs.expand(*by_row.shape[:3], -1)
         return (DenseBias(by_row.gather(-1, pairs).mT),)
 

@@ -63,6 +63,9 @@ class Scaling:
             raise InputError("scaling", f"'ntk' needs a rotary_dim of at least 4, got {rotary_dim}")
         if self.type == "yarn" and min(bases) <= 1:
             raise InputError("scaling", f"'yarn' needs a base above 1, got {min(bases)}")
+        if self.type == "yarn" and not self.numbers["beta_slow"] < self.numbers["beta_fast"]:
+            slow, fast = self.numbers["beta_slow"], self.numbers["beta_fast"]
+            raise InputError("scaling", f"expected beta_slow < beta_fast, got {slow} and {fast}")
         if self.type == "llama3" and not self.numbers["low_freq_factor"] < self.numbers["high_freq_factor"]:
             low, high = self.numbers["low_freq_factor"], self.numbers["high_freq_factor"]
             raise InputError("scaling", f"expected low_freq_factor < high_freq_factor, got {low} and {high}")

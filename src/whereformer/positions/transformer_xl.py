@@ -144,7 +144,7 @@ class TransformerXL(Position):
         vectors = self._vectors(window, place.layer)
         # The query has u added already, where this product needs w.
         biases = (self.position_bias - self.content_bias)[self.model.passes[place.layer]].unsqueeze(-1)
-        table = (vectors @ biases.to(vectors.dtype)).squeeze(-1) * self.model.head_dim**-0.5
+        table = (vectors @ biases.to(vectors.dtype)).squeeze(-1) * self.content_scale(place)
         terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
         if not self.reset_cls:
             return terms
@@ -218,7 +218,7 @@ class TransformerXL(Position):
             (positions.values(query.device) <= 0).to(query.dtype) for positions in (query_positions, key_positions)
         )
         vectors = vectors.to(query.dtype)
-        scale = self.model.head_dim**-0.5
+        scale = self.content_scale(place)
         bias = self._bias(self.position_bias, place.layer, query)
 
         if key_positions.length and key_positions.start <= 0:
@@ -239,7 +239,7 @@ class TransformerXL(Position):
     def _factorized(self, query: Tensor, place: Place) -> FactorPair:
         """Return scale * <query_i + w, R(i - j) W>, by the addition theorem, for query (batch, heads, n_q,
         head_dim)."""
-        query = (query + self._bias(self.position_bias, place.layer, query)) * self.model.head_dim**-0.5
+        query = (query + self._bias(self.position_bias, place.layer, query)) * self.content_scale(place)
         kernel = self.kernel[self.model.passes[place.layer]].unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
         to_sin, to_cos = (query @ kernel.mT.to(query.dtype)).chunk(2, -1)  # (batch, heads, n_q, hidden_size / 2)
         values = [

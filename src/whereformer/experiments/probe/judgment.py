@@ -158,4 +158,7 @@ def about_seeds(results: ProbeResults) -> str:
             "This is one seed. A method that has not learned a task may do so with another seed or more steps; "
             "several seeds show how often."
         )
-    return f"Solved means solved with each of {len(seeds)} seeds. More steps may change what was not learned."
+    solved = f"Solved means solved with each of {len(seeds)} seeds"
+    if any(len(by_seed) < len(seeds) for methods in results.runs.values() for by_seed in methods.values()):
+        solved = f"Solved means solved with each seed that was tried, up to {len(seeds)}"
+    return f"{solved}. More steps may change what was not learned."

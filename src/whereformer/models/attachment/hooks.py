@@ -60,11 +60,11 @@ class LayerInput:
     layer: int
     hidden: Tensor
 
-    def place(self, n_q: int, n_k: int) -> Place:
+    def place(self, n_q: int, n_k: int, key_mask: Tensor | None, scale: float | None) -> Place:
         """Return where the queries and keys are. A cache holds the earlier keys, so the queries are the last tokens."""
         keys = Positions(0, 1, n_k)
         queries = keys if n_q == n_k else Positions(n_k - n_q, 1, n_q)
-        return Place(queries, keys, self.layer, self.forward.shared(queries, keys))
+        return Place(queries, keys, self.layer, self.forward.shared(queries, keys), key_mask, scale)
 
 
 class Start:

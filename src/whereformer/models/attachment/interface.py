@@ -80,9 +80,11 @@ def attend(
     """
     check_options(options)
     terms: tuple[Term, ...] = ()
+    limits, mask_terms = _limits(attention_mask, query, key.shape[2])
     layer: LayerInput | None = options.get("whereformer")
     if layer is not None:
-        position, place = layer.forward.position, layer.place(query.shape[2], key.shape[2])
+        position = layer.forward.position
+        place = layer.place(query.shape[2], key.shape[2], limits.get("key_mask"), scaling)
         if key.shape[1] != query.shape[1] and _acts_on_keys(position):
             # The vectors of a method belong to the heads of queries.
             groups = query.shape[1] // key.shape[1]
@@ -96,7 +98,6 @@ def attend(
         "softcap": options.get("softcap"),
         "sinks": options.get("s_aux"),
     }
-    limits, mask_terms = _limits(attention_mask, query, key.shape[2])
     call, terms = call | limits, terms + mask_terms
     out = attention(query, key, value, terms, dropout_p=dropout, **call)
     with_weights = options.get("output_attentions")

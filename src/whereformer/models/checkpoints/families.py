@@ -197,7 +197,11 @@ def _modernbert(config: Any, masked_lm: bool) -> dict[str, Any]:
     return {
         "position_options": {"base": _in_turn([rotation["rope_theta"] for rotation in rotations])},
         "windows": ",".join(map(str, windows)) if any(windows) else None,
-        "biases": config.norm_bias or config.attention_bias or config.mlp_bias,
+        # The masked-LM head here has biases if the layers do.
+        "biases": config.norm_bias
+        or config.attention_bias
+        or config.mlp_bias
+        or (masked_lm and config.classifier_bias),
         "sparse_prediction": config.sparse_prediction,
         "classifier_pooling": config.classifier_pooling,
     }

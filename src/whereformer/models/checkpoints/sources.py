@@ -14,7 +14,7 @@ from ...errors import InputError, one_line
 from ..config import EncoderConfig
 from ..electra import ElectraPretrainingConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
-from ..heads import EncoderForCausalLM, EncoderForMaskedLM, EncoderForPreTraining
+from ..heads import EncoderForCausalLM, EncoderForMaskedLM, EncoderForPreTraining, EncoderWithLMHead
 from .bert import bert_config, from_bert, their_config
 from .families import FAMILIES, Family
 from .funnel import funnel_config
@@ -88,7 +88,8 @@ def _of_family(
 ) -> CheckpointSource:
     known = {family.name + suffix: model for suffix, model in family.models.items()}
     built_as, head = _saved_as(found, known)
-    masked_lm = built_as is EncoderForMaskedLM and model_class in (None, built_as)
+    # A causal model has the same head.
+    masked_lm = built_as is EncoderForMaskedLM and issubclass(model_class or built_as, EncoderWithLMHead)
     fields = bert_config(found, family, masked_lm=masked_lm)
     config = EncoderConfig.from_dict(fields)
     return CheckpointSource(
