@@ -86,7 +86,7 @@ def attend(model, layer, queries, keys, here, there):
     """A layer's attention from the tokens ``here`` to those ``there``: (positions, mask, types) each."""
     position, module = model.position, model.layers[model.passes[layer]].attention
     heads, places = model.config.num_attention_heads, (here[0], there[0])
-    place = Place(*places, layer)
+    place = Place(*places, layer, key_mask=there[1])
     terms = position.terms(queries, place)
     query, key, value = None, None, split(module.value(keys), heads)
     if position.content:
