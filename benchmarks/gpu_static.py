@@ -1,6 +1,7 @@
 """Count what the GPU kernels compile to, without a GPU: registers, spills, shared memory, products, instructions.
 
 Run: .venv/bin/python benchmarks/gpu_static.py [--gpus 90] [--dims 64,128] [--dtypes bfloat16] [--terms plain,bias]
+     .venv/bin/python benchmarks/gpu_static.py --page
 
 Triton's package includes NVIDIA's assembler, so a call and its backward pass compile every kernel that they would run
 on a GPU that is not there. "Instructions a score" is the length of a loop divided by the scores that a thread computes
@@ -10,6 +11,7 @@ spilled registers go to memory. Nothing here tells of latency or of bandwidth. W
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -108,6 +110,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "grouped": {"window": (LENGTH // 3, 0)},
 }
 """Options of the calls with these terms."""
+
+PAGE = (
+    ("90", "64", "bfloat16,float32", ",".join(TERMS)),
+    ("80,100", "64", "bfloat16", ",".join(TERMS)),
+    ("80,100", "64", "float32", "plain,bias,t5,shaw"),
+    ("90", "128", "bfloat16", "plain,bias,t5,masked,shaw"),
+    ("90", "128", "float32", "bias,shaw"),
+    ("90", "256", "bfloat16,float32", "bias,shaw"),
+    ("80", "128", "bfloat16", "plain,bias"),
+    ("90", "64", "float16", "bias"),
+)
+"""The cases of docs/results/gpu.md, as values of the options ``gpus``, ``dims``, ``dtypes`` and ``terms``."""
 
 KEY_HEADS = {"grouped": 1}
 """Heads of the keys and values with these terms; with others, each head has its own."""
@@ -286,24 +300,22 @@ class GpuStatic:
     """Types of the inputs."""
     terms: str = "plain,bias,t5,masked,shaw"
     """Terms of the call."""
+    page: bool = False
+    """Count the cases of docs/results/gpu.md instead of those that the options above select."""
     json: bool = False
     """Print JSON instead of a table."""
     out: Path = Path("runs/gpu_static.json")
     """File for the results."""
 
     def run(self, console: Console) -> None:
-        found = [
-            counts
-            for gpu in self.gpus.split(",")
-            for dtype in self.dtypes.split(",")
-            for dim in self.dims.split(",")
-            for term in self.terms.split(",")
-            for counts in count(int(gpu), int(dim), dtype, term)
-        ]
-        rows = [asdict(counts) for counts in found]
-        write_results(self.out, {"kernels": rows, "exceeded": exceeded(found)})
+        found: list[Counts] = []
+        for options in PAGE if self.page else [(self.gpus, self.dims, self.dtypes, self.terms)]:
+            gpus, dims, dtypes, terms = (values.split(",") for values in options)
+            for gpu, dtype, dim, term in itertools.product(gpus, dtypes, dims, terms):
+                found += count(int(gpu), int(dim), dtype, term)
+                write_results(self.out, {"kernels": [asdict(counts) for counts in found], "exceeded": exceeded(found)})
         if self.json:
-            console.print_json(json.dumps(rows))
+            console.print_json(json.dumps([asdict(counts) for counts in found]))
             return
         for gpu, dtype, dim in dict.fromkeys((counts.gpu, counts.dtype, counts.dim) for counts in found):
             table = Table(

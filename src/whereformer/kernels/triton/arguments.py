@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from .. import tuning
 from ..problem import LOG2E, Problem
-from .blocks import LARGEST_BLOCK, cdiv, padded
+from .blocks import LARGEST_BLOCK, cdiv, padded, precision_of
 
 
 class RowMatrix(NamedTuple):
@@ -83,6 +83,12 @@ class Scale(NamedTuple):
     last: Any  # whether nothing is added to the products, so that they are scaled last: a compile-time constant
 
 
+class Products(NamedTuple):
+    """How matrices are multiplied."""
+
+    precision: Any  # Triton's name of how those of float32 are: a compile-time constant
+
+
 class TableSpan(NamedTuple):
     """The offsets beyond which all tables are constant; None if no pair reads beyond the ends of any table."""
 
@@ -93,6 +99,7 @@ class TableSpan(NamedTuple):
 class Terms(NamedTuple):
     """What turns inputs into scores, which are in units of log2."""
 
+    products: Products
     scale: Scale
     span: TableSpan
     bias: BiasTable
@@ -220,12 +227,12 @@ LONGEST_COMPILED = 128
 """Tables of at most this many vectors are loaded as a whole, and their offsets are compiled into the kernels."""
 
 
-def constant(number: int | bool) -> Any:
-    """Wrap a number as a compile-time constant of the kernels."""
+def constant(value: int | bool | str) -> Any:
+    """Wrap a value as a compile-time constant of the kernels."""
     # Imported here, because not every build of torch comes with Triton.
     import triton.language as tl
 
-    return tl.constexpr(number)
+    return tl.constexpr(value)
 
 
 def row_matrix(tensor: Tensor | None, batch: int = 0, shared: int = 1) -> RowMatrix:
@@ -370,6 +377,7 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     if problem.value_table is not None and d_out is not None:
         value_products = (d_out.float() @ problem.value_table.mT).contiguous()
     return Terms(
+        products=Products(constant(precision_of(problem))),
         scale=_scale_of(problem),
         span=TableSpan(first, last),
         bias=_bias_table(problem),

@@ -19,6 +19,9 @@ from . import available
 LARGEST_BLOCK = 128
 """The most queries or keys in a tile."""
 
+_ON_TENSOR_CORES = 64
+"""The widest heads whose products of float32 are computed on tensor cores."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -77,20 +80,35 @@ _VECTORS_64_ROWS = {
     "key": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
     "tile": _RICH_64_ROWS["tile"],
 }
-# Products of float32 keep whole rows in registers.
+# Products of float32 on tensor cores keep both parts of their rows in registers, other products of float32 whole rows.
 _FLOAT = {
-    "forward": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
-    "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
+    "forward": (Blocks(64, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    "query": (Blocks(32, 32, 4, 1), Blocks(32, 16, 4, 1), Blocks(16, 32, 4, 1)),
     "key": (Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    "all": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    "all": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
 }
 _RICH_FLOAT = {
     "forward": (Blocks(32, 16, 4, 1), Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
     "query": (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
-    "key": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
-    "all": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+    "key": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
+    "all": (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
+}
+# On compute capability 9, for the heads of _ON_TENSOR_CORES.
+_FLOAT_64_ROWS = {
+    "forward": (Blocks(128, 32, 8, 1), *_FLOAT["forward"][1:]),
+    "query": (Blocks(128, 32, 8, 1), *_FLOAT["query"][1:]),
+    "key": (Blocks(32, 128, 8, 1), *_FLOAT["key"][1:]),
+    "all": (Blocks(32, 128, 8, 1), *_FLOAT["all"][1:]),
+    "tile": (Blocks(64, 64, 8, 1), *_FLOAT["tile"][1:]),
+}
+_RICH_FLOAT_64_ROWS = {
+    "forward": (Blocks(128, 16, 8, 1), *_RICH_FLOAT["forward"][1:]),
+    "query": (Blocks(64, 16, 4, 1), *_RICH_FLOAT["query"][1:]),
+    "key": (Blocks(16, 128, 8, 1), *_RICH_FLOAT["key"][1:]),
+    "all": (Blocks(16, 64, 4, 1), *_RICH_FLOAT["all"][1:]),
+    "tile": (Blocks(64, 64, 8, 1), *_RICH_FLOAT["tile"][1:]),
 }
 # The interpreter's tiles are small, so that small tests have several, with different shapes.
 _INTERPRETED = {
@@ -106,20 +124,35 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
     """Return the tile sizes of a problem in the kernel "forward", "query", "key", "all" or "tile"."""
     if available.interpreted():
         return _INTERPRETED[kernel]
-    widths = [padded(problem.value.shape[3])]
-    if problem.query is not None:
-        widths.append(padded(problem.query.shape[3]))
-    if problem.query_factors is not None:
-        widths.append(padded(problem.query_factors.shape[3]))
     rich = any(tensor is not None for tensor in (problem.query_factors, problem.dense, problem.query_positions))
     vectors = problem.key_table is not None or problem.value_table is not None
+    capability = available.capability(problem.value.device)[0]
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
-        sizes = _RICH_FLOAT if rich or vectors else _FLOAT
-    elif available.capability(problem.value.device)[0] in (9, 10):
+        if capability == 9:
+            sizes = _RICH_FLOAT_64_ROWS if rich or vectors else _FLOAT_64_ROWS
+        else:
+            sizes = _RICH_FLOAT if rich or vectors else _FLOAT
+    elif capability in (9, 10):
         sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else _PLAIN_64_ROWS
     else:
         sizes = _RICH if rich else _VECTORS if vectors else _PLAIN
-    return sizes[kernel][0 if max(widths) <= 64 else 1 if max(widths) <= 128 else 2]
+    widest = _widest(problem)
+    return sizes[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]
+
+
+def precision_of(problem: Problem) -> str:
+    """Return how products of float32 are computed, by Triton's name.
+
+    Three products of TF32 numbers on tensor cores are as close to exact products as float32 is, but hold each number
+    twice. For wider heads that does not fit into registers.
+    """
+    return "tf32x3" if _widest(problem) <= _ON_TENSOR_CORES else "ieee"
+
+
+def _widest(problem: Problem) -> int:
+    """Return the padded width of the widest rows."""
+    rows = (problem.value, problem.query, problem.query_factors)
+    return max(padded(tensor.shape[3]) for tensor in rows if tensor is not None)
 
 
 def padded(width: int) -> int:

@@ -60,7 +60,7 @@ def _attend_blocks(
             ends = Ends(ends.left * shrink, ends.right * shrink)
             ends = add_ends(ends, weights, terms.value_table, tile, pairs, AREA)
         v = load(inputs.value, place, first, pairs.n_k, BLOCK_N)
-        out = tl.dot(weights.to(v.dtype), v, out * shrink[:, None], input_precision="ieee")
+        out = tl.dot(weights.to(v.dtype), v, out * shrink[:, None], input_precision=terms.products.precision)
         peak = new_peak
     return Softmax(out, peak, total, ends)
 
@@ -141,5 +141,5 @@ def forward(
             weights = tl.load(at + tl.arange(0, BLOCK_M * SUMS_WIDTH))
             vectors = load(values, place, 1 + piece * SUMS_WIDTH, length - 1, SUMS_WIDTH)
             weights = tl.reshape(weights, [BLOCK_M, SUMS_WIDTH]).to(vectors.dtype)
-            acc = tl.dot(weights, vectors, acc, input_precision="ieee")
+            acc = tl.dot(weights, vectors, acc, input_precision=terms.products.precision)
     store(out, acc, place, first_row, pairs.n_q, BLOCK_M)

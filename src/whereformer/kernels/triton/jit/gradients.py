@@ -45,7 +45,7 @@ def gradients_of(left, right, left_out, right_out, row_state, tile, terms, pairs
         if tile.first_key >= 0:  # see scores_of
             products = from_products(terms.value_table, index, tile, pairs, AREA)
             d_weights = tl.broadcast_to(products, d_weights.shape)
-    d_weights = tl.dot(left_out, tl.trans(right_out), d_weights, input_precision="ieee")
+    d_weights = tl.dot(left_out, tl.trans(right_out), d_weights, input_precision=terms.products.precision)
     if pairs.dropout_seeds is not None:
         survives = kept(tile, pairs)
         d_weights = tl.where(survives, d_weights * pairs.dropout_scale, 0.0)

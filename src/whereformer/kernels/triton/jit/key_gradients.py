@@ -47,17 +47,17 @@ def _key_blocks(
         weights, d_scores, slope = gradients_of(
             keys.side, Side(q, fq), keys.value, do, row_state, tile, terms, pairs, AREA
         )
-        d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision="ieee")
+        d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision=terms.products.precision)
         if shared is not None:
             if shared.diagonals.data is not None:
                 add_diagonals(shared.diagonals, d_scores, tile, pairs, AREA)
         if keys.side.vectors.type.is_block():
             d_products = times_slope(d_scores, slope, terms).to(q.dtype)
-            d_k = tl.dot(d_products, q, d_k, input_precision="ieee")
+            d_k = tl.dot(d_products, q, d_k, input_precision=terms.products.precision)
             if shared is not None:
-                add_to_queries(shared, d_products, keys.side.vectors, tile, pairs, BLOCK_M)
+                add_to_queries(shared, d_products, keys.side.vectors, tile, terms, pairs, BLOCK_M)
         if keys.side.factors.type.is_block():
-            d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision="ieee")
+            d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision=terms.products.precision)
     return KeySums(d_k, d_v, d_factors)
 
 

@@ -61,9 +61,11 @@ def _query_blocks(
         )
         if queries.side.vectors.type.is_block():
             d_products = times_slope(d_scores, slope, terms).to(keys.vectors.dtype)
-            d_q = tl.dot(d_products, keys.vectors, d_q, input_precision="ieee")
+            d_q = tl.dot(d_products, keys.vectors, d_q, input_precision=terms.products.precision)
         if queries.side.factors.type.is_block():
-            d_factors = tl.dot(d_scores.to(keys.factors.dtype), keys.factors, d_factors, input_precision="ieee")
+            d_factors = tl.dot(
+                d_scores.to(keys.factors.dtype), keys.factors, d_factors, input_precision=terms.products.precision
+            )
         if gradients.tables.bias_ends is not None:
             if AREA == INSIDE:
                 # Most tiles inside a long table read neither end.

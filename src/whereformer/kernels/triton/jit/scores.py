@@ -145,7 +145,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     WITH_KEYS: tl.constexpr = ADDED and terms.bias.log2 is None and terms.key_table.products is not None
     capped = 0.0
     if left.vectors.type.is_block():
-        scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision="ieee")
+        scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision=terms.products.precision)
         if not (WITH_BIAS or WITH_KEYS or terms.scale.last):
             scores *= terms.scale.log2
         if terms.scale.cap is not None:
@@ -154,7 +154,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     else:
         scores = tl.zeros_like((rows + columns).to(tl.float32))
     if left.factors.type.is_block():
-        factors = tl.dot(left.factors, tl.trans(right.factors), input_precision="ieee")
+        factors = tl.dot(left.factors, tl.trans(right.factors), input_precision=terms.products.precision)
         scores = tl.fma(factors, LOG2E, scores)
     offsets = offsets_of(tile, pairs)
     if terms.key_table.products is not None:

@@ -13,9 +13,9 @@ from .tiles import add
 
 
 @triton.jit
-def add_to_queries(shared, d_products, keys, tile, pairs, BLOCK_M: tl.constexpr):
+def add_to_queries(shared, d_products, keys, tile, terms, pairs, BLOCK_M: tl.constexpr):
     """Add what a transposed tile contributes to the queries' gradient; ``d_products`` is in the dtype of its keys."""
-    d_q = tl.dot(tl.trans(d_products), keys, input_precision="ieee")
+    d_q = tl.dot(tl.trans(d_products), keys, input_precision=terms.products.precision)
     add(shared.query, d_q, tile.place, tile.first_row, pairs.n_q, BLOCK_M)
 
 
