@@ -64,7 +64,7 @@ def sentences(folder, name, count):
     words = ["good", "bad", "film", "story"]
     texts = [f"a {words[number % 4]} {words[(number // 4) % 4]}" for number in range(count)]
     file = folder / name / f"{name}.parquet"
-    file.parent.mkdir()
+    file.parent.mkdir(parents=True)
     parquet.write_table(pa.table({"sentence": texts, "label": [number % 2 for number in range(count)]}), file)
     return file
 
@@ -122,16 +122,32 @@ def funnel(run, tmp_path):
 
 
 def funnel_pays(run, tmp_path):
+    """Parts that are finished are not repeated, and other settings are refused."""
     text = tmp_path / "text.txt"
     text.write_text("\n".join(parallel_text.pairs()[0] * 3))
-    run(
-        "funnel_pays",
-        *(f"--text={text}", f"--train={sentences(tmp_path, 'train', 8)}", f"--test={sentences(tmp_path, 'test', 4)}"),
-        *("--pretrain-seconds=0.01", "--finetune-seconds=0.01", "--judgements=1", "--models=plain,funnel"),
-        *("--length=16", "--batch-size=2", "--hidden-size=32", "--vocab-size=300", f"--out={tmp_path}"),
-    )
-    assert set(results_of(tmp_path / "results.json")["models"]) == {"plain", "funnel"}
-    assert (tmp_path / "plot.svg").exists()
+    sentences(tmp_path / "task", "train", 8).rename(tmp_path / "task" / "train.parquet")
+    sentences(tmp_path / "task", "test", 4).rename(tmp_path / "task" / "test.parquet")
+
+    def pays(*more):
+        run(
+            "funnel_pays",
+            *(f"--text={text}", f"--data={tmp_path}", "--inputs=task:16,task:32", "--column=sentence"),
+            *("--pretrain-seconds=0.01", "--finetune-seconds=0.01", "--judgements=1", "--models=plain,funnel"),
+            *("--lengths=8:0.5,16:0.5", "--batch-tokens=32", "--hidden-size=32", "--vocab-size=300"),
+            *(f"--out={tmp_path / 'out'}", *more),
+        )
+        return results_of(tmp_path / "out" / "results.json")["models"]
+
+    first = pays()
+    assert set(first) == {"plain", "funnel"}
+    assert first["plain"][0].keys() == {"seed", "pretraining", "task-16", "task-32"}
+    assert first["funnel"][0]["task-16"]["gflops_of_a_row"] < first["funnel"][0]["task-32"]["gflops_of_a_row"]
+    again = pays("--first-seed=1", "--models=plain")
+    assert [found["seed"] for found in again["plain"]] == [0, 1]
+    assert again["plain"][0] == first["plain"][0]
+    assert (tmp_path / "out" / "task-32.svg").exists()
+    with pytest.raises(SystemExit, match="2"):
+        pays("--mask-rate=0.2")
 
 
 def gpu_check(run, tmp_path):
