@@ -27,6 +27,7 @@ import pyarrow.parquet as parquet
 import torch
 import tyro
 from matplotlib.figure import Figure
+from parts import kept, spread
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -45,7 +46,6 @@ from whereformer.errors import InputError
 from whereformer.experiments.pretrain.schedule import parsed_lengths
 from whereformer.files import new_folder
 from whereformer.runs.provenance import write_results
-from whereformer.runs.results import refuse_other_settings
 from whereformer.training.held_out import evaluate
 from whereformer.training.optimizer import build_optimizer
 from whereformer.training.trainer import quiet_transformers
@@ -165,15 +165,8 @@ class Pays:
         Raises:
             InputError: if the part was made with other settings.
         """
-        file = self._folder(name, seed) / f"{part}.json"
         settings = {**self._settings, "seed": seed, **MODELS[name]}
-        if file.exists():
-            found: dict[str, Any] = json.loads(file.read_text())
-            refuse_other_settings(self.out, found["settings"], settings)
-            return found
-        found = make()
-        write_results(file, {"settings": settings, **found})
-        return found
+        return kept(self._folder(name, seed) / f"{part}.json", settings, make)
 
     def _gathered(self, name: str) -> list[dict[str, Any]]:
         """Return the results of all seeds of a model that are there, each with its parts by name."""
@@ -330,7 +323,7 @@ class Pays:
         for name, runs in found.items():
             losses = [run["pretraining"]["held_out_loss"] for run in _having(runs, "pretraining")]
             scores = [[100 * run[part]["accuracy"][-1][1] for run in _having(runs, part)] for part in inputs]
-            table.add_row(name, _spread(losses, 2), *(_spread(column, 1) for column in scores))
+            table.add_row(name, spread(losses, 2), *(spread(column, 1) for column in scores))
         console.print(table)
 
     def _plot(self, found: dict[str, list[dict[str, Any]]], part: str) -> None:
@@ -386,14 +379,6 @@ def _gflops(config: EncoderConfig, length: int, predictions: int) -> float:
 
 def _having(runs: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:
     return [run for run in runs if part in run]
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
-    if not values:
-        return "-"
-    return (
-        f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f}, n={len(values)})"
-    )
 
 
 if __name__ == "__main__":

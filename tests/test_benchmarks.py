@@ -112,6 +112,24 @@ def finetune_speed(run, tmp_path):
     assert results_of(tmp_path / "results.json")["ratios"]["transformers"] == [1.0]
 
 
+def distilled(run, tmp_path):
+    """Every variant starts from the same weights, and only its positions' numbers are counted."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(parallel_text.pairs()[0] * 3))
+    model = save_bert(tmp_path / "seed" / "model")
+    options = (f"--models={model}", f"--data={text}", "--kernels=1,3", "--fresh=3", "--steps=2", "--batch-size=2")
+    run("distilled", *options, "--length=16", "--fit-tokens=64", "--held-out-tokens=64", f"--out={tmp_path / 'out'}")
+    (found,) = results_of(tmp_path / "out" / "results.json")["models"].values()
+    # A layer of two heads with three numbers a kernel, and BERT's table of 512 places of width 16.
+    numbers = {"as trained": 512 * 16, "without positions": 0, "S=1": 6, "S=3": 18, "S=3 not fitted": 18}
+    assert {variant: one["numbers"] for variant, one in found.items()} == numbers
+    assert found["as trained"]["scores"]["at once"]["similarity"] == pytest.approx(1)
+    assert "positions trained" not in found["without positions"]["scores"]
+    trained = found["S=3"]["scores"]
+    assert trained["all trained"]["masked_lm_loss"] != trained["at once"]["masked_lm_loss"]
+    assert (tmp_path / "out" / "plot.svg").exists()
+
+
 def funnel(run, tmp_path):
     out = tmp_path / "funnel.json"
     run(
@@ -291,6 +309,7 @@ SMOKE_TESTS = {
     "compare_check": compare_check,
     "finetune_speed": finetune_speed,
     "funnel": funnel,
+    "distilled": distilled,
     "funnel_pays": funnel_pays,
     "gpu_check": gpu_check,
     "grid": grid,
