@@ -63,19 +63,19 @@ class Distilled:
     """Numbers of kernels per head."""
     fresh: str = "5"
     """Numbers of kernels per head that are trained without having been fitted."""
-    steps: int = 300
+    steps: int = 200
     """Steps of each training."""
     batch_size: int = 32
     """Windows in a step."""
     mask_rate: float = 0.3
     """Share of tokens that are masked in training."""
-    position_learning_rate: float = 1e-2
-    """Peak of the learning rate of the positions alone."""
     learning_rate: float = 1e-3
-    """Peak of the learning rate of all weights."""
+    """Peak of the learning rate of all weights but kernels."""
+    kernel_learning_rate: float = 5e-3
+    """Peak of the learning rate of kernels."""
     fit_tokens: int = 32768
     """Number of tokens that kernels are fitted to."""
-    held_out_tokens: int = 131072
+    held_out_tokens: int = 65536
     """Number of tokens that models are judged by."""
     length: int | None = None
     """Tokens in a window. Default: the most that the model takes."""
@@ -163,8 +163,7 @@ class Distilled:
         model.requires_grad_(not alone)
         for parameter in encoder.position.parameters():
             parameter.requires_grad_(True)
-        rate = self.position_learning_rate if alone else self.learning_rate
-        optimizer = build_optimizer(model, rate)
+        optimizer = build_optimizer(model, self.learning_rate, self.kernel_learning_rate)
         schedule = linear_schedule(optimizer, max(1, self.steps // 10), self.steps)
         windows = Windows(
             text.training,

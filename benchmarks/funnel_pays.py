@@ -63,6 +63,8 @@ COLORS = dict(zip(MODELS, ("#7a7a7a", "#cc79a7", "#0072b2", "#d55e00", "#009e73"
 WARMUP = 0.1
 """Share of the time in which the learning rate rises."""
 HELD_OUT_TOKENS = 65536
+TUNING = ("finetune_seconds", "finetune_learning_rate", "dropout", "judgements", "test_rows", "column")
+"""The settings that do not concern pretraining."""
 
 Example = tuple[list[int], int]
 
@@ -87,19 +89,19 @@ class Pays:
     """Number of seeds. All models are trained with one seed before the next."""
     first_seed: int = 0
     """The first seed of weights and batches."""
-    lengths: str = "16:0.3,32:0.2,64:0.2,128:0.3"
+    lengths: str = "8:0.5,16:0.2,32:0.15,64:0.15"
     """Tokens in a pretraining window, each with its share of the time."""
-    vocab_size: int = 8192
+    vocab_size: int = 4096
     """Size of the vocabulary."""
     hidden_size: int = 128
     """Width; heads have 32 channels."""
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     """Tokens in a step of pretraining and, at most, of fine-tuning."""
     mask_rate: float = 0.3
     """Share of tokens that are masked in pretraining."""
     dropout: float = 0.0
     """Dropout on hidden states in fine-tuning."""
-    learning_rate: float = 3e-3
+    learning_rate: float = 5e-3
     """Peak of the learning rate of pretraining."""
     finetune_learning_rate: float = 1e-3
     """Peak of the learning rate of fine-tuning."""
@@ -107,9 +109,9 @@ class Pays:
     """Matrix products are in "bfloat16" or "float32"."""
     pretrain_seconds: float = 480.0
     """CPU seconds to pretrain each model."""
-    finetune_seconds: float = 240.0
+    finetune_seconds: float = 300.0
     """CPU seconds to fine-tune each model on each input."""
-    judgements: int = 5
+    judgements: int = 4
     """How many times the model is judged during fine-tuning. Judging does not count."""
     out: Path = Path("runs/funnel_pays")
     """Folder for the models, the results and the plots."""
@@ -166,6 +168,8 @@ class Pays:
             InputError: if the part was made with other settings.
         """
         settings = {**self._settings, "seed": seed, **MODELS[name]}
+        if part == "pretraining":
+            settings = {name: value for name, value in settings.items() if name not in TUNING}
         return kept(self._folder(name, seed) / f"{part}.json", settings, make)
 
     def _gathered(self, name: str) -> list[dict[str, Any]]:
@@ -191,7 +195,7 @@ class Pays:
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             type_vocab_size=0,
-            max_position_embeddings=max(longest, *(length for _, length in self._inputs)),
+            max_position_embeddings=longest,
             sparse_prediction=True,
             **MODELS[name],
         )
