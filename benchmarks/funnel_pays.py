@@ -1,22 +1,25 @@
 """Does a funnel pay? Give plain encoders and funnels the same time to pretrain and fine-tune, and compare accuracy.
 
-The funnels' blocks cost the same as the plain encoder. In pretraining, funnels have an additional decoder layer.
+Run: .venv/bin/python benchmarks/funnel_pays.py --text imdb/train.parquet --data FOLDER [--inputs imdb:512,imdb:1024]
 
-Run: .venv/bin/python benchmarks/funnel_pays.py --text wikitext.parquet --train sst2/train.parquet
-         --test sst2/validation.parquet [--column sentence]
+Pretraining is masked language modelling, with short windows first. Every model gets the same CPU time of one thread.
+Then each is fine-tuned on every input, again for the same time, and judged on the test rows at intervals. The result is
+accuracy over time, for several seeds. Writes results.json and a plot for each input.
 
-Pretraining is masked language modelling. Every model gets the same stream of batches for the same CPU time of one
-thread. Then each is fine-tuned on labeled sentences, again for the same time, and judged on the test sentences at
-intervals. The result is accuracy over time. Writes results.json and plot.svg.
+Every finished part, a pretraining or a fine-tuning, is a file in --out/models/MODEL/SEED and is not repeated. So an
+interrupted run loses only the part that it was in, and processes with different seeds can share --out, if the first has
+already encoded the text. The last of them to end gathers all parts, and so does the same command when it is run again.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import sys
+import statistics
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,213 +27,363 @@ import pyarrow.parquet as parquet
 import torch
 import tyro
 from matplotlib.figure import Figure
+from parts import kept, spread
 from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
-from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
+from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification, load_pretrained
 from whereformer.analysis import cost
+from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
-from whereformer.data import corpus
-from whereformer.data.masks import Batches, HeldOut
-from whereformer.data.tokenizers import CLS, PAD, SEP, token_stream, train_tokenizer
-from whereformer.runs.provenance import commit, write_results
+from whereformer.data.batches import by_length_and_tokens, shuffled_by_tokens
+from whereformer.data.cache import EncodedText, TokenizerChoice, open_or_encode
+from whereformer.data.corpus import Text
+from whereformer.data.masks import HELD_OUT_RATE, Batches, HeldOut
+from whereformer.data.seen import look_at
+from whereformer.data.tokenizers import CLS, PAD, SEP
+from whereformer.errors import InputError
+from whereformer.experiments.pretrain.schedule import parsed_lengths
+from whereformer.files import new_folder
+from whereformer.runs.provenance import write_results
 from whereformer.training.held_out import evaluate
 from whereformer.training.optimizer import build_optimizer
+from whereformer.training.trainer import quiet_transformers
 
+# The funnels' blocks cost as much as the plain encoder's. In pretraining, funnels have one more layer, the decoder.
+FUNNEL = {"blocks": "2-3-2", "decoder_layers": "1"}
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {"blocks": "4", "position": "transformer_xl"},
-    "funnel": {"blocks": "2-3-2", "decoder_layers": "1", "position": "transformer_xl"},
-    "funnel + tisa": {"blocks": "2-3-2", "decoder_layers": "1", "position": "tisa"},
-    "plain + tisa": {"blocks": "4", "position": "tisa"},
+    "funnel": {**FUNNEL, "position": "transformer_xl"},
+    "plain+tisa": {"blocks": "4", "position": "tisa"},
+    "funnel+tisa": {**FUNNEL, "position": "tisa"},
+    "plain+tisa+mean": {"blocks": "4", "position": "tisa", "classifier_pooling": "mean"},
 }
-COLORS = {"plain": "#7a7a7a", "plain + tisa": "#0072b2", "funnel": "#cc79a7", "funnel + tisa": "#d55e00"}
-MASK_RATE = 0.15
+COLORS = dict(zip(MODELS, ("#7a7a7a", "#cc79a7", "#0072b2", "#d55e00", "#009e73"), strict=True))
+WARMUP = 0.1
+"""Share of the time in which the learning rate rises."""
+HELD_OUT_TOKENS = 65536
+TUNING = ("finetune_seconds", "finetune_learning_rate", "dropout", "judgements", "test_rows", "column")
+"""The settings that do not concern pretraining."""
+
+Example = tuple[list[int], int]
 
 
 @dataclass(frozen=True)
 class Pays:
     """Measure accuracy over time for plain encoders and funnels that are pretrained and fine-tuned the same way."""
 
-    text: Annotated[str, tyro.conf.arg(metavar="PATH")]
+    text: Annotated[list[str], tyro.conf.arg(metavar="PATH")]
     """Text to pretrain on."""
-    train: Annotated[Path, tyro.conf.arg(metavar="PARQUET")]
-    """Sentences to fine-tune on, with a column "label" of whole numbers."""
-    test: Annotated[Path, tyro.conf.arg(metavar="PARQUET")]
-    """Sentences to judge by."""
+    data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    """Folder with a folder for each task, which holds train.parquet and test.parquet (or validation.parquet)."""
+    inputs: Annotated[str, tyro.conf.arg(metavar="TASK:N,...")] = "imdb:512"
+    """Tasks to fine-tune on, each with the most tokens in a row."""
+    column: str = "text"
+    """The column with the texts. The column "label" has whole numbers from 0 on."""
     test_rows: int = 2000
-    """Number of sentences to judge by, drawn at random."""
-    column: str = "sentence"
-    """The column with the sentences."""
-    length: int = 128
-    """Tokens in a pretraining window."""
-    sentence_length: int = 64
-    """Most tokens in a sentence."""
-    vocab_size: int = 8192
-    """Vocabulary size of the tokenizer, which is trained on the text."""
-    models: Annotated[str, tyro.conf.arg(metavar="A,B")] = "plain,plain + tisa,funnel,funnel + tisa"
+    """Number of rows to judge by, drawn at random but the same for all models."""
+    models: Annotated[str, tyro.conf.arg(metavar="A,B")] = "plain+tisa,funnel+tisa"
     """The models to train."""
-    hidden_size: int = 192
-    """Width."""
-    batch_size: int = 32
-    """Windows or sentences in a step."""
-    pretrain_seconds: float = 300.0
+    seeds: int = 1
+    """Number of seeds. All models are trained with one seed before the next."""
+    first_seed: int = 0
+    """The first seed of weights and batches."""
+    lengths: str = "8:0.5,16:0.2,32:0.15,64:0.15"
+    """Tokens in a pretraining window, each with its share of the time."""
+    vocab_size: int = 4096
+    """Size of the vocabulary."""
+    hidden_size: int = 128
+    """Width; heads have 32 channels."""
+    batch_tokens: int = 2048
+    """Tokens in a step of pretraining and, at most, of fine-tuning."""
+    mask_rate: float = 0.3
+    """Share of tokens that are masked in pretraining."""
+    dropout: float = 0.0
+    """Dropout on hidden states in fine-tuning."""
+    learning_rate: float = 5e-3
+    """Peak of the learning rate of pretraining."""
+    finetune_learning_rate: float = 1e-3
+    """Peak of the learning rate of fine-tuning."""
+    dtype: Annotated[str, tyro.conf.arg(metavar="NAME")] = "bfloat16"
+    """Matrix products are in "bfloat16" or "float32"."""
+    pretrain_seconds: float = 480.0
     """CPU seconds to pretrain each model."""
-    finetune_seconds: float = 120.0
-    """CPU seconds to fine-tune each model."""
-    judgements: int = 8
-    """How many times the model is judged during fine-tuning."""
-    out: Path = Path("benchmarks/results/funnel_pays")
-    """Folder for the results. Models that it already has are not trained again."""
-    seed: int = 0
-    """Seed of weights and batches."""
+    finetune_seconds: float = 300.0
+    """CPU seconds to fine-tune each model on each input."""
+    judgements: int = 4
+    """How many times the model is judged during fine-tuning. Judging does not count."""
+    out: Path = Path("runs/funnel_pays")
+    """Folder for the models, the results and the plots."""
 
     def run(self, console: Console) -> None:
+        """Make the missing parts, then gather all that are there."""
         torch.set_num_threads(1)
-        documents = corpus.load_documents([self.text])
-        training, held_out = corpus.split_documents(documents)
-        tokenizer = train_tokenizer(training, self.vocab_size)
-        vocabulary = tokenizer.get_vocab_size()
-        stream = token_stream(tokenizer, training)
-        judged = HeldOut(token_stream(tokenizer, held_out)[:65536], MASK_RATE, vocabulary)
-        train, test = (self._sentences(tokenizer, file) for file in (self.train, self.test))
-        test = random.Random(self.seed).sample(test, min(self.test_rows, len(test)))
-        file = self.out / "results.json"
-        settings = {name: str(value) for name, value in asdict(self).items() if name not in ("out", "models", "text")}
-        settings = {
-            name: Path(value).parent.name if name in ("train", "test") else value for name, value in settings.items()
-        }
-        results: dict[str, Any] = {"settings": settings, "models": {}}
-        if file.exists():
-            found = json.loads(file.read_text())
-            results = {name: found[name] for name in results}
-        models = results["models"]
-        for name in self.models.split(","):
-            config = self._config(name, vocabulary)
-            if name in models:
-                models[name] |= self._costs(config)
-                continue
-            batches = Batches(stream, self.batch_size, self.length, MASK_RATE, vocabulary, self.seed)
-            torch.manual_seed(self.seed)
-            model = EncoderForMaskedLM(config)
-            steps = self._train(model, lambda step, b=batches: b[step], self.pretrain_seconds, 1e-3)
-            loss = evaluate(model, judged, self.length).loss
-            console.print(f"{name}: {steps} steps of pretraining, held-out loss {loss:.3f}", highlight=False)
-            classifier = EncoderForSequenceClassification(config)
-            own = classifier.state_dict()
-            found = {key: x for key, x in model.state_dict().items() if key in own and key.startswith("encoder.")}
-            classifier.load_state_dict(found, strict=False)
-            curve: list[tuple[float, float]] = []
-            tuned = self._fine_tune(classifier, train, test, curve)
-            console.print(f"{name}: {tuned} steps of fine-tuning, accuracy {curve[-1][1]:.1%}", highlight=False)
-            models[name] = {
-                "commit": commit(),
-                **MODELS[name],
-                **self._costs(config),
-                "parameters": sum(parameter.numel() for parameter in model.parameters()),
-                "pretraining_steps": steps,
-                "held_out_loss": loss,
-                "fine_tuning_steps": tuned,
-                "accuracy": curve,
+        names = split("models", self.models, MODELS)
+        for seed in range(self.first_seed, self.first_seed + self.seeds):
+            for name in names:
+                trained = self._part(name, seed, "pretraining", lambda m=name, s=seed: self._pretrain(m, s))
+                console.print(f"{name} {seed}: held-out loss {trained['held_out_loss']:.3f}", highlight=False)
+                for task, length in self._inputs:
+                    found = self._part(
+                        name, seed, f"{task}-{length}", lambda m=name, s=seed, t=(task, length): self._tune(m, s, *t)
+                    )
+                    score = found["accuracy"][-1][1]
+                    console.print(f"{name} {seed}: {task}, {length} tokens: {score:.1%}", highlight=False)
+        found = {name: self._gathered(name) for name in MODELS if (self.out / "models" / name).is_dir()}
+        write_results(self.out / "results.json", {"settings": self._settings, "models": found})
+        self._print(console, found)
+        for task, length in self._inputs:
+            self._plot(found, f"{task}-{length}")
+        console.print(f"wrote {self.out / 'results.json'} and a plot for each input", highlight=False)
+
+    @cached_property
+    def _inputs(self) -> list[tuple[str, int]]:
+        """The tasks, each with the most tokens in a row."""
+        try:
+            parts = [part.strip().rsplit(":", 1) for part in self.inputs.split(",")]
+            return [(task, int(length)) for task, length in parts]
+        except ValueError:
+            raise InputError("inputs", f"expected tasks and lengths such as imdb:512, got {self.inputs!r}") from None
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        left_out = ("out", "models", "seeds", "first_seed", "data", "inputs", "text")
+        # The text is named without its place, which differs between machines.
+        text = ["/".join(Path(path).parts[-2:]) for path in self.text]
+        return {"text": text, **{name: value for name, value in asdict(self).items() if name not in left_out}}
+
+    @cached_property
+    def _encoded(self) -> EncodedText:
+        text, cache = Text(self.text), self.out / "cache"
+        return open_or_encode(cache, text, look_at(text, cache), TokenizerChoice(None, self.vocab_size))
+
+    def _folder(self, name: str, seed: int) -> Path:
+        return self.out / "models" / name / str(seed)
+
+    def _part(self, name: str, seed: int, part: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the results of a part, which is made first if need be.
+
+        Raises:
+            InputError: if the part was made with other settings.
+        """
+        settings = {**self._settings, "seed": seed, **MODELS[name]}
+        if part == "pretraining":
+            settings = {name: value for name, value in settings.items() if name not in TUNING}
+        return kept(self._folder(name, seed) / f"{part}.json", settings, make)
+
+    def _gathered(self, name: str) -> list[dict[str, Any]]:
+        """Return the results of all seeds of a model that are there, each with its parts by name."""
+        folders = sorted((self.out / "models" / name).glob("[0-9]*"), key=lambda folder: int(folder.name))
+        return [
+            {
+                "seed": int(folder.name),
+                **{file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))},
             }
-            write_results(file, results)
-        write_results(file, results)
-        self._plot(results)
-        console.print(f"wrote {file} and {self.out / 'plot.svg'}", highlight=False)
+            for folder in folders
+        ]
 
-    def _costs(self, config: EncoderConfig) -> dict[str, float]:
-        """Return the cost of a pretraining window, with the decoder, and of the longest sentence, without it."""
-        predictions = round(MASK_RATE * self.length)
-        blocks = EncoderConfig.from_dict({**config.to_dict(), "decoder_layers": "0"})
-        return {
-            "gflops_pretraining": cost(config, self.length, predictions=predictions).flops.training / 1e9,
-            "gflops_fine_tuning": cost(blocks, self.sentence_length, predictions=0).flops.training / 1e9,
-        }
-
-    def _config(self, name: str, vocabulary: int) -> EncoderConfig:
-        return EncoderConfig(
-            vocab_size=vocabulary,
+    def _pretrain(self, name: str, seed: int) -> dict[str, Any]:
+        """Pretrain a model, save it, and return what there is to know about it."""
+        text, stages = self._encoded, parsed_lengths(self.lengths)
+        longest, size = stages[-1][0], text.vocabulary.size
+        config = EncoderConfig(
+            vocab_size=size,
             hidden_size=self.hidden_size,
             num_attention_heads=self.hidden_size // 32,
             norm="pre",
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             type_vocab_size=0,
-            max_position_embeddings=self.length,
+            max_position_embeddings=longest,
             sparse_prediction=True,
             **MODELS[name],
         )
+        torch.manual_seed(seed)
+        model = EncoderForMaskedLM(config)
+        batches = Batches(text.training, 1, longest, self.mask_rate, size, seed)
 
-    def _sentences(self, tokenizer: Any, file: Path) -> list[tuple[list[int], int]]:
-        table = parquet.read_table(file)
-        encoded = tokenizer.encode_batch(table[self.column].to_pylist(), add_special_tokens=False)
-        ids = ([CLS, *one.ids[: self.sentence_length - 2], SEP] for one in encoded)
-        return list(zip(ids, table["label"].to_pylist(), strict=True))
+        def batch(step: int, spent: float) -> dict[str, Tensor]:
+            length = _length_at(stages, spent)
+            inputs, labels = replace(batches, batch_size=max(1, self.batch_tokens // length), length=length)[step]
+            return {"input_ids": inputs, "labels": labels}
 
-    def _padded(self, rows: list[tuple[list[int], int]]) -> tuple[Tensor, Tensor, Tensor]:
-        longest = max(len(ids) for ids, _ in rows)
-        ids = torch.tensor([row + [PAD] * (longest - len(row)) for row, _ in rows])
-        return ids, ids != PAD, torch.tensor([label for _, label in rows])
+        steps = self._train(model, batch, self.pretrain_seconds, self.learning_rate)
+        held_out = HeldOut(text.held_out[:HELD_OUT_TOKENS], HELD_OUT_RATE, size)
+        score = evaluate(model, held_out, longest)
+        with quiet_transformers(), new_folder(self._folder(name, seed) / "model") as partial:
+            model.save_pretrained(partial)
+        return {
+            "steps": steps,
+            "held_out_loss": score.loss,
+            "held_out_accuracy": score.accuracy,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "gflops_of_a_window": _gflops(config, longest, round(self.mask_rate * longest)),
+        }
 
-    def _train(self, model: Any, batch: Any, seconds: float, learning_rate: float) -> int:
-        """Train until the CPU time is used up, and return the number of steps. The learning rate follows the time."""
+    def _tune(self, name: str, seed: int, task: str, length: int) -> dict[str, Any]:
+        """Fine-tune a pretrained model on a task, and return its accuracy over time."""
+        train, test = self._examples(task, length)
+        torch.manual_seed(seed)
+        with quiet_transformers():
+            model = load_pretrained(
+                self._folder(name, seed) / "model",
+                model_class=EncoderForSequenceClassification,
+                num_labels=1 + max(label for _, label in train),
+                hidden_dropout_prob=self.dropout,
+            )
+        order = shuffled_by_tokens(torch.tensor([[len(ids)] for ids, _ in train]), self.batch_tokens, seed)
+        curve: list[tuple[float, float]] = []
+
+        def judge(spent: float) -> None:
+            if spent >= (len(curve) + 1) / self.judgements:
+                curve.append((self.finetune_seconds * spent, self._accuracy(model, test)))
+
+        steps = self._train(
+            model,
+            lambda step, spent: _padded([train[row] for row in next(order)]),
+            self.finetune_seconds,
+            self.finetune_learning_rate,
+            judge,
+        )
+        return {
+            "steps": steps,
+            "train_rows": len(train),
+            "test_rows": len(test),
+            "gflops_of_a_row": _gflops(model.config, length, 0),
+            "accuracy": curve,
+        }
+
+    def _examples(self, task: str, length: int) -> tuple[list[Example], list[Example]]:
+        """Return the training rows of a task and the test rows to judge by."""
+        files = [self.data / task / f"{name}.parquet" for name in ("train", "test", "validation")]
+        train, test = [file for file in files if file.exists()][:2]
+        found = []
+        for file, most in ((train, None), (test, self.test_rows)):
+            table = parquet.read_table(file)
+            rows = list(zip(table[self.column].to_pylist(), table["label"].to_pylist(), strict=True))
+            if most is not None:
+                rows = random.Random(0).sample(rows, min(most, len(rows)))
+            encoded = self._encoded.tokenizer.backend_tokenizer.encode_batch_fast(
+                [text for text, _ in rows], add_special_tokens=False
+            )
+            ids = ([CLS, *one.ids[: length - 2], SEP] for one in encoded)
+            found.append(list(zip(ids, (label for _, label in rows), strict=True)))
+        return found[0], found[1]
+
+    def _train(
+        self,
+        model: Any,
+        batch: Callable[[int, float], dict[str, Tensor]],
+        seconds: float,
+        learning_rate: float,
+        after: Callable[[float], None] = lambda spent: None,
+    ) -> int:
+        """Train until the CPU time is used up, and return the number of steps. The learning rate follows the time.
+
+        Args:
+            model: the model.
+            batch: returns the batch of a step; it is told the share of the time that is spent.
+            seconds: CPU seconds.
+            learning_rate: its peak.
+            after: is called after every step with the share of the time that is spent. Its own time does not count.
+        """
         optimizer = build_optimizer(model, learning_rate)
-        model.train()
-        started, step = time.process_time(), 0
-        while (spent := (time.process_time() - started) / seconds) < 1:
+        spent, step = 0.0, 0
+        while spent < 1:
+            started = time.process_time()
+            model.train()
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate * min(spent / 0.1, (1 - spent) / 0.9)
-            inputs, labels = batch(step)
-            model(inputs, labels=labels).loss.backward()
+                group["lr"] = learning_rate * min((spent + 0.01) / WARMUP, (1 - spent) / (1 - WARMUP))
+            inputs = batch(step, spent)
+            with self._precision():
+                loss = model(**inputs).loss
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            spent += (time.process_time() - started) / seconds
             step += 1
+            after(spent)
         return step
 
-    def _fine_tune(self, model: Any, train: list[Any], test: list[Any], curve: list[tuple[float, float]]) -> int:
-        optimizer = build_optimizer(model, 3e-4)
-        order = torch.Generator().manual_seed(self.seed)
-        spent, step, judged = 0.0, 0, 0
-        while spent < self.finetune_seconds:
-            started, share = time.process_time(), spent / self.finetune_seconds
-            for group in optimizer.param_groups:
-                group["lr"] = 3e-4 * min((share + 0.01) / 0.1, (1 - share) / 0.9)
-            rows = [train[i] for i in torch.randint(len(train), (self.batch_size,), generator=order).tolist()]
-            ids, mask, labels = self._padded(rows)
-            model.train()
-            model(ids, mask, labels=labels).loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            spent += time.process_time() - started
-            step += 1
-            if spent >= self.finetune_seconds * (judged + 1) / self.judgements:
-                judged += 1
-                curve.append((spent, self._accuracy(model, test)))
-        return step
+    def _precision(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16")
 
     @torch.no_grad()
-    def _accuracy(self, model: Any, test: list[Any]) -> float:
+    def _accuracy(self, model: Any, test: Sequence[Example]) -> float:
         model.eval()
         right = 0
-        for start in range(0, len(test), 128):
-            ids, mask, labels = self._padded(test[start : start + 128])
-            right += int((model(ids, mask).logits.argmax(-1) == labels).sum())
+        for rows in by_length_and_tokens(torch.tensor([[len(ids)] for ids, _ in test]), self.batch_tokens):
+            batch = _padded([test[row] for row in rows])
+            with self._precision():
+                right += int((model(**batch).logits.argmax(-1) == batch["labels"]).sum())
         return right / len(test)
 
-    def _plot(self, results: dict[str, Any]) -> None:
+    def _print(self, console: Console, found: dict[str, list[dict[str, Any]]]) -> None:
+        """Print the median and range of each model's held-out loss and of its last accuracy on each input."""
+        inputs = [f"{task}-{length}" for task, length in self._inputs]
+        table = Table("", "held-out loss", *(f"{name}, %" for name in inputs))
+        for name, runs in found.items():
+            losses = [run["pretraining"]["held_out_loss"] for run in _having(runs, "pretraining")]
+            scores = [[100 * run[part]["accuracy"][-1][1] for run in _having(runs, part)] for part in inputs]
+            table.add_row(name, spread(losses, 2), *(spread(column, 1) for column in scores))
+        console.print(table)
+
+    def _plot(self, found: dict[str, list[dict[str, Any]]], part: str) -> None:
+        """Draw accuracy over time: a thin line for each seed, a thick one for the median."""
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.add_subplot()
-        for name, found in results["models"].items():
-            seconds, accuracy = zip(*found["accuracy"], strict=True)
-            label = f"{name} (pretraining loss {found['held_out_loss']:.2f})"
-            axes.plot(seconds, [100 * x for x in accuracy], color=COLORS[name], marker="o", markersize=3, label=label)
+        for name, runs in found.items():
+            curves = [run[part]["accuracy"] for run in _having(runs, part)]
+            if not curves:
+                continue
+            for curve in curves:
+                axes.plot([x for x, _ in curve], [100 * y for _, y in curve], color=COLORS[name], linewidth=0.7)
+            # A step may end a little after its judgement is due, so times differ between seeds too.
+            points = [
+                [statistics.median(values) for values in zip(*point, strict=True)]
+                for point in zip(*curves, strict=True)
+            ]
+            axes.plot(
+                [x for x, _ in points],
+                [100 * y for _, y in points],
+                color=COLORS[name],
+                marker="o",
+                markersize=3,
+                linewidth=2.2,
+                label=name,
+            )
         axes.set_xlabel("seconds of fine-tuning (CPU time, one thread)")
         axes.set_ylabel("accuracy, %")
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(self.out / "plot.svg", metadata={"Date": None})
+        figure.savefig(self.out / f"{part}.svg", metadata={"Date": None})
+
+
+def _length_at(stages: Sequence[tuple[int, float]], spent: float) -> int:
+    """Return the tokens in a window when a share of the time is spent."""
+    end = 0.0
+    for length, share in stages:
+        end += share
+        if spent < end:
+            return length
+    return stages[-1][0]
+
+
+def _padded(rows: Sequence[Example]) -> dict[str, Tensor]:
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([row + [PAD] * (longest - len(row)) for row, _ in rows])
+    return {"input_ids": ids, "attention_mask": ids != PAD, "labels": torch.tensor([label for _, label in rows])}
+
+
+def _gflops(config: EncoderConfig, length: int, predictions: int) -> float:
+    return cost(config, length, predictions=predictions).flops.training / 1e9
+
+
+def _having(runs: Sequence[dict[str, Any]], part: str) -> list[dict[str, Any]]:
+    return [run for run in runs if part in run]
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Pays, args=sys.argv[1:]))
+    execute(tyro.cli(Pays))

@@ -64,7 +64,7 @@ def sentences(folder, name, count):
     words = ["good", "bad", "film", "story"]
     texts = [f"a {words[number % 4]} {words[(number // 4) % 4]}" for number in range(count)]
     file = folder / name / f"{name}.parquet"
-    file.parent.mkdir()
+    file.parent.mkdir(parents=True)
     parquet.write_table(pa.table({"sentence": texts, "label": [number % 2 for number in range(count)]}), file)
     return file
 
@@ -112,6 +112,24 @@ def finetune_speed(run, tmp_path):
     assert results_of(tmp_path / "results.json")["ratios"]["transformers"] == [1.0]
 
 
+def distilled(run, tmp_path):
+    """Every variant starts from the same weights, and only its positions' numbers are counted."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(parallel_text.pairs()[0] * 3))
+    model = save_bert(tmp_path / "seed" / "model")
+    options = (f"--models={model}", f"--data={text}", "--kernels=1,3", "--fresh=3", "--steps=2", "--batch-size=2")
+    run("distilled", *options, "--length=16", "--fit-tokens=64", "--held-out-tokens=64", f"--out={tmp_path / 'out'}")
+    (found,) = results_of(tmp_path / "out" / "results.json")["models"].values()
+    # A layer of two heads with three numbers a kernel, and BERT's table of 512 places of width 16.
+    numbers = {"as trained": 512 * 16, "without positions": 0, "S=1": 6, "S=3": 18, "S=3 not fitted": 18}
+    assert {variant: one["numbers"] for variant, one in found.items()} == numbers
+    assert found["as trained"]["scores"]["at once"]["similarity"] == pytest.approx(1)
+    assert "positions trained" not in found["without positions"]["scores"]
+    trained = found["S=3"]["scores"]
+    assert trained["all trained"]["masked_lm_loss"] != trained["at once"]["masked_lm_loss"]
+    assert (tmp_path / "out" / "plot.svg").exists()
+
+
 def funnel(run, tmp_path):
     out = tmp_path / "funnel.json"
     run(
@@ -122,16 +140,32 @@ def funnel(run, tmp_path):
 
 
 def funnel_pays(run, tmp_path):
+    """Parts that are finished are not repeated, and other settings are refused."""
     text = tmp_path / "text.txt"
     text.write_text("\n".join(parallel_text.pairs()[0] * 3))
-    run(
-        "funnel_pays",
-        *(f"--text={text}", f"--train={sentences(tmp_path, 'train', 8)}", f"--test={sentences(tmp_path, 'test', 4)}"),
-        *("--pretrain-seconds=0.01", "--finetune-seconds=0.01", "--judgements=1", "--models=plain,funnel"),
-        *("--length=16", "--batch-size=2", "--hidden-size=32", "--vocab-size=300", f"--out={tmp_path}"),
-    )
-    assert set(results_of(tmp_path / "results.json")["models"]) == {"plain", "funnel"}
-    assert (tmp_path / "plot.svg").exists()
+    sentences(tmp_path / "task", "train", 8).rename(tmp_path / "task" / "train.parquet")
+    sentences(tmp_path / "task", "test", 4).rename(tmp_path / "task" / "test.parquet")
+
+    def pays(*more):
+        run(
+            "funnel_pays",
+            *(f"--text={text}", f"--data={tmp_path}", "--inputs=task:16,task:32", "--column=sentence"),
+            *("--pretrain-seconds=0.01", "--finetune-seconds=0.01", "--judgements=1", "--models=plain,funnel"),
+            *("--lengths=8:0.5,16:0.5", "--batch-tokens=32", "--hidden-size=32", "--vocab-size=300"),
+            *(f"--out={tmp_path / 'out'}", *more),
+        )
+        return results_of(tmp_path / "out" / "results.json")["models"]
+
+    first = pays()
+    assert set(first) == {"plain", "funnel"}
+    assert first["plain"][0].keys() == {"seed", "pretraining", "task-16", "task-32"}
+    assert first["funnel"][0]["task-16"]["gflops_of_a_row"] < first["funnel"][0]["task-32"]["gflops_of_a_row"]
+    again = pays("--first-seed=1", "--models=plain")
+    assert [found["seed"] for found in again["plain"]] == [0, 1]
+    assert again["plain"][0] == first["plain"][0]
+    assert (tmp_path / "out" / "task-32.svg").exists()
+    with pytest.raises(SystemExit, match="2"):
+        pays("--mask-rate=0.2")
 
 
 def gpu_check(run, tmp_path):
@@ -275,6 +309,7 @@ SMOKE_TESTS = {
     "compare_check": compare_check,
     "finetune_speed": finetune_speed,
     "funnel": funnel,
+    "distilled": distilled,
     "funnel_pays": funnel_pays,
     "gpu_check": gpu_check,
     "grid": grid,

@@ -1,0 +1,258 @@
+"""How much of masked language modelling do distilled positions keep, and how much does a short training bring back?
+
+Run: .venv/bin/python benchmarks/distilled.py --models runs/learned/0/model runs/learned/1/model --data 'text/*.parquet'
+
+The models are encoders with position embeddings and a masked-LM head, such as `whereformer pretrain --position learned`
+makes; several of them, which differ in their seed, give the spread. In each, TISA's kernels replace the embeddings, as
+`whereformer distill-positions` does it, with each number of kernels. It is judged on held-out text as it is, then after
+a short training of the kernels alone, and after one of all weights. The same trainings of the model as it was, without
+any positions, and with kernels that were not fitted say what the positions, the fit and the training are worth.
+
+Every finished model and variant is a file in --out and is not repeated. Writes results.json and plot.svg.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from matplotlib.figure import Figure
+from parts import kept, spread
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
+
+from whereformer.analysis.distilling import distill_positions
+from whereformer.cli.main import execute
+from whereformer.data.cache import EncodedText, TokenizerChoice, open_or_encode
+from whereformer.data.corpus import Text
+from whereformer.data.seen import look_at
+from whereformer.data.streams import Stream
+from whereformer.data.windows import Windows, collate
+from whereformer.errors import InputError
+from whereformer.experiments.analyze.loading import tokenizer_of
+from whereformer.experiments.distill.judge import load_with_head, make_judge, rows_of_a_batch
+from whereformer.experiments.settings import listed_numbers
+from whereformer.models import Encoder
+from whereformer.runs.provenance import write_results
+from whereformer.training.optimizer import build_optimizer, linear_schedule
+
+TRAINED, DROPPED = "as trained", "without positions"
+STAGES = {"at once": "#d55e00", "positions trained": "#0072b2", "all trained": "#009e73"}
+"""When a variant is judged: before any training, after one of its positions alone, and after one of all weights."""
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """Measure the masked-LM loss of models whose position embeddings were turned into kernels."""
+
+    models: Annotated[list[Path], tyro.conf.arg(metavar="FOLDER")]
+    """Models with position embeddings and a masked-LM head."""
+    data: Annotated[list[str], tyro.conf.arg(metavar="PATH")]
+    """The text that the models were trained on. Its held-out part is the same as in pretraining."""
+    kernels: str = "1,2,3,5,8"
+    """Numbers of kernels per head."""
+    fresh: str = "5"
+    """Numbers of kernels per head that are trained without having been fitted."""
+    steps: int = 200
+    """Steps of each training."""
+    batch_size: int = 32
+    """Windows in a step."""
+    mask_rate: float = 0.3
+    """Share of tokens that are masked in training."""
+    learning_rate: float = 1e-3
+    """Peak of the learning rate of all weights but kernels."""
+    kernel_learning_rate: float = 5e-3
+    """Peak of the learning rate of kernels."""
+    fit_tokens: int = 32768
+    """Number of tokens that kernels are fitted to."""
+    held_out_tokens: int = 65536
+    """Number of tokens that models are judged by."""
+    length: int | None = None
+    """Tokens in a window. Default: the most that the model takes."""
+    out: Path = Path("runs/distilled")
+    """Folder for the results and the plot."""
+
+    def run(self, console: Console) -> None:
+        """Make the missing results, then print and write everything."""
+        torch.set_num_threads(1)
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for path in self.models:
+            name = _name_of(path)
+            if name in found:
+                raise InputError("models", f"expected folders with different names, got {name} twice")
+            found[name] = {}
+            for variant in self._variants:
+                file = self.out / "models" / name / f"{variant.replace(' ', '-')}.json"
+                settings = {**self._settings, "weights": _fingerprint(path)}
+                one = kept(file, settings, lambda p=path, v=variant: self._scores(p, v))
+                found[name][variant] = one
+                shown = ", ".join(f"{stage} {scores['masked_lm_loss']:.3f}" for stage, scores in one["scores"].items())
+                console.print(f"{name}, {variant}: {shown}", highlight=False)
+        write_results(self.out / "results.json", {"settings": self._settings, "models": found})
+        self._print(console, list(found.values()))
+        self._plot(list(found.values()))
+        console.print(f"wrote {self.out / 'results.json'} and {self.out / 'plot.svg'}", highlight=False)
+
+    @cached_property
+    def _variants(self) -> dict[str, tuple[str | None, dict[str, int], bool]]:
+        """Each variant's position method, the method's options, and whether it is fitted."""
+        fitted, fresh = (listed_numbers("kernels", text, 1, 64) for text in (self.kernels, self.fresh))
+        return {
+            TRAINED: (None, {}, False),
+            DROPPED: ("none", {}, False),
+            **{f"S={count}": ("tisa", {"num_kernels": count}, True) for count in sorted(fitted)},
+            **{f"S={count} not fitted": ("tisa", {"num_kernels": count}, False) for count in sorted(fresh)},
+        }
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        left_out = ("models", "data", "out", "kernels", "fresh")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
+
+    def _text(self, path: Path) -> EncodedText:
+        """Return the text in tokens of a model; models with the same tokenizer share a cache."""
+        text, cache = Text(self.data), self.out / "cache"
+        return open_or_encode(cache, text, look_at(text, cache), TokenizerChoice(path, 0))
+
+    def _scores(self, path: Path, variant: str) -> dict[str, Any]:
+        """Return a variant's scores before any training and after both, and how many numbers its positions have."""
+        text = self._text(path)
+        tokenizer, why_not = tokenizer_of(str(path))
+        if tokenizer is None:
+            raise InputError("models", why_not)
+        _, teacher = load_with_head(str(path), None, {})
+        length = self.length or teacher.config.max_position_embeddings
+        judge = make_judge(
+            str(path), teacher, tokenizer, _spread_windows(text.held_out, text, length, self.held_out_tokens), None
+        )
+        if judge.masked is None:
+            raise InputError("models", f"{path} has no masked-LM head")
+        position, sizes, fitted = self._variants[variant]
+        scores: dict[str, dict[str, float]] = {}
+        explained: list[list[float]] = []
+        kernels: dict[str, Tensor] = {}
+        for stage in STAGES:
+            model, encoder = load_with_head(str(path), position, sizes)
+            if fitted and not kernels:
+                windows = _spread_windows(text.training, text, length, self.fit_tokens)
+                explained = distill_positions(teacher, encoder, windows, rows_of_a_batch(windows)).explained.tolist()
+                kernels = {name: tensor.clone() for name, tensor in encoder.position.state_dict().items()}
+            if fitted:
+                encoder.position.load_state_dict(kernels)
+            own = list(encoder.position.parameters())
+            if stage == "positions trained" and not own:
+                continue
+            if stage != "at once":
+                self._train(model, encoder, text, length, alone=stage == "positions trained")
+            scores[stage] = judge(model, encoder)
+        return {"numbers": sum(parameter.numel() for parameter in own), "scores": scores, "explained": explained}
+
+    def _train(self, model: PreTrainedModel, encoder: Encoder, text: EncodedText, length: int, *, alone: bool) -> None:
+        """Train a model, or its positions alone, on the same masked windows in the same order as all others."""
+        torch.manual_seed(0)
+        model.requires_grad_(not alone)
+        for parameter in encoder.position.parameters():
+            parameter.requires_grad_(True)
+        optimizer = build_optimizer(model, self.learning_rate, self.kernel_learning_rate)
+        schedule = linear_schedule(optimizer, max(1, self.steps // 10), self.steps)
+        windows = Windows(
+            text.training,
+            text.vocabulary,
+            length=length,
+            padding=0,
+            rate=self.mask_rate,
+            hide_masked=False,
+            rows=range(self.steps * self.batch_size),
+            # Pretraining had other seeds, so these are other masks.
+            seed=1_000_003,
+            shuffled=True,
+        )
+        model.train()
+        for batch in DataLoader(windows, self.batch_size, collate_fn=collate):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        model.eval()
+
+    def _print(self, console: Console, models: Sequence[dict[str, dict[str, Any]]]) -> None:
+        """Print the median and range of the loss of each variant, when it is judged, over all models."""
+        table = Table("masked-LM loss", "numbers", *STAGES, "similarity at once")
+        for variant in self._variants:
+            found = [model[variant] for model in models]
+            losses = [
+                [one["scores"][stage]["masked_lm_loss"] for one in found if stage in one["scores"]] for stage in STAGES
+            ]
+            similar = [one["scores"]["at once"]["similarity"] for one in found]
+            cells = (*(spread(column, 3) for column in losses), spread(similar, 3))
+            table.add_row(variant, str(found[0]["numbers"]), *cells)
+        console.print(table)
+
+    def _plot(self, models: Sequence[dict[str, dict[str, Any]]]) -> None:
+        """Draw the loss against the number of numbers: a thin line for each model, a thick one for the median.
+
+        The ends are dotted lines: the loss without positions, and with the whole table of embeddings.
+        """
+        figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        fitted = [variant for variant, (_, _, is_fitted) in self._variants.items() if is_fitted]
+        numbers = [models[0][variant]["numbers"] for variant in fitted]
+        for stage, color in STAGES.items():
+            lines = [[model[variant]["scores"][stage]["masked_lm_loss"] for variant in fitted] for model in models]
+            for line in lines:
+                axes.plot(numbers, line, color=color, linewidth=0.7)
+            middle = [statistics.median(values) for values in zip(*lines, strict=True)]
+            axes.plot(numbers, middle, color=color, marker="o", markersize=3, linewidth=2.2, label=stage)
+            for end in (TRAINED, DROPPED):
+                ends = [model[end]["scores"].get(stage) for model in models]
+                if None not in ends:
+                    height = statistics.median(scores["masked_lm_loss"] for scores in ends)
+                    axes.axhline(height, color=color, linewidth=1, linestyle=":" if end == TRAINED else "--")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(numbers, [f"{count}\n{variant}" for count, variant in zip(numbers, fitted, strict=True)])
+        axes.minorticks_off()
+        axes.set_xlabel(f"numbers in all kernels (the table: {models[0][TRAINED]['numbers']}, dotted; none: dashed)")
+        axes.set_ylabel("held-out masked-LM loss, nats")
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(self.out / "plot.svg", metadata={"Date": None})
+
+
+def _name_of(path: Path) -> str:
+    """Name a model by the last two folders, without the ``model`` in which ``whereformer pretrain`` leaves it."""
+    folder = path.resolve()
+    return "-".join((folder.parent if folder.name == "model" else folder).parts[-2:])
+
+
+def _fingerprint(path: Path) -> str:
+    file = path / "model.safetensors"
+    if not file.exists():
+        raise InputError("models", f"expected a folder with model.safetensors, got {path}")
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def _spread_windows(stream: Stream, text: EncodedText, length: int, tokens: int) -> Tensor:
+    """Return about this many tokens in windows [CLS] text [SEP], (rows, length), spread evenly over a stream."""
+    body = length - 2
+    rows = max(1, min(tokens // length, len(stream) // body))
+    starts = [row * (len(stream) - body) // rows for row in range(rows)]
+    parts = torch.stack([stream[start : start + body] for start in starts])
+    ends = [torch.full((rows, 1), token) for token in (text.vocabulary.cls, text.vocabulary.sep)]
+    return torch.cat((ends[0], parts, ends[1]), 1)
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(Distilled))
