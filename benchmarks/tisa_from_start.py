@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import tyro
 from commands import in_turn, run_command
 from matplotlib.figure import Figure
+from parts import spread
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
@@ -160,7 +161,7 @@ class FromStart:
             columns = [[100 * model["glue"][task] for model in models] for task in tasks]
             means = [statistics.fmean(scores) for scores in zip(*columns, strict=True)]
             losses = [model["held_out"][-1]["loss"] for model in models]
-            cells = [_spread(losses, 2), *(_spread(column, 1) for column in (*columns, means))]
+            cells = [spread(losses, 2), *(spread(column, 1) for column in (*columns, means))]
             table.add_row(name, *cells)
         console.print(table)
         for name, models in found.items():
@@ -195,10 +196,6 @@ class FromStart:
         for axes in (left, right):
             axes.spines[["top", "right"]].set_visible(False)
         figure.savefig(self.out / "toeplitz.svg", metadata={"Date": None})
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 if __name__ == "__main__":

@@ -279,6 +279,29 @@ def text_memory(run, tmp_path):
     assert all(pairs[part]["peak"] > 1e8 for part in ("encoded", "cached"))
 
 
+def tisa_from_start(run, tmp_path):
+    """A second call gathers what is there, and both methods have a loss and a score; only one has embeddings to judge."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(parallel_text.pairs()[0] * 3))
+    glue = save_glue(tmp_path / "glue", "sst2", rows=8)
+
+    def start():
+        run(
+            "tisa_from_start",
+            *(f"--data={text}", f"--glue={glue}", "--methods=learned,tisa", "--tasks=sst2", "--seeds=1"),
+            *("--steps=10", "--lengths=8:0.5,16:0.5", "--batch-size=2", "--hidden-size=32", "--vocab-size=200"),
+            *("--epochs=1", f"--out={tmp_path / 'out'}"),
+        )
+        return results_of(tmp_path / "out" / "results.json")["methods"]
+
+    found = start()
+    assert [point["step"] for point in found["learned"][0]["toeplitzness"]] == list(range(1, 11))
+    assert found["tisa"][0]["toeplitzness"] == []
+    assert 0 <= found["tisa"][0]["glue"]["sst2"] <= 1
+    assert (tmp_path / "out" / "toeplitz.svg").exists()
+    assert start() == found
+
+
 def translation(run, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
@@ -322,10 +345,11 @@ SMOKE_TESTS = {
     "seed_noise": seed_noise,
     "t5": t5,
     "text_memory": text_memory,
+    "tisa_from_start": tisa_from_start,
     "translation": translation,
     "translation_speed": translation_speed,
 }
-HELPERS = {"side_by_side"}
+HELPERS = {"commands", "parts", "side_by_side"}
 """Files that benchmarks share."""
 
 
