@@ -144,10 +144,10 @@ def test_other_settings_do_not_mix_with_results_already_there(text, tmp_path, ca
 
 
 def test_a_half_written_result_is_refused_and_left_alone(text, tmp_path, capsys):
-    (tmp_path / "results.json").write_text('{"format": 2, "settings": {')
+    (tmp_path / "results.json").write_text('{"format": 3, "settings": {')
     message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *TINY)
     assert "results.json is not a complete result" in message
-    assert (tmp_path / "results.json").read_text() == '{"format": 2, "settings": {'
+    assert (tmp_path / "results.json").read_text() == '{"format": 3, "settings": {'
 
 
 def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, tmp_path, capsys):

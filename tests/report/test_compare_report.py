@@ -50,7 +50,7 @@ def results_of(seeds=1):
         ODD_NAME: {"loss": 4.26, "curve": False},
     }
     return {
-        "format": 2,
+        "format": 3,
         "settings": {
             "blocks": str(LAYERS),
             "decoder_layers": "0",

@@ -169,7 +169,7 @@ class CompareResults(Results):
         task: facts about a labeled table; None without one.
     """
 
-    FORMAT = 2
+    FORMAT = 3
 
     settings: CompareSettings
     runs: dict[str, dict[int, Run]]

@@ -80,7 +80,7 @@ class CompareTraining:
     """Layers at full length after the blocks of a funnel. Default: the preset's, or 1 for a funnel, otherwise 0."""
 
     length: int = 64
-    """Tokens in a training window; the first 40% of the steps have windows of 16. Methods are ranked by held-out text
+    """Tokens in a training window; the first 40% of the steps have windows of 8. Methods are ranked by held-out text
     at this length."""
 
     lengths: str | None = None

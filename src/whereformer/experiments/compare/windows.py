@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...data.masks import Batches
 
-FIRST = 16
+FIRST = 8
 """Tokens in the first windows."""
 FIRST_SHARE = 0.4
 """Share of the steps that have the first windows."""
@@ -18,9 +18,9 @@ LAST_SHARE = 0.4
 
 
 def window_lengths(length: int, steps: int) -> list[int]:
-    """Return how many tokens the windows of each step have: 16 at first, then twice as many, and at last ``length``.
+    """Return how many tokens the windows of each step have: 8 at first, then twice as many, and at last ``length``.
 
-    With 64 tokens, windows have 16 tokens for 40% of the steps, 32 up to 60%, and 64 from there on.
+    With 64 tokens, windows have 8 tokens for 40% of the steps, 16 up to 50%, 32 up to 60%, and 64 from there on.
     """
     if length <= FIRST:
         return [length] * steps
