@@ -280,7 +280,7 @@ def text_memory(run, tmp_path):
 
 
 def tisa_from_start(run, tmp_path):
-    """A second call gathers what is there, and both methods have a loss and a score; only one has embeddings to judge."""
+    """A second call gathers what is there. Both methods have a loss and a score; only one has embeddings to judge."""
     text = tmp_path / "text.txt"
     text.write_text("\n".join(parallel_text.pairs()[0] * 3))
     glue = save_glue(tmp_path / "glue", "sst2", rows=8)

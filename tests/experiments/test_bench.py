@@ -136,19 +136,6 @@ def test_memory_is_extrapolated_by_its_linear_and_its_square_part():
     assert timing.extrapolate((8, 900), (16, 1600), 64) == 6400  # what grows more slowly is taken as linear
 
 
-def test_threads_are_restored():
-    before = torch.get_num_threads()
-
-    def fail():
-        with timing.threads(before + 1):
-            assert torch.get_num_threads() == before + 1
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert torch.get_num_threads() == before
-
-
 def test_results_are_read_back_as_they_were(tmp_path):
     rows = [
         replace(ROW, ratio=1.25, lowest=1.0, highest=1.5, milliseconds=2.0, memory=3, error=1e-7, seconds=(0.1, 0.2)),

@@ -20,6 +20,7 @@ from whereformer.experiments.compare.halving import survivors
 from whereformer.experiments.compare.ranking import clearly_better
 from whereformer.experiments.compare.results import Trial
 from whereformer.experiments.compare.search import best_rate
+from whereformer.runs.jobs import threads
 
 TINY = [*TINY_ENCODER[:-1], "--positions=none,tisa"]
 """Without a number of steps."""
@@ -68,6 +69,23 @@ def test_the_least_that_an_error_names_is_enough(minutes, step, seeds):
 def test_the_time_of_a_step_is_that_of_all_methods():
     both = budget.seconds_per_step(SETTINGS, ["none", "tisa"], torch.device("cpu"))
     assert 0 < both < 60
+
+
+def test_runs_beside_each_other_share_the_time(tmp_path, monkeypatch):
+    each = []
+    monkeypatch.setattr(budget, "seconds_per_step", lambda *_: each.append(torch.get_num_threads()) or 0.3)
+
+    def steps(jobs, available):
+        with threads(available):
+            arguments = (tmp_path, 10.0, SETTINGS, ["none", "tisa", "rope"], 1, torch.device("cpu"))
+            return budget.find_budget(*arguments, jobs=jobs).steps
+
+    # Three methods take three turns, or two, or one.
+    alone, two, many = steps(1, 4), steps(2, 4), steps(9, 4)
+    assert two == pytest.approx(1.5 * alone, rel=0.01)
+    assert many == pytest.approx(3 * alone, rel=0.01)
+    assert steps(9, 1) == alone
+    assert each == [4, 2, 1, 1]
 
 
 def test_a_budget_is_kept_when_a_comparison_continues(text, tmp_path, capsys, monkeypatch):

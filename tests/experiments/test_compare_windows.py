@@ -13,7 +13,9 @@ def test_windows_of_64_tokens_have_8_16_and_32_first():
     assert window_lengths(64, 100) == [8] * 40 + [16] * 10 + [32] * 10 + [64] * 40
 
 
-@pytest.mark.parametrize(("length", "stages"), [(8, [8]), (16, [8, 16]), (32, [8, 16, 32]), (100, [8, 16, 32, 64, 100])])
+@pytest.mark.parametrize(
+    ("length", "stages"), [(8, [8]), (16, [8, 16]), (32, [8, 16, 32]), (100, [8, 16, 32, 64, 100])]
+)
 def test_lengths_double_until_the_last(length, stages):
     assert list(dict.fromkeys(window_lengths(length, 1000))) == stages
 

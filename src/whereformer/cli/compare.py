@@ -57,7 +57,7 @@ class Compare:
 
     jobs: int | None = None
     """Number of runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
-    GPU, or 1 on the CPU."""
+    GPU, or for each thread on the CPU, but there at most 8."""
 
     minutes: float | None = None
     """Wall time for the whole comparison, instead of --steps. The number of steps follows from a short measurement, and
@@ -91,12 +91,15 @@ class Compare:
         sizes = training.sizes(QUICK_STEPS if self.quick else DEFAULT_STEPS)
         names = check_positions(names, sizes)
         device = find_device(self.device)
+        jobs = number_of_jobs(self.jobs, device, small=True)
         seeds, budget = training.all_seeds, None
         with open_folder(self.out):
             if self.minutes is not None:
                 with console.status("measuring the speed of each method"):
                     tuned = self.table.train is not None
-                    budget = find_budget(self.out, self.minutes, sizes, names, training.seeds, device, tuned=tuned)
+                    budget = find_budget(
+                        self.out, self.minutes, sizes, names, training.seeds, device, tuned=tuned, jobs=jobs
+                    )
                 sizes, seeds = replace(sizes, steps=budget.steps), training.seeds_from(budget.seeds)
                 console.print(
                     f"{self.minutes:g} minutes: {budget.steps:,} steps for each method, seeds: {budget.seeds}",
@@ -116,7 +119,7 @@ class Compare:
             if job.rows is not None:
                 print_task(console, job.rows.facts, sizes.length)
             with Bar(console) as progress:
-                results = compare(job, self.out, progress, jobs=number_of_jobs(self.jobs, device))
+                results = compare(job, self.out, progress, jobs=jobs)
             if not results.runs:
                 raise InputError("learning_rate", "; ".join(results.failed.values()))
             ranking = rank(results)

@@ -44,7 +44,7 @@ class Probe:
 
     jobs: int | None = None
     """Number of runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
-    GPU, or 1 on the CPU."""
+    GPU, or for each thread on the CPU, but there at most 8."""
 
     training: ProbeTraining = field(default_factory=ProbeTraining)
 
@@ -79,7 +79,7 @@ class Probe:
         job = ProbeJob.of(sizes, tasks, positions, self.training.all_seeds, device)
         with open_folder(self.out):
             with Bar(console) as progress:
-                results = probe(job, self.out, progress, number_of_jobs(self.jobs, device))
+                results = probe(job, self.out, progress, number_of_jobs(self.jobs, device, small=True))
             found = tables(results)
             report = self.out / "report.html"
             write_report(results, found, report)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date
 
+from ...runs.jobs import threads
 from ...runs.progress import Progress
 from ...runs.provenance import commit
 from .cases import BenchProblem, Case, make_problem
 from .check import check, in_a_line
 from .results import BenchRow
 from .settings import BenchSettings
-from .timing import Clock, expected_memory, memory_of, rounds_of, threads
+from .timing import Clock, expected_memory, memory_of, rounds_of
 from .ways import FLOOR, Way, make_step
 
 

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -23,17 +22,6 @@ SHORTEST_MEASUREMENT = 0.02
 
 Name = TypeVar("Name")
 Work = TypeVar("Work")
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Set torch's number of threads, and restore it afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Clock:

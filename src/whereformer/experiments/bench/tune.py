@@ -18,12 +18,13 @@ import torch
 
 from ...kernels import tuning
 from ...kernels.cpu.workspace import Workspace
+from ...runs.jobs import threads
 from ...runs.progress import Progress
 from ...runs.provenance import provenance
 from ...runs.results import Results
 from .check import in_a_line
 from .results import describe_machine
-from .timing import Clock, rounds_of, threads
+from .timing import Clock, rounds_of
 from .workloads import Step, TunedSetting, TunedWay, TuneSizes, Value, Workload, name_of, settings
 
 FEWEST_GAINED = 0.03

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ...errors import InputError
+from ...runs.jobs import threads, undisturbed
 from ...runs.results import refuse_other_settings
 from ...training.optimizer import build_optimizer
 from .models import build_model
@@ -68,7 +70,7 @@ def plan(minutes: float, step: float, sizes: Sizes, methods: int, seeds: int | N
 
     Args:
         minutes: wall time of the whole comparison.
-        step: seconds of one step of all methods, one after another.
+        step: seconds of one step of all methods.
         sizes: the sizes; their steps do not count.
         methods: number of methods, for the error.
         seeds: number of seeds; None chooses up to 3, as many as leave each training ENOUGH_STEPS, but at least 1.
@@ -113,8 +115,11 @@ def find_budget(
     device: torch.device,
     *,
     tuned: bool = False,
+    jobs: int = 1,
 ) -> Budget:
     """Return the budget that a comparison in ``out`` began with, or a new one, by the speed of a few steps.
+
+    ``jobs`` runs are made at a time.
 
     Raises:
         InputError: if ``out`` holds results without this budget, or it is too small.
@@ -125,4 +130,9 @@ def find_budget(
         refuse_other_settings(out, {"minutes": kept.minutes if kept else None}, {"minutes": minutes})
         assert kept is not None  # else its minutes are others
         return kept
-    return plan(minutes, seconds_per_step(sizes, positions, device), sizes, len(positions), seeds, tuned=tuned)
+    at_once = undisturbed(min(jobs, len(positions)), device)
+    with threads(max(1, torch.get_num_threads() // at_once)):
+        step = seconds_per_step(sizes, positions, device)
+    # The last round of runs may be incomplete.
+    step *= math.ceil(len(positions) / at_once) / len(positions)
+    return plan(minutes, step, sizes, len(positions), seeds, tuned=tuned)
