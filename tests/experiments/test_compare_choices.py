@@ -126,11 +126,15 @@ def test_bad_choices_give_one_line(text, tmp_path, capsys, options, expected):
 # Learning rates
 
 
-def test_the_best_rate_is_that_of_the_lowest_loss_that_is_a_number():
-    assert best_rate([Trial(1.0, 3.0), Trial(2.0, 2.0), Trial(4.0, None)]) == 2.0
-    assert best_rate([Trial(2.0, 2.0), Trial(1.0, 2.0)]) == 1.0
-    assert best_rate([Trial(2.0, None)]) is None
-    assert best_rate([]) is None
+def test_another_rate_than_the_usual_one_has_to_be_clearly_better():
+    trials = [Trial(1.0, 3.0), Trial(2.0, 2.5), Trial(4.0, 2.45), Trial(8.0, None)]
+    assert best_rate(trials, usual=1.0) == 4.0
+    assert best_rate(trials, usual=2.0) == 2.0
+    # A usual rate that was not tried, or did not last, is that of its neighbor.
+    assert best_rate(trials, usual=2.5) == 2.0
+    assert best_rate(trials, usual=8.0) == 4.0
+    assert best_rate([Trial(2.0, None)], usual=2.0) is None
+    assert best_rate([], usual=2.0) is None
 
 
 def test_each_method_is_trained_with_the_best_of_its_rates(text, tmp_path):

@@ -82,7 +82,7 @@ def print_ranking(
     error = "error: standard error over the rows, with the range of seeds below. " if task else ""
     console.print(
         f"Methods with the same # can't be told apart. {dropped}{error}{twice}"
-        "rate: the best of the learning rates that were tried. speed: training speed relative to none, by "
+        "rate: the learning rate. speed: training speed relative to none, by "
         f"{clock}, with the range of the rounds below if it is wide. MiB: peak memory of a training step. params: "
         "parameters of position.",
         style="dim",

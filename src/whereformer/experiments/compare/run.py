@@ -141,8 +141,9 @@ def _try_rates(job: CompareJob, name: str, progress: Progress) -> list[Trial]:
 
 def _rate(work: _Work, results: CompareResults, name: str) -> float | None:
     """Return a method's learning rate; None if it diverged with all of them."""
-    tried = rates(work.job.settings)
-    return tried[0] if len(tried) == 1 else best_rate(results.trials.get(name, []))
+    settings = work.job.settings
+    tried = rates(settings)
+    return tried[0] if len(tried) == 1 else best_rate(results.trials.get(name, []), settings.learning_rate)
 
 
 def _drop(work: _Work, results: CompareResults, seeds: Sequence[int], missing: Sequence[Task]) -> CompareResults:

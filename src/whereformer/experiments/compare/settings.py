@@ -115,8 +115,8 @@ class CompareTraining:
     """Peak of the learning rate."""
 
     rate_factors: str = "0.5,1,2"
-    """What the learning rate is multiplied by: each method tries them in short trainings, and keeps the best. "1" skips
-    this search."""
+    """What the learning rate is multiplied by: each method tries them in short trainings, and takes one that is
+    clearly better than the usual one. "1" skips this search."""
 
     @property
     def all_seeds(self) -> range:
