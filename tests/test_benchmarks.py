@@ -327,6 +327,16 @@ def translation_speed(run, tmp_path):
     assert set(found["training"]["8"]) == set(found["decoding"]["8"]) == {"sinusoidal", "rope"}
 
 
+def which_position(run, tmp_path):
+    """The table and the picture say the same as the results in this repository."""
+    printed = run(
+        "which_position", f"--results={FOLDER / 'results' / 'amd-epyc-2-cores'}", f"--out={tmp_path / 'a.svg'}"
+    )
+    page = (FOLDER.parent / "docs" / "results" / "which-position.md").read_text()
+    assert printed.strip() in page
+    assert (tmp_path / "a.svg").read_text().count("<svg") == 1
+
+
 SMOKE_TESTS = {
     "attention": attention,
     "compare_check": compare_check,
@@ -348,6 +358,7 @@ SMOKE_TESTS = {
     "tisa_from_start": tisa_from_start,
     "translation": translation,
     "translation_speed": translation_speed,
+    "which_position": which_position,
 }
 HELPERS = {"commands", "parts", "side_by_side"}
 """Files that benchmarks share."""

@@ -17,7 +17,7 @@ from whereformer.experiments.compare import budget, search, train
 from whereformer.experiments.compare import run as compare
 from whereformer.experiments.compare.budget import LEAST_STEPS, plan
 from whereformer.experiments.compare.halving import survivors
-from whereformer.experiments.compare.ranking import clearly_better
+from whereformer.experiments.compare.ranking import SEED_NOISE, clearly_better
 from whereformer.experiments.compare.results import Trial
 from whereformer.experiments.compare.search import best_rate
 from whereformer.runs.jobs import threads
@@ -268,9 +268,13 @@ def test_no_method_is_dropped_that_can_not_be_told_apart_from_one_that_goes_on(r
 def test_the_clearly_worse_half_is_dropped_and_its_like_is_not():
     far = {name: {0: run_of([loss, loss])} for name, loss in {"a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0}.items()}
     assert survivors(far) == ["a", "b"]
-    near = {name: {0: run_of([loss, loss])} for name, loss in {"a": 2.0, "b": 3.0, "c": 3.05, "d": 5.0}.items()}
+    near = {
+        name: {0: run_of([loss, loss])}
+        for name, loss in {"a": 2.0, "b": 3.0, "c": 3.0 + SEED_NOISE / 2, "d": 5.0}.items()
+    }
     assert survivors(near) == ["a", "b", "c"]
-    chain = {name: {0: run_of([loss, loss])} for name, loss in {"a": 2.0, "b": 3.0, "c": 3.1, "d": 3.2}.items()}
+    links = {"a": 2.0, "b": 3.0, "c": 3.0 + 0.9 * SEED_NOISE, "d": 3.0 + 1.8 * SEED_NOISE}
+    chain = {name: {0: run_of([loss, loss])} for name, loss in links.items()}
     assert survivors(chain) == ["a", "b", "c", "d"]
 
 

@@ -1,0 +1,189 @@
+"""Put the results of all experiments beside each other: a row for each position method, a column for each question.
+
+Run: .venv/bin/python benchmarks/which_position.py
+
+Reads the results that other commands wrote into benchmarks/results, writes docs/images/which-position.svg and prints
+the table of docs/results/which-position.md. A cell is dark if the method is as good as the best one as far as the
+experiment can tell: if their gap is at most the column's noise. It is pale if the gap is more than three times that.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from whereformer.cli.main import execute
+from whereformer.experiments.compare.ranking import SEED_NOISE, rank
+from whereformer.experiments.compare.results import CompareResults
+
+METHODS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
+BEST, BEHIND, FAR, UNKNOWN = "#0072b2", "#9ecae1", "#f0f0f0", "#ffffff"
+SOLVED = 0.95
+
+
+@dataclass(frozen=True)
+class Column:
+    """A question, and each method's answer to it.
+
+    Args:
+        title: the question, in two short lines.
+        values: the answers of the methods that were tried; None means that a method cannot do it.
+        noise: how far two answers have to differ before it means anything.
+        digits: digits after the point.
+        less_is_better: whether small answers are good.
+    """
+
+    title: str
+    values: Mapping[str, float | None]
+    noise: float
+    digits: int
+    less_is_better: bool = False
+
+    def text(self, method: str) -> str:
+        """Return the cell's text."""
+        if method not in self.values:
+            return "?"
+        value = self.values[method]
+        return "cannot" if value is None else f"{value:.{self.digits}f}"
+
+    def color(self, method: str) -> str:
+        """Return the cell's color."""
+        if method not in self.values:
+            return UNKNOWN
+        value = self.values[method]
+        if value is None:
+            return FAR
+        known = [other for other in self.values.values() if other is not None]
+        gap = value - min(known) if self.less_is_better else max(known) - value
+        return BEST if gap <= self.noise else BEHIND if gap <= 3 * self.noise else FAR
+
+
+@dataclass(frozen=True)
+class WhichPosition:
+    """Draw and print what all experiments say about each position method."""
+
+    results: Path = Path("benchmarks/results/amd-epyc-2-cores")
+    """Folder with comparison.json, tisa_from_start.json, translation.json and probes.json."""
+    out: Path = Path("docs/images/which-position.svg")
+    """The picture."""
+
+    def run(self, console: Console) -> None:
+        """Draw the picture and print the table in Markdown."""
+        columns = [*self._comparison(), self._glue(), *self._translation(), *self._probes()]
+        titles = [column.title.replace("\n", " ") for column in columns]
+        lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(columns) + 1) + "|"]
+        lines += [
+            f"| `{method}` | " + " | ".join(self._marked(column, method) for column in columns) + " |"
+            for method in METHODS
+        ]
+        lines += ["| *noise* | " + " | ".join(f"{column.noise:.{column.digits}f}" for column in columns) + " |"]
+        console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
+        self._plot(columns)
+
+    def _marked(self, column: Column, method: str) -> str:
+        text = column.text(method)
+        return f"**{text}**" if column.color(method) == BEST else text
+
+    def _read(self, name: str) -> Any:
+        return json.loads((self.results / name).read_text())
+
+    def _comparison(self) -> list[Column]:
+        """Return the held-out loss at the trained length and at four times it, and the speed of training."""
+        results = CompareResults.load(self.results / "comparison.json")
+        rows = {row.position: row for row in rank(results).rows}
+        length, seeds = results.settings.length, min(row.seeds for row in rows.values())
+        noise = SEED_NOISE / seeds**0.5
+        return [
+            Column(
+                "loss,\nmasked words", {name: row.loss[length].median for name, row in rows.items()}, noise, 2, True
+            ),
+            Column(
+                "loss, 4 times\nas long",
+                {name: row.loss[4 * length].median for name, row in rows.items()},
+                noise,
+                2,
+                True,
+            ),
+            Column("training\nspeed", {name: row.relative_speed.median for name, row in rows.items()}, 0.05, 2),
+        ]
+
+    def _glue(self) -> Column:
+        """Return the mean score over the tasks of GLUE, after pretraining from scratch."""
+        found = self._read("tisa_from_start.json")["methods"]
+        means = {
+            name: [100 * statistics.fmean(model["glue"].values()) for model in models] for name, models in found.items()
+        }
+        return Column(
+            "4 GLUE\ntasks", {name: statistics.median(mean) for name, mean in means.items()}, _noise(means), 1
+        )
+
+    def _translation(self) -> list[Column]:
+        columns = []
+        for language, title in (("de", "BLEU,\nGerman"), ("fr", "BLEU,\nFrench")):
+            found = self._read("translation.json")["languages"][language]
+            scores = {name: [seed["bleu"] for seed in method["seeds"].values()] for name, method in found.items()}
+            means = {name: statistics.fmean(seeds) for name, seeds in scores.items()}
+            columns.append(Column(title, means, _noise(scores), 1))
+        # One seed says nothing about noise, so the other language's has to do.
+        noise = max(column.noise for column in columns)
+        return [Column(column.title, column.values, column.noise or noise, 1) for column in columns]
+
+    def _probes(self) -> list[Column]:
+        """Return how many tasks each method solves at the trained length and at twice it.
+
+        One task more or less may be chance, where there is one seed.
+        """
+        results = self._read("probes.json")
+        length, columns = results["settings"]["length"], []
+        for factor, title in ((1, "tasks solved\nout of {}"), (2, "at twice\nthe length")):
+            solved: dict[str, float | None] = {}
+            for methods in results["runs"].values():
+                for name, runs in methods.items():
+                    right = [_accuracy(run["scores"][str(factor * length)]) for run in runs.values()]
+                    solved[name] = (solved.get(name) or 0) + (statistics.median(right) >= SOLVED)
+            columns.append(Column(title.format(len(results["runs"])), solved, 1.0, 0))
+        return columns
+
+    def _plot(self, columns: list[Column]) -> None:
+        figure = Figure(figsize=(1.6 + 0.95 * len(columns), 0.8 + 0.36 * len(METHODS)), layout="constrained")
+        axes = figure.add_subplot()
+        for x, column in enumerate(columns):
+            for y, method in enumerate(METHODS):
+                color = column.color(method)
+                axes.add_patch(_cell(x, y, color))
+                ink = "white" if color == BEST else "#222222"
+                axes.text(x + 0.5, y + 0.5, column.text(method), ha="center", va="center", fontsize=9, color=ink)
+        axes.set(xlim=(0, len(columns)), ylim=(len(METHODS), 0))
+        axes.set_xticks([x + 0.5 for x in range(len(columns))], [column.title for column in columns], fontsize=8)
+        axes.set_yticks([y + 0.5 for y in range(len(METHODS))], METHODS, fontsize=9)
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        figure.savefig(self.out, metadata={"Date": None})
+
+
+def _cell(x: int, y: int, color: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x + 0.03, y + 0.05), 0.94, 0.9, facecolor=color, edgecolor="none")
+
+
+def _accuracy(score: Mapping[str, float]) -> float:
+    return score.get("accuracy", 0.0)
+
+
+def _noise(scores: Mapping[str, list[float]]) -> float:
+    """Return the largest range over the seeds of one method."""
+    return max(max(seeds) - min(seeds) for seeds in scores.values())
+
+
+if __name__ == "__main__":
+    execute(tyro.cli(WhichPosition))
