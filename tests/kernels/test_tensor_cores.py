@@ -79,7 +79,14 @@ def test_what_is_not_finite_stays_so():
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
-@pytest.mark.parametrize(("n_q", "n_k", "size"), [(20, 33, 1e3), (20, 33, 1e9), (2, 1024, 1.0)])
+@pytest.mark.parametrize(
+    ("n_q", "n_k", "size"),
+    [
+        (20, 33, 1e9),
+        pytest.param(20, 33, 1e3, marks=pytest.mark.slow),
+        pytest.param(2, 1024, 1.0, marks=pytest.mark.slow),
+    ],
+)
 def test_attention_and_its_gradients(n_q, n_k, size, monkeypatch):
     pytest.importorskip("triton")
     importlib.import_module("tests.kernels.interpreter").mend()

@@ -95,7 +95,7 @@ def plan(minutes: float, step: float, sizes: Sizes, methods: int, seeds: int | N
         many += f" with {seeds} seeds" if seeds > 1 else ""
         raise InputError(
             "minutes",
-            f"expected at least {rounded_up(least)} here, which {many} need for {LEAST_STEPS} steps, got {minutes:g}",
+            f"expected at least {rounded_up(least)} here, for {LEAST_STEPS} steps of {many}, got {minutes:g}",
         )
     return Budget(minutes, steps, seeds)
 
