@@ -200,11 +200,13 @@ def _draw_options(rng: random.Random, case: Case) -> Case:
     """The case with what few calls ask for."""
     sides = [None, 0, 1, 5, case.n_k // 3, case.n_k, rng.randint(0, case.n_k + 3)]
     window = (rng.choice(sides), rng.choice(sides)) if rng.random() < 0.35 else None
+    sharing = rng.choice([2, 3]) if case.head_dim and case.heads <= 2 and rng.random() < 0.3 else 1
+    sink_tokens = rng.choice([0, 0, 1, 4]) if window else 0
     return replace(
         case,
-        sharing=rng.choice([2, 3]) if case.head_dim and case.heads <= 2 and rng.random() < 0.3 else 1,
+        sharing=sharing,
         window=window,
-        sink_tokens=rng.choice([0, 0, 1, 4]) if window else 0,
+        sink_tokens=sink_tokens if window != (None, None) else 0,
         softcap=rng.choice([0.5, 3.0, 30.0]) if case.head_dim and rng.random() < 0.2 else None,
         lse=rng.random() < 0.3,
     )

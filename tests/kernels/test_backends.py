@@ -6,6 +6,7 @@ They run on a GPU if there is one; else Triton's kernels run in its interpreter.
 import math
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -262,6 +263,17 @@ def test_the_first_sink_token_is_at_position_zero(fast, step):
     offsets = at - at.unsqueeze(1)
     seen = ((offsets <= 0) & (offsets >= -2)) | ((at >= 0) & (at < 5))
     torch.testing.assert_close(out, (seen / seen.sum(1, keepdim=True)).expand_as(out), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 10**30])
+def test_numbers_that_no_int64_holds_forbid_nothing(fast, number):
+    *inputs, terms = *content(9, 9), [OffsetBias(random(HEADS, 5), -2)]
+    positions = torch.arange(9, device=DEVICE)
+    run = partial(attention, *inputs, terms, key_positions=positions, backend=fast)
+    torch.testing.assert_close(run(window=number), run(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(run(window=(2, number)), run(window=(2, None)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(run(window=1, sink_tokens=number), run(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(run(window=number, sink_tokens=2), run(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": (4, 1)}, {"softcap": 0.7}], ids=str)

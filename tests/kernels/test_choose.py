@@ -97,6 +97,21 @@ def test_says_what_the_processor_decided():
         assert explain(*trained, TERM).reason == rows
 
 
+def test_sinks_and_sink_tokens_are_explained_by_what_is_then_computed():
+    def by_blockwise(length, terms=(), **options):
+        found = explain(*inputs(length), terms, backend="blockwise", window=2, **options).reason
+        return found.removeprefix("asked for by name; ")
+
+    block_by_block = "torch's own kernels compute the window, block by block"
+    tiles = "tile by tile, in O(n) memory"
+    assert by_blockwise(600) == block_by_block
+    # Torch's kernels mask no keys, and tell no log-sum-exp that has a gradient.
+    assert by_blockwise(600, sinks=torch.zeros(2)) == by_blockwise(600, sink_tokens=1) == tiles
+    with tuning.use(processor="a test", fused_dtypes=frozenset({torch.float32})):
+        table = "float32 on a test: torch's own kernels read the table of offsets"
+        assert by_blockwise(600, TERM, sink_tokens=1) == f"{tiles}; sink tokens: {table}"
+
+
 def test_explaining_draws_no_random_numbers():
     before = torch.get_rng_state()
     explain(*inputs(100), TERM, dropout_p=0.1)
@@ -107,7 +122,7 @@ def test_says_why_a_backend_is_out_of_reach(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     if not torch.cuda.is_available():
         assert "needs" in explain(*inputs(100), TERM).unavailable["triton"]
-    with pytest.raises(ValueError, match=r"^backend: backend 'triton' needs"):
+    with pytest.raises(ValueError, match=r"^backend: 'triton' needs"):
         explain(*inputs(100), TERM, backend="triton")
 
 

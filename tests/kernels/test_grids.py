@@ -150,6 +150,17 @@ def test_decomposed_positions_pair_by_pair():
         assert_close(found[:, :, i + 1, j + 2], (query[:, :, i + 1] * vector).sum(-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_decomposed_positions_take_tables_in_another_dtype(dtype):
+    query, row_table, column_table = (random(*shape).to(dtype) for shape in ((2, 3, 7, 8), (1, 3, 8), (1, 5, 8)))
+    tables = [table.float().requires_grad_() for table in (row_table, column_table)]
+    found = decomposed_offset_keys(query, *tables, (-1, -2), GRID, GRID)
+    expected = decomposed_offset_keys(query, row_table, column_table, (-1, -2), GRID, GRID)
+    assert_close(found.query_factors, expected.query_factors)
+    found.query_factors.sum().backward()
+    assert [table.grad.dtype for table in tables] == [torch.float32, torch.float32]
+
+
 # --- what holds for all tables
 
 SIDES = st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from([0, 1, 5]))
@@ -387,13 +398,17 @@ def term(table, queries=GRID, keys=GRID, prefix=None):
 
 def test_terms_between_different_grids_are_refused():
     other = GridPositions(1, 6, 1)
-    with pytest.raises(ValueError, match=r"^OffsetBias2d.keys: expected the same grid in all terms, got a prefix of 1"):
+    with pytest.raises(
+        ValueError, match=r"^OffsetBias2d.keys: expected the same grid in all terms, got \(a prefix of 1"
+    ):
         attention(*rows(7, 7, 7), [term(random(3, 3, 5)), term(random(3, 3, 5), keys=other)])
 
 
 def test_decomposed_positions_refuse_what_does_not_fit():
     query = random(2, 3, 7, 8)
-    with pytest.raises(ValueError, match=r"^column_table: expected shape \(heads 3 or 1, T, 8\), got \(2, 3, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"^column_table: expected shape \(heads 1 or 3, T, head_dim 8\), got \(2, 3, 8\)"
+    ):
         decomposed_offset_keys(query, random(1, 3, 8), random(2, 3, 8), (0, 0), GRID, GRID)
     with pytest.raises(ValueError, match=r"^queries: expected 7 tokens, got a prefix of 0 and 2 x 3"):
         decomposed_offset_keys(query, random(1, 3, 8), random(1, 3, 8), (0, 0), GridPositions(2, 3), GRID)
@@ -403,8 +418,14 @@ def test_decomposed_positions_refuse_what_does_not_fit():
         decomposed_offset_keys(query, random(1, 3, 8), random(1, 3, 8), (0.5, 0), GRID, GRID)
     with pytest.raises(TypeError, match=r"^keys: expected GridPositions, got tuple"):
         decomposed_offset_keys(query, random(1, 3, 8), random(1, 3, 8), (0, 0), GRID, (2, 3))
-    with pytest.raises(TypeError, match=r"^row_table: expected a tensor, got list"):
+    with pytest.raises(TypeError, match=r"^row_table: expected a floating-point tensor, got list"):
         decomposed_offset_keys(query, [0.0], random(1, 3, 8), (0, 0), GRID, GRID)
+    with pytest.raises(TypeError, match=r"^row_table: expected a floating-point tensor, got torch.int64"):
+        decomposed_offset_keys(query, random(1, 3, 8).long(), random(1, 3, 8), (0, 0), GRID, GRID)
+    with pytest.raises(ValueError, match=r"^column_table: needs at least one offset, got \(1, 0, 8\)"):
+        decomposed_offset_keys(query, random(1, 3, 8), random(1, 0, 8), (0, 0), GRID, GRID)
+    with pytest.raises(ValueError, match=r"^row_table: expected the query's device .*, got meta"):
+        decomposed_offset_keys(query, random(1, 3, 8).to("meta"), random(1, 3, 8), (0, 0), GRID, GRID)
     with pytest.raises(ValueError, match=r"^query: expected \(batch, heads, length, head_dim\)"):
         decomposed_offset_keys(query[0], random(1, 3, 8), random(1, 3, 8), (0, 0), GRID, GRID)
 

@@ -138,7 +138,7 @@ WRONG = {
     "no key": ({"key": None}, "key: expected a nested tensor like the others, got NoneType"),
     "other lengths of values": (
         {"value": ragged(2, 3)},
-        "value: expected the offsets of key, got others",
+        "value: expected sequences as long as those of key, got other lengths",
     ),
     "other batches": ({"query": ragged(3, 2, 1)}, "key: expected a batch of 3 as in query, got 2"),
     "heads last": (
@@ -153,9 +153,9 @@ WRONG = {
         {"key": ragged(3, 2, heads=1)},
         f"key: expected {HEADS} heads of {DIM} numbers as in value and query, got 1 of {DIM}",
     ),
-    "gaps": ({"query": with_gaps()}, "query: expected a nested tensor without gaps between sequences"),
+    "gaps": ({"query": with_gaps()}, "query: expected a nested tensor without gaps between sequences; call"),
     "a key mask": ({"key_mask": torch.ones(2, 3, dtype=torch.bool)}, "key_mask: sequences without padding"),
-    "documents": ({"query_documents": torch.ones(2, 3).long()}, "query_documents: sequences are told apart already"),
+    "documents": ({"query_documents": torch.ones(2, 3).long()}, "query_documents: not taken here"),
 }
 
 
@@ -167,6 +167,11 @@ def test_errors_are_one_clear_line(wrong):
         attention(**{**given, **changes})
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_what_the_error_about_gaps_says_to_do_works():
+    query = with_gaps().transpose(1, 2).contiguous().transpose(1, 2)
+    assert attention(query, ragged(3, 2), ragged(3, 2)).shape[0] == 2
 
 
 @pytest.mark.filterwarnings(PROTOTYPE)

@@ -215,7 +215,7 @@ def test_parts_merge_into_the_whole():
 )
 def test_says_what_it_cannot_take(shape, dtype, message):
     tensors = [torch.zeros(shape, dtype=dtype, device=DEVICE)] * 3
-    with pytest.raises(ValueError, match=f"^backend: backend 'triton' {message}; use backend='blockwise'$"):
+    with pytest.raises(ValueError, match=f"^backend: 'triton' {message}; use backend='blockwise'$"):
         attention(*tensors, backend="triton")
 
 

@@ -252,10 +252,16 @@ def rows(n=4, heads=2, dim=3):
 
 
 WRONG = {
-    "begins elsewhere": ({"cu_seqlens_q": seqlens([4]) + 1}, "cu_seqlens_q: expected 0 first, got 1"),
+    "begins elsewhere": ({"cu_seqlens_q": seqlens([4]) + 1}, "cu_seqlens_q: expected 0 as its first number, got 1"),
     "falls": ({"cu_seqlens_q": seqlens([3, -1, 2])}, "cu_seqlens_q: expected numbers that never fall, got 2 after 3"),
-    "ends early": ({"cu_seqlens_q": seqlens([1, 2])}, "cu_seqlens_q: expected the 4 rows of query last, got 3"),
-    "keys end late": ({"cu_seqlens_k": seqlens([2, 3])}, "cu_seqlens_k: expected the 4 rows of value last, got 5"),
+    "ends early": (
+        {"cu_seqlens_q": seqlens([1, 2])},
+        "cu_seqlens_q: expected 4, the number of rows of query, as its last number, got 3",
+    ),
+    "keys end late": (
+        {"cu_seqlens_k": seqlens([2, 3])},
+        "cu_seqlens_k: expected 4, the number of rows of value, as its last number, got 5",
+    ),
     "two axes": (
         {"cu_seqlens_q": seqlens([2, 2])[None]},
         "cu_seqlens_q: expected shape (number of sequences + 1,), got (1, 3)",
@@ -273,7 +279,7 @@ WRONG = {
     ),
     "unequal without lengths of keys": (
         {"key": rows(5), "value": rows(5)},
-        "cu_seqlens_k: needed where query has 4 rows and value 5",
+        "cu_seqlens_k: needed, because query has 4 rows and value has 5",
     ),
     "key mask": (
         {"key_mask": torch.ones(1, 4, dtype=torch.bool)},
@@ -281,11 +287,11 @@ WRONG = {
     ),
     "query documents": (
         {"query_documents": torch.zeros(1, 4, dtype=torch.int64)},
-        "query_documents: sequences are told apart already",
+        "query_documents: not taken here, because cu_seqlens or nested tensors tell the sequences apart",
     ),
     "key documents": (
         {"key_documents": torch.zeros(1, 4, dtype=torch.int64)},
-        "key_documents: sequences are told apart already",
+        "key_documents: not taken here, because cu_seqlens or nested tensors tell the sequences apart",
     ),
     "affine positions": (
         {"query_positions": whereformer.Positions(0, 1, 4)},

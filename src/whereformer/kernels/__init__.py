@@ -118,16 +118,16 @@ def attention(
         causal: allow only keys whose position is at most the query's.
         window: allow only keys whose position is at most so many before or after the query's: a whole number for both
             sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
-            tensors.
+            tensors without a regular step (on a GPU, any tensors).
         sink_tokens: allow so many first tokens outside the window too, which are the keys at positions from 0 on and
             below this number (StreamingLLM, Xiao et al. 2024). In packed rows they are the first tokens of each
             document only if ``key_positions`` begin at 0 in each.
         scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default. Calls
             without a query refuse it, as they refuse ``softcap``.
-        softcap: the number that bounds what ``query . key`` contributes: scaled, it becomes
+        softcap: the number, from 1e-30 to 1e30, that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
-            to nothing (GPT-OSS's learned sinks).
+            to nothing (GPT-OSS's learned sinks). They must be finite, which is not checked.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
         query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (1 or batch, n_q). By
             default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
@@ -349,8 +349,8 @@ def attention_weights(
 ) -> Tensor:
     """Return the softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 
-    ``options`` are :func:`attention`'s keyword arguments other than ``dropout_p``, ``return_lse`` and ``backend``. Of
-    nested tensors, it takes one sequence at a time.
+    ``options`` are :func:`attention`'s keyword arguments other than ``return_lse`` and ``backend``; ``dropout_p``
+    changes nothing. Of nested tensors, it takes one sequence at a time.
     """
     check_names("attention_weights", options, CallOptions.__optional_keys__)
     if nested.is_nested(query, key, value):

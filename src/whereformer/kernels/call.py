@@ -34,6 +34,11 @@ from .tracing import are_numbers, can_look, holds, is_plain
 Window: TypeAlias = int | tuple[int | None, int | None] | None
 """How far before and after its own position a query attends: one number for both sides, or one each; None: any."""
 
+FARTHEST = 2**62
+"""Positions are below this number, so offsets are below twice this number."""
+MOST_SOFTCAP = 1e30
+"""Soft caps beyond it, or below one divided by it, leave float32's range when they are multiplied."""
+
 
 class SequenceOptions(TypedDict, total=False):
     """The keyword arguments of :func:`whereformer.attention` that :func:`whereformer.attention_varlen` takes too."""
@@ -292,7 +297,7 @@ def make_call(
     _check_options(value, batch, n_q, n_k, terms, given)
     if (sinks := given.get("sinks")) is not None:
         _check_sinks(sinks, value, heads)
-    scale = _check_scale(given.pop("scale", None), head_dim)
+    scale = _check_scale(given.pop("scale", None), head_dim, value.dtype)
     call = Call(query, key, value, terms, n_q, n_k, scale, return_lse=return_lse, **given)
     if call.window != (None, None):
         call = _without_idle_window(call)
@@ -333,9 +338,10 @@ def _check_options(
         _check_key_mask(key_mask, value)
     check_flag("causal", get("causal", False))
     check_flag("deterministic", get("deterministic", True))
-    if (window := pop("window", None)) is not None:
-        options["window"] = _check_window(window)
-    if (sink_tokens := _check_sink_tokens(pop("sink_tokens", 0), window)) != 0:
+    given_window = pop("window", None)
+    options["window"] = window = _check_window(given_window)
+    sink_tokens = _check_sink_tokens(pop("sink_tokens", 0), given_window)
+    if sink_tokens != 0 and window != (None, None):
         options["always_within"] = 0, sink_tokens
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)
@@ -373,8 +379,22 @@ def _is_number(number: Any) -> bool:
     return isinstance(number, kinds) and not isinstance(number, bool)
 
 
+def _as_float(number: Any) -> Any:
+    """Convert a number to float, one beyond all floats to infinity; symbols of a compiled program stay symbols."""
+    if isinstance(number, torch.SymFloat | torch.SymInt):
+        return number
+    if torch.compiler.is_compiling():
+        return float(number)
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
 def _check_window(window: Any) -> tuple[int | None, int | None]:
     """Return how far a query attends before and after its position."""
+    if window is None:
+        return None, None
     sides = tuple(window) if isinstance(window, tuple | list) else (window, window)
     if len(sides) != 2:
         raise ValueError(f"window: expected one number, or two for the sides (before, after), got {window!r}")
@@ -382,26 +402,33 @@ def _check_window(window: Any) -> tuple[int | None, int | None]:
     for side, number in zip(sides, numbers, strict=True):
         if side is not None and (number is None or number < 0):
             kind = ValueError if number is not None else TypeError
-            raise kind(f"window: expected whole numbers of at least 0, or None for no limit, got {window!r}")
-    return numbers[0], numbers[1]
+            raise kind(
+                "window: expected a whole number of at least 0, or two (before, after), where None is no limit, "
+                f"got {window!r}"
+            )
+    # Larger numbers, which an int64 may not hold, forbid no offset.
+    before, after = (None if isinstance(number, int) and number >= 2 * FARTHEST - 1 else number for number in numbers)
+    return before, after
 
 
 def _check_sink_tokens(sink_tokens: Any, window: Any) -> int:
-    if (number := as_int(sink_tokens)) is None:
-        raise TypeError(f"sink_tokens: expected a whole number, got {sink_tokens!r}")
-    if number < 0:
-        raise ValueError(f"sink_tokens: expected at least 0, got {number}")
-    if number > 0 and window is None:
-        raise ValueError(f"sink_tokens: {number} first tokens are attended beside a window, got window=None")
-    return number
+    number = as_int(sink_tokens)
+    if number is None or number < 0:
+        kind = TypeError if number is None else ValueError
+        raise kind(f"sink_tokens: expected a whole number of at least 0, got {sink_tokens!r}")
+    unlimited = window is None or (isinstance(window, tuple | list) and all(side is None for side in window))
+    if number > 0 and unlimited:
+        raise ValueError(f"sink_tokens: needs a window, got sink_tokens={number} with window={window!r}")
+    return min(number, FARTHEST) if isinstance(number, int) else number
 
 
 def _check_softcap(softcap: Any) -> Any:
     if not _is_number(softcap):
         raise TypeError(f"softcap: expected a number, got {type(softcap).__name__}")
-    number: Any = softcap if isinstance(softcap, torch.SymFloat | torch.SymInt) else float(softcap)
-    if not (torch.compiler.is_compiling() or (math.isfinite(number) and number > 0)):
-        raise ValueError(f"softcap: expected a finite number above 0, or None for no cap, got {number}")
+    number = _as_float(softcap)
+    if not (torch.compiler.is_compiling() or 1 / MOST_SOFTCAP <= number <= MOST_SOFTCAP):
+        least, most = 1 / MOST_SOFTCAP, MOST_SOFTCAP
+        raise ValueError(f"softcap: expected a number from {least:g} to {most:g}, or None for no cap, got {number}")
     return number
 
 
@@ -508,16 +535,16 @@ def _check_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
     return query, key, value
 
 
-def _check_scale(scale: Any, head_dim: int) -> float:
+def _check_scale(scale: Any, head_dim: int, dtype: torch.dtype) -> float:
     if scale is None:
         return head_dim**-0.5 if head_dim else 1.0
     if not _is_number(scale):
         raise TypeError(f"scale: expected a number, got {type(scale).__name__}; multiply the query by a tensor")
-    if not isinstance(scale, float | int | torch.SymFloat | torch.SymInt):
-        scale = float(scale)
-    if not (torch.compiler.is_compiling() or math.isfinite(scale)):
-        raise ValueError(f"scale: expected a finite number, got {scale}")
-    return scale
+    number: float = _as_float(scale)
+    kind = torch.promote_types(dtype, torch.float32)
+    if not (torch.compiler.is_compiling() or abs(number) <= torch.finfo(kind).max):
+        raise ValueError(f"scale: expected a finite number in {str(kind).removeprefix('torch.')}, got {number}")
+    return number
 
 
 def check_device(name: str, tensor: Tensor, value: Tensor) -> None:
@@ -549,7 +576,10 @@ def _check_grids(terms: tuple[Term, ...]) -> None:
         for name in ("queries", "keys"):
             first, other = (replace(getattr(each, name), start=(0, 0)) for each in (found[0], term))
             if first != other:
-                raise ValueError(f"OffsetBias2d.{name}: expected the same grid in all terms, got {first} and {other}")
+                raise ValueError(
+                    f"OffsetBias2d.{name}: expected the same grid in all terms, got ({first}) in one and ({other}) in "
+                    "another"
+                )
 
 
 def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None, n_k: int) -> int:

@@ -10,6 +10,7 @@ from . import tuning
 from .call import Call
 from .cpu import blockwise
 from .cpu.onednn import by_onednn, is_regular
+from .parts import calls_of
 from .shape import Shaped
 from .torch_private import derivatives, forward_mode
 from .tracing import holds
@@ -64,7 +65,10 @@ def explain_choice(call: Call, backend: str) -> Choice:
     chosen, device = choose(call, backend), call.device
     reasons = [_automatic(call, device)[1] if backend == "auto" else "asked for by name"]
     if chosen == "blockwise":
-        reasons.append(blockwise.explain(call))
+        found = [blockwise.explain(part) for part in calls_of(call)]
+        reasons.append(found[0])
+        if found[-1] != found[0]:
+            reasons.append(f"sink tokens: {found[-1]}")
     kind = f"{str(call.dtype).removeprefix('torch.')} on {tuning.current().processor}"
     reason = "; ".join(filter(None, reasons)).format(kind=kind)
     no_triton = _no_triton(call, device)
@@ -111,7 +115,7 @@ def _no_triton(call: Shaped, device: torch.device) -> str | None:
     if not call.mixes_positions:
         return None
     return (
-        "backend 'triton' takes OffsetBias2d without causal=True, window and tables over one dimension; "
+        "'triton' cannot combine OffsetBias2d with causal=True, a window or tables over one dimension; "
         "use backend='blockwise'"
     )
 

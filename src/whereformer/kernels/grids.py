@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .call import Call, check_heads_tensor
-from .terms import FactorPair, GridPositions, OffsetBias, OffsetBias2d, as_pair, offsets_between
+from .terms import FactorPair, GridPositions, OffsetBias, OffsetBias2d, as_pair, check_shape, offsets_between
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,8 @@ def decomposed_offset_keys(
 
     Args:
         query: (batch, heads, n_q, head_dim).
-        row_table: (heads or 1, T, head_dim), a vector per row offset; offsets beyond its ends read the end vectors.
+        row_table: (heads or 1, T, head_dim), a vector per row offset; offsets beyond its ends read the end vectors. It
+            may have another floating-point dtype than the query.
         column_table: the same over column offsets.
         first: the row offset of the first vector of ``row_table``, and the column offset of that of ``column_table``.
         queries: where the queries are.
@@ -192,15 +193,18 @@ def decomposed_offset_keys(
             raise TypeError(f"{name}: expected GridPositions, got {type(grid).__name__}")
     for name, table in (("row_table", row_table), ("column_table", column_table)):
         heads, head_dim = query.shape[1], query.shape[3]
-        if not isinstance(table, Tensor):
-            raise TypeError(f"{name}: expected a tensor, got {type(table).__name__}")
-        if table.dim() != 3 or len(table) not in (1, heads) or table.shape[1] == 0 or table.shape[2] != head_dim:
-            raise ValueError(f"{name}: expected shape (heads {heads} or 1, T, {head_dim}), got {tuple(table.shape)}")
+        check_shape(name, table, (("heads", (1, heads)), ("T", None), ("head_dim", (head_dim,))))
+        if table.shape[1] == 0:
+            raise ValueError(f"{name}: needs at least one offset, got {tuple(table.shape)}")
+        if table.device != query.device:
+            raise ValueError(f"{name}: expected the query's device {query.device}, got {table.device}")
     if queries.length != query.shape[2]:
         raise ValueError(f"queries: expected {query.shape[2]} tokens, got {queries}")
     cells = query[:, :, queries.prefix :].unflatten(2, (queries.rows, queries.columns))
-    rows = _vectors(row_table, first[0], (queries.rows, queries.start[0]), (keys.rows, keys.start[0]))
-    columns = _vectors(column_table, first[1], (queries.columns, queries.start[1]), (keys.columns, keys.start[1]))
+    rows = _vectors(row_table.to(query.dtype), first[0], (queries.rows, queries.start[0]), (keys.rows, keys.start[0]))
+    columns = _vectors(
+        column_table.to(query.dtype), first[1], (queries.columns, queries.start[1]), (keys.columns, keys.start[1])
+    )
     by_row = torch.einsum("bhrcd,hrkd->bhrck", cells, rows.expand(query.shape[1], -1, -1, -1))
     by_column = torch.einsum("bhrcd,hckd->bhrck", cells, columns.expand(query.shape[1], -1, -1, -1))
     query_factors = functional.pad(torch.cat((by_row, by_column), -1).flatten(2, 3), (0, 0, queries.prefix, 0))

@@ -43,7 +43,10 @@ def unnest(query: Any, key: Any, value: Any) -> Jagged:
             shape = tuple(tensor.shape)
             raise ValueError(f"{name}: expected (batch, heads, ragged length, head_dim), got {shape}; transpose(1, 2)?")
         if tensor.lengths() is not None:
-            raise ValueError(f"{name}: expected a nested tensor without gaps between sequences; call contiguous()")
+            raise ValueError(
+                f"{name}: expected a nested tensor without gaps between sequences; call contiguous() before "
+                "transpose(1, 2)"
+            )
     for name in ("key", "value"):
         if len(tensors[name]) != len(query):
             raise ValueError(f"{name}: expected a batch of {len(query)} as in query, got {len(tensors[name])}")
@@ -57,7 +60,7 @@ def unnest(query: Any, key: Any, value: Any) -> Jagged:
         )
     of_keys, of_values = key.offsets(), value.offsets()
     if key.shape[2] != value.shape[2] and not (can_look(of_keys) and torch.equal(of_keys, of_values)):
-        raise ValueError("value: expected the offsets of key, got others")
+        raise ValueError("value: expected sequences as long as those of key, got other lengths")
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     return Jagged(query.values(), key.values(), value.values(), (query.offsets(), key.offsets()))
 

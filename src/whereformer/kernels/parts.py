@@ -81,27 +81,32 @@ def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
 
 def attend_in_parts(call: Call, attend: Attend) -> tuple[Tensor, LogSums | None]:
     """Compute a call by an ``attend`` that knows neither ``Call.always_within`` nor ``Call.sinks``."""
-    if call.sinks is not None:
-        return _with_sinks(call, call.sinks, attend)
-    if call.always_within is None:
-        return attend(call)
-    always = call.always()
-    masks = (always, ~always) if call.key_mask is None else (call.key_mask & always, call.key_mask & ~always)
-    common = replace(call, always_within=None, return_lse=True)
-    parts = [
-        attend(replace(common, key_mask=masks[0].expand(len(call.value), -1), window=(None, None))),
-        attend(replace(common, key_mask=masks[1].expand(len(call.value), -1))),
-    ]
-    output, lse = _merge(
-        [output for output, _ in parts], torch.stack([lse for _, lse in parts if lse is not None], dim=1)
-    )
+    parts = [attend(part) for part in calls_of(call)]
+    output, lse = parts[0]
+    if len(parts) > 1:
+        output, lse = _merge(
+            [output for output, _ in parts], torch.stack([lse for _, lse in parts if lse is not None], dim=1)
+        )
+    if call.sinks is not None and lse is not None:
+        output, lse = _with_sinks(output, lse, call.sinks)
     return output, lse if call.return_lse else None
 
 
-def _with_sinks(call: Call, sinks: Tensor, attend: Attend) -> tuple[Tensor, LogSums | None]:
-    """Compute a call whose softmax has one more term per head, which takes a share of each row's attention."""
-    output, lse = attend_in_parts(replace(call, sinks=None, return_lse=True), attend)
-    assert lse is not None
+def calls_of(call: Call) -> list[Call]:
+    """Return the calls that make up one: that without sinks; with sink tokens, that within the window and theirs."""
+    if call.sinks is None and call.always_within is None:
+        return [call]
+    common = replace(call, sinks=None, always_within=None, return_lse=True)
+    if call.always_within is None:
+        return [common]
+    always = call.always()
+    masks = (~always, always) if call.key_mask is None else (call.key_mask & ~always, call.key_mask & always)
+    near, sink_tokens = (replace(common, key_mask=mask.expand(len(call.value), -1)) for mask in masks)
+    return [near, replace(sink_tokens, window=(None, None))]
+
+
+def _with_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:
+    """Add to the softmax one more term per head, which takes a share of each row's attention."""
     largest, log_sums = lse.detach()[0], lse[1]
     empty = largest.isneginf()
     # The logit of the sink from which a row's largest score is subtracted; a row without keys leaves all to its sink.
@@ -109,7 +114,5 @@ def _with_sinks(call: Call, sinks: Tensor, attend: Attend) -> tuple[Tensor, LogS
     share = (log_sums - relative).sigmoid().masked_fill(empty, 0.0)
     wide = torch.promote_types(output.dtype, torch.float32)
     output = (output.to(wide) * share.unsqueeze(-1)).to(output.dtype)
-    if not call.return_lse:
-        return output, None
     whole = torch.where(empty, relative, torch.logaddexp(log_sums, relative))
     return output, torch.stack([largest.masked_fill(empty, 0.0), whole])

@@ -184,7 +184,7 @@ class _OffsetTable:
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         """Raise a TypeError or ValueError unless the term fits a call of these sizes."""
         name = type(self).__name__
-        _check_shape(f"{name}.table", self.table, self._wanted(heads, head_dim))
+        check_shape(f"{name}.table", self.table, self._wanted(heads, head_dim))
         if self.table.shape[1] == 0:
             raise ValueError(f"{name}.table: needs at least one offset, got none")
         if isinstance(self.first, bool) or not isinstance(self.first, int | torch.SymInt):
@@ -241,11 +241,11 @@ class OffsetBias2d:
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         """Raise a TypeError or ValueError unless the term fits a call of these sizes."""
         axes = (("heads", (heads,)), ("row offsets", None), ("column offsets", None))
-        _check_shape("OffsetBias2d.table", self.table, axes)
+        check_shape("OffsetBias2d.table", self.table, axes)
         if self.table.shape[1] == 0 or self.table.shape[2] == 0:
             raise ValueError(f"OffsetBias2d.table: needs at least one offset, got {tuple(self.table.shape)}")
         if self.prefix is not None:
-            _check_shape("OffsetBias2d.prefix", self.prefix, (("heads", (heads,)), ("kinds of pairs", (3,))))
+            check_shape("OffsetBias2d.prefix", self.prefix, (("heads", (heads,)), ("kinds of pairs", (3,))))
         for name, grid, length in (("queries", self.queries, n_q), ("keys", self.keys, n_k)):
             if not isinstance(grid, GridPositions):
                 raise TypeError(f"OffsetBias2d.{name}: expected GridPositions, got {type(grid).__name__}")
@@ -291,9 +291,9 @@ class FactorPair:
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         rows = (("batch", (1, batch)), ("heads", (heads,)))
-        _check_shape("FactorPair.query_factors", self.query_factors, (*rows, ("n_q", (n_q,)), ("r", None)))
+        check_shape("FactorPair.query_factors", self.query_factors, (*rows, ("n_q", (n_q,)), ("r", None)))
         rank = self.query_factors.shape[3]
-        _check_shape("FactorPair.key_factors", self.key_factors, (*rows, ("n_k", (n_k,)), ("r", (rank,))))
+        check_shape("FactorPair.key_factors", self.key_factors, (*rows, ("n_k", (n_k,)), ("r", (rank,))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,7 +308,7 @@ class DenseBias:
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         wanted = (("batch", (1, batch)), ("heads", (heads,)), ("n_q", (n_q,)), ("n_k", (n_k,)))
-        _check_shape("DenseBias.scores", self.scores, wanted)
+        check_shape("DenseBias.scores", self.scores, wanted)
 
 
 Term: TypeAlias = OffsetBias | OffsetBias2d | OffsetKeys | OffsetValues | FactorPair | DenseBias
@@ -323,7 +323,7 @@ _Wanted: TypeAlias = tuple[tuple[str, tuple[int, ...] | None], ...]
 """The axes of a tensor, and the sizes that each may have."""
 
 
-def _check_shape(name: str, tensor: Tensor, wanted: _Wanted) -> None:
+def check_shape(name: str, tensor: Tensor, wanted: _Wanted) -> None:
     """Raise unless ``tensor`` is floating point and each axis has one of the wanted sizes (None: any)."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__

@@ -57,7 +57,7 @@ def as_batch(
     _check_options(options, n_q, n_k)
     if cu_seqlens_k is None:
         if n_q != n_k:
-            raise ValueError(f"cu_seqlens_k: needed where query has {n_q} rows and value {n_k}")
+            raise ValueError(f"cu_seqlens_k: needed, because query has {n_q} rows and value has {n_k}")
         cu_seqlens_k = cu_seqlens_q
     q_lengths = _check_seqlens("cu_seqlens_q", cu_seqlens_q, "query", n_q, value)
     k_lengths = _check_seqlens("cu_seqlens_k", cu_seqlens_k, "value", n_k, value)
@@ -169,10 +169,11 @@ def _as_one_row(name: str, rows: Tensor) -> Tensor:
     return check_heads_tensor(name, rows.transpose(0, 1).unsqueeze(0))
 
 
+_TOLD_APART = "not taken here, because cu_seqlens or nested tensors tell the sequences apart"
 _MEANINGLESS = {
     "key_mask": "sequences without padding have nothing to mask; leave such keys out",
-    "query_documents": "sequences are told apart already",
-    "key_documents": "sequences are told apart already",
+    "query_documents": _TOLD_APART,
+    "key_documents": _TOLD_APART,
 }
 
 
@@ -203,10 +204,10 @@ def _check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tenso
         return None
     starts = cu_seqlens.tolist()
     if starts[0] != 0:
-        raise ValueError(f"{name}: expected 0 first, got {starts[0]}")
+        raise ValueError(f"{name}: expected 0 as its first number, got {starts[0]}")
     for start, stop in pairwise(starts):
         if stop < start:
             raise ValueError(f"{name}: expected numbers that never fall, got {stop} after {start}")
     if starts[-1] != total:
-        raise ValueError(f"{name}: expected the {total} rows of {of} last, got {starts[-1]}")
+        raise ValueError(f"{name}: expected {total}, the number of rows of {of}, as its last number, got {starts[-1]}")
     return [stop - start for start, stop in pairwise(starts)]

@@ -18,7 +18,7 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 def unavailable(call: Shaped, device: torch.device) -> str | None:
     """Return why this backend cannot take the call on that device, and which one can; None if it can."""
     reason = _unavailable(call, device)
-    return None if reason is None else f"backend 'triton' {reason}; use backend='blockwise'"
+    return None if reason is None else f"'triton' {reason}; use backend='blockwise'"
 
 
 def _unavailable(call: Shaped, device: torch.device) -> str | None:
