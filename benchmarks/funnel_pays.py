@@ -6,9 +6,12 @@ Pretraining is masked language modelling, with short windows first. Every model 
 Then each is fine-tuned on every input, again for the same time, and judged on the test rows at intervals. The result is
 accuracy over time, for several seeds. Writes results.json and a plot for each input.
 
+Before the first training, a step of every model is timed in turns with the others. From then on a step counts as much
+as it took there, so that a machine with other work to do gives no model fewer steps.
+
 Every finished part, a pretraining or a fine-tuning, is a file in --out/models/MODEL/SEED and is not repeated. So an
 interrupted run loses only the part that it was in, and processes with different seeds can share --out, if the first has
-already encoded the text. The last of them to end gathers all parts, and so does the same command when it is run again.
+already timed the steps. The last of them to end gathers all parts, and so does the same command when it is run again.
 """
 
 from __future__ import annotations
@@ -16,10 +19,10 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +33,8 @@ from matplotlib.figure import Figure
 from parts import kept, spread
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from side_by_side import time_by_turns
+from torch import Tensor, nn
 
 from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification, load_pretrained
 from whereformer.analysis import cost
@@ -62,11 +66,16 @@ MODELS: dict[str, dict[str, Any]] = {
 COLORS = dict(zip(MODELS, ("#7a7a7a", "#cc79a7", "#0072b2", "#d55e00", "#009e73"), strict=True))
 WARMUP = 0.1
 """Share of the time in which the learning rate rises."""
+ROUNDS = 12
+"""How many times a step of each model is timed."""
 HELD_OUT_TOKENS = 65536
 TUNING = ("finetune_seconds", "finetune_learning_rate", "dropout", "judgements", "test_rows", "column")
 """The settings that do not concern pretraining."""
+TIMING = ("column", "vocab_size", "hidden_size", "batch_tokens", "mask_rate", "dtype")
+"""The settings that a step's time depends on."""
 
 Example = tuple[list[int], int]
+Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,7 @@ class Pays:
     test_rows: int = 2000
     """Number of rows to judge by, drawn at random but the same for all models."""
     models: Annotated[str, tyro.conf.arg(metavar="A,B")] = "plain+tisa,funnel+tisa"
-    """The models to train."""
+    """The models to train, and to time in turns."""
     seeds: int = 1
     """Number of seeds. All models are trained with one seed before the next."""
     first_seed: int = 0
@@ -108,7 +117,7 @@ class Pays:
     dtype: Annotated[str, tyro.conf.arg(metavar="NAME")] = "bfloat16"
     """Matrix products are in "bfloat16" or "float32"."""
     pretrain_seconds: float = 480.0
-    """CPU seconds to pretrain each model."""
+    """CPU seconds to pretrain each model, as steps took when they were timed."""
     finetune_seconds: float = 300.0
     """CPU seconds to fine-tune each model on each input."""
     judgements: int = 4
@@ -119,7 +128,7 @@ class Pays:
     def run(self, console: Console) -> None:
         """Make the missing parts, then gather all that are there."""
         torch.set_num_threads(1)
-        names = split("models", self.models, MODELS)
+        names = self._names
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             for name in names:
                 trained = self._part(name, seed, "pretraining", lambda m=name, s=seed: self._pretrain(m, s))
@@ -136,6 +145,10 @@ class Pays:
         for task, length in self._inputs:
             self._plot(found, f"{task}-{length}")
         console.print(f"wrote {self.out / 'results.json'} and a plot for each input", highlight=False)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return split("models", self.models, MODELS)
 
     @cached_property
     def _inputs(self) -> list[tuple[str, int]]:
@@ -183,38 +196,51 @@ class Pays:
             for folder in folders
         ]
 
+    def _config(self, name: str, **more: Any) -> EncoderConfig:
+        settings: dict[str, Any] = {
+            "vocab_size": self._encoded.vocabulary.size,
+            "hidden_size": self.hidden_size,
+            "num_attention_heads": self.hidden_size // 32,
+            "norm": "pre",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "type_vocab_size": 0,
+            "max_position_embeddings": parsed_lengths(self.lengths)[-1][0],
+            "sparse_prediction": True,
+        }
+        return EncoderConfig(**{**settings, **MODELS[name], **more})
+
+    def _windows(self, length: int, seed: int, step: int) -> Batch:
+        """Return the batch of a step of pretraining."""
+        size, text = self._encoded.vocabulary.size, self._encoded.training
+        inputs, labels = Batches(text, max(1, self.batch_tokens // length), length, self.mask_rate, size, seed)[step]
+        return {"input_ids": inputs, "labels": labels}
+
     def _pretrain(self, name: str, seed: int) -> dict[str, Any]:
         """Pretrain a model, save it, and return what there is to know about it."""
         text, stages = self._encoded, parsed_lengths(self.lengths)
         longest, size = stages[-1][0], text.vocabulary.size
-        config = EncoderConfig(
-            vocab_size=size,
-            hidden_size=self.hidden_size,
-            num_attention_heads=self.hidden_size // 32,
-            norm="pre",
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-            type_vocab_size=0,
-            max_position_embeddings=longest,
-            sparse_prediction=True,
-            **MODELS[name],
-        )
+        config = self._config(name)
         torch.manual_seed(seed)
         model = EncoderForMaskedLM(config)
-        batches = Batches(text.training, 1, longest, self.mask_rate, size, seed)
 
-        def batch(step: int, spent: float) -> dict[str, Tensor]:
-            length = _length_at(stages, spent)
-            inputs, labels = replace(batches, batch_size=max(1, self.batch_tokens // length), length=length)[step]
-            return {"input_ids": inputs, "labels": labels}
+        def timed(name: str, length: int) -> tuple[nn.Module, Iterator[Batch]]:
+            return EncoderForMaskedLM(self._config(name)), (self._windows(length, 0, step) for step in count())
 
-        steps = self._train(model, batch, self.pretrain_seconds, self.learning_rate)
+        seconds = {length: self._seconds(str(length), lambda each, n=length: timed(each, n)) for length, _ in stages}
+        steps = self._train(
+            model,
+            lambda step, spent: self._windows(_length_at(stages, spent), seed, step),
+            lambda spent: seconds[_length_at(stages, spent)][name] / self.pretrain_seconds,
+            self.learning_rate,
+        )
         held_out = HeldOut(text.held_out[:HELD_OUT_TOKENS], HELD_OUT_RATE, size)
         score = evaluate(model, held_out, longest)
         with quiet_transformers(), new_folder(self._folder(name, seed) / "model") as partial:
             model.save_pretrained(partial)
         return {
             "steps": steps,
+            "seconds_of_a_step": {length: times[name] for length, times in seconds.items()},
             "held_out_loss": score.loss,
             "held_out_accuracy": score.accuracy,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -232,7 +258,18 @@ class Pays:
                 num_labels=1 + max(label for _, label in train),
                 hidden_dropout_prob=self.dropout,
             )
-        order = shuffled_by_tokens(torch.tensor([[len(ids)] for ids, _ in train]), self.batch_tokens, seed)
+        lengths = torch.tensor([[len(ids)] for ids, _ in train])
+
+        def batches(seed: int) -> Iterator[Batch]:
+            for rows in shuffled_by_tokens(lengths, self.batch_tokens, seed):
+                yield _padded([train[row] for row in rows])
+
+        def timed(name: str) -> tuple[nn.Module, Iterator[Batch]]:
+            config = self._config(name, num_labels=model.config.num_labels, hidden_dropout_prob=self.dropout)
+            return EncoderForSequenceClassification(config), batches(0)
+
+        seconds = self._seconds(f"{task}-{length}", timed)[name]
+        order = batches(seed)
         curve: list[tuple[float, float]] = []
 
         def judge(spent: float) -> None:
@@ -241,13 +278,14 @@ class Pays:
 
         steps = self._train(
             model,
-            lambda step, spent: _padded([train[row] for row in next(order)]),
-            self.finetune_seconds,
+            lambda step, spent: next(order),
+            lambda spent: seconds / self.finetune_seconds,
             self.finetune_learning_rate,
             judge,
         )
         return {
             "steps": steps,
+            "seconds_of_a_step": seconds,
             "train_rows": len(train),
             "test_rows": len(test),
             "gflops_of_a_row": _gflops(model.config, length, 0),
@@ -274,38 +312,70 @@ class Pays:
     def _train(
         self,
         model: Any,
-        batch: Callable[[int, float], dict[str, Tensor]],
-        seconds: float,
+        batch: Callable[[int, float], Batch],
+        share: Callable[[float], float],
         learning_rate: float,
         after: Callable[[float], None] = lambda spent: None,
     ) -> int:
-        """Train until the CPU time is used up, and return the number of steps. The learning rate follows the time.
+        """Train until the time is used up, and return the number of steps. The learning rate follows the time.
 
         Args:
             model: the model.
             batch: returns the batch of a step; it is told the share of the time that is spent.
-            seconds: CPU seconds.
+            share: returns the share of the time that the next step takes; it is told what is spent.
             learning_rate: its peak.
-            after: is called after every step with the share of the time that is spent. Its own time does not count.
+            after: is called after every step with the share of the time that is spent.
         """
         optimizer = build_optimizer(model, learning_rate)
         spent, step = 0.0, 0
         while spent < 1:
-            started = time.process_time()
-            model.train()
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate * min((spent + 0.01) / WARMUP, (1 - spent) / (1 - WARMUP))
-            inputs = batch(step, spent)
-            with self._precision():
-                loss = model(**inputs).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            spent += (time.process_time() - started) / seconds
+            self._step(model, optimizer, batch(step, spent))
+            spent += share(spent)
             step += 1
             after(spent)
         return step
+
+    def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+        model.train()
+        with self._precision():
+            loss = model(**batch).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def _seconds(self, part: str, make: Callable[[str], tuple[nn.Module, Iterator[Batch]]]) -> dict[str, float]:
+        """Return the CPU seconds of a training step of each model, timed in turns unless a file has them.
+
+        Args:
+            part: what is trained; names the file.
+            make: returns a model, by its name, and its batches.
+
+        Raises:
+            InputError: if a model was not among those that were timed.
+        """
+
+        def step(model: nn.Module, batches: Iterator[Batch]) -> Callable[[], None]:
+            optimizer = build_optimizer(model, self.learning_rate)
+            return lambda: self._step(model, optimizer, next(batches))
+
+        def measure() -> dict[str, Any]:
+            made = {name: make(name) for name in self._names}
+            models, baseline = {name: model for name, (model, _) in made.items()}, self._names[0]
+            times = time_by_turns({name: step(*each) for name, each in made.items()}, models, ROUNDS, baseline)
+            # Ratios within a round are steadier than times.
+            return {"seconds": {name: times[baseline].seconds * found.ratio for name, found in times.items()}}
+
+        file = self.out / "seconds" / f"{part}.json"
+        settings = {name: value for name, value in self._settings.items() if name in TIMING}
+        seconds: dict[str, float] = kept(file, settings, measure)["seconds"]
+        if missing := set(self._names) - set(seconds):
+            raise InputError(
+                "models", f"expected some of {', '.join(seconds)}, which {file} has timed, got {', '.join(missing)}"
+            )
+        return seconds
 
     def _precision(self) -> torch.autocast:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16")
@@ -354,7 +424,7 @@ class Pays:
                 linewidth=2.2,
                 label=name,
             )
-        axes.set_xlabel("seconds of fine-tuning (CPU time, one thread)")
+        axes.set_xlabel("seconds of fine-tuning (one thread, as steps took side by side)")
         axes.set_ylabel("accuracy, %")
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
@@ -371,7 +441,7 @@ def _length_at(stages: Sequence[tuple[int, float]], spent: float) -> int:
     return stages[-1][0]
 
 
-def _padded(rows: Sequence[Example]) -> dict[str, Tensor]:
+def _padded(rows: Sequence[Example]) -> Batch:
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([row + [PAD] * (longest - len(row)) for row, _ in rows])
     return {"input_ids": ids, "attention_mask": ids != PAD, "labels": torch.tensor([label for _, label in rows])}
