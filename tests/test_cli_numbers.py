@@ -110,6 +110,11 @@ def test_a_long_word_is_refused_before_it_is_shown(capsys):
     assert "--data: expected at most 4096 characters, got 5009" in fails(capsys, "compare", "--data=" + "x" * 5002)
 
 
+@pytest.mark.parametrize("words", [["--out", ""], ["--out="]])
+def test_a_folder_without_a_name_is_refused(words, capsys):
+    assert "whereformer: --out: expected a folder, got an empty name" in fails(capsys, "compare", *words)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     refusals(f"""

@@ -105,6 +105,18 @@ def test_a_budget_is_kept_when_a_comparison_continues(text, tmp_path, capsys, mo
     capsys.readouterr()
     message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *TINY, "--minutes=3", "--rate-factors=1")
     assert "holds results with minutes 0.02, not 3.0" in message
+    again = run(text, tmp_path, "--minutes=0.02", "--rate-factors=1")
+    assert (again["date"], again["commit"], again["runs"]) == (results["date"], results["commit"], results["runs"])
+    assert "all 2 runs are already done" in capsys.readouterr().out
+    more = run(text, tmp_path, "--minutes=0.02", "--rate-factors=1", "--seeds=2")
+    assert sorted(more["runs"]["tisa"]) == ["0", "1"]
+    assert more["budget"] == {**kept["budget"], "seeds": 2}
+
+
+def test_results_without_a_budget_are_not_continued_with_one(text, tmp_path, capsys):
+    run(text, tmp_path, "--steps=2", "--rate-factors=1", "--positions=none")
+    message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), *TINY, "--minutes=3", "--rate-factors=1")
+    assert "holds results that were made without --minutes; choose another folder, or leave --minutes out" in message
 
 
 @pytest.mark.parametrize(

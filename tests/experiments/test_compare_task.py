@@ -92,6 +92,17 @@ def test_numbers_and_pairs_of_texts(tables, tmp_path):
     assert "--regression" in (tmp_path / "report.html").read_text()
 
 
+def test_any_number_of_classes_is_quiet(tables, tmp_path, capfd):
+    (tmp_path / "tables").mkdir()
+    for name in ("train", "validation"):
+        rows = (tables / f"{name}.csv").read_text().splitlines()
+        rows[1:] = [row.replace(",yes,", f",{number % 3},") for number, row in enumerate(rows[1:])]
+        (tmp_path / "tables" / f"{name}.csv").write_text("\n".join(rows))
+    results = run(tmp_path / "tables", tmp_path / "out", "--positions=none", "--jobs=1")
+    assert results["task"]["classes"] == ["0", "1", "2", "no"]
+    assert "id2label" not in capfd.readouterr().err
+
+
 def test_tuning_learns_and_leaves_the_encoder_as_it_was(tables, tmp_path, monkeypatch):
     monkeypatch.setattr(task, "RATE_SHARE", 1.0)
     sizes = CompareTraining(length=16, hidden_size=16, blocks="1", vocab_size=80, steps=480).checked().sizes(1)
@@ -173,7 +184,10 @@ def test_nobody_wins_before_anyone_beats_guessing_the_class():
         (["--validation=EMPTY"], "expected at least one row, got none"),
         (["--train=ONE"], "--label: expected at least two classes in"),
         (["--train=ONE", "--label=number", "--regression"], "--label: expected at least two different numbers in"),
-        (["--train=EMPTY"], "--label: expected at least two classes in"),
+        (["--train=EMPTY"], "EMPTY.csv: expected at least one row, got none"),
+        (["--validation=OTHER"], "OTHER.csv, row 1: expected one of the training rows' classes, no, yes, got 'maybe'"),
+        (["--validation=BARE"], "BARE.csv, row 1: expected one of the training rows' classes, no, yes, got none"),
+        (["--train=BARE"], "BARE.csv, row 1: expected one of the training rows' classes, no, yes, got none"),
         (["--train=FEW"], "--train: too little text to hold some out"),
     ],
 )
@@ -182,8 +196,12 @@ def test_bad_tables_give_one_line(tables, tmp_path, capsys, more, expected):
     (tmp_path / "EMPTY.csv").write_text(head)
     (tmp_path / "ONE.csv").write_text(head + "some text about something,b,yes,1\n" * 1200)
     (tmp_path / "FEW.csv").write_text(head + "a,b,yes,1\na,b,no,0\n")
+    (tmp_path / "OTHER.csv").write_text(head + "a,b,yes,1\na,b,maybe,0\n")
+    (tmp_path / "BARE.csv").write_text(head + "a,b,yes,1\na,b, ,0\na,b,no,1\n")
     named = [
-        f"{word.partition('=')[0]}={tmp_path / word.partition('=')[2]}.csv" if word.endswith(("Y", "E", "W")) else word
+        f"{word.partition('=')[0]}={tmp_path / word.partition('=')[2]}.csv"
+        if word.endswith(("Y", "E", "W", "R"))
+        else word
         for word in more
     ]
     message = fails(capsys, "compare", *options(tables), *TINY, "--out", str(tmp_path / "out"), *named)

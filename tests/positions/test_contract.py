@@ -587,6 +587,16 @@ WRONG_OPTIONS = [
     ("rope", {"scaling": {"rope_type": "linear", "factor": 0.5}}, r"scaling: expected a factor of at least 1, got 0.5"),
     ("rope", {"scaling": {"rope_type": "linear", "factor": "2"}}, r"scaling: factor: expected a number, got '2'"),
     ("rope", {"scaling": {"rope_type": "ntk", "factor": 2, "beta": 1}}, r"scaling: 'ntk' has no 'beta'; it has factor"),
+    (
+        "rope",
+        {"scaling": {"type": "ntk", "factor": 2}},
+        r"scaling: expected rope_type, got its old name type \('ntk'\)",
+    ),
+    (
+        "rope",
+        {"scaling": {"rope_type": "linear", "factor": 2, "rope_theta": 5e5}},
+        r"scaling: 'linear' has no 'rope_theta'; it has factor; for rope_theta use the option base",
+    ),
     ("rope", {"scaling": {"rope_type": "ntk", "factor": 2}, "rotary_dim": 2}, r"scaling: 'ntk' needs a rotary_dim of"),
     (
         "rope",

@@ -66,12 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _check_words(given: Sequence[str]) -> None:
-    """Check that no word is too long.
+    """Check that no word is too long, and that a folder for results has a name.
 
     Raises:
-        InputError: if one is; it names the option.
+        InputError: if not; it names the option.
     """
     for before, word in itertools.pairwise(["", *given]):
+        if word == "--out=" or (before, word) == ("--out", ""):
+            # As a path, it would be the current folder.
+            raise InputError(None, "--out: expected a folder, got an empty name")
         if len(word) > LONGEST:
             option = next((text.partition("=")[0] for text in (word, before) if text.startswith("--")), "the command")
             raise InputError(None, f"{option}: expected at most {LONGEST} characters, got {len(word)}")

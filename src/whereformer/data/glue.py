@@ -257,12 +257,19 @@ class OwnTask:
         return _data(task, opened, f"{self.train}, {self.validation}", [], train_rows)
 
     def _classes(self, labels: Sequence[Any] | None) -> tuple[str, ...]:
-        found = {str(value) for value in labels or () if value is not None}
+        if labels is not None and len(labels) == 0:
+            raise InputError("train", f"{self.train}: expected at least one row, got none")
+        found = {str(value) for value in labels or () if not _is_missing(value)}
         # Numbers are sorted by value, so that 10 comes after 9.
         classes = tuple(sorted(found, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
         if labels is not None and len(classes) < 2:
             raise InputError("label", f"expected at least two classes in {self.train}, got {list(classes)}")
         return classes
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether a row has no label; an empty cell of a CSV or TSV file is an empty text."""
+    return label is None or (isinstance(label, str) and not label.strip())
 
 
 def _is_number(text: str) -> bool:
@@ -297,7 +304,7 @@ class _Opened:
         if self.places is None:
             return found
         # A row without a label is not of a class named None.
-        return [None if label is None else self.places.get(str(label), str(label)) for label in found]
+        return [None if _is_missing(label) else self.places.get(str(label), str(label)) for label in found]
 
 
 def _data(task: Task, opened: Mapping[str, _Opened], source: str, parts: list[str], train_rows: int | None) -> Data:
@@ -329,6 +336,8 @@ def _data(task: Task, opened: Mapping[str, _Opened], source: str, parts: list[st
 def _check_labels(labels: Sequence[Any], task: Task, opened: _Opened) -> None:
     if task.classes is None:
         expected = f"a number of at most {LARGEST:g} in {task.label!r}"
+    elif opened.places is not None:
+        expected = f"one of the training rows' classes, {', '.join(task.classes)}"
     else:
         expected = f"a label of {', '.join(f'{place} ({name})' for place, name in enumerate(task.classes))}"
     for number, label in enumerate(labels):
@@ -339,7 +348,8 @@ def _check_labels(labels: Sequence[Any], task: Task, opened: _Opened) -> None:
             fits = is_whole and 0 <= label < len(task.classes)
         if not fits:
             where = f"{opened.where}, row {number}"
-            raise InputError(opened.table.field, f"{where}: expected {expected}, got {shown(label)}")
+            got = "none" if label is None else shown(label)
+            raise InputError(opened.table.field, f"{where}: expected {expected}, got {got}")
 
 
 def _sample(count: int, size: int) -> tuple[int, ...]:

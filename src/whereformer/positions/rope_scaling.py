@@ -28,6 +28,10 @@ _NUMBERS: dict[str, tuple[tuple[str, ...], dict[str, float | None]]] = {
 """The numbers that each way needs, and those that it may have, with their defaults."""
 
 
+_OPTIONS = {"rope_theta": "base", "partial_rotary_factor": "rotary_dim"}
+"""What transformers says among these numbers, and RoPE's own options that say it here."""
+
+
 class Scaling:
     """How RoPE's frequencies differ from ``base ** (-2 m / rotary_dim)`` for pair m of features.
 
@@ -54,6 +58,8 @@ class Scaling:
         if given is not None and not isinstance(given, Mapping):
             raise InputError("scaling", f"expected numbers by their names, such as rope_type, got {shown(given)}")
         numbers = dict({"rope_type": "default"} if given is None else given)
+        if "rope_type" not in numbers and "type" in numbers:
+            raise InputError("scaling", f"expected rope_type, got its old name type ({shown(numbers['type'])})")
         self.type = self._type(numbers.pop("rope_type", None))
         self.rotary_dim = rotary_dim
         self.truncate = numbers.pop("truncate", True) if self.type == "yarn" else True
@@ -89,7 +95,9 @@ class Scaling:
                 raise InputError("scaling", f"{self.type!r} needs {name}")
         for name, value in given.items():
             if name not in needed and name not in optional:
-                known = ", ".join((*needed, *optional)) or "no numbers"
+                truncate = ["truncate"] if self.type == "yarn" else []
+                known = ", ".join((*needed, *optional, *truncate)) or "no numbers"
+                known += f"; for {name} use the option {_OPTIONS[name]}" if name in _OPTIONS else ""
                 raise InputError("scaling", f"{self.type!r} has no {shown(name)}; it has {known}")
             check_value(f"scaling: {name}", value, "float | None")
             if value is not None and value <= 0:

@@ -26,7 +26,8 @@ def check_finite(what: str, value: float, steps: int, learning_rate: float, advi
     if not math.isfinite(value):
         raise InputError(
             "learning_rate",
-            f"{what} is not a number after {steps} steps; {learning_rate} is too high, try {learning_rate / 4}{advice}",
+            f"{what} is not a number after {steps} steps; {learning_rate:g} is too high, try {learning_rate / 4:g}"
+            f"{advice}",
         )
 
 

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -127,9 +128,13 @@ def find_budget(
     earlier = CompareResults.load_if_there(out / "results.json")
     if earlier is not None:
         kept = earlier.budget
-        refuse_other_settings(out, {"minutes": kept.minutes if kept else None}, {"minutes": minutes})
-        assert kept is not None  # else its minutes are others
-        return kept
+        if kept is None:
+            raise InputError(
+                "out",
+                f"{out} holds results that were made without `minutes`; choose another folder, or leave `minutes` out",
+            )
+        refuse_other_settings(out, {"minutes": kept.minutes}, {"minutes": minutes})
+        return kept if seeds is None else replace(kept, seeds=seeds)
     at_once = undisturbed(min(jobs, len(positions)), device)
     with threads(max(1, torch.get_num_threads() // at_once)):
         step = seconds_per_step(sizes, positions, device)

@@ -143,5 +143,7 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
                     max_length=sizes.length,
                 )
         except (ValueError, TypeError) as error:
-            raise about_method(error, "positions") from None
+            problem = about_method(error, "positions")
+            known = problem.reason if name in problem.reason else f"{name!r} does not fit: {problem.reason}"
+            raise InputError("positions", known) from None
     return chosen

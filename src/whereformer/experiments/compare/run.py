@@ -40,8 +40,10 @@ def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = Tru
     held_out = HeldOut(job.text.held_out, HELD_OUT_RATE, job.text.vocab_size)
     work = _Work(job, held_out, out, progress, jobs)
     results = _so_far(work)
-    results.save(work.file)
     missing = _missing(work, results)
+    if missing:
+        results = replace(results, **provenance(job.device))
+    results.save(work.file)
     searched = [name for name in dict.fromkeys(name for name, _ in missing) if name not in results.trials]
     searched = searched if len(job.settings.rate_factors) > 1 else []
     timed = not speed or results.speed.keys() >= set(job.positions)
@@ -49,7 +51,9 @@ def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = Tru
     trials = len(searched) * len(job.settings.rate_factors) * short_steps(job.settings)
     progress.start(len(missing) * work.steps_per_run + trials + rounds * len(job.positions))
     every = len(job.positions) * len(job.seeds)
-    if len(missing) < every:
+    if not missing:
+        progress.line(f"all {every} runs are already done")
+    elif len(missing) < every:
         progress.line(f"{every - len(missing)} of {every} runs are already done; continuing with the others")
     results = _search(work, results, searched)
     for number, seed in enumerate(job.seeds):
@@ -95,16 +99,17 @@ def _so_far(work: _Work) -> CompareResults:
     """Return the results that the folder holds, or empty ones."""
     job = work.job
     earlier = earlier_results(work.out, job.settings)
-    return CompareResults(
-        settings=job.settings,
-        runs={} if earlier is None else earlier.runs,
+    found = earlier or CompareResults(
+        settings=job.settings, runs={}, text=job.text.facts, predicted_tokens=0, speed={}, **provenance(job.device)
+    )
+    return replace(
+        found,
         text=job.text.facts,
         predicted_tokens=int((work.held_out.labels != IGNORED).sum()),
-        speed={} if earlier is None else earlier.speed,
-        budget=job.budget if earlier is None else earlier.budget,
-        trials={} if earlier is None else earlier.trials,
+        budget=job.budget or found.budget,
         task=None if job.rows is None else job.rows.facts,
-        **provenance(job.device),
+        failed={},
+        dropped={},
     )
 
 

@@ -91,7 +91,8 @@ class CompareTraining:
 
     seeds: int | None = None
     """Number of seeds to repeat everything with. With several, the table shows medians and ranges. Default: 1; with
-    --minutes, up to 3 if there is time, and methods that are clearly worse are left out after a seed."""
+    --train, 3; with --minutes, up to 3 if there is time, and methods that are clearly worse are left out after a
+    seed."""
 
     seed: int = 0
     """The first seed."""
@@ -192,7 +193,12 @@ class CompareTraining:
                 factor = float(part)
             except ValueError:
                 factor = 0.0
-            if not 0 < factor * self.learning_rate <= MOST_RATE:
+            if factor * self.learning_rate > MOST_RATE:
+                raise InputError(
+                    "rate_factors",
+                    f"expected learning rates of at most {MOST_RATE:g}, got {shown(part)} times {self.learning_rate:g}",
+                )
+            if not factor > 0:
                 raise InputError(
                     "rate_factors", f"expected positive numbers such as '0.5,1,2', or '1' alone, got {shown(part)}"
                 )

@@ -181,7 +181,9 @@ def _classifier(
 
     def build(config: EncoderConfig) -> EncoderForSequenceClassification:
         torch.manual_seed(seed)
-        return EncoderForSequenceClassification(EncoderConfig.from_dict({**config.to_dict(), **choices}))
+        # The names of an encoder's labels are for two of them.
+        fields = {name: value for name, value in config.to_dict().items() if name not in ("id2label", "label2id")}
+        return EncoderForSequenceClassification(EncoderConfig.from_dict({**fields, **choices}))
 
     baseline = build(encoder_config(sizes, BASELINE, trained.config.vocab_size))
     model = build(trained.config)

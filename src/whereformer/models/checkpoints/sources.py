@@ -79,6 +79,12 @@ def _source_of_kind(
         return _of_funnel(found, options)
     if kind in OURS:
         return _of_ours(found)
+    if kind in ("deberta", "deberta-v2"):
+        raise InputError(
+            "path_or_id",
+            "DeBERTa's checkpoints can't be read, because each of their layers projects one shared table of positions; "
+            "its attention with a table for each layer is the method 'deberta'",
+        )
     kinds = ", ".join(KINDS)
     raise InputError("path_or_id", f"expected a checkpoint of model_type {kinds}; got {kind!r}")
 
