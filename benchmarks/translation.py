@@ -4,9 +4,9 @@ Run: .venv/bin/python benchmarks/translation.py --data multi30k [--languages de,
 
 The folder has train.parquet, validation.parquet and test.parquet (here test_2016_flickr) with a column for each
 language. Every run calls the commands `whereformer translate train` and `whereformer translate score`. Finished runs
-are not repeated, and an interrupted run continues. Writes plot.svg and results.json (for each method the scores of
-every seed, and of sentences by length), and prints the means. For the cost of a step see translation_speed.py; here,
-runs in parallel disturb each other.
+are not repeated, and an interrupted run continues. Writes plot.svg, loss.svg and results.json (for each method the
+scores of every seed, and of sentences by length), and prints the means. For the cost of a step see
+translation_speed.py; here, runs in parallel disturb each other.
 """
 
 from __future__ import annotations
@@ -132,12 +132,14 @@ class Translation:
                         "bleu": scores["bleu"],
                         "chrf": scores["chrf"],
                         "held_out_loss": training["averaged"]["loss"],
+                        "held_out_losses": [(each["step"], each["loss"]) for each in training["held_out"]],
                         "bleu_by_words": scores["bleu_by_words"],
                     }
             if done := {name: found for name, found in methods.items() if found["seeds"]}:
                 self._print(console, language, done)
         write_results(self.out / "results.json", results)
         self._plot(results["languages"])
+        self._plot_losses(results["languages"])
         console.print(f"wrote {self.out / 'results.json'} and {self.out / 'plot.svg'}", highlight=False)
 
     def _print(self, console: Console, language: str, methods: dict[str, Any]) -> None:
@@ -177,6 +179,27 @@ class Translation:
             axes.spines[["top", "right"]].set_visible(False)
         panels[0].invert_yaxis()
         figure.savefig(self.out / "plot.svg", metadata={"Date": None})
+
+    def _plot_losses(self, languages: dict[str, Any]) -> None:
+        """Plot the held-out loss over the steps, the mean of each method's seeds."""
+        figure = Figure(figsize=(4.4 * len(languages) + 1, 3.4), layout="constrained")
+        for axes, (language, methods) in zip(
+            figure.subplots(1, len(languages), sharey=True, squeeze=False)[0], languages.items(), strict=True
+        ):
+            for name, found in methods.items():
+                curves = [seed["held_out_losses"] for seed in found["seeds"].values()]
+                points = [list(zip(*at_step, strict=True)) for at_step in zip(*curves, strict=True)]
+                axes.plot([steps[0] for steps, _ in points], [statistics.fmean(loss) for _, loss in points], label=name)
+            axes.set_title(f"English to {LANGUAGES.get(language, language)}", fontsize=10)
+            axes.set_xlabel("steps")
+            axes.set_ylabel("held-out loss")
+            axes.set_yscale("log")
+            axes.set_yticks(ticks := (1.5, 1.75, 2, 2.5, 3, 4), [f"{tick:g}" for tick in ticks])
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+            axes.legend(frameon=False, fontsize=8)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(self.out / "loss.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

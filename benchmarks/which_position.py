@@ -71,7 +71,8 @@ class WhichPosition:
     """Draw and print what all experiments say about each position method."""
 
     results: Path = Path("benchmarks/results/amd-epyc-2-cores")
-    """Folder with comparison.json, tisa_from_start.json, translation.json and probes.json."""
+    """Folder with comparison.json, tisa_from_start.json, translation.json, translation_long.json and
+    probes.json."""
     out: Path = Path("docs/images/which-position.svg")
     """The picture."""
 
@@ -127,12 +128,17 @@ class WhichPosition:
 
     def _translation(self) -> list[Column]:
         columns = []
-        for language, title in (("de", "BLEU,\nGerman"), ("fr", "BLEU,\nFrench")):
-            found = self._read("translation.json")["languages"][language]
+        for file, language, title in (
+            ("translation.json", "de", "BLEU,\nGerman"),
+            ("translation_long.json", "de", "German,\n{} steps"),
+            ("translation.json", "fr", "BLEU,\nFrench"),
+        ):
+            results = self._read(file)
+            found = results["languages"][language]
             scores = {name: [seed["bleu"] for seed in method["seeds"].values()] for name, method in found.items()}
             means = {name: statistics.fmean(seeds) for name, seeds in scores.items()}
-            columns.append(Column(title, means, _noise(scores), 1))
-        # One seed says nothing about noise, so the other language's has to do.
+            columns.append(Column(title.format(f"{results['settings']['steps']:,}"), means, _noise(scores), 1))
+        # One seed says nothing about noise, so that of three seeds has to do.
         noise = max(column.noise for column in columns)
         return [Column(column.title, column.values, column.noise or noise, 1) for column in columns]
 

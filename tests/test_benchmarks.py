@@ -315,6 +315,7 @@ def translation(run, tmp_path):
     )
     assert results_of(tmp_path / "results.json")["languages"]["de"]["sinusoidal"]["seeds"]["0"]["bleu"] >= 0
     assert (tmp_path / "plot.svg").exists()
+    assert (tmp_path / "loss.svg").exists()
 
 
 def translation_speed(run, tmp_path):
