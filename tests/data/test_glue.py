@@ -129,7 +129,7 @@ def test_errors_of_own_tables(tmp_path):
     fails("text: expected one column or two", **{**good, "text": "a,b,c"})
     fails("task: GLUE tasks and a task of your own", **good, task="cola")
     fails(
-        r"^validation: .*validation.jsonl, row 1: expected a label of 0 \(10\), 1 \(20\), got '1'",
+        r"^validation: .*validation.jsonl, row 1: expected one of the training rows' classes, 10, 20, got '1'",
         **own(tmp_path, [10, 20], [10, 1]),
     )
     fails("label: expected at least two classes", **own(tmp_path, ["a", "a"]))
@@ -143,12 +143,12 @@ def test_errors_of_own_tables(tmp_path):
 
 
 def test_a_row_without_a_label_has_no_class(tmp_path):
-    fails(r"row 2: expected a label of 0 \(None\), 1 \(b\), got None", **own(tmp_path, ["None", "b", None]))
+    fails(r"row 2: expected one of the training rows' classes, None, b, got none", **own(tmp_path, ["None", "b", None]))
 
 
 def test_errors_do_not_repeat_long_cells(tmp_path):
     good = own(tmp_path, ["a", "b"], ["a", "z" * 1000])
-    fails(f"row 1: expected a label of .*, got 'z{{59}}{re.escape('...')}$", **good)
+    fails(f"row 1: expected one of .*, got 'z{{59}}{re.escape('...')}$", **good)
     good["train"].write_text(json.dumps({"t": [1] * 1000, "y": "a"}) + "\n" + json.dumps({"t": "x", "y": "b"}))
     fails(f"row 0: expected text in t, got .{{60}}{re.escape('...')}$", **good)
 
