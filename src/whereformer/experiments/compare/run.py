@@ -99,9 +99,7 @@ def _so_far(work: _Work) -> CompareResults:
     """Return the results that the folder holds, or empty ones."""
     job = work.job
     earlier = earlier_results(work.out, job.settings)
-    found = earlier or CompareResults(
-        settings=job.settings, runs={}, text=job.text.facts, predicted_tokens=0, speed={}, **provenance(job.device)
-    )
+    found = earlier or CompareResults(settings=job.settings, runs={}, text=job.text.facts, predicted_tokens=0, speed={})
     return replace(
         found,
         text=job.text.facts,
