@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -77,6 +77,8 @@ class Distilled:
     """Number of tokens that kernels are fitted to."""
     held_out_tokens: int = 65536
     """Number of tokens that models are judged by."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Precision of the trainings; bfloat16 is mixed precision."""
     length: int | None = None
     """Tokens in a window. Default: the most that the model takes."""
     out: Path = Path("runs/distilled")
@@ -179,7 +181,7 @@ class Distilled:
         )
         model.train()
         for batch in DataLoader(windows, self.batch_size, collate_fn=collate):
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
                 loss = model(**batch).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

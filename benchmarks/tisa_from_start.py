@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from commands import in_turn, run_command
@@ -78,6 +78,8 @@ class FromStart:
     """Most rows of a task to fine-tune on."""
     finetune_learning_rate: float = 5e-4
     """Peak of the learning rate of fine-tuning."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Precision; bfloat16 is mixed precision."""
     workers: int = 1
     """Number of runs at a time, each on one thread."""
     out: Path = Path("runs/tisa_from_start")
@@ -109,14 +111,14 @@ class FromStart:
                 *(f"--position={name}", f"--seed={seed}", f"--hidden-size={self.hidden_size}"),
                 *(f"--vocab-size={self.vocab_size}", f"--steps={self.steps}", f"--lengths={self.lengths}"),
                 *(f"--batch-size={self.batch_size}", f"--learning-rate={self.learning_rate}"),
-                *(f"--mask-rate={self.mask_rate}", "--dtype=bfloat16"),
+                *(f"--mask-rate={self.mask_rate}", f"--dtype={self.dtype}"),
                 *(f"--every={self.steps // CHECKPOINTS}", f"--keep={CHECKPOINTS}"),
             )
         run_command(
             folder.with_name(f"{seed}.log"),
             *("finetune", f"--model={folder / 'model'}", f"--out={folder / 'glue'}", f"--data={self.glue}"),
             *(f"--task={','.join(tasks)}", "--position=own", "--seeds=1", f"--seed={seed}"),
-            *(f"--epochs={self.epochs}", f"--train-rows={self.train_rows}", "--dtype=bfloat16", "--threads=1"),
+            *(f"--epochs={self.epochs}", f"--train-rows={self.train_rows}", f"--dtype={self.dtype}", "--threads=1"),
             *(f"--learning-rate={self.finetune_learning_rate}", f"--max-length={self.longest}"),
         )
         facts = self._facts(name, seed, tasks)

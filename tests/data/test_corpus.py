@@ -131,6 +131,15 @@ def test_the_fingerprint_tells_texts_apart():
     assert corpus.summary_of([["a", "bc"], ["d"]]) == corpus.summary_of([["abc"], ["d"]])
 
 
+def test_a_column_needs_a_table(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("words")
+    with pytest.raises(InputError, match=r"column: only for \.parquet, \.jsonl, \.ndjson files; .* none in .*a\.txt"):
+        corpus.Text([file], column="text")
+    with pytest.raises(InputError, match=r"column: only for .* none in the documentation inside this Python"):
+        corpus.Text(column="text")
+
+
 def test_json_lines_have_one_text_column_and_may_miss_it(tmp_path):
     lines = tmp_path / "rows.jsonl"
     lines.write_text('{"text": "a", "id": "1"}\n{"text": null, "id": "2"}\n{"id": "3"}\n{"text": "b\u2028c \\ud83d"}\n')

@@ -30,6 +30,7 @@ from whereformer.experiments.pretrain.run import Pretrainer
 from whereformer.experiments.pretrain.schedule import Stage, StagedBatches
 from whereformer.experiments.pretrain.settings import PretrainTraining
 from whereformer.experiments.pretrain.text import prepare_text
+from whereformer.kernels import torch_private
 from whereformer.runs.folder import open_folder
 from whereformer.training import manifest
 from whereformer.training.folder import Folder
@@ -461,10 +462,18 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, cap
     main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dry-run"])
     out = capsys.readouterr().out
     assert "parameters" in out
+    assert "bfloat16" not in out
     assert "6 steps of 64 tokens" in out
     assert "blocks 1 of 16 tokens" in out
     assert "FLOPs a batch" in out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_bfloat16_on_a_processor_without_it_leaves_a_note(text, tmp_path, capsys, monkeypatch, fast):
+    monkeypatch.setattr(torch_private, "multiplies_bfloat16", lambda: fast)
+    main(["pretrain", "--data", text, "--out", str(tmp_path / "out"), *TINY, "--dtype=bfloat16", "--dry-run"])
+    assert ("--dtype float32 is much faster here" in capsys.readouterr().out) == (not fast)
 
 
 @pytest.mark.parametrize("objective", ["mlm", pytest.param("electra", marks=pytest.mark.slow)])

@@ -61,7 +61,7 @@ class Compare:
 
     minutes: float | None = None
     """Wall time for the whole comparison, instead of --steps. The number of steps follows from a short measurement, and
-    is the same for all methods."""
+    is the same for all methods. A tenth of the time is kept for all but training; a large text takes longer to read."""
 
     table: TableSettings = field(default_factory=TableSettings)
     training: CompareTraining = field(default_factory=CompareTraining)

@@ -100,7 +100,7 @@ class Finetune:
         from ..runs.jobs import number_of_jobs
         from ..training.shared import check_rows
         from .tables.finetune import print_finetuning, print_gains
-        from .terminal import Bar
+        from .terminal import Bar, tell_slow_dtype
 
         check_rows(tuning.batch_size)
         if ranks.size() > 1 and self.jobs not in (None, 1):
@@ -119,6 +119,7 @@ class Finetune:
                 checked = prepare(job, RowCache(self.cache or self.out / "cache", scratch, progress))
             results = ranks.from_main(lambda: begin(job, checked, self.out))
             print_finetuning(console, job, checked)
+            tell_slow_dtype(console, tuning.dtype, device)
             if self.dry_run:
                 return
             jobs = 1 if ranks.size() > 1 else number_of_jobs(self.jobs, device)

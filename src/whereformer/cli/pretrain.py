@@ -94,7 +94,7 @@ class Pretrain:
         from ..training.folder import Folder
         from ..training.shared import check_rows
         from .tables.plans import print_plan
-        from .terminal import Bar, tell_finished
+        from .terminal import Bar, tell_finished, tell_slow_dtype
 
         check_rows(training.batch_size)
         device = find_device(self.device)
@@ -121,6 +121,7 @@ class Pretrain:
             every = self.every or max(1, training.steps // 10)
             job = PretrainJob(model, training, prepared, config, device, every, self.keep)
             print_plan(console, prepared.facts, job.config.blocks, job.stages, job.plan())
+            tell_slow_dtype(console, training.dtype, device)
             if self.dry_run:
                 self._tell_costs(console, job)
                 return

@@ -18,6 +18,8 @@ from ..runs.progress import Progress as Listener
 from ..training.results import TrainingResults
 
 if TYPE_CHECKING:
+    import torch
+
     from ..training.folder import Folder
 
 Kind = TypeVar("Kind", bound=TrainingResults)
@@ -109,6 +111,14 @@ def tell_training(console: Console, out: Path, results: TrainingResults, detail:
     took = f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s"
     wrote = f"wrote {out / 'model'} (model and tokenizer), {out / 'results.json'} and {out / 'checkpoints'}"
     say(console, f"{took}; held-out {scores}{detail}", f"{wrote}\n", *usage)
+
+
+def tell_slow_dtype(console: Console, dtype: str, device: torch.device) -> None:
+    """Say so if the CPU has no instructions for a training in bfloat16, which is then much slower than in float32."""
+    from ..kernels.torch_private import multiplies_bfloat16
+
+    if device.type == "cpu" and dtype == "bfloat16" and not multiplies_bfloat16():
+        say(console, "note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
 
 
 def tell_finished(console: Console, folder: Folder[Kind], tell: Callable[[Console, Kind], None]) -> bool:

@@ -89,7 +89,7 @@ class TranslateTrain:
         from ..runs.folder import open_or_scratch
         from ..training.folder import Folder
         from .tables.plans import print_translation_plan
-        from .terminal import Bar, tell_finished
+        from .terminal import Bar, tell_finished, tell_slow_dtype
 
         device = find_device(self.device)
         ranks.join(device)
@@ -112,6 +112,7 @@ class TranslateTrain:
             job = TranslationJob(model, training, prepared, config, device)
             plan = job.plan()
             print_translation_plan(console, prepared.facts, plan, training.max_length)
+            tell_slow_dtype(console, training.dtype, device)
             if self.dry_run:
                 return
             with Bar(console) as progress:

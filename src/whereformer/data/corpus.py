@@ -84,8 +84,8 @@ class Text:
         source: where the text comes from, for people to read; by default the paths.
 
     Raises:
-        InputError: if there is no such file, or a folder or a pattern has none. A file's content is checked when it is
-            read.
+        InputError: if there is no such file, a folder or a pattern has none, or there is a column but no table. A
+            file's content is checked when it is read.
     """
 
     field = "data"
@@ -102,6 +102,8 @@ class Text:
         self.progress = progress or Progress()
         self.source = source or source_of(self.paths)
         self._found = [found for path in self.paths for found in _files(path)]
+        if column is not None and not any(file.suffix.lower() in TABLE_SUFFIXES for file in self.files):
+            raise InputError("column", f"only for {', '.join(TABLE_SUFFIXES)} files; there is none in {self.source}")
 
     @property
     def files(self) -> list[Path]:
