@@ -47,7 +47,8 @@ class TableText(Text):
     field = "train"
 
     def __init__(self, task: OwnTask, data: Data) -> None:
-        super().__init__([task.train], ",".join(task.texts))
+        super().__init__([task.train])
+        self.column = ",".join(task.texts)  # Its columns are checked where the table is read, be it CSV or another.
         self._rows = data.train.texts
 
     def documents(self) -> Iterator[Document]:
