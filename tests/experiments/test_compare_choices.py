@@ -139,7 +139,7 @@ def test_bad_choices_give_one_line(text, tmp_path, capsys, options, expected):
 
 
 def test_another_rate_than_the_usual_one_has_to_be_clearly_better():
-    trials = [Trial(1.0, 3.0), Trial(2.0, 2.5), Trial(4.0, 2.45), Trial(8.0, None)]
+    trials = [Trial(1.0, 3.0), Trial(2.0, 2.45), Trial(4.0, 2.4), Trial(8.0, None)]
     assert best_rate(trials, usual=1.0) == 4.0
     assert best_rate(trials, usual=2.0) == 2.0
     # A usual rate that was not tried, or did not last, is that of its neighbor.
@@ -147,6 +147,15 @@ def test_another_rate_than_the_usual_one_has_to_be_clearly_better():
     assert best_rate(trials, usual=8.0) == 4.0
     assert best_rate([Trial(2.0, None)], usual=2.0) is None
     assert best_rate([], usual=2.0) is None
+
+
+def test_a_higher_rate_has_to_be_better_by_more_than_a_lower_one():
+    # As t5 with 3,600 steps, which the higher rate left with a loss that was higher by 0.1.
+    trials = [Trial(0.004, 5.08), Trial(0.008, 4.77), Trial(0.016, 4.38)]
+    assert best_rate(trials, usual=0.008) == 0.008
+    assert best_rate(trials, usual=0.016) == 0.016
+    assert best_rate([Trial(0.004, 4.6), *trials[1:]], usual=0.008) == 0.004
+    assert best_rate([*trials[:2], Trial(0.016, 4.2)], usual=0.008) == 0.016
 
 
 def test_each_method_is_trained_with_the_best_of_its_rates(text, tmp_path):
