@@ -7,6 +7,7 @@ makes; several of them, which differ in their seed, give the spread. In each, TI
 `whereformer distill-positions` does it, with each number of kernels. It is judged on held-out text as it is, then after
 a short training of the kernels alone, and after one of all weights. The same trainings of the model as it was, without
 any positions, and with kernels that were not fitted say what the positions, the fit and the training are worth.
+Kernels have no longest position, so fitted ones are also judged, without any training, on longer windows.
 
 Every finished model and variant is a file in --out and is not repeated. Writes results.json and plot.svg.
 """
@@ -29,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from whereformer.analysis.distilling import distill_positions
 from whereformer.cli.main import execute
@@ -40,7 +41,13 @@ from whereformer.data.streams import Stream
 from whereformer.data.windows import Windows, collate
 from whereformer.errors import InputError
 from whereformer.experiments.analyze.loading import tokenizer_of
-from whereformer.experiments.distill.judge import load_with_head, make_judge, rows_of_a_batch
+from whereformer.experiments.distill.judge import (
+    load_with_head,
+    make_judge,
+    masked_lm_scores,
+    masked_windows,
+    rows_of_a_batch,
+)
 from whereformer.experiments.settings import listed_numbers
 from whereformer.models import Encoder
 from whereformer.runs.provenance import write_results
@@ -81,6 +88,8 @@ class Distilled:
     """Precision of the trainings; bfloat16 is mixed precision."""
     length: int | None = None
     """Tokens in a window. Default: the most that the model takes."""
+    longer: str = "128,256"
+    """Tokens in the longer windows that fitted kernels are judged on too."""
     out: Path = Path("runs/distilled")
     """Folder for the results and the plot."""
 
@@ -98,6 +107,10 @@ class Distilled:
                 settings = {**self._settings, "weights": _fingerprint(path)}
                 one = kept(file, settings, lambda p=path, v=variant: self._scores(p, v))
                 found[name][variant] = one
+                if self._variants[variant][2]:
+                    beside = file.with_name(f"{file.stem}-longer.json")
+                    longer = {**settings, "longer": self.longer}
+                    one["by_length"] = kept(beside, longer, lambda p=path, v=variant: self._by_length(p, v))["losses"]
                 shown = ", ".join(f"{stage} {scores['masked_lm_loss']:.3f}" for stage, scores in one["scores"].items())
                 console.print(f"{name}, {variant}: {shown}", highlight=False)
         write_results(self.out / "results.json", {"settings": self._settings, "models": found})
@@ -118,7 +131,7 @@ class Distilled:
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        left_out = ("models", "data", "out", "kernels", "fresh")
+        left_out = ("models", "data", "out", "kernels", "fresh", "longer")
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def _text(self, path: Path) -> EncodedText:
@@ -128,12 +141,7 @@ class Distilled:
 
     def _scores(self, path: Path, variant: str) -> dict[str, Any]:
         """Return a variant's scores before any training and after both, and how many numbers its positions have."""
-        text = self._text(path)
-        tokenizer, why_not = tokenizer_of(str(path))
-        if tokenizer is None:
-            raise InputError("models", why_not)
-        _, teacher = load_with_head(str(path), None, {})
-        length = self.length or teacher.config.max_position_embeddings
+        text, tokenizer, teacher, length = self._opened(path)
         judge = make_judge(
             str(path), teacher, tokenizer, _spread_windows(text.held_out, text, length, self.held_out_tokens), None
         )
@@ -146,8 +154,7 @@ class Distilled:
         for stage in STAGES:
             model, encoder = load_with_head(str(path), position, sizes)
             if fitted and not kernels:
-                windows = _spread_windows(text.training, text, length, self.fit_tokens)
-                explained = distill_positions(teacher, encoder, windows, rows_of_a_batch(windows)).explained.tolist()
+                explained = self._fit(teacher, encoder, text, length)
                 kernels = {name: tensor.clone() for name, tensor in encoder.position.state_dict().items()}
             if fitted:
                 encoder.position.load_state_dict(kernels)
@@ -158,6 +165,31 @@ class Distilled:
                 self._train(model, encoder, text, length, alone=stage == "positions trained")
             scores[stage] = judge(model, encoder)
         return {"numbers": sum(parameter.numel() for parameter in own), "scores": scores, "explained": explained}
+
+    def _by_length(self, path: Path, variant: str) -> dict[str, Any]:
+        """Return the loss of a variant as it is fitted, by the length of the windows that it reads."""
+        text, tokenizer, teacher, length = self._opened(path)
+        position, sizes, _ = self._variants[variant]
+        model, encoder = load_with_head(str(path), position, sizes)
+        self._fit(teacher, encoder, text, length)
+        losses = {}
+        for each in (length, *listed_numbers("longer", self.longer, 3, 2**20)):
+            windows = _spread_windows(text.held_out, text, each, self.held_out_tokens)
+            losses[each] = masked_lm_scores(model, *masked_windows(windows, tokenizer))["masked_lm_loss"]
+        return {"losses": losses}
+
+    def _opened(self, path: Path) -> tuple[EncodedText, PreTrainedTokenizerBase, Encoder, int]:
+        """Return the text in tokens of a model, its tokenizer, its encoder, and the number of tokens in a window."""
+        tokenizer, why_not = tokenizer_of(str(path))
+        if tokenizer is None:
+            raise InputError("models", why_not)
+        _, teacher = load_with_head(str(path), None, {})
+        return self._text(path), tokenizer, teacher, self.length or teacher.config.max_position_embeddings
+
+    def _fit(self, teacher: Encoder, encoder: Encoder, text: EncodedText, length: int) -> list[list[float]]:
+        """Fit an encoder's kernels to the teacher's embeddings, and return how much of them each head explains."""
+        windows = _spread_windows(text.training, text, length, self.fit_tokens)
+        return distill_positions(teacher, encoder, windows, rows_of_a_batch(windows)).explained.tolist()
 
     def _train(self, model: PreTrainedModel, encoder: Encoder, text: EncodedText, length: int, *, alone: bool) -> None:
         """Train a model, or its positions alone, on the same masked windows in the same order as all others."""
@@ -202,6 +234,14 @@ class Distilled:
             cells = (*(spread(column, 3) for column in losses), spread(similar, 3))
             table.add_row(variant, str(found[0]["numbers"]), *cells)
         console.print(table)
+        fitted = [variant for variant, (_, _, is_fitted) in self._variants.items() if is_fitted]
+        lengths = list(models[0][fitted[0]]["by_length"])
+        table = Table("loss at once, in windows of", *lengths)
+        for variant in fitted:
+            table.add_row(
+                variant, *(spread([model[variant]["by_length"][each] for model in models], 3) for each in lengths)
+            )
+        console.print(table)
 
     def _plot(self, models: Sequence[dict[str, dict[str, Any]]]) -> None:
         """Draw the loss against the number of numbers: a thin line for each model, a thick one for the median.
@@ -218,11 +258,11 @@ class Distilled:
                 axes.plot(numbers, line, color=color, linewidth=0.7)
             middle = [statistics.median(values) for values in zip(*lines, strict=True)]
             axes.plot(numbers, middle, color=color, marker="o", markersize=3, linewidth=2.2, label=stage)
-            for end in (TRAINED, DROPPED):
+            for end, line_style in ((TRAINED, ":"), (DROPPED, "--")):
                 ends = [model[end]["scores"].get(stage) for model in models]
                 if None not in ends:
                     height = statistics.median(scores["masked_lm_loss"] for scores in ends)
-                    axes.axhline(height, color=color, linewidth=1, linestyle=":" if end == TRAINED else "--")
+                    axes.axhline(height, color=color, linewidth=1, linestyle=line_style)
         axes.set_xscale("log", base=2)
         axes.set_xticks(numbers, [f"{count}\n{variant}" for count, variant in zip(numbers, fitted, strict=True)])
         axes.minorticks_off()

@@ -118,7 +118,8 @@ def distilled(run, tmp_path):
     text.write_text("\n".join(parallel_text.pairs()[0] * 3))
     model = save_bert(tmp_path / "seed" / "model")
     options = (f"--models={model}", f"--data={text}", "--kernels=1,3", "--fresh=3", "--steps=2", "--batch-size=2")
-    run("distilled", *options, "--length=16", "--fit-tokens=64", "--held-out-tokens=64", f"--out={tmp_path / 'out'}")
+    options += ("--length=16", "--longer=32", "--fit-tokens=64", "--held-out-tokens=64", f"--out={tmp_path / 'out'}")
+    run("distilled", *options)
     (found,) = results_of(tmp_path / "out" / "results.json")["models"].values()
     # A layer of two heads with three numbers a kernel, and BERT's table of 512 places of width 16.
     numbers = {"as trained": 512 * 16, "without positions": 0, "S=1": 6, "S=3": 18, "S=3 not fitted": 18}
@@ -127,6 +128,9 @@ def distilled(run, tmp_path):
     assert "positions trained" not in found["without positions"]["scores"]
     trained = found["S=3"]["scores"]
     assert trained["all trained"]["masked_lm_loss"] != trained["at once"]["masked_lm_loss"]
+    by_length = found["S=3"]["by_length"]
+    assert list(by_length) == ["16", "32"]
+    assert by_length["16"] == pytest.approx(trained["at once"]["masked_lm_loss"])
     assert (tmp_path / "out" / "plot.svg").exists()
 
 

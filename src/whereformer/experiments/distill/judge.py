@@ -51,19 +51,25 @@ class Judge:
             "similarity": float(functional.cosine_similarity(_states(encoder, self.windows), self.states, -1).mean())
         }
         if self.masked is not None:
-            losses, right = [], 0
-            for inputs, labels in zip(*(part.split(rows_of_a_batch(part)) for part in self.masked), strict=True):
-                logits = model(inputs).logits[labels != IGNORED].float()
-                wanted = labels[labels != IGNORED]
-                losses.append(functional.cross_entropy(logits, wanted, reduction="none"))
-                right += int((logits.argmax(-1) == wanted).sum())
-            every = torch.cat(losses)
-            scores |= {"masked_lm_loss": float(every.mean()), "masked_lm_accuracy": right / len(every)}
+            scores |= masked_lm_scores(model, *self.masked)
         if self.pairs is not None:
             first, second, likeness = self.pairs
             cosine = functional.cosine_similarity(_means(encoder, first), _means(encoder, second), -1)
             scores["spearman"] = METRICS["spearman"](np.asarray(likeness), cosine.double().numpy())
         return scores
+
+
+@torch.no_grad()
+def masked_lm_scores(model: PreTrainedModel, inputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return the mean loss and the accuracy at the masked tokens of windows, (rows, n) each."""
+    losses, right = [], 0
+    for some, wanted in zip(*(part.split(rows_of_a_batch(part)) for part in (inputs, labels)), strict=True):
+        logits = model(some).logits[wanted != IGNORED].float()
+        wanted = wanted[wanted != IGNORED]
+        losses.append(functional.cross_entropy(logits, wanted, reduction="none"))
+        right += int((logits.argmax(-1) == wanted).sum())
+    every = torch.cat(losses)
+    return {"masked_lm_loss": float(every.mean()), "masked_lm_accuracy": right / len(every)}
 
 
 def load_with_head(path: str, position: str | None, options: dict[str, Any]) -> tuple[PreTrainedModel, Encoder]:
@@ -93,15 +99,18 @@ def make_judge(
         raise InputError("length", str(error)) from None
     masked = None
     if isinstance(load_with_head(path, None, {})[0], EncoderForMaskedLM) and tokenizer.mask_token_id is not None:
-        masked = mask_tokens(
-            windows, HELD_OUT_RATE, vocabulary_of(tokenizer, "model"), torch.Generator().manual_seed(0)
-        )
+        masked = masked_windows(windows, tokenizer)
     pairs = None
     if likeness is not None:
         limit = teacher.config.max_position_embeddings
         sides = [tokenizer(side, truncation=True, max_length=limit)["input_ids"] for side in likeness.texts]
         pairs = sides[0], sides[1], likeness.likeness
     return Judge(windows, states, masked, pairs)
+
+
+def masked_windows(windows: Tensor, tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
+    """Return the inputs and the labels of masked LM on windows, (rows, n) each, with the same masks in every run."""
+    return mask_tokens(windows, HELD_OUT_RATE, vocabulary_of(tokenizer, "model"), torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
