@@ -5,7 +5,7 @@ Run: .venv/bin/python benchmarks/compare_check.py --data text.txt [--steps 600] 
 Choose a text that nothing was tuned on, and choose it last. Each comparison is judged on held-out pages of that text.
 The first one predicts the losses of the second, and names the pairs of methods whose order is not settled. The table
 shows for each method its loss, the predicted loss at four times the steps, and what it became. A pair that is clearly
-ordered in the first comparison holds unless it is clearly ordered the other way round in the second.
+ordered in the first comparison is, in the second, still clearly ordered, or too close to tell, or the other way round.
 
 Writes check.json beside both comparisons. After an interruption, the same command does the rest.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -27,8 +28,11 @@ from rich.table import Table
 from whereformer.cli.main import execute
 from whereformer.experiments.compare.outlook import AHEAD
 from whereformer.experiments.compare.ranking import clearly_better, rank
-from whereformer.experiments.compare.results import CompareResults
+from whereformer.experiments.compare.results import CompareResults, Run
 from whereformer.runs.provenance import write_results
+
+KEPT, CLOSE, REVERSED = "still clear", "too close to tell", "reversed"
+"""What a pair that is clearly ordered in the first comparison can be in the second."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,19 @@ def check(short: CompareResults, long: CompareResults) -> tuple[list[dict[str, A
             "better": better.position,
             "worse": worse.position,
             "settled": (better.position, worse.position) not in ranking.unsettled,
-            "held": not clearly_better(long.runs[worse.position], long.runs[better.position]),
+            "became": _outcome(long.runs[better.position], long.runs[worse.position]),
         }
         for better, worse in permutations(ranking.rows, 2)
         if clearly_better(short.runs[better.position], short.runs[worse.position])
     ]
     return methods, pairs
+
+
+def _outcome(better: Mapping[int, Run], worse: Mapping[int, Run]) -> str:
+    """Return what became of a pair, given the runs of its better and its worse method in the second comparison."""
+    if clearly_better(better, worse):
+        return KEPT
+    return REVERSED if clearly_better(worse, better) else CLOSE
 
 
 def print_check(console: Console, methods: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> None:
@@ -103,8 +114,9 @@ def print_check(console: Console, methods: list[dict[str, Any]], pairs: list[dic
         )
     console.print(table)
     for settled, name in ((True, "settled"), (False, "not settled")):
-        held = [pair["held"] for pair in pairs if pair["settled"] is settled]
-        console.print(f"{name}: {sum(held)} of {len(held)} pairs kept their order", highlight=False)
+        found = [pair["became"] for pair in pairs if pair["settled"] is settled]
+        counts = ", ".join(f"{found.count(outcome)} {outcome}" for outcome in (KEPT, CLOSE, REVERSED))
+        console.print(f"{name} ({len(found)} pairs): {counts}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def compare_check(run, tmp_path):
     # Too few steps for predictions, which the tests of the ranking check.
     more = ["--positions=none,learned", "--steps=3", f"--options={small}", f"--out={tmp_path / 'out'}"]
     printed = run("compare_check", f"--data={text}", *more)
-    assert re.search(r"\bsettled: \d of \d pairs kept their order", printed)
+    assert re.search(r"\bsettled \(\d pairs\): \d still clear, \d too close to tell, \d reversed", printed)
     assert {row["position"] for row in results_of(tmp_path / "out" / "check.json")["methods"]} == {"none", "learned"}
     assert json.loads((tmp_path / "out" / "12" / "results.json").read_text())["settings"]["steps"] == 12
 
