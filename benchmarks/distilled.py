@@ -108,9 +108,9 @@ class Distilled:
                 one = kept(file, settings, lambda p=path, v=variant: self._scores(p, v))
                 found[name][variant] = one
                 if self._variants[variant][2]:
-                    beside = file.with_name(f"{file.stem}-longer.json")
-                    longer = {**settings, "longer": self.longer}
-                    one["by_length"] = kept(beside, longer, lambda p=path, v=variant: self._by_length(p, v))["losses"]
+                    beside = file.with_name(f"{file.stem}-in-{'-'.join(map(str, self._longer))}.json")
+                    longer = kept(beside, settings, lambda p=path, v=variant: self._by_length(p, v))
+                    one["by_length"] = {name: longer[name] for name in ("date", "commit", "losses")}
                 shown = ", ".join(f"{stage} {scores['masked_lm_loss']:.3f}" for stage, scores in one["scores"].items())
                 console.print(f"{name}, {variant}: {shown}", highlight=False)
         write_results(self.out / "results.json", {"settings": self._settings, "models": found})
@@ -128,6 +128,10 @@ class Distilled:
             **{f"S={count}": ("tisa", {"num_kernels": count}, True) for count in sorted(fitted)},
             **{f"S={count} not fitted": ("tisa", {"num_kernels": count}, False) for count in sorted(fresh)},
         }
+
+    @cached_property
+    def _longer(self) -> list[int]:
+        return listed_numbers("longer", self.longer, 3, 2**20)
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -173,7 +177,7 @@ class Distilled:
         model, encoder = load_with_head(str(path), position, sizes)
         self._fit(teacher, encoder, text, length)
         losses = {}
-        for each in (length, *listed_numbers("longer", self.longer, 3, 2**20)):
+        for each in (length, *self._longer):
             windows = _spread_windows(text.held_out, text, each, self.held_out_tokens)
             losses[each] = masked_lm_scores(model, *masked_windows(windows, tokenizer))["masked_lm_loss"]
         return {"losses": losses}
@@ -235,18 +239,19 @@ class Distilled:
             table.add_row(variant, str(found[0]["numbers"]), *cells)
         console.print(table)
         fitted = [variant for variant, (_, _, is_fitted) in self._variants.items() if is_fitted]
-        lengths = list(models[0][fitted[0]]["by_length"])
+        lengths = list(models[0][fitted[0]]["by_length"]["losses"])
         table = Table("loss at once, in windows of", *lengths)
         for variant in fitted:
             table.add_row(
-                variant, *(spread([model[variant]["by_length"][each] for model in models], 3) for each in lengths)
+                variant,
+                *(spread([model[variant]["by_length"]["losses"][each] for model in models], 3) for each in lengths),
             )
         console.print(table)
 
     def _plot(self, models: Sequence[dict[str, dict[str, Any]]]) -> None:
         """Draw the loss against the number of numbers: a thin line for each model, a thick one for the median.
 
-        The ends are dotted lines: the loss without positions, and with the whole table of embeddings.
+        The ends are level lines: dotted with the whole table of embeddings, dashed without positions.
         """
         figure = Figure(figsize=(6.4, 3.8), layout="constrained")
         axes = figure.add_subplot()

@@ -128,7 +128,7 @@ def distilled(run, tmp_path):
     assert "positions trained" not in found["without positions"]["scores"]
     trained = found["S=3"]["scores"]
     assert trained["all trained"]["masked_lm_loss"] != trained["at once"]["masked_lm_loss"]
-    by_length = found["S=3"]["by_length"]
+    by_length = found["S=3"]["by_length"]["losses"]
     assert list(by_length) == ["16", "32"]
     assert by_length["16"] == pytest.approx(trained["at once"]["masked_lm_loss"])
     assert (tmp_path / "out" / "plot.svg").exists()

@@ -147,6 +147,8 @@ def test_another_rate_than_the_usual_one_has_to_be_clearly_better():
     assert best_rate(trials, usual=8.0) == 4.0
     assert best_rate([Trial(2.0, None)], usual=2.0) is None
     assert best_rate([], usual=2.0) is None
+    assert best_rate([Trial(1.0, float("nan")), Trial(2.0, 3.0)], usual=1.0) == 2.0
+    assert best_rate([Trial(0.5, 3.0), Trial(2.0, 2.7)], usual=1.0) == 0.5
 
 
 def test_a_higher_rate_has_to_be_better_by_more_than_a_lower_one():

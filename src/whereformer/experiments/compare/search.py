@@ -17,8 +17,8 @@ SEARCH_SHARE = 0.15
 """Steps of a short training, as a share of a comparison's. Its windows grow as in a whole one."""
 CLEARLY_LOWER, CLEARLY_HIGHER = 0.1, 0.5
 """How much lower the loss of a short training has to be with a lower, or with a higher rate than with the usual one.
-Short trainings like high rates: with the default sizes, twice the usual rate was up to 0.09 better in them, but 0.08 to
-0.13 worse in whole trainings, with every method that was tried. With twice the steps it was even 0.39 better, because
+Short trainings like high rates: with the default sizes, twice the usual rate was up to 0.09 better in them, but 0.07 to
+0.31 worse in whole trainings, with every method that was tried. With twice the steps it was even 0.39 better, because
 with one rate the loss had just left the plateau at the beginning, and with the other not yet."""
 JUDGED_SHARE = 0.1
 """The mean training loss of this share of a short training, at its end, decides."""
