@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -382,6 +383,14 @@ HELPERS = {"commands", "parts", "side_by_side"}
 def test_benchmark_runs(name, run, tmp_path):
     assert name in SMOKE_TESTS, "a new benchmark needs a smoke test here"
     SMOKE_TESTS[name](run, tmp_path)
+
+
+def test_a_later_comparison_leaves_a_pair_clear_or_close_or_reversed():
+    outcome = runpy.run_path(str(FOLDER / "compare_check.py"))["_outcome"]
+    now, near, far = ({0: SimpleNamespace(errors=[loss] * 4)} for loss in (3.0, 3.01, 3.5))
+    assert outcome(now, far) == "still clear"
+    assert outcome(now, near) == outcome(near, now) == "too close to tell"
+    assert outcome(far, now) == "reversed"
 
 
 def test_files_that_benchmarks_share_are_no_benchmarks():
