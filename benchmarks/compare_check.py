@@ -102,7 +102,7 @@ def _outcome(better: Mapping[int, Run], worse: Mapping[int, Run]) -> str:
 
 
 def print_check(console: Console, methods: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> None:
-    """Print a row per method, and how many pairs held."""
+    """Print a row per method, and what became of the pairs."""
     table = Table(box=box.SIMPLE_HEAD, title=f"Held-out loss, and at {AHEAD} times the steps")
     for title in ("#", "position", "loss", "predicted", "became", "# later"):
         table.add_column(title, justify="left" if title == "position" else "right", no_wrap=True)

@@ -96,6 +96,7 @@ class Distilled:
     def run(self, console: Console) -> None:
         """Make the missing results, then print and write everything."""
         torch.set_num_threads(1)
+        lengths = listed_numbers("longer", self.longer, 3, 2**20)
         found: dict[str, dict[str, dict[str, Any]]] = {}
         for path in self.models:
             name = _name_of(path)
@@ -108,8 +109,8 @@ class Distilled:
                 one = kept(file, settings, lambda p=path, v=variant: self._scores(p, v))
                 found[name][variant] = one
                 if self._variants[variant][2]:
-                    beside = file.with_name(f"{file.stem}-in-{'-'.join(map(str, self._longer))}.json")
-                    longer = kept(beside, settings, lambda p=path, v=variant: self._by_length(p, v))
+                    beside = file.with_name(f"{file.stem}-in-{'-'.join(map(str, lengths))}.json")
+                    longer = kept(beside, settings, lambda p=path, v=variant: self._by_length(p, v, lengths))
                     one["by_length"] = {name: longer[name] for name in ("date", "commit", "losses")}
                 shown = ", ".join(f"{stage} {scores['masked_lm_loss']:.3f}" for stage, scores in one["scores"].items())
                 console.print(f"{name}, {variant}: {shown}", highlight=False)
@@ -128,10 +129,6 @@ class Distilled:
             **{f"S={count}": ("tisa", {"num_kernels": count}, True) for count in sorted(fitted)},
             **{f"S={count} not fitted": ("tisa", {"num_kernels": count}, False) for count in sorted(fresh)},
         }
-
-    @cached_property
-    def _longer(self) -> list[int]:
-        return listed_numbers("longer", self.longer, 3, 2**20)
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
@@ -170,14 +167,14 @@ class Distilled:
             scores[stage] = judge(model, encoder)
         return {"numbers": sum(parameter.numel() for parameter in own), "scores": scores, "explained": explained}
 
-    def _by_length(self, path: Path, variant: str) -> dict[str, Any]:
-        """Return the loss of a variant as it is fitted, by the length of the windows that it reads."""
+    def _by_length(self, path: Path, variant: str, longer: Sequence[int]) -> dict[str, Any]:
+        """Return the loss of a variant as it is fitted, in windows of the trained length and in longer ones."""
         text, tokenizer, teacher, length = self._opened(path)
         position, sizes, _ = self._variants[variant]
         model, encoder = load_with_head(str(path), position, sizes)
         self._fit(teacher, encoder, text, length)
         losses = {}
-        for each in (length, *self._longer):
+        for each in (length, *longer):
             windows = _spread_windows(text.held_out, text, each, self.held_out_tokens)
             losses[each] = masked_lm_scores(model, *masked_windows(windows, tokenizer))["masked_lm_loss"]
         return {"losses": losses}

@@ -132,6 +132,7 @@ def distilled(run, tmp_path):
     by_length = found["S=3"]["by_length"]["losses"]
     assert list(by_length) == ["16", "32"]
     assert by_length["16"] == pytest.approx(trained["at once"]["masked_lm_loss"])
+    assert by_length["32"] != by_length["16"]
     assert (tmp_path / "out" / "plot.svg").exists()
 
 
