@@ -1,0 +1,60 @@
+"""Compiles the kernel for the CPU when a wheel is built; where no compiler is, the wheel does without."""
+
+import importlib.util
+import shutil
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
+
+FOLDER = "whereformer/kernels/native"
+
+
+class Kernel(BuildHookInterface):
+    """Adds the library to a wheel; for an editable install, puts it among the sources."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Build the library, and say in one line what became of it."""
+        folder = Path(self.root, "src", FOLDER)
+        build = load(folder / "build.py")
+        if version == "editable":
+            self.app.display(f"whereformer: {build.attempt(folder, folder / build.LIBRARY.name)}")
+            return
+        # Outside of the sources, so that installing a clone changes nothing in it.
+        self.built = Path(tempfile.mkdtemp())
+        library = self.built / build.LIBRARY.name
+        report = build.attempt(folder, library)
+        self.app.display(f"whereformer: {report}")
+        for file in self.built.iterdir():
+            build_data["force_include"][str(file)] = f"{FOLDER}/{file.name}"
+        if library.exists():
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{platform_tag()}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was built; the wheel has it."""
+        if version != "editable":
+            shutil.rmtree(self.built)
+
+
+def load(file: Path) -> Any:
+    """Import a file of the package without the package, which needs torch."""
+    spec = importlib.util.spec_from_file_location("whereformer_native_build", file)
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look up their module there.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def platform_tag() -> str:
+    """Return the tag of this platform: on Linux that of the machine alone; auditwheel finds out the oldest system."""
+    if sys.platform.startswith("linux"):
+        return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    return next(iter(platform_tags()))

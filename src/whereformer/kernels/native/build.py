@@ -1,0 +1,311 @@
+"""Compiles the kernel for the CPU.
+
+Only the standard library is imported here, and nothing of the package: ``hatch_build.py`` runs this file by its path,
+in an environment without torch.
+
+Run: python src/whereformer/kernels/native/build.py [LIBRARY]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+LIBRARY = FOLDER / ("_native.dylib" if sys.platform == "darwin" else "_native.so")
+
+COMMON = (
+    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wno-psabi"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+)
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512")
+_BF16 = (*_AVX512, "-mavx512bf16")
+LEVELS: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": _AVX512,
+    "avx512bf16": _BF16,
+    "amx": (*_BF16, "-mamx-tile", "-mamx-bf16"),
+}
+"""The instructions that the kernel is compiled for, from few to many, and the flags of each."""
+
+COMPILERS = ("c++", "g++", "clang++")
+SECONDS = 600
+"""The most seconds that the compiler may take for one file. The slowest takes about ten."""
+
+
+class BuildError(Exception):
+    """The kernel cannot be built; the message is one line that says why."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a build made. It is kept beside the library, in a file with the same name and the suffix ``.json``.
+
+    Args:
+        source: the hash of the sources.
+        compiler: the first line of what the compiler says about itself.
+        levels: the levels in the library.
+        left_out: why the compiler refused each of the other levels, by name.
+        reason: why there is no library; empty if there is one.
+    """
+
+    source: str
+    compiler: str = ""
+    levels: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"the kernel for the CPU is not built: {self.reason}"
+        left_out = "".join(f"; without {level}: {line}" for level, line in self.left_out.items())
+        return f"built the kernel for the CPU by {self.compiler} for {', '.join(self.levels)}{left_out}"
+
+
+def source_hash(folder: Path) -> str:
+    """Return a hash of the sources and flags; empty if the folder has no sources."""
+    files = sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])
+    if not files:
+        return ""
+    digest = hashlib.sha256(repr((COMMON, LEVELS)).encode())
+    for file in files:
+        content = file.read_bytes()
+        digest.update(f"{file.name}:{len(content)}:".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def build(folder: Path, target: Path, seconds: float = SECONDS) -> Report:
+    """Compile the sources and move the library into its place.
+
+    Args:
+        folder: where ``library.cpp`` and ``attention.cpp`` are.
+        target: the library's file.
+        seconds: the most that the compiler may take for one file.
+
+    Raises:
+        BuildError: if there is no library, or nowhere to put it. An older library stays as it is.
+    """
+    source = source_hash(folder)
+    if not source:
+        raise BuildError("the folder has no C++ sources")
+    if sys.platform == "win32":
+        raise BuildError("Windows is not supported")
+    if sys.maxsize < 2**32:
+        raise BuildError("this is a 32-bit Python")
+    command = _compiler()
+    with _partial(target) as partial, tempfile.TemporaryDirectory() as temporary:
+        compiler = _Compiler(command, folder, Path(temporary), seconds)
+        version = compiler.run("--version").partition("\n")[0].strip()
+        levels, left_out, objects = _compile_levels(compiler)
+        have = [f"-DHAVE_{level.upper()}" for level in levels]
+        library = compiler.compile("library.cpp", "library.o", *have, f'-DSOURCE="{source}"')
+        compiler.link([library, *objects], partial)
+        os.chmod(partial, 0o755)
+        _move(partial, target)
+    return Report(source, version, tuple(levels), left_out)
+
+
+def attempt(folder: Path = FOLDER, target: Path = LIBRARY, force: bool = False) -> Report:
+    """Build unless the library is that of these sources, and keep the report or the reason beside it.
+
+    Args:
+        folder: where the sources are.
+        target: the library's file.
+        force: whether to build in any case.
+    """
+    current = is_current(folder, target)
+    found = read_report(target)
+    if current and found and not force:
+        return found
+    try:
+        report = build(folder, target)
+    except BuildError as error:
+        report = Report(source_hash(folder), reason=str(error))
+        if current:
+            return report
+    write_report(report, target)
+    return report
+
+
+def is_current(folder: Path, target: Path) -> bool:
+    """Whether the library is there and was built from these sources, as far as its report tells."""
+    report = read_report(target)
+    return target.exists() and report is not None and not report.reason and report.source == source_hash(folder)
+
+
+def read_report(target: Path) -> Report | None:
+    """Return the report beside a library, if it is there and can be read."""
+    try:
+        report = Report(**json.loads(target.with_suffix(".json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return replace(report, levels=tuple(report.levels))
+
+
+def write_report(report: Report, target: Path) -> None:
+    """Put the report beside the library; where nothing can be written, do without."""
+    with suppress(OSError):
+        target.with_suffix(".json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+
+
+def _compiler() -> list[str]:
+    """Return the command of the compiler: ``$CXX``, or the first that there is."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    for names in [chosen] if chosen else [[name] for name in COMPILERS]:
+        if shutil.which(names[0]):
+            return names
+    tried = f"CXX={chosen[0]}" if chosen else ", ".join(COMPILERS)
+    raise BuildError(f"no C++ compiler found (tried {tried})")
+
+
+@contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """A new file beside the target, which is removed at the end; made first, so that no time is lost if it can't be."""
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".native-", suffix=".partial")
+    except OSError as error:
+        raise BuildError(f"cannot write to {target.parent} ({error.strerror})") from None
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _move(partial: Path, target: Path) -> None:
+    try:
+        os.replace(partial, target)
+    except OSError as error:
+        raise BuildError(f"cannot write {target} ({error.strerror})") from None
+
+
+def _compile_levels(compiler: _Compiler) -> tuple[list[str], dict[str, str], list[str]]:
+    """Compile the kernel for every level at the same time: the levels, why others are missing, and the objects."""
+    levels = list(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ["base"]
+
+    def compile_level(level: str) -> str | BuildError:
+        try:
+            return compiler.compile("attention.cpp", f"{level}.o", *LEVELS[level], f"-DLEVEL={level}")
+        except BuildError as error:
+            return error
+
+    # The last levels take longest, so they begin first.
+    with ThreadPoolExecutor(_cores()) as pool:
+        results = dict(zip(reversed(levels), pool.map(compile_level, reversed(levels)), strict=True))
+    if isinstance(error := results["base"], BuildError):
+        raise error
+    objects = {level: result for level in levels if isinstance(result := results[level], str)}
+    left_out = {level: str(results[level]) for level in levels if level not in objects}
+    return list(objects), left_out, list(objects.values())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class _Compiler:
+    """A compiler with its command, the folder of the sources, that of its output, and its time."""
+
+    command: list[str]
+    folder: Path
+    output: Path
+    seconds: float
+
+    def compile(self, source: str, name: str, *flags: str) -> str:
+        """Compile a source and return the object's path."""
+        target = str(self.output / name)
+        self.run("-c", *COMMON, *flags, *_own_flags(), source, "-o", target)
+        return target
+
+    def link(self, objects: list[str], target: Path) -> None:
+        """Link the library, where possible so that it needs no C++ library of the machine that it runs on."""
+        flags = ["-shared", "-pthread", *_own_flags(), *objects, "-o", str(target)]
+        if sys.platform == "darwin":
+            self.run(*flags)
+            return
+        try:
+            self.run(*flags, "-static-libgcc", "-static-libstdc++")
+        except BuildError:
+            # Some distributions have the static library in a package of its own.
+            self.run(*flags)
+
+    def run(self, *arguments: str) -> str:
+        """Run the compiler and return its output.
+
+        Raises:
+            BuildError: if it cannot be started, fails, or takes too long.
+        """
+        name = Path(self.command[0]).name
+        with tempfile.TemporaryFile(dir=self.output) as output:
+            try:
+                # A session of its own, so that the compiler's children end with it.
+                process = subprocess.Popen(
+                    [*self.command, *arguments],
+                    cwd=self.folder,
+                    env={**os.environ, "LC_ALL": "C"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise BuildError(f"{name} cannot be started ({error.strerror})") from None
+            try:
+                code = process.wait(self.seconds)
+            except subprocess.TimeoutExpired:
+                raise BuildError(f"{name} took more than {self.seconds:g} seconds") from None
+            finally:
+                _end(process)
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        if code:
+            raise BuildError(f"{name} failed: {_first_error(text, code)}")
+        return text
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that is still running, with all that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _own_flags() -> list[str]:
+    """The flags that the user adds."""
+    return shlex.split(os.environ.get("CXXFLAGS", ""))
+
+
+def _first_error(text: str, code: int) -> str:
+    """The first line of a compiler's output that tells of an error."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    found = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+    return found[:300] or (f"it ended by signal {-code}" if code < 0 else f"it ended with code {code}")
+
+
+def main(arguments: list[str]) -> int:
+    """Build unless the library is current, print one line, and succeed in any case: the package works without."""
+    target = Path(arguments[0]).resolve() if arguments else LIBRARY
+    print(f"whereformer: {attempt(FOLDER, target)}")
+    # For make, which compares times.
+    if target.with_suffix(".json").exists():
+        target.with_suffix(".json").touch()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""The compiled library: whether it can be used here, and for which instructions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .build import FOLDER, LEVELS, LIBRARY, read_report, source_hash
+
+REBUILD = "run `python -m whereformer.kernels.native --build`"
+
+_ONEDNN = {
+    "SSE41": "base",
+    "AVX": "base",
+    "AVX2": "avx2",
+    "AVX2_VNNI": "avx2",
+    "AVX2_VNNI_2": "avx2",
+    "AVX512_CORE": "avx512",
+    "AVX512_CORE_VNNI": "avx512",
+    "AVX512_CORE_BF16": "avx512bf16",
+    "AVX512_CORE_FP16": "avx512bf16",
+    "AVX10_1_512": "avx512bf16",
+}
+"""The level to which a value of ``ONEDNN_MAX_CPU_ISA`` limits us; other values limit nothing."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """A library that can be used.
+
+    Args:
+        handle: the loaded library.
+        levels: the levels that it was compiled for.
+        level: the level that is used.
+        limit: why it is not a higher one; empty if it is the highest.
+    """
+
+    handle: ctypes.CDLL
+    levels: tuple[str, ...]
+    level: str
+    limit: str
+
+
+def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | str:
+    """Load a library, or return in one line why it cannot be used.
+
+    Args:
+        folder: where its sources are.
+        path: the library's file.
+        environment: the variables that choose and limit.
+    """
+    if environment.get("WHEREFORMER_NATIVE") == "0":
+        return "is switched off by WHEREFORMER_NATIVE=0"
+    source = source_hash(folder)
+    report = read_report(path)
+    if report is not None and report.reason and source == report.source:
+        return f"is not built: {report.reason}; {REBUILD}"
+    if not path.exists():
+        return f"is not built; {REBUILD}"
+    handle = _load(path)
+    if isinstance(handle, str):
+        return f"cannot be loaded: {handle}; {REBUILD}"
+    if source and handle.whereformer_source().decode() != source:
+        return f"was built from other sources; {REBUILD}"
+    levels = tuple(handle.whereformer_levels().decode().split())
+    has = tuple(level for level in levels if handle.whereformer_supports(level.encode()))
+    if wanted := environment.get("WHEREFORMER_TEST_LEVEL"):
+        if wanted in has:
+            return Native(handle, levels, wanted, f"WHEREFORMER_TEST_LEVEL={wanted}")
+        return f"cannot use WHEREFORMER_TEST_LEVEL={wanted}: this processor and the library have {', '.join(has)}"
+    level, limit = _choose(levels, has, environment)
+    return Native(handle, levels, level, limit)
+
+
+def _choose(levels: tuple[str, ...], has: tuple[str, ...], environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the highest level that every limit admits, and the first of the limits that are as low."""
+    limits = [
+        (levels[-1], "" if levels[-1] == list(LEVELS)[-1] else "the library has no other"),
+        (has[-1], "the highest that this processor has"),
+        _limit_of_torch(),
+        _limit_of_onednn(environment),
+    ]
+    order = list(LEVELS)
+    limit, reason = min(limits, key=lambda pair: order.index(pair[0]))
+    return max((level for level in has if order.index(level) <= order.index(limit)), key=order.index), reason
+
+
+def _limit_of_torch() -> tuple[str, str]:
+    """What torch was limited to, or found; it tells one level of AVX-512, so that admits what comes after it."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    level = {"AVX512": "amx", "AVX2": "avx2"}.get(capability, "base")
+    return level, f"torch uses the instructions of {capability}"
+
+
+def _limit_of_onednn(environment: Mapping[str, str]) -> tuple[str, str]:
+    """What oneDNN is limited to, so that one variable takes instructions from all that computes."""
+    value = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", ""))
+    return _ONEDNN.get(value.upper(), "amx"), f"ONEDNN_MAX_CPU_ISA={value}"
+
+
+def _load(path: Path) -> ctypes.CDLL | str:
+    """Load a library and declare the functions that describe it, or return why that failed."""
+    if not _is_whole(path):
+        return "the file is not whole"
+    try:
+        handle = ctypes.CDLL(str(path))
+        handle.whereformer_source.restype = ctypes.c_char_p
+        handle.whereformer_levels.restype = ctypes.c_char_p
+        handle.whereformer_supports.argtypes = [ctypes.c_char_p]
+    except OSError as error:
+        return " ".join(str(error).replace(f"{path}: ", "").split())
+    except AttributeError:
+        return "the file is another library"
+    return handle
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an ELF file has all that its header says; the system's loader would crash on half of one."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if not header.startswith(b"\x7fELF\x02\x01"):
+        # The loader knows by itself what to say about another kind of file.
+        return len(header) == 64 or not header.startswith(b"\x7fELF")
+    if len(header) < 64:
+        return False
+    (start,) = struct.unpack_from("<Q", header, 0x28)
+    size, count = struct.unpack_from("<HH", header, 0x3A)
+    return bool(path.stat().st_size >= start + size * count)
+
+
+_found = find(FOLDER, Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)), os.environ)
+"""Found once, when attention is first imported: compiled programs trace what follows, and read it as a constant."""
+
+
+def found() -> Native | str:
+    """Return the library that is used, or why there is none."""
+    return _found
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the loaded library; None if it cannot be used."""
+    return _found.handle if isinstance(_found, Native) else None
+
+
+def why_not() -> str | None:
+    """Return in one line why the library cannot be used, such as "is not built: ..."; None if it can."""
+    return _found if isinstance(_found, str) else None
+
+
+def level() -> str:
+    """Return the level that is used; empty if the library cannot be used."""
+    return _found.level if isinstance(_found, Native) else ""
