@@ -212,11 +212,11 @@ class Oracle:
         near = np.ones_like(allowed)
         if before is not None:
             near &= offsets >= -before
-        if after is not None:
-            near &= offsets <= after
-        if inputs.sink_tokens:
+            # Sink tokens are exempt from this limit alone.
             keys = inputs.key_positions[item % len(inputs.key_positions)]
             near |= ((keys >= 0) & (keys < inputs.sink_tokens))[None, :]
+        if after is not None:
+            near &= offsets <= after
         allowed &= near
         if inputs.documents is not None:
             queries, keys = inputs.documents

@@ -1,9 +1,11 @@
 """Attention dropout: decided by torch's seed, unbiased, independent, and consistent with its gradient."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from whereformer import OffsetBias, OffsetValues, attention, attention_weights
 from whereformer.kernels.dropout import keep_mask, row_seeds
@@ -177,6 +179,22 @@ def test_nearly_everything_dropped_stays_finite(backend):
     gradients = torch.autograd.grad(out.sum(), inputs)
     assert all(tensor.isfinite().all() for tensor in (out, *gradients))
     assert (out[1] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_repeats_what_it_dropped(dtype, use_reentrant):
+    """A reentrant checkpoint computes without gradients first, and with them again: by the same backend."""
+    inputs = content()
+    run = partial(attention, dropout_p=0.4)
+    found = []
+    for call in (run, partial(checkpoint, run, use_reentrant=use_reentrant)):
+        torch.manual_seed(0)
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        out = call(*leaves)
+        out.sum().backward()
+        found += [out, *(leaf.grad for leaf in leaves)]
+    torch.testing.assert_close(found[:4], found[4:])
 
 
 def test_compiling_keeps_the_mask():

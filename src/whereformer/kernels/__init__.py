@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from . import fused, grids, nested, reference, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, check_names, make_call
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .cpu import blockwise
+from .dropout import draw_seed
 from .grids import decomposed_offset_keys
 from .parts import attend_in_parts, merge_attention
 from .precision import without_autocast
@@ -119,9 +121,10 @@ def attention(
         window: allow only keys whose position is at most so many before or after the query's: a whole number for both
             sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
             tensors without a regular step (on a GPU, any tensors).
-        sink_tokens: allow so many first tokens outside the window too, which are the keys at positions from 0 on and
-            below this number (StreamingLLM, Xiao et al. 2024). In packed rows they are the first tokens of each
-            document only if ``key_positions`` begin at 0 in each.
+        sink_tokens: allow so many first tokens farther before a query than the window, too. They are the keys at
+            positions from 0 on and below this number (StreamingLLM, Xiao et al. 2024). Causality and the window's limit
+            after a query hold for them as for all keys. In packed rows they are the first tokens of each document only
+            if ``key_positions`` begin at 0 in each.
         scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default. Calls
             without a query refuse it, as they refuse ``softcap``.
         softcap: the number, from 1e-30 to 1e30, that bounds what ``query . key`` contributes: scaled, it becomes
@@ -274,6 +277,8 @@ def _run(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
     """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it."""
     _check_backend(backend)
     chosen = choose(call, backend)
+    if call.dropout_p and chosen != "fused":
+        call = replace(call, seed=draw_seed(call.device))
     if chosen == "reference" or (call.sinks is None and call.always_within is None):
         output, lse = _RUN[chosen](call)
     else:

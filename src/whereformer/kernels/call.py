@@ -69,8 +69,9 @@ class Call:
     """A checked attention call; shapes as in :func:`whereformer.attention`.
 
     ``given_*_positions`` are None for the default positions. ``window`` is None on a side without a limit, and
-    ``softcap`` is None without a cap. The window forbids no key at the positions from the first number of
-    ``always_within`` up to, but without, the second.
+    ``softcap`` is None without a cap. Keys at the positions from the first number of ``always_within`` up to, but
+    without, the second are exempt from the window's limit before a query, but from no other. ``seed`` is that of
+    dropout, drawn once for all that computes the call; None without dropout and for torch's own attention.
     """
 
     query: Tensor | None
@@ -93,6 +94,7 @@ class Call:
     key_documents: Tensor | None = None
     return_lse: bool = False
     deterministic: bool = True
+    seed: Tensor | None = None
 
     @property
     def query_positions(self) -> PositionsLike:
@@ -155,12 +157,6 @@ class Call:
         return self.heads != self.value.shape[1]
 
     @property
-    def trains(self) -> bool:
-        """Whether query, key or value needs a gradient."""
-        inputs = (self.query, self.key, self.value)
-        return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in inputs)
-
-    @property
     def is_plain(self) -> bool:
         """Whether torch would run the call eagerly, on plain tensors and in their own dtype."""
         tensors = [each for each in (self.query, self.key, self.value) if each is not None]
@@ -194,7 +190,7 @@ class Call:
     def offset_limits(self) -> tuple[int | None, int | None]:
         """Return the smallest and the largest offset that causality and the window allow; None where any is allowed.
 
-        Keys at positions ``always_within`` are allowed too unless causality forbids them.
+        Keys at positions ``always_within`` are allowed at smaller offsets too.
         """
         before, after = self.window
         if self.causal:
@@ -239,14 +235,14 @@ class Call:
         near = torch.ones_like(offsets, dtype=torch.bool)
         if before is not None:
             near &= offsets >= -before
+            if self.always_within is not None:
+                near |= self.always()[:, None, None, :]
         if after is not None:
             near &= offsets <= after
-        if self.always_within is not None:
-            near |= self.always()[:, None, None, :]
         return near & (offsets <= 0) if self.causal else near
 
     def always(self) -> Tensor:
-        """Return which keys the window never forbids, bool (1 or batch, n_k)."""
+        """Return which keys no window forbids to later queries, bool (1 or batch, n_k)."""
         assert self.always_within is not None
         first, stop = self.always_within
         positions = position_values(self.key_positions, self.device)
@@ -341,7 +337,7 @@ def _check_options(
     given_window = pop("window", None)
     options["window"] = window = _check_window(given_window)
     sink_tokens = _check_sink_tokens(pop("sink_tokens", 0), given_window)
-    if sink_tokens != 0 and window != (None, None):
+    if sink_tokens != 0 and window[0] is not None:
         options["always_within"] = 0, sink_tokens
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)
@@ -459,7 +455,7 @@ def _without_idle_window(call: Call) -> Call:
     before, after = call.window
     before = None if before is None or before >= -span[0] else before
     after = None if after is None or after >= span[1] else after
-    within = None if before is None and after is None else call.always_within
+    within = None if before is None else call.always_within
     return replace(call, window=(before, after), always_within=within)
 
 

@@ -91,11 +91,6 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
             )
         if call.is_packed and not on_cpu and not taken and _no_triton(call, device) is None:
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
-        if on_cpu and _trains_in_half_precision(call) and _has_few_scores(call):
-            return (
-                "reference",
-                "no terms, but {kind}: torch's own backward of few scores in half precision takes twice the time",
-            )
         if _onednn_beats_torch(call, device):
             return "blockwise", "no terms, but {kind}: our products are faster than torch's own attention's"
         return "fused", "no terms, so torch's own attention computes it"
@@ -122,18 +117,7 @@ def _no_triton(call: Shaped, device: torch.device) -> str | None:
 
 def _has_few_scores(call: Shaped) -> bool:
     """Whether a head has so few scores that writing all out beats going tile by tile on the CPU."""
-    sizes = tuning.current()
-    most = sizes.half_written_out_scores if _trains_in_half_precision(call) else sizes.written_out_scores
-    return holds(call.n_q * call.n_k <= most)
-
-
-def _trains_in_half_precision(call: Shaped) -> bool:
-    """Whether the call trains in bfloat16 or float16.
-
-    At 17 to 90 tokens, writing all scores out takes 0.3 to 0.6 times as long as torch's attention, forward and
-    backward.
-    """
-    return call.dtype in (torch.bfloat16, torch.float16) and call.trains
+    return holds(call.n_q * call.n_k <= tuning.current().written_out_scores)
 
 
 def _onednn_beats_torch(call: Shaped, device: torch.device) -> bool:

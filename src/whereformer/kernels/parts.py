@@ -93,7 +93,10 @@ def attend_in_parts(call: Call, attend: Attend) -> tuple[Tensor, LogSums | None]
 
 
 def calls_of(call: Call) -> list[Call]:
-    """Return the calls that make up one: that without sinks; with sink tokens, that within the window and theirs."""
+    """Return the calls that make up one: that without sinks; with sink tokens, that within the window and theirs.
+
+    They have the same dropout seed and the same rows and columns, so they drop the weights that the one call drops.
+    """
     if call.sinks is None and call.always_within is None:
         return [call]
     common = replace(call, sinks=None, always_within=None, return_lse=True)
@@ -102,7 +105,8 @@ def calls_of(call: Call) -> list[Call]:
     always = call.always()
     masks = (~always, always) if call.key_mask is None else (call.key_mask & ~always, call.key_mask & always)
     near, sink_tokens = (replace(common, key_mask=mask.expand(len(call.value), -1)) for mask in masks)
-    return [near, replace(sink_tokens, window=(None, None))]
+    # Only the limit before a query does not hold for sink tokens.
+    return [near, replace(sink_tokens, window=(None, call.window[1]))]
 
 
 def _with_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:

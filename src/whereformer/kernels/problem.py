@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .call import Call
 from .cpu.pieces import Piece, split
-from .dropout import draw_seed, row_seeds
+from .dropout import row_seeds
 from .merge import merge
 from .terms import Positions, PositionsLike
 from .torch_private import intercepted
@@ -23,16 +23,17 @@ LOG2E = math.log2(math.e)
 
 ARGUMENTS = (
     "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? key_table, Tensor? value_table, "
-    "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? grid_bias, Tensor? key_mask, "
+    "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? grid_bias, Tensor? sinks, Tensor? key_mask, "
     "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
-    "SymInt n_q, SymInt[] first, SymInt[] affine, SymInt[] grids, SymInt? min_offset, SymInt? max_offset, "
-    "float scale, float? softcap, float dropout_p, bool wants_lse, bool deterministic, str keeps"
+    "SymInt n_q, SymInt[] first, SymInt[] affine, SymInt[] grids, "
+    "SymInt? min_offset, SymInt? max_offset, SymInt[] always_within, float scale, float? softcap, float dropout_p, "
+    "bool wants_lse, bool deterministic, str keeps"
 )
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
 
 GRADIENTS = (
     *("query", "key", "value", "bias", "key_table", "value_table"),
-    *("query_factors", "key_factors", "dense", "grid_bias"),
+    *("query_factors", "key_factors", "dense", "grid_bias", "sinks"),
 )
 """The names of the inputs that have gradients: the first fields of :class:`Problem`."""
 
@@ -46,10 +47,13 @@ class Problem:
         bias, key_table, value_table: the tables of an ``OffsetBias`` (heads, T), ``OffsetKeys`` and ``OffsetValues``
             (heads or 1, T, dim). ``bias`` and ``dense`` are in natural units, not scaled; rows are in their own order.
         grid_bias: the numbers of an ``OffsetBias2d`` as a row, (heads, length), as in ``grids.CellOffsets``.
+        sinks: the logits of the sinks, (heads,), in float32 or wider.
         first: the offsets of the first columns of ``bias``, ``key_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
         grids: the sizes of the grids of ``grid_bias``, the fields of ``CellOffsets``; empty without one.
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
+        always_within: empty, or a first and a last position: ``min_offset`` does not hold for keys from the first up
+            to, but without, the last.
         wants_lse: whether ``LogSums`` are asked for.
         deterministic: whether gradients have to be the same bits from run to run.
         keeps: what the forward keeps for the backward besides the output: the softmax "weights" (for short sequences),
@@ -67,6 +71,7 @@ class Problem:
     key_factors: Tensor | None
     dense: Tensor | None
     grid_bias: Tensor | None
+    sinks: Tensor | None
     key_mask: Tensor | None
     query_positions: Tensor | None
     key_positions: Tensor | None
@@ -79,6 +84,7 @@ class Problem:
     grids: Sequence[int]
     min_offset: int | None
     max_offset: int | None
+    always_within: Sequence[int]
     scale: float
     softcap: float | None
     dropout_p: float
@@ -110,18 +116,20 @@ class Problem:
             key_factors=None if terms.factors is None else terms.factors.key_factors,
             dense=terms.dense,
             grid_bias=terms.grid_bias,
+            sinks=None if call.sinks is None else call.sinks.to(torch.promote_types(call.dtype, torch.float32)),
             key_mask=call.key_mask,
             query_positions=None if isinstance(query_positions, Positions) else query_positions,
             key_positions=None if isinstance(key_positions, Positions) else key_positions,
             query_documents=call.query_documents,
             key_documents=call.key_documents,
-            seed=draw_seed(call.value.device) if call.dropout_p else None,
+            seed=call.seed,
             n_q=call.n_q,
             first=[0 if term is None else term.first for term in tables],
             affine=affine,
             grids=terms.grids,
             min_offset=min_offset,
             max_offset=max_offset,
+            always_within=call.always_within or (),
             scale=call.scale,
             softcap=call.softcap,
             dropout_p=call.dropout_p,

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from . import grids
 from .call import Call
-from .dropout import draw_seed, keep_mask, row_seeds
+from .dropout import keep_mask, row_seeds
 from .logsums import LogSums
 from .precision import without_autocast
 from .terms import DenseBias, FactorPair, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, Term
@@ -24,8 +24,8 @@ def attend(call: Call) -> tuple[Tensor, LogSums | None]:
     """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
     with without_autocast(call.value.device):
         weights, lse = _softmax(call)
-        if call.dropout_p:
-            seeds = row_seeds(draw_seed(weights.device), *weights.shape[:3])
+        if call.seed is not None:
+            seeds = row_seeds(call.seed, *weights.shape[:3])
             kept = keep_mask(seeds, torch.arange(call.n_k, device=weights.device), call.dropout_p)
             weights = weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
         out = weights @ _for_each_head(call, call.value).to(weights.dtype)

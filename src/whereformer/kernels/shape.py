@@ -36,8 +36,6 @@ class Shaped(Protocol):
     @property
     def shares_keys(self) -> bool: ...
     @property
-    def trains(self) -> bool: ...
-    @property
     def is_plain(self) -> bool: ...
     @property
     def factors(self) -> int: ...
@@ -63,7 +61,6 @@ class CallShape:
         dropout_p: as in :func:`whereformer.attention`.
         is_ordinary: whether there is neither a window, a soft cap nor sinks, and no log of sums is asked for.
         shares_keys: whether several query heads use the keys of one.
-        trains: whether query, key or value needs a gradient.
         is_plain: whether it would run eagerly, on plain tensors and without autocast.
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
@@ -82,7 +79,6 @@ class CallShape:
     dropout_p: float = 0.0
     is_ordinary: bool = True
     shares_keys: bool = False
-    trains: bool = False
     is_plain: bool = True
     factors: int = 0
     offset_range: tuple[int, int] | None = None
