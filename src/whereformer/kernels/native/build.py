@@ -114,6 +114,8 @@ def build(folder: Path, target: Path, seconds: float = SECONDS) -> Report:
         have = [f"-DHAVE_{level.upper()}" for level in levels]
         library = compiler.compile("library.cpp", "library.o", *have, f'-DSOURCE="{source}"')
         compiler.link([library, *objects], partial)
+        if not partial.stat().st_size:
+            raise BuildError(f"{Path(command[0]).name} made no library")
         os.chmod(partial, 0o755)
         _move(partial, target)
     return Report(source, version, tuple(levels), left_out)
@@ -151,9 +153,9 @@ def read_report(target: Path) -> Report | None:
     """Return the report beside a library, if it is there and can be read."""
     try:
         report = Report(**json.loads(target.with_suffix(".json").read_text(encoding="utf-8")))
+        return replace(report, levels=tuple(report.levels))
     except (OSError, ValueError, TypeError):
         return None
-    return replace(report, levels=tuple(report.levels))
 
 
 def write_report(report: Report, target: Path) -> None:

@@ -74,11 +74,11 @@ def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | s
         if wanted in has:
             return Native(handle, levels, wanted, f"WHEREFORMER_TEST_LEVEL={wanted}")
         return f"cannot use WHEREFORMER_TEST_LEVEL={wanted}: this processor and the library have {', '.join(has)}"
-    level, limit = _choose(levels, has, environment)
+    level, limit = choose(levels, has, environment)
     return Native(handle, levels, level, limit)
 
 
-def _choose(levels: tuple[str, ...], has: tuple[str, ...], environment: Mapping[str, str]) -> tuple[str, str]:
+def choose(levels: tuple[str, ...], has: tuple[str, ...], environment: Mapping[str, str]) -> tuple[str, str]:
     """Return the highest level that every limit admits, and the first of the limits that are as low."""
     limits = [
         (levels[-1], "" if levels[-1] == list(LEVELS)[-1] else "the library has no other"),

@@ -1,0 +1,348 @@
+"""The kernel for the CPU is built and loaded, or one line says why not. A stub stands for the real sources."""
+
+import _ctypes
+import errno
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from whereformer.kernels.native import __main__ as command
+from whereformer.kernels.native import build, library
+from whereformer.kernels.native.build import BuildError, Report, attempt, read_report, write_report
+from whereformer.kernels.native.library import REBUILD, Native, choose, find
+
+COMPILER = next(filter(None, map(shutil.which, build.COMPILERS)), None)
+ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
+AND_BUILD = f"; {REBUILD}"
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kernel")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no compiler")
+needs_elf = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have other libraries")
+
+ATTENTION = """
+#define JOIN(a, b) a##b
+#define NAME(level) JOIN(attend_, level)
+extern "C" void NAME(LEVEL)() {}
+"""
+LIBRARY = """
+#include <cstring>
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+EXPORTED const char* whereformer_source(void) { return SOURCE; }
+EXPORTED const char* whereformer_levels(void) { return LEVELS; }
+EXPORTED int whereformer_supports(const char* level) { return !std::strcmp(level, "base"); }
+"""
+LEVELS = "\n".join(
+    ["#define LEVELS \\", *(f'  " {level}" \\' for level in build.LEVELS), ""] if ON_X86 else ['#define LEVELS "base"']
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_flags_of_the_user(monkeypatch):
+    for name in ("CXX", "CXXFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "attention.cpp").write_text(ATTENTION)
+    (folder / "library.cpp").write_text(LEVELS + LIBRARY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Sources and the library that was built from them, which no test may change."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "attention.cpp").write_text(ATTENTION)
+    (folder / "library.cpp").write_text(LEVELS + LIBRARY)
+    assert not attempt(folder, folder / "_native.so").reason
+    return folder
+
+
+@pytest.fixture
+def copied(built, tmp_path):
+    """A library and its sources that a test may change."""
+    return shutil.copytree(built, tmp_path / "copied")
+
+
+def compiler(tmp_path, monkeypatch, script):
+    """Make a shell script the compiler."""
+    file = tmp_path / "fake"
+    file.write_text(script)
+    file.chmod(0o755)
+    monkeypatch.setenv("CXX", str(file))
+
+
+def reason(folder, seconds=60):
+    """Why a build fails, in one line. It leaves nothing behind."""
+    target = folder.parent / "_native.so"
+    before = sorted(folder.parent.iterdir())
+    with pytest.raises(BuildError) as error:
+        build.build(folder, target, seconds)
+    assert sorted(folder.parent.iterdir()) == before
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@needs_compiler
+def test_a_library_is_built_and_found(built):
+    report = read_report(built / "_native.so")
+    assert report.levels == (tuple(build.LEVELS) if ON_X86 else ("base",))
+    assert (report.reason, report.source) == ("", build.source_hash(built))
+    assert report.compiler in str(report)
+    assert not [file for file in built.iterdir() if file.suffix not in (".cpp", ".so", ".json")]
+    native = find(built, built / "_native.so", {})
+    assert isinstance(native, Native)
+    assert (native.levels, native.level) == (report.levels, "base")
+
+
+@needs_compiler
+def test_a_current_library_is_kept_and_another_replaced(copied):
+    target = copied / "_native.so"
+    before = target.stat().st_mtime_ns
+    assert attempt(copied, target) == read_report(target)
+    assert target.stat().st_mtime_ns == before
+    (copied / "simd.h").write_text("// new\n")
+    assert attempt(copied, target).source == build.source_hash(copied)
+    assert target.stat().st_mtime_ns > before
+    before = target.stat().st_mtime_ns
+    attempt(copied, target, force=True)
+    assert target.stat().st_mtime_ns > before
+
+
+def test_without_a_compiler(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    expected = "no C++ compiler found (tried c++, g++, clang++)"
+    assert reason(sources) == expected
+    target = tmp_path / "_native.so"
+    assert attempt(sources, target).reason == expected
+    assert find(sources, target, {}) == f"is not built: {expected}{AND_BUILD}"
+    monkeypatch.setenv("CXX", "ccache g++-99")
+    assert reason(sources) == "no C++ compiler found (tried CXX=ccache)"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("#!/bin/sh\nexit 3", "fake failed: it ended with code 3"),
+        ("#!/bin/sh\nkill -SEGV $$", "fake failed: it ended by signal 11"),
+        ("#!/bin/sh\necho hm", "fake made no library"),
+        ("#!/bin/sh\necho hm\necho 'x.h:1: error: no'\nexit 1", "fake failed: x.h:1: error: no"),
+        ("#!/bin/sh\nsleep 60 & sleep 60", "fake took more than 0.2 seconds"),
+        ("", "fake cannot be started (Exec format error)"),
+    ],
+    ids=["silent", "crash", "nothing made", "error", "hangs", "no program"],
+)
+def test_a_broken_compiler(sources, tmp_path, monkeypatch, script, expected):
+    compiler(tmp_path, monkeypatch, script)
+    assert reason(sources, 0.2 if "sleep" in script else 60) == expected
+
+
+@needs_compiler
+@pytest.mark.skipif(not ON_X86, reason="other processors have one level")
+def test_levels_that_the_compiler_refuses_are_left_out(sources, tmp_path, monkeypatch):
+    script = f'#!/bin/sh\ncase "$*" in *-mamx*) echo "error: option -mamx-tile"; exit 1;; esac\nexec {COMPILER} "$@"'
+    compiler(tmp_path, monkeypatch, script)
+    report = attempt(sources, tmp_path / "_native.so")
+    assert report.levels == ("base", "avx2", "avx512", "avx512bf16")
+    assert report.left_out == {"amx": "fake failed: error: option -mamx-tile"}
+    assert str(report).endswith("; without amx: fake failed: error: option -mamx-tile")
+
+
+@needs_compiler
+def test_sources_with_an_error_leave_the_older_library(copied):
+    target = copied / "_native.so"
+    before = target.read_bytes()
+    (copied / "library.cpp").write_text("int f() { return unknown; }\n")
+    report = attempt(copied, target)
+    assert "library.cpp:1:" in report.reason
+    assert str(copied) not in report.reason
+    assert target.read_bytes() == before
+    assert find(copied, target, {}) == f"is not built: {report.reason}{AND_BUILD}"
+
+
+@needs_compiler
+def test_a_failure_leaves_the_report_of_a_current_library(copied, monkeypatch):
+    target = copied / "_native.so"
+    before = read_report(target)
+    monkeypatch.setenv("CXX", "false")
+    assert attempt(copied, target, force=True).reason
+    assert read_report(target) == before
+    assert isinstance(find(copied, target, {}), Native)
+
+
+@needs_compiler
+def test_the_user_chooses_compiler_and_flags(sources, tmp_path, monkeypatch):
+    compiler(tmp_path, monkeypatch, f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\nexec {COMPILER} "$@"')
+    monkeypatch.setenv("CXXFLAGS", "-O0 -DNAME='a b'")
+    build.build(sources, tmp_path / "_native.so")
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert all("-O0 -DNAME=a b" in call for call in calls if "--version" not in call)
+
+
+@needs_compiler
+def test_a_folder_that_cannot_be_written(sources, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", refuse)
+        assert reason(sources) == f"cannot write {sources.parent / '_native.so'} (Read-only file system)"
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "mkstemp", refuse)
+        assert reason(sources) == f"cannot write to {sources.parent} (Read-only file system)"
+        patched.setattr(Path, "write_text", refuse)
+        assert attempt(sources, sources.parent / "_native.so").reason.endswith("(Read-only file system)")
+
+
+def test_a_folder_without_sources(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert reason(tmp_path / "empty") == "the folder has no C++ sources"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"source": "a", "unknown": 1}', "\xff"])
+def test_a_report_that_cannot_be_read_is_none(tmp_path, content):
+    (tmp_path / "_native.json").write_text(content, encoding="latin-1")
+    assert read_report(tmp_path / "_native.so") is None
+
+
+def test_a_library_that_is_not_there(sources, tmp_path):
+    assert find(sources, tmp_path / "_native.so", {}) == f"is not built{AND_BUILD}"
+
+
+@needs_compiler
+def test_a_library_of_other_sources(copied):
+    (copied / "attention.cpp").write_text("// changed\n")
+    assert find(copied, copied / "_native.so", {}) == f"was built from other sources{AND_BUILD}"
+
+
+def change(content, at, new):
+    return content[:at] + new + content[at + len(new) :]
+
+
+DAMAGED = {
+    "empty": (lambda content: b"", "invalid ELF header|file too short"),
+    "the beginning": (lambda content: content[:40], "the file is not whole"),
+    "half": (lambda content: content[: len(content) // 2], "the file is not whole"),
+    "text": (lambda content: b"x" * 100, "invalid ELF header"),
+    "another processor": (lambda content: change(content, 18, b"\xb7\x00"), "cannot open shared object file.*"),
+    "32 bits": (lambda content: change(content, 4, b"\x01"), "wrong ELF class: ELFCLASS32"),
+    "another library": (lambda content: Path(_ctypes.__file__).read_bytes(), "the file is another library"),
+}
+
+
+@needs_elf
+@needs_compiler
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_library_that_cannot_be_loaded(kind, copied):
+    damage, expected = DAMAGED[kind]
+    target = copied / "_native.so"
+    target.write_bytes(damage(target.read_bytes()))
+    found = find(copied, target, {})
+    assert isinstance(found, str)
+    assert found.startswith("cannot be loaded: ")
+    assert "\n" not in found
+    assert re.fullmatch(f"cannot be loaded: ({expected}){re.escape(AND_BUILD)}", found), found
+
+
+@needs_compiler
+def test_it_can_be_switched_off(built):
+    assert find(built, built / "_native.so", {"WHEREFORMER_NATIVE": "0"}) == "is switched off by WHEREFORMER_NATIVE=0"
+
+
+@needs_compiler
+def test_tests_choose_a_level(built):
+    native = find(built, built / "_native.so", {"WHEREFORMER_TEST_LEVEL": "base"})
+    assert (native.level, native.limit) == ("base", "WHEREFORMER_TEST_LEVEL=base")
+    found = find(built, built / "_native.so", {"WHEREFORMER_TEST_LEVEL": "amx"})
+    assert found == "cannot use WHEREFORMER_TEST_LEVEL=amx: this processor and the library have base"
+
+
+ALL = tuple(build.LEVELS)
+
+
+@pytest.mark.parametrize(
+    ("levels", "has", "torch_uses", "onednn", "expected"),
+    [
+        (ALL, ALL, "AVX512", "", ("amx", "")),
+        (ALL, ALL[:3], "AVX512", "", ("avx512", "the highest that this processor has")),
+        (ALL[:4], ALL[:4], "AVX512", "", ("avx512bf16", "the library has no other")),
+        (ALL, ALL, "AVX2", "", ("avx2", "torch uses the instructions of AVX2")),
+        (ALL, ALL, "DEFAULT", "", ("base", "torch uses the instructions of DEFAULT")),
+        (ALL, ALL, "AVX512", "AVX2", ("avx2", "ONEDNN_MAX_CPU_ISA=AVX2")),
+        (ALL, ALL, "AVX512", "avx512_core", ("avx512", "ONEDNN_MAX_CPU_ISA=avx512_core")),
+        (ALL, ALL, "AVX512", "AVX512_CORE_BF16", ("avx512bf16", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16")),
+        (ALL, ALL, "AVX512", "AVX512_CORE_AMX", ("amx", "")),
+        (ALL, ALL, "AVX512", "DEFAULT", ("amx", "")),
+        (ALL, (*ALL[:3], "amx"), "AVX512", "AVX512_CORE_BF16", ("avx512", "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16")),
+        (("base",), ("base",), "SVE256", "", ("base", "the library has no other")),
+    ],
+)
+def test_the_level_is_the_highest_that_everything_admits(levels, has, torch_uses, onednn, expected, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: torch_uses)
+    assert choose(levels, has, {"ONEDNN_MAX_CPU_ISA": onednn} if onednn else {}) == expected
+
+
+def show(monkeypatch, capsys, *arguments):
+    """What the command prints, and its exit code."""
+    monkeypatch.setattr(sys, "argv", ["native", *arguments])
+    return command.main(), capsys.readouterr()
+
+
+@needs_compiler
+def test_the_command_says_what_is_used(built, monkeypatch, capsys):
+    target = built / "_native.so"
+    monkeypatch.setenv("WHEREFORMER_NATIVE_LIBRARY", str(target))
+    monkeypatch.setattr(library, "_found", find(built, target, {}))
+    code, printed = show(monkeypatch, capsys)
+    assert code == 0
+    first = dict(line.split(maxsplit=1) for line in printed.out.splitlines())
+    assert first["library"] == str(target)
+    assert first["used"].startswith("base")
+    assert set(first) == {"library", "compiler", "levels", "used", "threads"}
+
+
+def test_the_command_says_why_nothing_is_used(tmp_path, monkeypatch, capsys):
+    target = tmp_path / "_native.so"
+    monkeypatch.setenv("WHEREFORMER_NATIVE_LIBRARY", str(target))
+    monkeypatch.setattr(library, "_found", find(tmp_path, target, {}))
+    code, printed = show(monkeypatch, capsys)
+    assert code == 1
+    assert printed.out == f"library   none\nnot used  the kernel is not built{AND_BUILD}\n"
+
+
+def test_the_command_tells_a_failed_build_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(
+        command, "attempt", lambda force: Report("", reason="cannot write to /x (Read-only file system)")
+    )
+    code, printed = show(monkeypatch, capsys, "--build")
+    assert code == 2
+    assert printed.err == "the kernel for the CPU is not built: cannot write to /x (Read-only file system)\n"
+
+
+def test_the_command_refuses_other_arguments(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        show(monkeypatch, capsys, "--bild")
+
+
+def test_make_gets_a_report_in_any_case(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "none")
+    assert build.main([str(tmp_path / "_native.so")]) == 0
+    report = read_report(tmp_path / "_native.so")
+    assert capsys.readouterr().out == f"whereformer: {report}\n"
+    os.utime(tmp_path / "_native.json", (0, 0))
+    assert build.main([str(tmp_path / "_native.so")]) == 0
+    assert (tmp_path / "_native.json").stat().st_mtime > 0
+    write_report(replace(report, source="another"), tmp_path / "_native.so")
+    build.main([str(tmp_path / "_native.so")])
+    assert read_report(tmp_path / "_native.so") == report
