@@ -1,0 +1,214 @@
+"""The "native" backend: attention on the CPU by one compiled kernel, in O(n) memory.
+
+The kernel is attention.cpp beside this file; build.py compiles it and library.py loads it. This module has the operators
+that autograd, the compiler and exported programs know.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..call import Call
+from ..logsums import LogSums
+from ..precision import without_autocast
+from ..problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
+from ..shape import Shaped
+from .arguments import DTYPES, Arguments, Backward, Gradients, parts_of_backward, parts_of_forward
+from .library import Native, found, library, why_not
+
+poisons = False
+"""Whether the kernel's scratch memory begins as NaN; for tests."""
+
+
+def unavailable(call: Shaped, device: torch.device) -> str | None:
+    """Return why this backend cannot take the call on that device; None if it can."""
+    if (reason := why_not()) is not None:
+        return reason
+    if device.type != "cpu":
+        return f"needs tensors on the CPU, got {device.type}"
+    if call.dtype not in DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        return f"needs {names}, got {str(call.dtype).removeprefix('torch.')}"
+    return None
+
+
+def attend(call: Call) -> tuple[Tensor, LogSums | None]:
+    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
+    with without_autocast(call.value.device):
+        output, _, lse = _run(Problem.of(call))
+        return output, lse if call.return_lse else None
+
+
+def _compute(arguments: Arguments) -> None:
+    handle = library()
+    if handle is None:
+        raise RuntimeError(f"the compiled kernel {why_not()}")
+    code = handle.whereformer_attention(ctypes.c_char_p(arguments.data))
+    if code == 1:
+        raise MemoryError("attention: no memory for the kernel's tiles")
+    assert code == 0, "the library's struct is another"
+
+
+def _level_for(dtype: torch.dtype) -> int:
+    """Return the index of the instructions for calls of a dtype: the highest levels have bfloat16's products alone."""
+    native = found()
+    assert isinstance(native, Native)
+    usable = native.levels[: native.levels.index(native.level) + 1]
+    halves = [level for level in usable if level in ("avx512bf16", "amx")]
+    if halves and dtype == torch.bfloat16:
+        return native.levels.index(halves[-1])
+    return native.levels.index(next(level for level in reversed(usable) if level not in halves))
+
+
+def _is_empty(problem: Problem) -> bool:
+    return 0 in (*problem.value.shape[:3], problem.n_q)
+
+
+def _new_log_sums(problem: Problem) -> LogSums:
+    return problem.value.new_empty((2, problem.value.shape[0], problem.heads, problem.n_q), dtype=problem.dtype)
+
+
+def _run_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output, its ``LogSums``, and a copy of them if they are asked for."""
+    problem = Problem(*arguments)
+    output, kept = problem.new_output(), _new_log_sums(problem)
+    if _is_empty(problem):
+        output.zero_()
+        kept[0], kept[1] = -math.inf, 0.0
+        if problem.sinks is not None:
+            kept[0] = problem.sinks.unsqueeze(-1)
+    else:
+        level = _level_for(problem.value.dtype)
+        _compute(Arguments(problem, output, kept, level, parts_of_forward(problem), poison=poisons))
+    return output, kept, kept.clone() if problem.wants_lse else problem.new_lse()
+
+
+_forward = torch.library.custom_op(
+    "whereformer::native_forward", _run_forward, mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
+)
+
+
+@_forward.register_fake
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    problem = Problem(*arguments)
+    return problem.new_output(), _new_log_sums(problem), problem.new_lse()
+
+
+def _run_backward(
+    output_gradient: Tensor,
+    lse_gradient: Tensor | None,
+    output: Tensor,
+    kept: Tensor,
+    needed: list[bool],
+    *arguments: Any,
+) -> list[Tensor]:
+    problem = Problem(*arguments)
+    names = [name for name, need in zip(GRADIENTS, needed, strict=True) if need]
+    if _is_empty(problem):
+        found = [gradient.zero_() for gradient in problem.new_gradients(needed)]
+        if "sinks" in names and lse_gradient is not None:
+            # Without keys, the sink is all of a row's sum.
+            found[-1].copy_(lse_gradient.sum((0, 2)))
+        return found
+    parts = parts_of_backward(problem, names)
+    into = _new_gradients(problem, names, parts)
+    given = Backward(output_gradient, None if lse_gradient is None else lse_gradient.to(problem.dtype), into)
+    level = _level_for(problem.value.dtype)
+    _compute(Arguments(problem, output, kept, level, parts, given, poison=poisons))
+    return [_finished(problem, name, into) for name in names]
+
+
+_backward = torch.library.custom_op(
+    "whereformer::native_backward",
+    _run_backward,
+    mutates_args=(),
+    schema=f"(Tensor output_gradient, Tensor? lse_gradient, Tensor output, Tensor kept, bool[] needed, {ARGUMENTS}) "
+    "-> Tensor[]",
+)
+
+
+@_backward.register_fake
+def _(
+    output_gradient: Tensor,
+    lse_gradient: Tensor | None,
+    output: Tensor,
+    kept: Tensor,
+    needed: list[bool],
+    *arguments: Any,
+) -> list[Tensor]:
+    return Problem(*arguments).new_gradients(needed)
+
+
+def _new_gradients(problem: Problem, needed: Sequence[str], parts: tuple[int, int]) -> Gradients:
+    """Allocate what the kernel fills."""
+    batch, heads, n_q, n_k = problem.value.shape[0], problem.heads, problem.n_q, problem.n_k
+    batch_parts, row_parts = parts
+    wide, value = problem.dtype, problem.value
+
+    def of_table(name: str) -> Tensor | None:
+        table: Tensor | None = getattr(problem, name)
+        if name not in needed or table is None:
+            return None
+        return value.new_empty((batch_parts, row_parts, heads, *table.shape[1:]), dtype=wide)
+
+    def of_keys(name: str, tensor: Tensor | None) -> Tensor | None:
+        if name not in needed or tensor is None:
+            return None
+        return tensor.new_empty((row_parts, *tensor.shape), dtype=wide if row_parts > 1 else tensor.dtype)
+
+    query_factors = key_factors = dense = None
+    factors = "query_factors" in needed or "key_factors" in needed
+    if factors and problem.query_factors is not None and problem.query_factors.shape[3]:
+        rank = problem.query_factors.shape[3]
+        query_factors = value.new_empty((batch, heads, n_q, rank), dtype=wide)
+        key_factors = value.new_empty((row_parts, batch, heads, n_k, rank), dtype=wide)
+    if "dense" in needed and problem.dense is not None:
+        dense = value.new_zeros(problem.dense.shape, dtype=wide)
+    return Gradients(
+        query=torch.empty_like(problem.query) if "query" in needed and problem.query is not None else None,
+        key=of_keys("key", problem.key),
+        value=of_keys("value", value),
+        bias=of_table("bias"),
+        key_table=of_table("key_table"),
+        value_table=of_table("value_table"),
+        query_factors=query_factors,
+        key_factors=key_factors,
+        dense=dense,
+        grid_bias=of_table("grid_bias"),
+        sinks=of_table("sinks"),
+    )
+
+
+def _finished(problem: Problem, name: str, into: Gradients) -> Tensor:
+    """Return a gradient in the shape and dtype of its input, from the parts that the kernel filled."""
+    like: Tensor = getattr(problem, name)
+    found: Tensor | None = getattr(into, name)
+    if found is None:
+        # Factors of rank 0
+        return torch.zeros_like(like)
+    if name in ("key", "value"):
+        found = _sum(found)
+    elif name in ("query_factors", "key_factors"):
+        found = found if name == "query_factors" else _sum(found)
+        found = _sum(found).unsqueeze(0) if len(like) < len(found) else found
+    elif name not in ("query", "dense"):
+        found = _sum(found.flatten(0, 1))
+        found = _sum(found).unsqueeze(0) if len(like) < len(found) else found
+    return found.to(like.dtype)
+
+
+def _sum(parts: Tensor) -> Tensor:
+    """Sum over the first axis, one after another: any number of threads gives the same bits."""
+    found = parts[0]
+    for index, part in enumerate(parts[1:]):
+        found = found + part if index == 0 else found.add_(part)
+    return found
+
+
+_run = register_gradients(_forward, _backward, _run_forward, _run_backward)

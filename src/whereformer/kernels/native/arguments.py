@@ -1,0 +1,225 @@
+"""A problem as the struct ``Call`` of call.h: its fields in their order, eight bytes each."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..grids import CellOffsets
+from ..problem import Problem
+from ..terms import Positions, position_values
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+"""The dtypes that the kernel reads and writes, with their numbers in call.h."""
+
+_LAYOUT = struct.Struct("=36q3d95q")
+"""Pointers and numbers, with scale, soft cap and dropout in between."""
+
+_ABSENT = (0, 0, 0, 0, 0, 0)
+_FARTHEST = 2**62 + 2**61
+"""Tables begin nearer than that, so that sums with their lengths do not overflow. All offsets lie within 2**63."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Where the kernel puts gradients; None where one is not needed.
+
+    Tables' are (batch parts, row parts, heads, ...), those of keys, values and key factors (row parts, batch, ...), those
+    of queries and query factors (batch, ...), and that of ``dense`` (1 or batch, ...).
+    """
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    bias: Tensor | None = None
+    key_table: Tensor | None = None
+    value_table: Tensor | None = None
+    query_factors: Tensor | None = None
+    key_factors: Tensor | None = None
+    dense: Tensor | None = None
+    grid_bias: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Backward:
+    """What the backward gets besides the problem: gradients of the output and of the log-sum-exp, and where to put its
+    own."""
+
+    d_output: Tensor
+    d_log_sums: Tensor | None
+    gradients: Gradients
+
+
+def parts_of_forward(problem: Problem) -> tuple[int, int]:
+    """Return how many parts batch and queries are divided into, each a task for a thread."""
+    batch, key_heads = problem.value.shape[:2]
+    return batch, _row_parts(batch * key_heads, problem.n_q)
+
+
+def parts_of_backward(problem: Problem, needed: Sequence[str]) -> tuple[int, int]:
+    """Return the same for the backward, where each part has sums of its own for what its items share.
+
+    It does not depend on the number of threads, so neither do the sums.
+    """
+    batch, key_heads = problem.value.shape[:2]
+    parts = batch
+    if any(name in needed for name in ("bias", "key_table", "value_table", "grid_bias", "sinks")):
+        parts = min(batch, -(-_TASKS // key_heads))
+    if "dense" in needed and problem.dense is not None and len(problem.dense) < batch:
+        parts = 1
+    return parts, _row_parts(parts * key_heads, problem.n_q)
+
+
+_TASKS = 16
+"""Tasks enough for most processors."""
+
+_FEWEST_ROWS = 512
+"""The fewest queries in a part: each part packs all keys for itself."""
+
+
+def _row_parts(tasks: int, n_q: int) -> int:
+    return max(1, min(-(-_TASKS // tasks), n_q // _FEWEST_ROWS))
+
+
+class Arguments:
+    """A problem in the kernel's layout; it keeps alive the tensors to which ``data`` points."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        output: Tensor,
+        log_sums: Tensor,
+        level: int,
+        parts: tuple[int, int],
+        backward: Backward | None = None,
+        poison: bool = False,
+    ) -> None:
+        self._kept: list[Tensor] = []
+        batch, key_heads, n_k, value_dim = problem.value.shape
+        query = problem.query
+        head_dim = 0 if query is None else query.shape[3]
+        rank = 0 if problem.query_factors is None else problem.query_factors.shape[3]
+        threads = torch.get_num_threads()
+        seed = 0 if problem.seed is None else int(problem.seed)
+        least, most = problem.min_offset, problem.max_offset
+        always = problem.always_within or (0, 0)
+        self.data = _LAYOUT.pack(
+            *(_LAYOUT.size, level, threads, backward is not None, poison),
+            *(batch, problem.heads, key_heads, problem.n_q, n_k, head_dim, value_dim, rank),
+            *(DTYPES[problem.value.dtype], *parts),
+            *self._positions(problem),
+            *(least is not None, most is not None, least or 0, most or 0, *always),
+            *self._key_mask(problem.key_mask),
+            self._whole_numbers(problem.query_documents),
+            self._whole_numbers(problem.key_documents),
+            *(problem.scale, problem.softcap or 0.0, problem.dropout_p, seed),
+            *self._tensor(query),
+            *self._tensor(problem.key),
+            *self._tensor(problem.value),
+            *self._tensor(output),
+            log_sums.data_ptr(),
+            *self._tables(problem),
+            *self._tensor(problem.query_factors if rank else None),
+            *self._tensor(problem.key_factors if rank else None),
+            *self._dense(problem.dense),
+            *self._cells(problem),
+            self._contiguous(problem.sinks),
+            *self._backward(problem, backward),
+        )
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _contiguous(self, tensor: Tensor | None) -> int:
+        return 0 if tensor is None else self._keep(tensor.contiguous())
+
+    def _whole_numbers(self, tensor: Tensor | None) -> int:
+        return 0 if tensor is None else self._keep(tensor.to(torch.int64).contiguous())
+
+    def _tensor(self, tensor: Tensor | None) -> tuple[int, ...]:
+        """Return a tensor of four axes. Items of an axis of size 1 may be shared by more."""
+        if tensor is None:
+            return _ABSENT
+        strides = tensor.stride()
+        return (self._keep(tensor), DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
+
+    def _dense(self, dense: Tensor | None) -> tuple[int, ...]:
+        return self._tensor(dense if dense is None or dense.dtype in DTYPES else dense.float())
+
+    def _positions(self, problem: Problem) -> tuple[int, ...]:
+        """Return the fields from ``listed`` to ``rounding``."""
+        tables = problem.bias is not None or problem.key_table is not None or problem.value_table is not None
+        if not (tables or problem.limits_offsets):
+            return 0, 0, 1, 0, 0, 0, 0, 0, 0
+        queries, keys = problem.positions()
+        if isinstance(queries, Positions) and isinstance(keys, Positions) and (keys.stride == 1 or keys.length <= 1):
+            return 0, queries.start, queries.stride, keys.start, 0, 0, 0, 0, 0
+        listed = [position_values(positions, "cpu") for positions in (queries, keys)]
+        kind, rounding = 1, 0
+        if any(positions.is_floating_point() for positions in listed):
+            dtype = torch.promote_types(listed[0].dtype, listed[1].dtype)
+            kind, rounding = 2, DTYPES.get(dtype, 0)
+            listed = [positions.to(dtype).double() for positions in listed]
+        pointers = [self._keep(positions.contiguous()) for positions in listed]
+        strides = [positions.shape[-1] if positions.dim() == 2 and len(positions) > 1 else 0 for positions in listed]
+        return kind, 0, 1, 0, *pointers, *strides, rounding
+
+    def _key_mask(self, mask: Tensor | None) -> tuple[int, int, int]:
+        return (0, 0, 0) if mask is None else (self._keep(mask), *mask.stride())
+
+    def _tables(self, problem: Problem) -> tuple[int, ...]:
+        """Return the pointers to the tables over offsets, then their sizes."""
+        bias, keys, values = problem.bias, problem.key_table, problem.value_table
+        sizes: list[int] = []
+        for index, table in enumerate((bias, keys, values)):
+            sizes += [0, 0] if table is None else [table.shape[1], _near(problem.first[index])]
+            if index:
+                sizes.append(int(table is not None and len(table) < problem.heads))
+        return self._contiguous(bias), self._contiguous(keys), self._contiguous(values), *sizes
+
+    def _cells(self, problem: Problem) -> tuple[int, ...]:
+        if problem.grid_bias is None:
+            return 0, 0, 0, 0, 0
+        queries, keys, first = _cells_of(tuple(problem.grids))
+        pointers = self._contiguous(problem.grid_bias), self._keep(queries), self._keep(keys)
+        return *pointers, problem.grid_bias.shape[1], first
+
+    def _backward(self, problem: Problem, given: Backward | None) -> tuple[int, ...]:
+        if given is None:
+            return (*_ABSENT, 0, *_ABSENT * 3, *(0,) * 9)
+        into = given.gradients
+        return (
+            *self._tensor(given.d_output),
+            self._contiguous(given.d_log_sums),
+            *self._tensor(into.query),
+            *self._tensor_of_parts(into.key),
+            *self._tensor_of_parts(into.value),
+            *(
+                self._contiguous(each)
+                for each in (into.bias, into.key_table, into.value_table, into.grid_bias, into.sinks)
+            ),
+            *(self._contiguous(each) for each in (into.query_factors, into.key_factors, into.dense)),
+            1 if into.dense is None else len(into.dense),
+        )
+
+    def _tensor_of_parts(self, tensor: Tensor | None) -> tuple[int, ...]:
+        """Return (row parts, batch, heads, n, dim) as one of row parts times batch."""
+        return self._tensor(None if tensor is None else tensor.flatten(0, 1))
+
+
+def _near(first: int) -> int:
+    return max(-_FARTHEST, min(first, _FARTHEST))
+
+
+@lru_cache(maxsize=16)
+def _cells_of(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, int]:
+    """Return positions of queries and keys that have an offset for every entry of the grids' row, and its first one."""
+    offsets = CellOffsets(*sizes)
+    return *offsets.positions(torch.device("cpu")), offsets.first

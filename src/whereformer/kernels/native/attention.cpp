@@ -1,0 +1,635 @@
+// Softmax attention with position terms, forward and backward, in tiles of scores that never leave a core's cache. It is
+// compiled once for each set of instructions (LEVEL). The formulas are those of reference.py.
+//
+//   score_ij = softcap(scale <q_i, k_j>) + bias[o] + scale <q_i, key_table[o]> + <qf_i, kf_j> + dense_ij + cells[o']
+//   out_i    = sum_j w_ij (v_j + value_table[o]),  w = dropout(softmax(score)),  o = offset of key j from query i
+//
+// For every block of queries and every tile of keys: multiply, add the terms, forbid, take the softmax (with a running
+// maximum), multiply with values. The backward computes a tile's weights again, and from them the gradient of its scores,
+// which then goes to all inputs. Gradients of keys and values are summed as (width, n), so that no tile is transposed.
+//
+// Nothing here may come from the standard library but what is compiled away: an object file of one level must not bring
+// functions that the linker could take for those of another.
+#include "limits.h"
+
+namespace whereformer {
+namespace LEVEL {
+
+template <class F> struct Attention {
+  typedef Sum<F> A;
+  static constexpr int64_t step = Units<F>::step;
+  static constexpr bool halves = step == 2;
+
+  const Call& c;
+  const bool backward;
+  const int64_t group, dk, dv, rk, bq, bk, ld, keys_up, blocks;
+  Line line, cell_line{};
+  Limits<A> limits;
+  uint8_t *runs = nullptr, *cell_runs = nullptr;
+  Ends bias_ends, cell_ends;
+  Vectors<A> key_vectors, value_vectors;
+  const A minus_infinity = -(A)__builtin_inf();
+
+  // Right factors: keys and values transposed, as they are, and factors
+  Unit<F> *keys_turned = nullptr, *values_turned = nullptr, *keys_packed = nullptr, *values_packed = nullptr;
+  F *keys_copy = nullptr, *values_copy = nullptr, *query_copy = nullptr, *gradient_copy = nullptr;
+  A *factors_turned = nullptr, *factors_copy = nullptr, *query_factors = nullptr, *factors_turned_rows = nullptr, *d_factors = nullptr, *d_query_factors = nullptr;
+  A *bias = nullptr, *bias_sums = nullptr, *cells = nullptr, *cell_sums = nullptr;
+  // Tiles: scores or weights, their gradient, the soft cap's tangents; for bfloat16 as pairs of rows and as rows
+  A *scores = nullptr, *gradients = nullptr, *tangents = nullptr;
+  uint32_t *weight_pairs = nullptr, *gradient_pairs = nullptr;
+  F *narrow_rows = nullptr;
+  // Numbers of a block's rows
+  A *output = nullptr, *tops = nullptr, *totals = nullptr, *deltas = nullptr, *wide = nullptr, *gradient_wide_copy = nullptr, *wide_output = nullptr, *turned_wide = nullptr, *kept = nullptr, *block16 = nullptr;
+  A *d_query = nullptr, *d_keys = nullptr, *d_values = nullptr;
+  F *query_turned = nullptr, *gradient_turned = nullptr;
+  uint32_t* pair_scratch = nullptr;
+  // Where the rows of the head and block are
+  Rows<F> query{}, value{}, key{}, d_output{};
+  Rows<A> wide_query{}, wide_gradient{};
+  int64_t b = 0, h = 0;
+  bool in_place_query, in_place_key, in_place_value, in_place_gradient;
+
+  static bool in_place(const Tensor& x, int64_t width, int64_t padded) { return x.dtype == DTYPE<F> && x.stride[3] == 1 && width == padded && (!halves || x.stride[2] % 2 == 0); }
+
+  // Blocks of 128 queries and tiles of 512 keys fit a core's second cache. Within a window, fewer queries reach fewer keys.
+  static int64_t block_rows(const Call& c) {
+    const bool windowed = c.has_least && c.has_most && (double)c.most - (double)c.least < 1024;
+    return smaller<int64_t>(windowed ? 64 : 128, up(c.n_q, 2));
+  }
+
+  Attention(const Call& call, Scratch& memory)
+      : c(call), backward(call.backward != 0), group(call.heads / call.key_heads), dk(up(call.head_dim, 16 * step)), dv(up(call.value_dim, 16 * step)),
+        rk(up(call.rank, 16)), bq(block_rows(call)), bk(smaller<int64_t>(512, up(call.n_k, 64))), ld(bk + 16), keys_up(up(call.n_k, 64)),
+        blocks((call.n_q + bq - 1) / bq), line{call.listed == 1, call.query_start, call.query_stride, call.key_start, nullptr, nullptr, nullptr},
+        limits(call, line, memory, bk) {
+    in_place_query = in_place(c.query, c.head_dim, dk), in_place_key = in_place(c.key, c.head_dim, dk);
+    in_place_value = in_place(c.value, c.value_dim, dv), in_place_gradient = in_place(c.d_output, c.value_dim, dv);
+    bias_ends = {c.bias_first, c.bias_length}, cell_ends = {c.cells_first, c.cells_length};
+    if (c.listed == 1) runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
+    if (c.cells_length) cell_runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
+    scores = memory.take<A>(bq * ld);
+    block16 = memory.take<A>(16 * larger<int64_t>(larger(dk, dv), larger<int64_t>(rk, 16)));
+    if (c.head_dim) {
+      keys_turned = memory.take<Unit<F>>(keys_up * dk / step);
+      if (!in_place_query) query_copy = memory.take<F>(bq * dk);
+      if (!in_place_key) keys_copy = memory.take<F>(keys_up * dk);
+    }
+    if (c.rank) {
+      factors_turned = memory.take<A>(keys_up * rk), factors_copy = memory.take<A>(keys_up * rk), query_factors = memory.take<A>(bq * rk);
+    }
+    if (!in_place_value) values_copy = memory.take<F>(keys_up * dv);
+    if (c.bias) bias = memory.take<A>(bias_ends.pitch());
+    if (c.cells) cells = memory.take<A>(cell_ends.pitch());
+    // The most offsets in a tile
+    constexpr int64_t any = (int64_t)1 << 40;
+    const int64_t most = c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1) + bk, any);
+    key_vectors.reserve(memory, {c.key_first, c.key_length}, c.head_dim, bq, most, true, backward, backward && c.d_key_table);
+    value_vectors.reserve(memory, {c.value_first, c.value_length}, c.value_dim, bq, most, backward, true, backward && c.d_value_table);
+    if (halves && key_vectors.on()) wide = memory.take<A>(bq * dk);
+    if (c.dropout_p > 0) kept = memory.take<A>(bk);
+    if (!backward) {
+      output = memory.take<A>(bq * dv), tops = memory.take<A>(bq), totals = memory.take<A>(bq);
+      if constexpr (halves) values_packed = memory.take<Unit<F>>(keys_up / 2 * dv), narrow_rows = memory.take<F>(bq * bk);
+      return;
+    }
+    values_turned = memory.take<Unit<F>>(keys_up * dv / step);
+    gradients = memory.take<A>(bq * ld + 32) + 16;
+    if (c.softcap) tangents = memory.take<A>(bq * ld);
+    if (!in_place_gradient) gradient_copy = memory.take<F>(bq * dv);
+    wide_output = memory.take<A>(bq * dv);
+    if constexpr (halves) {
+      weight_pairs = memory.take<uint32_t>(bq / 2 * bk), gradient_pairs = memory.take<uint32_t>(bq / 2 * bk), narrow_rows = memory.take<F>(bq * bk);
+      keys_packed = memory.take<Unit<F>>(keys_up / 2 * dk), pair_scratch = memory.take<uint32_t>(16 * larger(dk, dv));
+    }
+    if (halves) gradient_wide_copy = memory.take<A>(bq * dv);
+    if (halves && (key_vectors.on() || value_vectors.on())) turned_wide = memory.take<A>(larger(dk, dv) * up(bq, 16));
+    deltas = memory.take<A>(bq);
+    query_turned = memory.take<F>(dk * up(bq, 32)), gradient_turned = memory.take<F>(dv * up(bq, 32));
+    d_query = memory.take<A>(bq * dk);
+    d_keys = memory.take<A>(keys_up * dk), d_values = memory.take<A>(keys_up * dv);
+    if (c.rank) d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk), factors_turned_rows = memory.take<A>(rk * up(bq, 16));
+    if (c.d_bias) bias_sums = memory.take<A>(bias_ends.pitch());
+    if (c.d_cells) cell_sums = memory.take<A>(cell_ends.pitch());
+  }
+
+  // --- what a batch item, its head of keys, a head and a block of queries have in common
+
+  void enter_item(int64_t item) {
+    b = item;
+    if (c.listed == 1) {
+      line.queries = (const int64_t*)c.query_positions + b * c.query_positions_stride;
+      line.keys = (const int64_t*)c.key_positions + b * c.key_positions_stride;
+      find_runs(line.keys, c.n_k, runs), line.runs = runs;
+    }
+    limits.enter(b);
+  }
+
+  void enter_key_head(int64_t key_head) {
+    if (c.head_dim) {
+      key = rows_of(c.key, key_head, 0, c.n_k, c.head_dim, dk, in_place_key, keys_copy);
+      pack_transposed<F>(key.at, key.pitch, c.n_k, dk, keys_turned);
+    }
+    value = rows_of(c.value, key_head, 0, c.n_k, c.value_dim, dv, in_place_value, values_copy);
+    if (!backward) {
+      if constexpr (halves) pack_pairs(value.at, value.pitch, c.n_k, dv, values_packed);
+      return;
+    }
+    pack_transposed<F>(value.at, value.pitch, c.n_k, dv, values_turned);
+    if constexpr (halves) if (c.head_dim) pack_pairs(key.at, key.pitch, c.n_k, dk, keys_packed);
+    zero(d_keys, keys_up * dk), zero(d_values, keys_up * dv);
+  }
+
+  Rows<F> rows_of(const Tensor& x, int64_t head, int64_t from, int64_t count, int64_t width, int64_t padded, bool as_it_is, F* copy) {
+    if (as_it_is) return {(const F*)x.data + start_of(x, b, head, from), x.stride[2]};
+    read_rows(x, b, head, from, count, width, copy, padded);
+    return {copy, padded};
+  }
+
+  void enter_head(int64_t head) {
+    h = head;
+    if (c.bias) {
+      __builtin_memcpy(bias + 16, (const A*)c.bias + h * bias_ends.length, sizeof(A) * bias_ends.length);
+      bias_ends.pad(bias);
+      if (bias_sums) zero(bias_sums, bias_ends.pitch());
+    }
+    if (c.cells) {
+      cell_line = {true, 0, 0, 0, c.query_cells, c.key_cells, cell_runs};
+      find_runs(c.key_cells, c.n_k, cell_runs);
+      __builtin_memcpy(cells + 16, (const A*)c.cells + h * cell_ends.length, sizeof(A) * cell_ends.length);
+      cell_ends.pad(cells);
+      if (cell_sums) zero(cell_sums, cell_ends.pitch());
+    }
+    if (key_vectors.on()) key_vectors.enter(c.key_table, h, c.key_shared, c.head_dim);
+    if (value_vectors.on()) value_vectors.enter(c.value_table, h, c.value_shared, c.value_dim);
+    if (c.rank) {
+      read_rows(c.key_factors, b, h, 0, c.n_k, c.rank, factors_copy, rk);
+      pack_transposed<A>(factors_copy, rk, c.n_k, rk, factors_turned);
+      if (d_factors) zero(d_factors, keys_up * rk);
+    }
+  }
+
+  void enter_block(Tile& t, int64_t block) {
+    t.i = block * bq, t.rows = smaller(bq, c.n_q - t.i);
+    limits.enter_block(t.i, t.rows);
+    if (c.head_dim) query = rows_of(c.query, h, t.i, t.rows, c.head_dim, dk, in_place_query, query_copy);
+    if (c.rank) read_rows(c.query_factors, b, h, t.i, t.rows, c.rank, query_factors, rk);
+    if (key_vectors.on()) wide_query = widened(c.query, query, t, c.head_dim, dk, wide);
+  }
+
+  // A block's rows in the dtype of scores
+  Rows<A> widened(const Tensor& x, Rows<F> rows, const Tile& t, int64_t width, int64_t padded, A* copy) {
+    if constexpr (!halves) return rows;
+    else {
+      read_rows(x, b, h, t.i, t.rows, width, copy, padded);
+      return {copy, padded};
+    }
+  }
+
+  // --- scores
+
+  // How the terms over offsets stand to a tile: across it, or one number in all of it
+  struct Sides { int bias, keys, values; };
+  Sides enter_tile(const Tile& t) {
+    Sides sides{2, 2, 2};
+    if (c.listed == 2 || !(c.bias || key_vectors.on() || value_vectors.on())) return sides;
+    int64_t least, most;
+    line.bounds(t, least, most);
+    if (c.bias) sides.bias = line.listed ? 0 : bias_ends.side(least, most);
+    if (key_vectors.on()) {
+      key_vectors.look_at(least, most);
+      sides.keys = line.listed ? 0 : key_vectors.part.side(least, most);
+      key_vectors.multiply(wide_query, t.rows, (A)c.scale);
+    }
+    if (value_vectors.on()) value_vectors.look_at(least, most), sides.values = line.listed ? 0 : value_vectors.part.side(least, most);
+    return sides;
+  }
+
+  // Whether something is added that only a pass of its own over a row can
+  bool adds_by_row() const { return c.cells || c.dense.data || (line.listed && (c.bias || key_vectors.on())); }
+
+  // Fills the tile with products, and returns the factor that they still lack
+  A multiply(const Tile& t) {
+    if (c.head_dim) product_of_panels<F>(t.rows, t.width, dk, query.at, query.pitch, keys_turned, dk / step, t.j, scores, ld, false);
+    else for (int64_t i = 0; i < t.rows; i++) zero(scores + i * ld, t.width);
+    A factor = c.head_dim ? (A)c.scale : A(1);
+    if (c.softcap) {
+      for (int64_t i = 0; i < t.rows; i++) {
+        A* s = scores + i * ld;
+        tanh_row(s, t.width, (A)(c.scale / c.softcap));
+        if (tangents) __builtin_memcpy(tangents + i * ld, s, sizeof(A) * t.width);
+      }
+      factor = (A)c.softcap;
+    }
+    if (c.rank) {
+      if (factor != 1) for (int64_t i = 0; i < t.rows; i++) times_row(scores + i * ld, t.width, factor);
+      factor = 1;
+      product_of_panels<A>(t.rows, t.width, rk, query_factors, rk, factors_turned, rk, t.j, scores, ld, true);
+    }
+    return factor;
+  }
+  INLINE void times_row(A* s, int64_t width, A factor) { for (int64_t j = 0; j < width; j += L) store(s + j, load(s + j) * set(factor)); }
+
+  void add_by_row(const Tile& t, int64_t i, A* s, A factor) {
+    if (factor != 1) times_row(s, t.width, factor);
+    if (line.listed && c.bias) add_listed(s, t, t.i + i, line, bias_ends, bias);
+    if (line.listed && key_vectors.on()) add_listed(s, t, t.i + i, line, key_vectors.part, key_vectors.products + i * key_vectors.pitch);
+    if (c.cells) add_listed(s, t, t.i + i, cell_line, cell_ends, cells);
+    if (c.dense.data)
+      by_dtype(c.dense.dtype, c.dense.data, [&](const auto* data) {
+        const auto* x = data + start_of(c.dense, b, h, t.i + i) + t.j * c.dense.stride[3];
+        if (c.dense.stride[3] == 1) for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j]);
+        else for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j * c.dense.stride[3]]);
+      });
+  }
+
+  template <int N, int M>
+  static A finish_row(A* s, int64_t width, A factor, A base, const Added<A>* added, int64_t low, int64_t high, const A* allowed) {
+    const Vec<A> scale = set(factor), plus = set(base), never = set(-(A)__builtin_inf());
+    Vec<A> top = never;
+    for (int64_t j = 0; j < width; j += L) {
+      Vec<A> x = plus;
+      if constexpr (N > 0) x = x + added[0].at(j);
+      if constexpr (N > 1) x = x + added[1].at(j);
+      x = fma(load(s + j), scale, x);
+      if constexpr (M > 0) x = within(j, low, high, x, never);
+      if constexpr (M > 1) x = where(load(allowed + j), x, never);
+      store(s + j, x);
+      top = larger_of(top, x);
+    }
+    return largest(top);
+  }
+
+  // Adds to a row of products what the terms add, and forbids; returns the largest score.
+  A finish(const Tile& t, const Sides& sides, int64_t i, A factor) {
+    A* s = scores + i * ld;
+    if (adds_by_row()) add_by_row(t, i, s, factor), factor = 1;
+    Added<A> added[2];
+    int n = 0;
+    A base = 0;
+    auto add = [&](int side, const A* row, const Ends& ends) {
+      if (side == 0) added[n++] = {row, ends.origin(line.key(t.j) - line.query(t.i + i)), ends.length};
+      else base += row[side < 0 ? 16 : 15 + ends.length];
+    };
+    if (!line.listed) {
+      if (c.bias) add(sides.bias, bias, bias_ends);
+      if (key_vectors.on()) add(sides.keys, key_vectors.products + i * key_vectors.pitch, key_vectors.part);
+    }
+    int64_t low = 0, high = t.width;
+    const A* allowed = t.partial ? limits.of_row(t, t.i + i, low, high) : nullptr;
+    const int m = !t.partial ? 0 : allowed ? 2 : 1;
+    switch (3 * n + m) {
+      case 0: return finish_row<0, 0>(s, t.width, factor, base, added, low, high, allowed);
+      case 1: return finish_row<0, 1>(s, t.width, factor, base, added, low, high, allowed);
+      case 2: return finish_row<0, 2>(s, t.width, factor, base, added, low, high, allowed);
+      case 3: return finish_row<1, 0>(s, t.width, factor, base, added, low, high, allowed);
+      case 4: return finish_row<1, 1>(s, t.width, factor, base, added, low, high, allowed);
+      case 5: return finish_row<1, 2>(s, t.width, factor, base, added, low, high, allowed);
+      case 6: return finish_row<2, 0>(s, t.width, factor, base, added, low, high, allowed);
+      case 7: return finish_row<2, 1>(s, t.width, factor, base, added, low, high, allowed);
+      default: return finish_row<2, 2>(s, t.width, factor, base, added, low, high, allowed);
+    }
+  }
+
+  // Fills ``kept`` for a row of a tile: 0 where dropout takes the weight, 1 / (1 - p) elsewhere; as in dropout.py.
+  void draw_kept(const Tile& t, int64_t i) {
+    uint64_t x = (uint64_t)c.seed + ((uint64_t)((b * c.heads + h) * c.n_q + t.i + i) + 1) * 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    const uint32_t seed = (uint32_t)(x ^ x >> 31), least = (uint32_t)(c.dropout_p * 4294967296.0);
+    const A factor = (A)(1 / (1 - c.dropout_p));
+    for (int64_t j = 0; j < t.width; j++) {
+      uint32_t y = seed + (uint32_t)(t.j + j) * 0x9E3779B9u;
+      y = (y ^ y >> 16) * 0x85EBCA6Bu;
+      y = (y ^ y >> 13) * 0xC2B2AE35u;
+      kept[j] = (y ^ y >> 16) >= least ? factor : A(0);
+    }
+  }
+
+  // --- forward
+
+  void forward(int64_t key_head, int64_t first_block, int64_t last_block) {
+    enter_key_head(key_head);
+    for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
+      enter_head(head);
+      for (int64_t block = first_block; block < last_block; block++) {
+        Tile t{};
+        enter_block(t, block);
+        for (int64_t i = 0; i < t.rows; i++) tops[i] = minus_infinity, totals[i] = 0;
+        bool any = false;
+        for (int64_t j = limits.from; limits.next(t, j, bk); any = true) attend_to(t, any);
+        if (!any) zero(output, t.rows * dv);
+        for (int64_t i = 0; i < t.rows; i++) put_output(t, i);
+      }
+    }
+  }
+
+  // Adds a tile to the block's output; ``any`` says that others came before.
+  void attend_to(const Tile& t, bool any) {
+    const Sides sides = enter_tile(t);
+    const A factor = multiply(t);
+    if (value_vectors.on()) value_vectors.clear(t.rows);
+    for (int64_t i = 0; i < t.rows; i++) {
+      const A top = larger(finish(t, sides, i, factor), tops[i]);
+      A* s = scores + i * ld;
+      const A added = put_weights(s, t.width, top == minus_infinity ? A(0) : top);
+      if (any && top != tops[i]) {
+        const A smaller_by = exp(set(tops[i] - top)).p[0][0];
+        totals[i] *= smaller_by;
+        times_row(output + i * dv, dv, smaller_by);
+      }
+      tops[i] = top, totals[i] += added;
+      if (kept) {
+        draw_kept(t, i);
+        for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) * load(kept + j));
+      }
+      if constexpr (halves) for (int64_t j = 0; j < t.width; j += L) put(narrow_rows + i * bk + j, load(s + j));
+      if (value_vectors.on()) collect_row(t, i, s, value_vectors);
+    }
+    if constexpr (halves) product<F>(t.rows, dv, up(t.real, 2), narrow_rows, bk, values_packed + t.j / 2 * dv, dv, output, dv, any);
+    else product<F>(t.rows, dv, t.real, scores, ld, value.at + t.j * value.pitch, value.pitch, output, dv, any);
+    if (value_vectors.on()) value_vectors.fold(t.rows), value_vectors.add_to(output, dv, t.rows);
+  }
+
+  static A put_weights(A* s, int64_t width, A top) {
+    Vec<A> sum = set(A(0));
+    const Vec<A> most = set(top);
+    for (int64_t j = 0; j < width; j += L) {
+      const Vec<A> w = exp(load(s + j) - most);
+      store(s + j, w);
+      sum = sum + w;
+    }
+    return total(sum);
+  }
+
+  void collect_row(const Tile& t, int64_t i, const A* d, Vectors<A>& vectors) {
+    A* row = vectors.sums + i * vectors.pitch;
+    if (line.listed) collect_listed(d, t, t.i + i, line, vectors.part, row);
+    else collect(d, t.width, vectors.part.origin(line.key(t.j) - line.query(t.i + i)), vectors.part, row);
+  }
+
+  void put_output(const Tile& t, int64_t i) {
+    A top = tops[i], sum = totals[i], share = 1;
+    if (c.sinks) {  // one more key, without a value
+      const A sink = ((const A*)c.sinks)[h], now = larger(top, sink);
+      if (now != minus_infinity) {
+        share = top == minus_infinity ? A(0) : exp(set(top - now)).p[0][0];
+        sum = sum * share + exp(set(sink - now)).p[0][0];
+        top = now;
+      }
+    }
+    const bool empty = top == minus_infinity && !(sum != sum);
+    A* sums = (A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i + i;
+    sums[0] = top, sums[c.batch * c.heads * c.n_q] = empty ? A(0) : (A)logarithm(sum);
+    write_row(c.output, b, h, t.i + i, c.value_dim, output + i * dv, empty ? A(0) : share / sum);
+  }
+  static float logarithm(float x) { return __builtin_logf(x); }
+  static double logarithm(double x) { return __builtin_log(x); }
+
+  // --- backward
+
+  void run_backward(int64_t key_head, int64_t first_block, int64_t last_block, int64_t part, int64_t row_part, bool first) {
+    zero(gradients - 16, bq * ld + 32);
+    enter_key_head(key_head);
+    for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
+      enter_head(head);
+      A d_sink = 0;
+      for (int64_t block = first_block; block < last_block; block++) {
+        Tile t{};
+        enter_block(t, block);
+        enter_gradient(t, d_sink);
+        for (int64_t j = limits.from; limits.next(t, j, bk);) differentiate(t);
+        leave_block(t);
+      }
+      leave_head(part, row_part, d_sink, first);
+    }
+    const int64_t item = row_part * c.batch + b;
+    if (c.d_key.data) write_transposed<A>(d_keys, c.n_k, c.head_dim, dk, c.d_key, item, key_head, (A)c.scale, block16);
+    if (c.d_value.data) write_transposed<A>(d_values, c.n_k, c.value_dim, dv, c.d_value, item, key_head, A(1), block16);
+  }
+
+  // Prepares the block's gradients of the output, and the number that each row's gradient of scores is relative to.
+  void enter_gradient(const Tile& t, A& d_sink) {
+    d_output = rows_of(c.d_output, h, t.i, t.rows, c.value_dim, dv, in_place_gradient, gradient_copy);
+    wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, gradient_wide_copy);
+    read_rows(c.output, b, h, t.i, t.rows, c.value_dim, wide_output, dv);
+    const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + c.batch * c.heads * c.n_q;
+    const A* given = (const A*)c.d_log_sums;
+    for (int64_t i = 0; i < t.rows; i++) {
+      Vec<A> x = set(A(0));
+      for (int64_t e = 0; e < dv; e += L) x = fma(load(wide_gradient.at + i * wide_gradient.pitch + e), load(wide_output + i * dv + e), x);
+      // The gradient of a row's log of sums is its weights.
+      deltas[i] = total(x) - (given ? given[(b * c.heads + h) * c.n_q + t.i + i] : A(0));
+      if (c.d_sinks && tops[i] != minus_infinity) d_sink -= exp(set(((const A*)c.sinks)[h] - tops[i] - sums[i])).p[0][0] * deltas[i];
+    }
+    const int64_t pitch = up(bq, 32);
+    if (c.head_dim) transpose_rows<F>(query.at, query.pitch, t.rows, dk, query_turned, pitch, pair_scratch);
+    transpose_rows<F>(d_output.at, d_output.pitch, t.rows, dv, gradient_turned, pitch, pair_scratch);
+    if (d_factors) transpose_rows<A>(query_factors, rk, t.rows, rk, factors_turned_rows, up(bq, 16), nullptr), zero(d_query_factors, bq * rk);
+    zero(d_query, t.rows * dk);
+  }
+
+  template <bool VALUES>
+  static void weigh(A* s, A* d, int64_t width, A top, A log_sum, A delta, const Added<A>& values) {
+    const Vec<A> most = set(top), less = set(log_sum), minus = set(delta);
+    for (int64_t j = 0; j < width; j += L) {
+      const Vec<A> w = exp((load(s + j) - most) - less);
+      Vec<A> x = load(d + j);
+      if constexpr (VALUES) x = x + values.at(j);
+      store(s + j, w);
+      store(d + j, w * (x - minus));
+    }
+  }
+
+  // Turns row ``i`` of products with values into the gradient of its scores, and its scores into weights.
+  void weigh_row(const Tile& t, const Sides& sides, int64_t i) {
+    const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + c.batch * c.heads * c.n_q;
+    A *s = scores + i * ld, *d = gradients + i * ld, delta = deltas[i];
+    const A top = tops[i] == minus_infinity ? A(0) : tops[i];
+    Added<A> values{};
+    bool across = false;
+    if (value_vectors.on()) {
+      const A* row = value_vectors.products + i * value_vectors.pitch;
+      const Ends& ends = value_vectors.part;
+      if (line.listed) add_listed(d, t, t.i + i, line, ends, row);
+      else values = {row, ends.origin(line.key(t.j) - line.query(t.i + i)), ends.length}, across = true;
+      if (across && sides.values != 0 && !kept) delta -= row[sides.values < 0 ? 16 : 15 + ends.length], across = false;
+    }
+    if (kept) {
+      draw_kept(t, i);
+      for (int64_t j = 0; j < t.width; j += L) store(d + j, (across ? load(d + j) + values.at(j) : load(d + j)) * load(kept + j));
+      across = false;
+    }
+    if (across) weigh<true>(s, d, t.width, top, sums[i], delta, values);
+    else weigh<false>(s, d, t.width, top, sums[i], delta, values);
+    if (kept) for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) * load(kept + j));
+  }
+
+  void differentiate(const Tile& t) {
+    const Sides sides = enter_tile(t);
+    if (value_vectors.on()) value_vectors.multiply(wide_gradient, t.rows, 1), value_vectors.clear(t.rows);
+    if (key_vectors.on()) key_vectors.clear(t.rows);
+    const A factor = multiply(t);
+    product_of_panels<F>(t.rows, t.width, dv, d_output.at, d_output.pitch, values_turned, dv / step, t.j, gradients, ld, false);
+    if (t.width < bk) for (int64_t i = 0; i < t.rows; i++) store(gradients + i * ld + t.width, set(A(0)));  // for diagonals
+    for (int64_t i = 0; i < t.rows; i++) {
+      finish(t, sides, i, factor);
+      weigh_row(t, sides, i);
+      const A *s = scores + i * ld, *d = gradients + i * ld;
+      if (key_vectors.on()) collect_row(t, i, d, key_vectors);
+      if (value_vectors.on()) collect_row(t, i, s, value_vectors);
+      if (bias_sums && line.listed) collect_listed(d, t, t.i + i, line, bias_ends, bias_sums);
+      if (cell_sums) collect_listed(d, t, t.i + i, cell_line, cell_ends, cell_sums);
+      if (c.d_dense) {
+        A* to = (A*)c.d_dense + (((c.d_dense_batch > 1 ? b : 0) * c.heads + h) * c.n_q + t.i + i) * c.n_k + t.j;
+        for (int64_t j = 0; j < t.real; j++) to[j] += d[j];
+      }
+    }
+    if (bias_sums && !line.listed) collect_bias(t, sides.bias);
+    add_products(t);
+  }
+
+  void collect_bias(const Tile& t, int side) {
+    if (side == 0) return collect_diagonals(gradients, ld, t.rows, t.width, bias_ends.origin(line.key(t.j) - line.query(t.i)), line.query_stride, bias_ends, bias_sums);
+    Vec<A> all = set(A(0));
+    for (int64_t i = 0; i < t.rows; i++) for (int64_t j = 0; j < t.width; j += L) all = all + load(gradients + i * ld + j);
+    A* to = bias_sums + (side < 0 ? 0 : 16 + bias_ends.length);
+    store(to, load(to) + all);
+  }
+
+  // Adds what a tile's weights and gradients contribute to those of queries, keys, values, tables and factors.
+  void add_products(const Tile& t) {
+    const int64_t pitch = up(bq, 32), rows = up(t.rows, step);
+    if (d_factors) {
+      product<A>(t.rows, rk, t.real, gradients, ld, factors_copy + t.j * rk, rk, d_query_factors, rk, true);
+      product_to_panels<A>(rk, t.width, t.rows, factors_turned_rows, up(bq, 16), gradients, ld, d_factors, rk, t.j);
+    }
+    if (value_vectors.on() && c.d_value_table) {
+      value_vectors.fold(t.rows);
+      value_vectors.learn(turned(wide_gradient, gradient_turned, t.rows, dv), halves ? up(bq, 16) : pitch, t.rows);
+    }
+    if (key_vectors.on()) {
+      key_vectors.fold(t.rows);
+      key_vectors.add_to(d_query, dk, t.rows);
+      if (c.d_key_table) key_vectors.learn(turned(wide_query, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch, t.rows);
+    }
+    if (tangents)  // The cap holds for products of queries and keys alone.
+      for (int64_t i = 0; i < t.rows; i++)
+        for (int64_t j = 0; j < t.width; j += L) {
+          const Vec<A> x = load(tangents + i * ld + j), d = load(gradients + i * ld + j);
+          store(gradients + i * ld + j, d - d * x * x);
+        }
+    const Unit<F> *weights = (Unit<F>*)scores, *changes = (Unit<F>*)gradients;
+    const F* left = (F*)gradients;
+    int64_t units = ld, left_pitch = ld, sum = t.real;
+    const Unit<F>* right = (const Unit<F>*)key.at + t.j * key.pitch;
+    int64_t right_pitch = key.pitch;
+    if constexpr (halves) {
+      narrow_tile(t);
+      weights = weight_pairs, changes = gradient_pairs, left = narrow_rows;
+      units = left_pitch = bk, sum = up(t.real, 2), right = keys_packed + t.j / 2 * dk, right_pitch = dk;
+    }
+    if (c.d_value.data) product_to_panels<F>(dv, t.width, rows, gradient_turned, pitch, weights, units, d_values, dv, t.j);
+    if (c.d_key.data) product_to_panels<F>(dk, t.width, rows, query_turned, pitch, changes, units, d_keys, dk, t.j);
+    if (c.d_query.data) product<F>(t.rows, dk, sum, left, left_pitch, right, right_pitch, d_query, dk, true);
+  }
+
+  // A block's rows as columns in the dtype of scores; those in the inputs' dtype are there already.
+  const A* turned(Rows<A> rows, const F* same, int64_t count, int64_t width) {
+    if constexpr (!halves) return same;
+    else {
+      transpose_rows<A>(rows.at, rows.pitch, count, width, turned_wide, up(bq, 16), nullptr);
+      return turned_wide;
+    }
+  }
+
+  void narrow_tile(const Tile& t) {
+    if constexpr (halves)
+      for (int64_t i = 0; i < t.rows; i += 2) {
+        const bool odd = i + 1 == t.rows;
+        for (int64_t j = 0; j < t.width; j += L) {
+          const Vec<A> none = set(A(0));
+          const A *s = scores + i * ld + j, *d = gradients + i * ld + j;
+          put_pairs(load(s), odd ? none : load(s + ld), weight_pairs + i / 2 * bk + j);
+          put_pairs(load(d), odd ? none : load(d + ld), gradient_pairs + i / 2 * bk + j);
+          put(narrow_rows + i * bk + j, load(d));
+          if (!odd) put(narrow_rows + (i + 1) * bk + j, load(d + ld));
+        }
+      }
+  }
+
+  void leave_block(const Tile& t) {
+    for (int64_t i = 0; i < t.rows; i++) {
+      if (c.d_query.data) write_row(c.d_query, b, h, t.i + i, c.head_dim, d_query + i * dk, (A)c.scale);
+      if (d_factors) __builtin_memcpy((A*)c.d_query_factors + ((b * c.heads + h) * c.n_q + t.i + i) * c.rank, d_query_factors + i * rk, sizeof(A) * c.rank);
+    }
+  }
+
+  // Writes the gradients of the head's tables, or adds them to those of the batch items before.
+  void leave_head(int64_t part, int64_t row_part, A d_sink, bool first) {
+    const int64_t place = (part * c.row_parts + row_part) * c.heads + h;
+    auto put_table = [&](void* out, A* sums, const Ends& ends) {
+      ends.fold(sums);
+      A* to = (A*)out + place * ends.length;
+      for (int64_t t = 0; t < ends.length; t++) to[t] = first ? sums[16 + t] : to[t] + sums[16 + t];
+    };
+    if (bias_sums) put_table(c.d_bias, bias_sums, bias_ends);
+    if (cell_sums) put_table(c.d_cells, cell_sums, cell_ends);
+    if (c.d_sinks) { A* to = (A*)c.d_sinks + place; *to = first ? d_sink : *to + d_sink; }
+    if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * c.head_dim, c.head_dim, (A)c.scale, first);
+    if (c.d_value_table) value_vectors.put_gradient((A*)c.d_value_table + place * value_vectors.whole.length * c.value_dim, c.value_dim, A(1), first);
+    if (d_factors) {
+      A* to = (A*)c.d_key_factors + ((row_part * c.batch + b) * c.heads + h) * c.n_k * c.rank;
+      const Tensor out{(char*)to, DTYPE<A>, {0, 0, c.rank, 1}};
+      write_transposed<A>(d_factors, c.n_k, c.rank, rk, out, 0, 0, A(1), block16);
+    }
+  }
+
+  void run(int64_t task) {
+    const int64_t row_part = task % c.row_parts, key_head = task / c.row_parts % c.key_heads, part = task / c.row_parts / c.key_heads;
+    const int64_t first_block = blocks * row_part / c.row_parts, last_block = blocks * (row_part + 1) / c.row_parts;
+    const int64_t from = c.batch * part / c.batch_parts, to = c.batch * (part + 1) / c.batch_parts;
+#if WITH_TILES
+    if constexpr (halves) begin_tiles();
+#endif
+    for (int64_t item = from; item < to; item++) {
+      enter_item(item);
+      if (backward) run_backward(key_head, first_block, last_block, part, row_part, item == from);
+      else forward(key_head, first_block, last_block);
+    }
+#if WITH_TILES
+    if constexpr (halves) end_tiles();
+#endif
+  }
+};
+
+template <class F> int run(const Call& c, int64_t task) {
+  Scratch memory;
+  { Attention<F> counts(c, memory); }
+  char* allocated = (char*)__builtin_malloc(memory.taken + 64);
+  if (!allocated) return 1;
+  if (c.poison) __builtin_memset(allocated, 255, memory.taken + 64);
+  memory = {(char*)up((int64_t)allocated, 64), 0};
+  Attention<F> attention(c, memory);
+  attention.run(task);
+  __builtin_free(allocated);
+  return 0;
+}
+
+int run_any(const Call& c, int64_t task) {
+#if WITH_HALVES
+  return run<bf16>(c, task);
+#else
+  return c.dtype == FLOAT64 ? run<double>(c, task) : run<float>(c, task);
+#endif
+}
+int64_t tasks(const Call& c) { return c.batch_parts * c.key_heads * c.row_parts; }
+
+}  // namespace LEVEL
+
+#define NAMED_(level) level_##level
+#define NAMED(level) NAMED_(level)
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+extern const Level NAMED(LEVEL) = {TEXT(LEVEL), LEVEL::run_any, LEVEL::tasks};
+}  // namespace whereformer

@@ -1,0 +1,76 @@
+// What Python tells the kernel about a call. Every field has eight bytes; arguments.py writes them in this order.
+#pragma once
+#include <cstdint>
+
+namespace whereformer {
+
+enum Dtype : int64_t { FLOAT32, BFLOAT16, FLOAT16, FLOAT64 };
+
+// Four axes: batch, head, row and number. A stride of 0 is an axis whose items share their numbers.
+struct Tensor {
+  char* data;
+  int64_t dtype;
+  int64_t stride[4];  // in numbers
+};
+
+// "Sums" below are float32, or float64 in calls of float64: the dtype of scores. Tables, factors and sinks have it too.
+struct Call {
+  int64_t bytes;     // the size of this struct, which tells whether both sides mean the same
+  int64_t level;     // an index into the levels of instructions
+  int64_t threads;
+  int64_t backward;  // 0: forward, 1: backward
+  int64_t poison;    // whether to fill scratch memory with NaN, for tests
+
+  int64_t batch, heads, key_heads, n_q, n_k, head_dim, value_dim, rank;  // head_dim 0: no query; rank: of the factors
+  int64_t dtype;                    // of query, key, value and output
+  int64_t batch_parts, row_parts;   // the parts whose gradients are summed one by one; they do not depend on threads
+
+  // Positions: whole[i] = start + stride * i for queries, start + j for keys; or lists, (batch or 1, n).
+  int64_t listed;    // 0: computed; 1: lists of int64; 2: lists of doubles
+  int64_t query_start, query_stride, key_start;
+  const void *query_positions, *key_positions;
+  int64_t query_positions_stride, key_positions_stride;  // from item to item
+  int64_t rounding;  // the dtype in which offsets between listed doubles are rounded
+
+  int64_t has_least, has_most, least, most;  // the offsets that causality and the window allow
+  int64_t always_first, always_stop;         // positions of keys that the limit ``least`` does not hold for
+  const uint8_t* key_mask;                   // (batch, n_k) with these strides
+  int64_t key_mask_strides[2];
+  const int64_t *query_documents, *key_documents;  // (batch, n)
+
+  double scale, softcap, dropout_p;  // softcap 0: none
+  int64_t seed;                      // of dropout
+
+  Tensor query, key, value, output;  // output is read by the backward
+  void* log_sums;                    // (2, batch, heads, n_q) sums
+
+  const void *bias, *key_table, *value_table;  // (heads, T), (heads or 1, T, head_dim), (heads or 1, T, value_dim)
+  int64_t bias_length, bias_first, key_length, key_first, key_shared, value_length, value_first, value_shared;
+  Tensor query_factors, key_factors;  // (1 or batch, heads, n, rank) sums
+  Tensor dense;                       // (1 or batch, heads, n_q, n_k) in any dtype; without one, data is null
+  const void* cells;                  // (heads, T), a table between cells of grids, read at the offsets of their own lists
+  const int64_t *query_cells, *key_cells;
+  int64_t cells_length, cells_first;
+  const void* sinks;  // (heads,)
+
+  // The backward: null pointers where a gradient is not needed. Those of tables are (batch_parts, row_parts, heads, ...),
+  // those of keys, values and key factors (row_parts, batch, ...) in float32 or wider, of query and query factors as they
+  // are. ``d_dense`` is (1 or batch, heads, n_q, n_k) and begins as zeros.
+  Tensor d_output;
+  const void* d_log_sums;  // (batch, heads, n_q) sums, or null
+  Tensor d_query, d_key, d_value;
+  void *d_bias, *d_key_table, *d_value_table, *d_cells, *d_sinks;
+  void *d_query_factors, *d_key_factors;  // (batch, heads, n_q, rank); (row_parts, batch, heads, n_k, rank)
+  void* d_dense;
+  int64_t d_dense_batch;  // 1 or batch
+};
+
+// One set of instructions: computes part ``task`` of a call, and says how many there are. The functions return 0, or 1 if
+// there is no memory.
+struct Level {
+  const char* name;
+  int (*run)(const Call&, int64_t task);
+  int64_t (*tasks)(const Call&);
+};
+
+}  // namespace whereformer

@@ -1,0 +1,179 @@
+// Which keys a query may attend to: which tiles to visit, and what to forbid in a row of one.
+#pragma once
+#include "offsets.h"
+
+namespace whereformer {
+namespace LEVEL {
+
+// ``A`` is the dtype of scores. Positions that are lists of doubles matter here alone: no table has them.
+template <class A> struct Limits {
+  const Call& c;
+  const Line& line;
+  bool limited, by_pair;             // by offsets at all; in a way that a row's interval cannot tell
+  const double *real_queries = nullptr, *real_keys = nullptr;
+  const int64_t *query_documents = nullptr, *key_documents = nullptr;
+  int64_t panels;
+  A *keys = nullptr, *row = nullptr; // 1 for keys that the mask allows; the same for a row of a tile
+  uint8_t *always = nullptr, *some = nullptr, *every = nullptr, *some_always = nullptr;
+  int64_t *first_document = nullptr, *last_document = nullptr, *low = nullptr, *high = nullptr;
+  double *real_low = nullptr, *real_high = nullptr;
+  // of the block of queries
+  int64_t from = 0, to = 0, block_low = 0, block_high = 0, block_first_document = 0, block_last_document = 0;
+  double block_real_low = 0, block_real_high = 0;
+
+  Limits(const Call& call, const Line& positions, Scratch& memory, int64_t tile_width) : c(call), line(positions) {
+    limited = c.has_least || c.has_most;
+    const bool exempt = c.has_least && c.always_stop > c.always_first;
+    by_pair = c.query_documents || (limited && c.listed) || exempt;
+    panels = (c.n_k + 63) / 64;
+    if (c.key_mask) keys = memory.take<A>(up(c.n_k, 64)), some = memory.take<uint8_t>(panels), every = memory.take<uint8_t>(panels);
+    if (by_pair) row = memory.take<A>(tile_width);
+    if (exempt) always = memory.take<uint8_t>(up(c.n_k, 64)), some_always = memory.take<uint8_t>(panels);
+    if (c.query_documents) first_document = memory.take<int64_t>(panels), last_document = memory.take<int64_t>(panels);
+    if (limited && c.listed == 1) low = memory.take<int64_t>(panels), high = memory.take<int64_t>(panels);
+    if (limited && c.listed == 2) real_low = memory.take<double>(panels), real_high = memory.take<double>(panels);
+  }
+
+  template <class T> static void range(const T* x, int64_t from, int64_t to, T& low, T& high) {
+    low = high = x[from];
+    for (int64_t j = from + 1; j < to; j++) low = smaller(low, x[j]), high = larger(high, x[j]);
+  }
+
+  void enter(int64_t b) {
+    if (c.listed == 2) {
+      real_queries = (const double*)c.query_positions + b * c.query_positions_stride;
+      real_keys = (const double*)c.key_positions + b * c.key_positions_stride;
+    }
+    if (c.query_documents) query_documents = c.query_documents + b * c.n_q, key_documents = c.key_documents + b * c.n_k;
+    for (int64_t p = 0; p < panels; p++) {
+      const int64_t j = 64 * p, end = smaller(j + 64, c.n_k);
+      if (keys) {
+        bool any = false, all = true;
+        for (int64_t e = j; e < end; e++) {
+          const bool on = c.key_mask[b * c.key_mask_strides[0] + e * c.key_mask_strides[1]];
+          keys[e] = on, any |= on, all &= on;
+        }
+        some[p] = any, every[p] = all;
+      }
+      if (always) {
+        bool any = false;
+        for (int64_t e = j; e < end; e++) {
+          always[e] = c.listed == 2 ? real_keys[e] >= (double)c.always_first && real_keys[e] < (double)c.always_stop
+                                    : line.key(e) >= c.always_first && line.key(e) < c.always_stop;
+          any |= always[e];
+        }
+        some_always[p] = any;
+      }
+      if (key_documents) range(key_documents, j, end, first_document[p], last_document[p]);
+      if (low) range(line.keys, j, end, low[p], high[p]);
+      if (real_low) range(real_keys, j, end, real_low[p], real_high[p]);
+    }
+  }
+
+  // The smallest and the last key that ``least`` and ``most`` allow a query, for computed positions
+  INLINE int64_t begin_of(int64_t i) const {
+    return c.has_least ? (int64_t)between<__int128>((__int128)c.least + line.query(i) - line.key_start, 0, c.n_k) : 0;
+  }
+  INLINE int64_t end_of(int64_t i) const {
+    return c.has_most ? (int64_t)between<__int128>((__int128)c.most + line.query(i) - line.key_start + 1, 0, c.n_k) : c.n_k;
+  }
+
+  void enter_block(int64_t i, int64_t rows) {
+    from = 0, to = c.n_k;
+    if (!c.listed) from = always ? 0 : begin_of(i) / 16 * 16, to = end_of(i + rows - 1);
+    if (query_documents) range(query_documents, i, i + rows, block_first_document, block_last_document);
+    if (low) range(line.queries, i, i + rows, block_low, block_high);
+    if (real_low) range(real_queries, i, i + rows, block_real_low, block_real_high);
+  }
+
+  INLINE double rounded(double offset) const {
+    if (c.rounding == FLOAT64) return offset;
+    const float x = (float)offset;
+    if (c.rounding == FLOAT32) return x;
+    if (c.rounding == FLOAT16) { f16 y; narrow(x, y); return widen(y); }
+    bf16 y;
+    narrow(x, y);
+    return widen(y);
+  }
+
+  // Whether any pair of the block and some keys of a panel may attend, and whether all may; or nearly so: where it would
+  // take each pair to know, any are said to and not all.
+  void look(const Tile& block, int64_t j, int64_t end, bool& any, bool& all) const {
+    const int64_t p = j / 64;
+    any = all = true;
+    if (keys) any &= some[p] != 0, all &= every[p] != 0;
+    if (key_documents) {
+      any &= last_document[p] >= block_first_document && first_document[p] <= block_last_document;
+      all &= first_document[p] == last_document[p] && block_first_document == block_last_document && first_document[p] == block_first_document;
+    }
+    if (!limited) return;
+    bool reached, enclosed, not_after, all_before;
+    if (c.listed == 2) {
+      const double least = rounded(real_low[p] - block_real_high), most = rounded(real_high[p] - block_real_low);
+      reached = most >= (double)c.least, enclosed = least >= (double)c.least, not_after = least <= (double)c.most, all_before = most <= (double)c.most;
+    } else {
+      const int64_t least = c.listed ? low[p] - block_high : line.key(j) - line.query(block.i + block.rows - 1);
+      const int64_t most = c.listed ? high[p] - block_low : line.key(end - 1) - line.query(block.i);
+      reached = most >= c.least, enclosed = least >= c.least, not_after = least <= c.most, all_before = most <= c.most;
+    }
+    if (c.has_least) any &= reached || (some_always && some_always[p]), all &= enclosed;
+    if (c.has_most) any &= not_after, all &= all_before;
+  }
+
+  // The next tile of the block from key ``j`` on, at most ``width`` wide; false if there is none. ``j`` moves behind it.
+  bool next(Tile& t, int64_t& j, int64_t width) const {
+    bool any = false, all = false;
+    for (;; j = (j / 64 + 1) * 64) {
+      if (j >= to) return false;
+      look(t, j, smaller((j / 64 + 1) * 64, to), any, all);
+      if (any) break;
+    }
+    t.j = j, t.partial = false;
+    while (j < to) {
+      const int64_t end = smaller((j / 64 + 1) * 64, to);
+      if (up(end - t.j, 16) > width) break;
+      look(t, j, end, any, all);
+      if (!any) break;
+      t.partial |= !all;
+      j = end;
+    }
+    t.real = j - t.j, t.width = up(t.real, 16);
+    t.partial |= t.real != t.width;
+    return true;
+  }
+
+  // What a query may attend to in a tile: keys from ``low`` up to ``high``, and of these where the result is not 0; all if
+  // it is null
+  const A* of_row(const Tile& t, int64_t i, int64_t& low, int64_t& high) const {
+    low = 0, high = t.real;
+    if (!c.listed && limited) {
+      high = between<int64_t>(end_of(i) - t.j, 0, t.real);
+      if (!always) low = between<int64_t>(begin_of(i) - t.j, 0, t.real);
+    }
+    if (!by_pair) return keys ? keys + t.j : nullptr;
+    for (int64_t j = 0; j < t.width; j++) row[j] = j < high ? keys ? keys[t.j + j] : A(1) : A(0);
+    if (query_documents) for (int64_t j = 0; j < high; j++) row[j] = key_documents[t.j + j] == query_documents[i] ? row[j] : A(0);
+    if (!limited) return row;
+    if (!c.listed) {  // keys that the first limit does not hold for
+      const int64_t begin = between<int64_t>(begin_of(i) - t.j, 0, high);
+      for (int64_t j = 0; j < begin; j++) row[j] = always[t.j + j] ? row[j] : A(0);
+      return row;
+    }
+    for (int64_t j = 0; j < high; j++) {
+      bool reached, not_after;
+      if (c.listed == 2) {
+        const double offset = rounded(real_keys[t.j + j] - real_queries[i]);
+        reached = offset >= (double)c.least, not_after = offset <= (double)c.most;
+      } else {
+        const int64_t offset = line.keys[t.j + j] - line.queries[i];
+        reached = offset >= c.least, not_after = offset <= c.most;
+      }
+      const bool on = (!c.has_least || reached || (always && always[t.j + j])) && (!c.has_most || not_after);
+      row[j] = on ? row[j] : A(0);
+    }
+    return row;
+  }
+};
+
+}  // namespace LEVEL
+}  // namespace whereformer

@@ -1,0 +1,191 @@
+// Tables over offsets, and the positions between which there are offsets.
+#pragma once
+#include "packing.h"
+
+namespace whereformer {
+namespace LEVEL {
+
+// Part of a head's queries, and some keys: ``width`` columns of scores of which ``real`` are keys. ``partial``: a pair may be
+// forbidden.
+struct Tile { int64_t i, rows, j, width, real; bool partial; };
+
+// Positions of queries and keys: computed, and then those of keys have stride 1, or listed.
+struct Line {
+  bool listed;
+  int64_t query_start, query_stride, key_start;
+  const int64_t *queries, *keys;
+  const uint8_t* runs;  // of each 16 listed keys: whether each position is one more than the last
+
+  INLINE int64_t query(int64_t i) const { return listed ? queries[i] : query_start + query_stride * i; }
+  INLINE int64_t key(int64_t j) const { return listed ? keys[j] : key_start + j; }
+  void bounds(const Tile& t, int64_t& least, int64_t& most) const {
+    if (!listed) {
+      least = key(t.j) - query(t.i + t.rows - 1), most = key(t.j + t.width - 1) - query(t.i);
+      return;
+    }
+    int64_t low = queries[t.i], high = low, first = keys[t.j], last = first;
+    for (int64_t i = t.i; i < t.i + t.rows; i++) low = smaller(low, queries[i]), high = larger(high, queries[i]);
+    for (int64_t j = t.j; j < t.j + t.real; j++) first = smaller(first, keys[j]), last = larger(last, keys[j]);
+    least = first - high, most = last - low;
+  }
+};
+inline void find_runs(const int64_t* keys, int64_t n, uint8_t* runs) {
+  for (int64_t j = 0; j < n; j += 16) {
+    bool run = j + 16 <= n;
+    for (int64_t e = 1; run && e < 16; e++) run = keys[j + e] == keys[j] + e;
+    runs[j / 16] = run;
+  }
+}
+
+// A table's entries at ``length`` offsets from ``first`` on. In memory its ends are repeated 16 times on both sides, so that
+// the entries of any 16 offsets in a row are one load.
+struct Ends {
+  int64_t first = 0, length = 0;
+  INLINE int64_t pitch() const { return up(length + 32, 16); }
+  // The column of an offset. Differences are unsigned, because those of distant numbers do not fit otherwise.
+  INLINE int64_t column(int64_t offset) const {
+    if (offset < first) return 0;
+    const uint64_t at = (uint64_t)offset - (uint64_t)first;
+    return at >= (uint64_t)length ? length - 1 : (int64_t)at;
+  }
+  // Where the entries of 16 offsets in a row begin
+  INLINE int64_t place(int64_t offset) const {
+    if (offset < first) {
+      const uint64_t before = (uint64_t)first - (uint64_t)offset;
+      return before >= 16 ? 0 : 16 - (int64_t)before;
+    }
+    const uint64_t at = (uint64_t)offset - (uint64_t)first;
+    return at >= (uint64_t)length ? length + 16 : 16 + (int64_t)at;
+  }
+  // The same without limits, for offsets that grow by one from here on; far ones come near, but stay beyond the ends.
+  INLINE int64_t origin(int64_t offset) const {
+    constexpr int64_t far = (int64_t)1 << 40;
+    return (int64_t)between<__int128>((__int128)offset - first + 16, -far, far + length);
+  }
+  template <class A> INLINE void pad(A* row) const { for (int i = 0; i < 16; i++) row[i] = row[16], row[16 + length + i] = row[15 + length]; }
+  template <class A> INLINE void fold(A* row) const { for (int i = 0; i < 16; i++) row[16] += row[i], row[15 + length] += row[16 + length + i]; }
+  // Where a tile's offsets are: all at the first entry (-1), all at the last (1), or across (0)
+  int side(int64_t least, int64_t most) const { return most <= first ? -1 : least >= first + length - 1 ? 1 : 0; }
+};
+
+// What a table adds to a row of scores, or nothing
+template <class A> struct Added {
+  const A* row;
+  int64_t origin, length;
+  INLINE Vec<A> at(int64_t j) const { return load(row + between<int64_t>(origin + j, 0, length + 16)); }
+};
+
+// s[j] += the entry at each listed offset
+template <class A> void add_listed(A* s, const Tile& t, int64_t i, const Line& line, const Ends& ends, const A* row) {
+  const int64_t query = line.query(i);
+  const int64_t* keys = line.keys + t.j;
+  for (int64_t j = 0; j < t.real; j += 16) {
+    if (line.runs[(t.j + j) / 16]) {
+      store(s + j, load(s + j) + load(row + ends.place(keys[j] - query)));
+    } else {
+      for (int64_t e = j; e < smaller(j + 16, t.real); e++) s[e] += row[16 + ends.column(keys[e] - query)];
+    }
+  }
+}
+// The transpose: adds a row's numbers to the entries at their offsets
+template <class A> void collect_listed(const A* d, const Tile& t, int64_t i, const Line& line, const Ends& ends, A* row) {
+  const int64_t query = line.query(i);
+  const int64_t* keys = line.keys + t.j;
+  for (int64_t j = 0; j < t.real; j += 16) {
+    if (line.runs[(t.j + j) / 16]) {
+      A* to = row + ends.place(keys[j] - query);
+      store(to, load(to) + load(d + j));
+    } else {
+      for (int64_t e = j; e < smaller(j + 16, t.real); e++) row[16 + ends.column(keys[e] - query)] += d[e];
+    }
+  }
+}
+// The same for offsets that grow by one from ``origin`` on
+template <class A> INLINE void collect(const A* d, int64_t width, int64_t origin, const Ends& ends, A* row) {
+  Vec<A> before = set(A(0)), after = before;
+  int64_t j = 0;
+  for (; j < width && origin + j <= 0; j += 16) before = before + load(d + j);
+  for (; j < width && origin + j < ends.length + 16; j += 16) store(row + origin + j, load(row + origin + j) + load(d + j));
+  for (; j < width; j += 16) after = after + load(d + j);
+  store(row, load(row) + before);
+  store(row + 16 + ends.length, load(row + 16 + ends.length) + after);
+}
+// The same for a whole tile, along its diagonals, in registers. Before and after every row of ``d`` lie 16 zeros.
+template <class A>
+void collect_diagonals(const A* d, int64_t ld, int64_t rows, int64_t width, int64_t origin, int64_t stride, const Ends& ends, A* row) {
+  for (int64_t s = origin - stride * (rows - 1); s < origin + width; s += 16) {
+    const int64_t low = origin - s - 15, high = width - 1 + origin - s;
+    int64_t i = low > 0 ? (low + stride - 1) / stride : 0;
+    const int64_t end = smaller(rows, high / stride + 1), step = ld + stride;
+    const A* x = d + (s - origin) + i * step;
+    Vec<A> a = set(A(0)), b = a, e = a, f = a;
+    for (; i + 4 <= end; i += 4, x += 4 * step) a = a + load(x), b = b + load(x + step), e = e + load(x + 2 * step), f = f + load(x + 3 * step);
+    for (; i < end; i++, x += step) a = a + load(x);
+    A* to = row + between<int64_t>(s, 0, ends.length + 16);
+    store(to, load(to) + ((a + b) + (e + f)));
+  }
+}
+
+// A table of vectors over offsets: products of a tile's rows with those that the tile reads, and the sums by offset.
+template <class A> struct Vectors {
+  Ends whole, part;              // all offsets; those of the tile
+  int64_t from = 0, depth = 0;   // the part's first column, a multiple of 16; the padded width of a vector
+  int64_t pitch = 0;
+  A *transposed = nullptr, *copy = nullptr, *products = nullptr, *sums = nullptr, *gradient = nullptr;
+
+  bool on() const { return whole.length > 0; }
+  void reserve(Scratch& memory, Ends ends, int64_t width, int64_t rows, int64_t columns, bool multiplies, bool sums_up, bool learns) {
+    whole = ends;
+    depth = up(width, 16);
+    if (!on()) return;
+    const int64_t all = up(whole.length, 64);
+    pitch = up(smaller(all, columns + 32), 16) + 32;
+    if (multiplies) transposed = memory.take<A>(all * depth), products = memory.take<A>(rows * pitch);
+    copy = memory.take<A>(all * depth);
+    if (sums_up) sums = memory.take<A>(rows * pitch);
+    if (learns) gradient = memory.take<A>(all * depth);
+  }
+  void enter(const void* table, int64_t head, bool shared, int64_t width) {
+    const A* x = (const A*)table + (shared ? 0 : head) * whole.length * width;
+    zero(copy, up(whole.length, 64) * depth);
+    for (int64_t t = 0; t < whole.length; t++) __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
+    if (transposed) pack_transposed<A>(copy, depth, whole.length, depth, transposed);
+    if (gradient) zero(gradient, up(whole.length, 64) * depth);
+  }
+  void look_at(int64_t least, int64_t most) {
+    from = whole.column(least) / 16 * 16;
+    part = {whole.first + from, whole.column(most) + 1 - from};
+  }
+  // products[i][o] = scale * <x_i, table[o]>
+  void multiply(Rows<A> x, int64_t rows, A scale) {
+    product_of_panels<A>(rows, up(part.length, 16), depth, x.at, x.pitch, transposed, depth, from, products + 16, pitch, false);
+    for (int64_t i = 0; i < rows; i++) {
+      A* row = products + i * pitch;
+      if (scale != 1) for (int64_t t = 0; t < part.length; t++) row[16 + t] *= scale;
+      part.pad(row);
+    }
+  }
+  void clear(int64_t rows) { for (int64_t i = 0; i < rows; i++) zero(sums + i * pitch, up(part.length, 16) + 32); }
+  // The repeated ends become part of the sums. What lies behind them counts as zeros in products of 16 columns.
+  void fold(int64_t rows) {
+    for (int64_t i = 0; i < rows; i++) {
+      part.fold(sums + i * pitch);
+      for (int64_t t = part.length; t < up(part.length, 16); t++) sums[i * pitch + 16 + t] = 0;
+    }
+  }
+  // out (rows, depth) += sums . table
+  void add_to(A* out, int64_t ld, int64_t rows) { product<A>(rows, depth, part.length, sums + 16, pitch, copy + from * depth, depth, out, ld, true); }
+  // gradient^T += x^T . sums
+  void learn(const A* turned, int64_t ld, int64_t rows) { product_to_panels<A>(depth, up(part.length, 16), rows, turned, ld, sums + 16, pitch, gradient, depth, from); }
+  // Writes the gradient of a head's vectors, or adds it
+  void put_gradient(A* out, int64_t width, A scale, bool first) const {
+    for (int64_t t = 0; t < whole.length; t++)
+      for (int64_t e = 0; e < width; e++) {
+        const A found = scale * gradient[t / 64 * 64 * depth + e * 64 + t % 64];
+        out[t * width + e] = first ? found : out[t * width + e] + found;
+      }
+  }
+};
+
+}  // namespace LEVEL
+}  // namespace whereformer

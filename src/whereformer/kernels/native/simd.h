@@ -1,0 +1,232 @@
+// Vectors of 16 numbers, made of as many parts as the processor's registers need, by the compiler's own vectors. Only what
+// those lack (a maximum, a dot product of bfloat16) is written in a processor's words, and each has a portable twin.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace whereformer {
+namespace LEVEL {
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int BYTES = 32;
+#else
+constexpr int BYTES = 16;
+#endif
+
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+constexpr int64_t L = 16;  // numbers in a vector
+
+template <class T> INLINE T larger(T a, T b) { return a > b ? a : b; }
+template <class T> INLINE T smaller(T a, T b) { return a < b ? a : b; }
+template <class T> INLINE T between(T x, T low, T high) { return x < low ? low : x > high ? high : x; }
+INLINE int64_t up(int64_t x, int64_t m) { return (x + m - 1) / m * m; }
+
+template <class E> struct Kind;
+template <> struct Kind<float> {
+  typedef float Part __attribute__((vector_size(BYTES)));
+  typedef int32_t Int;
+  typedef int32_t IntPart __attribute__((vector_size(BYTES)));
+};
+template <> struct Kind<double> {
+  typedef double Part __attribute__((vector_size(BYTES)));
+  typedef int64_t Int;
+  typedef int64_t IntPart __attribute__((vector_size(BYTES)));
+};
+template <class E> using Part = typename Kind<E>::Part;
+template <class E> using IntPart = typename Kind<E>::IntPart;
+
+template <class P> INLINE P load_part(const void* at) { P x; __builtin_memcpy(&x, at, sizeof(P)); return x; }
+template <class P> INLINE void store_part(void* at, P x) { __builtin_memcpy(at, &x, sizeof(P)); }
+
+INLINE Part<float> larger_part(Part<float> a, Part<float> b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+INLINE Part<double> larger_part(Part<double> a, Part<double> b) { return a > b ? a : b; }
+
+// e**x for x <= 0 and a little above; zero below -87; NaN for NaN. The relative error is about 1e-7.
+INLINE Part<float> exp_part(Part<float> x) {
+  constexpr float LOG2E = 1.44269504088896341f;
+  const Part<float> least = Part<float>{} - 87.f, y = x < least ? least : x;
+  // Adding and subtracting 1.5 * 2**23 rounds to a whole number.
+  const Part<float> n = (y * LOG2E + 12582912.f) - 12582912.f, f = y * LOG2E - n;
+  Part<float> p = f * 1.32764668e-3f + 9.67554129e-3f;
+  p = p * f + 5.55071329e-2f;
+  p = p * f + 2.402211972e-1f;
+  p = p * f + 6.931469671e-1f;
+  p = p * f + 1.0000000717f;
+  const Part<float> power = (Part<float>)((__builtin_convertvector(n, IntPart<float>) + 127) << 23);
+  return x < least ? Part<float>{} : p * power;
+}
+INLINE Part<double> exp_part(Part<double> x) {
+  for (unsigned i = 0; i < sizeof(x) / 8; i++) x[i] = __builtin_exp(x[i]);
+  return x;
+}
+
+// The vector of 16 numbers.
+template <class E> struct Vec {
+  static constexpr int N = L * sizeof(E) / BYTES;
+  Part<E> p[N];
+};
+#define EACH(E) UNROLL for (int i_ = 0; i_ < Vec<E>::N; i_++)
+
+template <class E> INLINE Vec<E> load(const E* at) { Vec<E> x; EACH(E) x.p[i_] = load_part<Part<E>>(at + i_ * (BYTES / sizeof(E))); return x; }
+template <class E> INLINE void store(E* at, Vec<E> x) { EACH(E) store_part(at + i_ * (BYTES / sizeof(E)), x.p[i_]); }
+template <class E> INLINE Vec<E> set(E v) { Vec<E> x; EACH(E) x.p[i_] = Part<E>{} + v; return x; }
+template <class E> INLINE Vec<E> operator+(Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] += y.p[i_]; return x; }
+template <class E> INLINE Vec<E> operator-(Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] -= y.p[i_]; return x; }
+template <class E> INLINE Vec<E> operator*(Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] *= y.p[i_]; return x; }
+template <class E> INLINE Vec<E> fma(Vec<E> x, Vec<E> y, Vec<E> z) { EACH(E) x.p[i_] = x.p[i_] * y.p[i_] + z.p[i_]; return x; }
+template <class E> INLINE Vec<E> larger_of(Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] = larger_part(x.p[i_], y.p[i_]); return x; }
+template <class E> INLINE Vec<E> exp(Vec<E> x) { EACH(E) x.p[i_] = exp_part(x.p[i_]); return x; }
+
+// x where ``low <= j + lane < high``, else y
+template <class E> INLINE Vec<E> within(int64_t j, int64_t low, int64_t high, Vec<E> x, Vec<E> y) {
+  constexpr int lanes = BYTES / sizeof(E);
+  IntPart<E> lane;
+  UNROLL for (int i = 0; i < lanes; i++) lane[i] = i;
+  EACH(E) {
+    // 32 bits suffice for places relative to this vector.
+    const auto from = (typename Kind<E>::Int)between<int64_t>(low - j - i_ * lanes, -1, 99);
+    const auto to = (typename Kind<E>::Int)between<int64_t>(high - j - i_ * lanes, -1, 99);
+    x.p[i_] = ((lane >= from) & (lane < to)) ? x.p[i_] : y.p[i_];
+  }
+  return x;
+}
+// x where ``flags`` is not zero, else y
+template <class E> INLINE Vec<E> where(Vec<E> flags, Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] = flags.p[i_] != Part<E>{} ? x.p[i_] : y.p[i_]; return x; }
+
+template <class E> INLINE E total(Vec<E> x) {
+  Part<E> y = x.p[0];
+  UNROLL for (int i = 1; i < Vec<E>::N; i++) y += x.p[i];
+  E sum = 0;
+  UNROLL for (unsigned i = 0; i < BYTES / sizeof(E); i++) sum += y[i];
+  return sum;
+}
+template <class E> INLINE E largest(Vec<E> x) {
+  Part<E> y = x.p[0];
+  UNROLL for (int i = 1; i < Vec<E>::N; i++) y = larger_part(y, x.p[i]);
+  E most = y[0];
+  UNROLL for (unsigned i = 1; i < BYTES / sizeof(E); i++) most = larger<E>(most, y[i]);
+  return most;
+}
+
+// The hyperbolic tangent of a row of numbers times ``scale``: by a polynomial near 0, where the quotient loses digits.
+INLINE void tanh_row(float* x, int64_t n, float scale) {
+  constexpr int lanes = BYTES / 4;
+  for (int64_t j = 0; j < n; j += lanes) {
+    const Part<float> y = load_part<Part<float>>(x + j) * scale, size = y < 0.f ? -y : y, z = y * y;
+    Part<float> near = z * -5.70498872745e-3f + 2.06390887954e-2f;
+    near = near * z - 5.37397155531e-2f;
+    near = near * z + 1.33314422036e-1f;
+    near = near * z - 3.33332819422e-1f;
+    near = near * z * y + y;
+    // exp_part takes numbers that are not positive.
+    const Part<float> e = exp_part(size * -2.f), far = (1.f - e) / (1.f + e);
+    store_part(x + j, size < 0.625f ? near : y < 0.f ? -far : far);
+  }
+}
+INLINE void tanh_row(double* x, int64_t n, double scale) {
+  for (int64_t j = 0; j < n; j++) x[j] = __builtin_tanh(x[j] * scale);
+}
+
+// --- conversions
+
+INLINE float widen(bf16 x) { const uint32_t bits = (uint32_t)x.bits << 16; float y; __builtin_memcpy(&y, &bits, 4); return y; }
+INLINE float widen(float x) { return x; }
+INLINE double widen(double x) { return x; }
+INLINE float widen(f16 x) {
+#if defined(__F16C__)
+  return _cvtsh_ss(x.bits);
+#else
+  const uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
+  // The exponents' biases differ by 112: multiplying by 2**112 also makes subnormal numbers right.
+  uint32_t bits = rest << 13;
+  float y;
+  __builtin_memcpy(&y, &bits, 4);
+  y *= 5.192296858534828e33f;
+  __builtin_memcpy(&bits, &y, 4);
+  if (rest >= 0x7c00) bits = 0x7f800000 | (rest & 0x3ff) << 13;
+  bits |= sign;
+  __builtin_memcpy(&y, &bits, 4);
+  return y;
+#endif
+}
+INLINE void narrow(float x, float& y) { y = x; }
+INLINE void narrow(double x, double& y) { y = x; }
+INLINE void narrow(double x, float& y) { y = (float)x; }
+INLINE void narrow(float x, bf16& y) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  // To nearest, ties to even; a NaN stays one.
+  y.bits = (bits & 0x7fffffff) > 0x7f800000 ? (uint16_t)(bits >> 16 | 64) : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+INLINE void narrow(float x, f16& y) {
+#if defined(__F16C__)
+  y.bits = _cvtss_sh(x, 0);
+#else
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+  if (size > 0x7f800000) { y.bits = (uint16_t)(sign | 0x7e00); return; }
+  if (size >= 0x477ff000) { y.bits = (uint16_t)(sign | 0x7c00); return; }
+  if (size < 0x38800000) {  // subnormal: let the addition round
+    float z;
+    __builtin_memcpy(&z, &size, 4);
+    z += 0.5f;
+    __builtin_memcpy(&bits, &z, 4);
+    y.bits = (uint16_t)(sign | (bits - 0x3f000000));
+    return;
+  }
+  y.bits = (uint16_t)(sign | (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
+#endif
+}
+
+// Two vectors, rounded to bfloat16: (a0, b0, a1, b1, ...) in ``pairs``.
+INLINE void put_pairs(Vec<float> a, Vec<float> b, uint32_t* pairs) {
+#if defined(__AVX512BF16__)
+  const __m512i x = (__m512i)_mm512_cvtne2ps_pbh(b.p[0], a.p[0]);  // a is the lower half
+  alignas(64) static const uint16_t at[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+                                              8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  _mm512_storeu_si512(pairs, _mm512_permutexvar_epi16(_mm512_load_si512(at), x));
+#else
+  float x[L], y[L];
+  store(x, a), store(y, b);
+  for (int i = 0; i < L; i++) {
+    bf16 low, high;
+    narrow(x[i], low), narrow(y[i], high);
+    pairs[i] = low.bits | (uint32_t)high.bits << 16;
+  }
+#endif
+}
+INLINE void put(bf16* at, Vec<float> x) {
+#if defined(__AVX512BF16__)
+  _mm256_storeu_si256((__m256i*)at, (__m256i)_mm512_cvtneps_pbh(x.p[0]));
+#else
+  float y[L];
+  store(y, x);
+  for (int i = 0; i < L; i++) narrow(y[i], at[i]);
+#endif
+}
+
+}  // namespace LEVEL
+}  // namespace whereformer
