@@ -235,13 +235,16 @@ class _Compiler:
         return target
 
     def link(self, objects: list[str], target: Path) -> None:
-        """Link the library, where possible so that it needs no C++ library of the machine that it runs on."""
+        """Link the library, where possible with the C++ library inside and its names hidden.
+
+        Then it runs where that library is older or missing, and never uses another copy of it.
+        """
         flags = ["-shared", "-pthread", *_own_flags(), *objects, "-o", str(target)]
         if sys.platform == "darwin":
             self.run(*flags)
             return
         try:
-            self.run(*flags, "-static-libgcc", "-static-libstdc++")
+            self.run(*flags, "-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections")
         except BuildError:
             # Some distributions have the static library in a package of its own.
             self.run(*flags)
