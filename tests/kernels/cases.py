@@ -1,5 +1,6 @@
 """Shared by the tests of backends: terms by name, a call with all its gradients, and their expected accuracy."""
 
+import pytest
 import torch
 
 from tests.kernels.rounding import allowed_errors
@@ -13,10 +14,27 @@ from whereformer import (
     OffsetValues,
     attention,
 )
+from whereformer.kernels import native
+from whereformer.kernels.shape import CallShape
 
+CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BATCH, HEADS, DIM = 2, 2, 16
 SEED = 3  # of dropout
+
+
+def no_native():
+    """Why the compiled kernel is missing here; None if it is not."""
+    shape = CallShape(CPU, torch.float32, n_q=8, n_k=8, head_dim=DIM, value_dim=DIM, has_terms=True)
+    return native.unavailable(shape, CPU)
+
+
+def need_native():
+    """Skip a test where the compiled kernel is missing, or would not be what is tested."""
+    if DEVICE != "cpu":
+        pytest.skip("needs a CPU")
+    if missing := no_native():
+        pytest.skip(f"the compiled kernel {missing}")
 
 
 def content(n_q, n_k, head_dim=DIM, value_dim=None, batch=BATCH, key_heads=HEADS):

@@ -24,6 +24,7 @@ from tests.kernels.cases import (
     content,
     error,
     grid_of,
+    need_native,
     on_grids,
     output_gradient,
     random,
@@ -31,59 +32,29 @@ from tests.kernels.cases import (
     run,
     terms_of,
 )
-from tests.onednn import need_onednn
 from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention, merge_attention
-from whereformer.kernels import tuning
+from whereformer.kernels import blockwise
 
-HOW = ["", " item by item", " in tiles", " in small tiles"]
-
-
-WAYS = [f"blockwise{how}{by}" for by in ("", " by oneDNN") for how in HOW]
-
-
-# Each way to tile, and half of them by either library.
-QUICK_WAYS = (
-    "blockwise",
-    "blockwise in tiles",
-    "blockwise item by item by oneDNN",
-    "blockwise in small tiles by oneDNN",
-)
+WAYS = ("blockwise", "blockwise in small blocks", "native", "triton")
 
 
 # Triton's interpreter is slow; what every day's tests ask of it is in test_triton.
-@pytest.fixture(
-    params=[way if way in QUICK_WAYS else pytest.param(way, marks=pytest.mark.slow) for way in (*WAYS, "triton")]
-)
+@pytest.fixture(params=[pytest.param(way, marks=pytest.mark.slow) if way == "triton" else way for way in WAYS])
 def fast(request, monkeypatch):
-    """A fast backend's name; tiles as small as can be make a short sequence as a long one is.
-
-    OneDNN's products are those of some processors alone, so here each processor is tested with and without.
-    """
+    """A fast backend's name; blocks of few queries make a short sequence as a long one is."""
     name, _, how = request.param.partition(" ")
-    how, by_onednn, _ = how.partition("by oneDNN")
-    how = how.strip()
-    changes = {"onednn": bool(by_onednn)}
-    if by_onednn:
-        need_onednn()
-        if DEVICE != "cpu":
-            pytest.skip("needs a CPU")
-        monkeypatch.setattr(tuning, "FEWEST_MULTIPLICATIONS", 1)
-        monkeypatch.setattr(tuning, "NARROWEST_PRODUCT", 1)
-    if name == "triton":
+    if how:
+        monkeypatch.setattr(blockwise, "_rows_per_block", lambda problem: 7)
+    if name == "native":
+        need_native()
+    elif name == "triton":
         pytest.importorskip("triton")
         if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
             pytest.skip("needs a CUDA device or TRITON_INTERPRET=1")
         from tests.kernels import interpreter
 
         interpreter.mend()
-    if how == "item by item":
-        changes["kept_tile_scores"] = 1
-    elif how:
-        changes["kept_scores"] = 0
-    if how == "in small tiles":
-        changes |= {"tile_scores": 1, "tile_rows": 7}
-    with tuning.use(**changes):
-        yield name
+    return name
 
 
 # --- what is computed
@@ -413,14 +384,14 @@ def test_merging_rows_that_attend_to_nothing():
 @pytest.mark.parametrize("window", [(16, 16), (40, 0)])
 def test_nobody_beyond_the_window_matters(fast, window):
     """Changing keys and values beyond every window changes nothing, to the bit."""
-    if fast == "triton":
-        pytest.skip("a tile multiplies values beyond the window by weights of 0, and 0 times NaN is NaN")
     query, key, value = (tensor.float() for tensor in content(1, 300))
     positions = {"query_positions": Positions(150, 1, 1)}
     before = attention(query, key, value, window=window, backend=fast, **positions)
     far = torch.arange(300) < 150 - window[0]
     far |= torch.arange(300) > 150 + window[1]
-    key[:, :, far], value[:, :, far] = math.nan, math.nan
+    # Tiles multiply values beyond the window by weights of 0, and 0 times NaN is NaN.
+    other = math.nan if fast == "blockwise" else 1e3
+    key[:, :, far], value[:, :, far] = other, other
     after = attention(query, key, value, window=window, backend=fast, **positions)
     assert torch.equal(before, after)
 

@@ -1,9 +1,8 @@
-"""The command ``whereformer bench``: time attention with positions, or tune its thresholds."""
+"""The command ``whereformer bench``: time attention with positions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
-from ..errors import InputError, fail
+from ..errors import fail
 from ..experiments.settings import MOST_SIZE, check_positive, check_range, listed_numbers
 from .arguments import MOST_THREADS, find_device, split
 
@@ -35,16 +34,7 @@ class Bench:
 
     Writes results.json, results.csv and plot.svg. Ctrl-C keeps what has been measured, and a later run with other terms
     or lengths adds to the folder.
-
-    With --tune, the command measures thresholds instead. By these, attention on the CPU chooses how to compute a call,
-    such as how many scores to work on at a time. whereformer has one set for each family of processors. The command
-    prints the values that would be faster here, as lines for tuning.py.
     """
-
-    tune: bool = False
-    """Measure the thresholds of attention on this CPU instead. It takes about five minutes, or less than one with
-    --quick, at fewer lengths. Of the other options, only --rounds (default 9, with --quick 5), --batch (for up to 256
-    tokens; beyond that it is 1), --heads, --head-dim and --out apply. PATH/tune.json is written only with --out."""
 
     terms: str | None = None
     """What positions add: bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values), factors
@@ -91,45 +81,7 @@ class Bench:
 
     def run(self, console: Console) -> None:
         """Check and time every way, then print the table."""
-        if self.tune:
-            self._tune(console)
-        else:
-            self.measure(console)
-
-    def _tune(self, console: Console) -> None:
-        """Measure the thresholds."""
-        from ..experiments.bench import tune
-        from ..experiments.bench.workloads import TuneSizes
-        from ..runs.folder import open_folder
-        from .tables.tune import print_tuning
-        from .terminal import Bar, say
-
-        for name in ("terms", "lengths", "dtypes", "backends", "threads", "memory_limit", "device"):
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise InputError(name, "not with `tune`, which has its own calls, on the CPU")
-        self._check_numbers()
-        sizes = TuneSizes(
-            rounds=self.rounds or (5 if self.quick else 9),
-            quick=self.quick,
-            batch=self.batch or TuneSizes.batch,
-            heads=self.heads,
-            head_dim=self.head_dim,
-        )
-        rows: list[tune.TuneRow] = []
-        interrupted = False
-        with nullcontext() if self.out is None else open_folder(self.out):
-            with Bar(console) as progress:
-                try:
-                    tune.run(sizes, rows.append, progress)
-                except KeyboardInterrupt:
-                    interrupted = True
-            if rows:
-                print_tuning(console, rows)
-            if rows and self.out is not None:
-                tune.write(self.out / "tune.json", rows, sizes)
-                say(console, f"wrote {self.out / 'tune.json'}")
-        if interrupted:
-            raise SystemExit(fail("interrupted; the measurements so far are above", 130))
+        self.measure(console)
 
     def measure(self, console: Console, peers: Sequence[Way] = (), out: Path = Path("runs/bench")) -> None:
         """Check and time every way. ``peers`` are more ways to compare with; ``out`` is the default folder."""

@@ -8,10 +8,9 @@ from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
-from . import fused, grids, nested, reference, varlen
+from . import blockwise, fused, grids, native, nested, reference, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, check_names, make_call
 from .choose import BACKENDS, Choice, choose, explain_choice
-from .cpu import blockwise
 from .dropout import draw_seed
 from .grids import decomposed_offset_keys
 from .parts import attend_in_parts, merge_attention
@@ -150,12 +149,15 @@ def attention(
 
             - "reference": writes everything out in (n_q, n_k) memory. It defines what is correct, and is twice
               differentiable.
-            - "blockwise": tile by tile in plain PyTorch, O(n) memory forward and backward, any device.
+            - "blockwise": the reference for some queries at a time in plain PyTorch, O(n) memory forward and backward,
+              any device. It is simple rather than fast.
+            - "native": the compiled kernel for the CPU, O(n) memory. Installing the package compiles it, if there is a
+              compiler.
             - "triton": fused kernels for NVIDIA GPUs of sm_80 and above, O(n) memory.
-            - "auto": calls without terms go to torch's ``scaled_dot_product_attention``, others to "triton" on a GPU
-              that has it and to "blockwise" elsewhere. On the CPU "reference" takes calls with few scores per head, and
-              "blockwise" takes long calls with dropout, masks or packing. The thresholds depend on the processor
-              (``whereformer.kernels.tuning``). :func:`explain` tells which backend a call gets, and why.
+            - "auto": "native" on the CPU, "triton" on a GPU that has it, and "blockwise" elsewhere. Calls without terms
+              go to torch's ``scaled_dot_product_attention`` on a GPU, where "native" cannot take them, and in compiled
+              and exported programs, transforms, subclasses of tensors and autocast. :func:`explain` tells which backend
+              a call gets, and why.
 
             Only "reference" has second and forward-mode derivatives and, for calls with terms, the derivatives of
             ``torch.func``; "auto" chooses it for them.
@@ -279,10 +281,7 @@ def _run(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
     chosen = choose(call, backend)
     if call.dropout_p and chosen != "fused":
         call = replace(call, seed=draw_seed(call.device))
-    if chosen == "reference" or (call.sinks is None and call.always_within is None):
-        output, lse = _RUN[chosen](call)
-    else:
-        output, lse = attend_in_parts(call, _RUN[chosen])
+    output, lse = _RUN[chosen](call)
     return output, None if lse is None else lse.sum(0)
 
 
@@ -304,16 +303,17 @@ def _run_varlen(
 
 
 def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Compute a call by "triton", which knows positions in a row only."""
+    """Compute a call by "triton", which knows positions in a row only, and neither sinks nor sink tokens."""
     with without_autocast(call.device):
         call = grids.in_one_dimension(call)
-    return triton.attend(call)
+    return attend_in_parts(call, triton.attend)
 
 
 _RUN = {
     "fused": fused.attend,
     "reference": reference.attend,
     "blockwise": blockwise.attend,
+    "native": native.attend,
     "triton": _by_triton,
 }
 
@@ -333,7 +333,7 @@ def explain(
     Query, key and value may be nested tensors, as there.
 
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
-    blockwise: float32 on AMD with AVX-512: torch's own kernels read the table of offsets
+    native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
     _check_backend(backend)
     check_names("explain", options, CallOptions.__optional_keys__)

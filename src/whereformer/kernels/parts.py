@@ -81,7 +81,9 @@ def _check_parts(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
 
 def attend_in_parts(call: Call, attend: Attend) -> tuple[Tensor, LogSums | None]:
     """Compute a call by an ``attend`` that knows neither ``Call.always_within`` nor ``Call.sinks``."""
-    parts = [attend(part) for part in calls_of(call)]
+    if call.sinks is None and call.always_within is None:
+        return attend(call)
+    parts = [attend(part) for part in _calls_of(call)]
     output, lse = parts[0]
     if len(parts) > 1:
         output, lse = _merge(
@@ -92,13 +94,11 @@ def attend_in_parts(call: Call, attend: Attend) -> tuple[Tensor, LogSums | None]
     return output, lse if call.return_lse else None
 
 
-def calls_of(call: Call) -> list[Call]:
+def _calls_of(call: Call) -> list[Call]:
     """Return the calls that make up one: that without sinks; with sink tokens, that within the window and theirs.
 
     They have the same dropout seed and the same rows and columns, so they drop the weights that the one call drops.
     """
-    if call.sinks is None and call.always_within is None:
-        return [call]
     common = replace(call, sinks=None, always_within=None, return_lse=True)
     if call.always_within is None:
         return [common]

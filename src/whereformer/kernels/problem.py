@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from .call import Call
-from .cpu.pieces import Piece, split
 from .dropout import row_seeds
 from .merge import merge
 from .terms import Positions, PositionsLike
@@ -27,7 +26,7 @@ ARGUMENTS = (
     "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
     "SymInt n_q, SymInt[] first, SymInt[] affine, SymInt[] grids, "
     "SymInt? min_offset, SymInt? max_offset, SymInt[] always_within, float scale, float? softcap, float dropout_p, "
-    "bool wants_lse, bool deterministic, str keeps"
+    "bool wants_lse, bool deterministic"
 )
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
 
@@ -56,9 +55,6 @@ class Problem:
             to, but without, the last.
         wants_lse: whether ``LogSums`` are asked for.
         deterministic: whether gradients have to be the same bits from run to run.
-        keeps: what the forward keeps for the backward besides the output: the softmax "weights" (for short sequences),
-            the "norm" of its rows (the log of their sums of exponentials, with the last query first), the "norm of
-            blocks" (the same with the first query first, for windows), or "nothing".
     """
 
     query: Tensor | None
@@ -90,7 +86,6 @@ class Problem:
     dropout_p: float
     wants_lse: bool
     deterministic: bool
-    keeps: str
 
     @classmethod
     def of(cls, call: Call) -> Problem:
@@ -135,7 +130,6 @@ class Problem:
             dropout_p=call.dropout_p,
             wants_lse=call.return_lse,
             deterministic=call.deterministic,
-            keeps="nothing",
         )
 
     def arguments(self) -> tuple[Any, ...]:
@@ -166,10 +160,6 @@ class Problem:
         """Return the dropout seed of every row of scores, (batch, heads, n_q)."""
         return None if self.seed is None else row_seeds(self.seed, self.value.shape[0], self.heads, self.n_q)
 
-    def has_gaps(self) -> bool:
-        """Whether some queries or keys may be in no piece; their outputs and gradients are zeros."""
-        return self.key_mask is not None or self.query_documents is not None or 0 in (self.value.numel(), self.n_q)
-
     def is_eager(self) -> bool:
         """Whether nothing but autograd would see the problem's operator: no compiler, transform, mode or subclass."""
         inputs = (getattr(self, name) for name in GRADIENTS)
@@ -187,16 +177,6 @@ class Problem:
         return (
             query if self.query_positions is None else self.query_positions,
             key if self.key_positions is None else self.key_positions,
-        )
-
-    def pieces(self) -> list[Piece]:
-        """Split the problem into rectangles of pairs that may attend; see ``split``."""
-        return split(
-            self.value.shape[0],
-            *self.positions(),
-            self.key_mask,
-            self.query_documents,
-            self.key_documents,
         )
 
     def new_output(self) -> Tensor:

@@ -22,21 +22,27 @@ from .tracing import can_look
 
 def attend(call: Call) -> tuple[Tensor, LogSums | None]:
     """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
-    with without_autocast(call.value.device):
-        weights, lse = _softmax(call)
-        if call.seed is not None:
-            seeds = row_seeds(call.seed, *weights.shape[:3])
-            kept = keep_mask(seeds, torch.arange(call.n_k, device=weights.device), call.dropout_p)
-            weights = weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
-        out = weights @ _for_each_head(call, call.value).to(weights.dtype)
-        for term in call.terms:
-            if isinstance(term, OffsetValues):
-                # Sum the attention of row i at each offset of the table, then multiply the sums with the table.
-                columns = _columns(call, term).unsqueeze(1)
-                at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
-                at_offset = at_offset.scatter_add(-1, columns.expand_as(weights), weights)
-                out = out + _times(at_offset, term.table.mT.to(weights.dtype))
-        return out.to(call.value.dtype), lse
+    with without_autocast(call.device):
+        if call.seed is None:
+            return attend_keeping(call, None)
+        seeds = row_seeds(call.seed, len(call.value), call.heads, call.n_q)
+        return attend_keeping(call, keep_mask(seeds, torch.arange(call.n_k, device=call.device), call.dropout_p))
+
+
+def attend_keeping(call: Call, kept: Tensor | None) -> tuple[Tensor, LogSums | None]:
+    """Compute :func:`attend` with the weights that dropout keeps, bool (batch, heads, n_q, n_k); None keeps all."""
+    weights, lse = _softmax(call)
+    if kept is not None:
+        weights = weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
+    out = weights @ _for_each_head(call, call.value).to(weights.dtype)
+    for term in call.terms:
+        if isinstance(term, OffsetValues):
+            # Sum the attention of row i at each offset of the table, then multiply the sums with the table.
+            columns = _columns(call, term).unsqueeze(1)
+            at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
+            at_offset = at_offset.scatter_add(-1, columns.expand_as(weights), weights)
+            out = out + _times(at_offset, term.table.mT.to(weights.dtype))
+    return out.to(call.value.dtype), lse
 
 
 def attention_weights(call: Call) -> Tensor:

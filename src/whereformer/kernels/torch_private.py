@@ -6,8 +6,8 @@ module has to follow when torch changes one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +52,18 @@ def derivatives() -> int:
     return sum(transform.key() in (kinds.Grad, kinds.Jvp) for transform in stack)
 
 
+@contextmanager
+def recording() -> Iterator[None]:
+    """Let autograd record what runs in this context, also inside of an operator, where torch keeps it from that."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.AutogradOther):
+        # The first key stands for all devices that torch knows.
+        excluded = excluded - torch._C.DispatchKeySet(key)
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
+
+
 def constant_when_compiled(function: AnyFunction) -> AnyFunction:
     """Do what ``torch.compiler.assume_constant_result`` does, without importing the whole compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -80,74 +92,12 @@ def is_hooked(module: nn.Module) -> bool:
     return any(hooks) or torch.nn.modules.module._has_any_global_hook()
 
 
-# --- kernels of the CPU
-
-
-def has_onednn_linear() -> bool:
-    """Whether torch was built with :func:`onednn_linear`."""
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def onednn_linear(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute ``left @ right.T + bias`` by oneDNN; the public ``linear`` uses MKL for float32."""
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
-    return found
-
-
-def onednn_linear_operator() -> Any:
-    """Return the operator itself, for registering its formula with torch's FLOP counter."""
-    return torch.ops.mkldnn._linear_pointwise
+# --- the CPU
 
 
 def multiplies_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this processor; no public function tells."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def has_amx() -> bool:
-    """Whether the processor has AMX tiles; no public function tells."""
-    return bool(torch.cpu._is_amx_tile_supported())
-
-
-def cpu_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None = None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Run the kernel behind ``scaled_dot_product_attention`` on the CPU; the public function does not return the norm.
-
-    Returns:
-        The output (batch, heads, n_q, head_dim), and the logarithm of each row's sum of exponentials,
-        (batch, heads, n_q).
-    """
-    found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, attn_mask=attn_mask, scale=scale
-    )
-    return found
-
-
-def cpu_attention_backward(
-    output_gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    norm: Tensor,
-    *,
-    attn_mask: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value of :func:`cpu_attention`, for our own operator's backward."""
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        output_gradient, query, key, value, output, norm, 0.0, False, attn_mask=attn_mask, scale=scale
-    )
-    return found
-
-
-def softmax_backward_(gradient: Tensor, weights: Tensor) -> None:
-    """Turn the gradient of a softmax's weights over the last axis into that of its scores, in place.
-
-    This is autograd's own formula in one pass over memory; the public functions make a copy.
-    """
-    torch._softmax_backward_data(gradient, weights, -1, weights.dtype, grad_input=gradient)
 
 
 # --- memory

@@ -12,7 +12,6 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..errors import InputError
 from ..kernels import Positions, PositionsLike
-from ..kernels.cpu.products import project
 from ..positions import Position, build_position
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
@@ -67,7 +66,7 @@ class Embeddings(nn.Module):
             hidden = hidden + types
         hidden = position.embed(hidden, positions)
         hidden = self.dropout(hidden if self.norm is None else self.norm(hidden))
-        return hidden if self.projection is None else project(self.projection, hidden)
+        return hidden if self.projection is None else self.projection(hidden)
 
 
 class EncoderPreTrainedModel(PreTrainedModel):

@@ -20,7 +20,6 @@ from transformers.modeling_outputs import (
 from transformers.utils import ModelOutput
 
 from ..errors import InputError
-from ..kernels.cpu.products import project
 from .checks import check_shape
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
@@ -120,8 +119,8 @@ class MaskedLMHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute logits (..., vocab_size) from hidden (..., hidden_size)."""
         if self.dense is not None and self.norm is not None:
-            hidden = self.norm(self.activation(project(self.dense, hidden)))
-        return project(self.decoder, hidden)
+            hidden = self.norm(self.activation(self.dense(hidden)))
+        return self.decoder(hidden)
 
 
 class EncoderWithLMHead(EncoderWithHead):

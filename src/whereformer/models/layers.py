@@ -14,10 +14,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import InputError
 from ..kernels import FactorPair, PositionsLike, Term, attention, attention_weights
-from ..kernels.cpu.products import is_watched, project
 from ..kernels.torch_private import checkpoints_reentrantly
 from ..positions import Place, Position
 from .config import EncoderConfig
+from .linear import is_watched, project
 from .norms import make_norm
 from .pooling import Tokens
 from .seq2seq.config import Seq2SeqConfig
@@ -113,7 +113,7 @@ class Attention(nn.Module):
         dropout_p = self.dropout_p if self.training else 0.0
         out = attention(*arguments, dropout_p=dropout_p, backend=self.backend, **options)
         weights = attention_weights(*arguments, **options) if context.with_weights else None
-        return project(self.out, out.transpose(1, 2).flatten(-2)), weights
+        return self.out(out.transpose(1, 2).flatten(-2)), weights
 
     def call(
         self, queries: Tensor, keys: Tensor, layer: int, context: AttentionContext
@@ -123,10 +123,10 @@ class Attention(nn.Module):
         place = replace(context.place(layer), scale=self.scale)
         rotated_at = context.place_of_new_keys(layer)
         terms = position.terms(queries, place)
-        value = self._heads(project(self.value, keys))
+        value = self._heads(self.value(keys))
         query, key = None, None
         if self.query is not None and self.key is not None:
-            query, key = self._heads(project(self.query, queries)), self._heads(project(self.key, keys))
+            query, key = self._heads(self.query(queries)), self._heads(self.key(keys))
             if self.query_norm is not None and self.key_norm is not None:
                 query, key = self.query_norm(query), self.key_norm(key)
             if earlier is not None and position.reads_keys:
@@ -291,5 +291,5 @@ class Layer(GradientCheckpointingLayer):
         dropout = self.activation_dropout
         drops = (self.training and dropout.p > 0) or is_watched(dropout)
         if drops or not torch.is_grad_enabled():
-            return self.dropout(project(self.down, dropout(self.activation(project(self.up, hidden)))))
-        return self.dropout(project(self.down, project(self.up, hidden), self.activation))
+            return self.dropout(self.down(dropout(self.activation(self.up(hidden)))))
+        return self.dropout(project(self.down, self.up(hidden), self.activation))

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import InputError
-from ..kernels.cpu.products import linear
 from ..kernels.terms import DenseBias, OffsetKeys, PositionsLike, Term, offsets_between, position_values
 from .base import ModelShape, Place, Position, offset_span
 
@@ -157,5 +157,7 @@ class Deberta(Position):
     def _project(self, rows: Rows, layer: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Project the rows that occur for a layer, (heads, rows, head_dim)."""
         own = self.model.passes[layer]
-        projected = linear(self.table[rows.low : rows.high + 1], weight[own], None if bias is None else bias[own])
+        projected = functional.linear(
+            self.table[rows.low : rows.high + 1], weight[own], None if bias is None else bias[own]
+        )
         return projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import InputError
-from ..kernels.cpu.products import linear
 from ..kernels.terms import DenseBias, FactorPair, Term
 from .base import ModelShape, Place, Position, table_rows
 
@@ -213,4 +212,4 @@ class Synthesizer(Position):
 
     def _of_heads(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Apply a linear map to the queries' input and split it by head: (batch, heads, n_q, features)."""
-        return linear(hidden, weight, bias).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
+        return functional.linear(hidden, weight, bias).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)

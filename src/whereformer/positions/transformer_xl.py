@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import InputError
-from ..kernels.cpu.products import linear
 from ..kernels.terms import (
     FactorPair,
     OffsetBias,
@@ -192,7 +192,7 @@ class TransformerXL(Position):
         return window.vectors[distinct]
 
     def _project(self, window: Window, kernel: Tensor) -> Tensor:
-        return linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        return functional.linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
 
     def _vectors_again(self, window: Window, distinct: int, kernel: Tensor) -> Tensor:
         """Return the vectors of an earlier forward if the kernel has not changed at all; else project anew."""

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..kernels.cpu.products import project
 from ..kernels.terms import FactorPair, PositionsLike, Term
 from .base import ModelShape, Place, Position, table_rows
 
@@ -60,8 +59,8 @@ class Tupe(Position):
         scale = (2 * self.model.head_dim) ** -0.5
         heads = (self.model.num_heads, self.model.head_dim)
         table = self.norm(self.table)
-        queries = project(self.query, table).unflatten(-1, heads) * scale
-        return queries, project(self.key, table).unflatten(-1, heads)
+        queries = self.query(table).unflatten(-1, heads) * scale
+        return queries, self.key(table).unflatten(-1, heads)
 
     def shared(
         self, queries: PositionsLike, keys: PositionsLike, once: tuple[Tensor, Tensor] | None = None

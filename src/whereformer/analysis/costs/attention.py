@@ -10,27 +10,19 @@ from torch import Tensor
 from ...kernels import OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues
 from ...kernels.call import Call
 from ...kernels.choose import choose
-from ...kernels.cpu import blockwise
 from ...kernels.problem import GRADIENTS, Problem
 
 
-class Computed(NamedTuple):
-    """How a call is computed: the backend, and what blockwise keeps for the backward (see ``Problem``), else ""."""
-
-    backend: str
-    keeps: str = ""
-
-
 class Training(NamedTuple):
-    """A call in training: how it is computed, and what is kept of its terms for the backward.
+    """A call in training: what computes it, and what is kept of its terms for the backward.
 
     Args:
-        computed: how the call is computed.
+        backend: the backend that computes the call.
         read: the tensors of the terms that the backward reads.
         bytes: further memory, outside the tensors of the terms.
     """
 
-    computed: Computed
+    backend: str
     read: list[Tensor]
     bytes: int
 
@@ -40,12 +32,11 @@ def training(call: Call, backend: str, device: torch.device) -> Training:
     chosen = choose(call, backend, device)
     if chosen == "reference":
         read = [value for term in call.terms for value in vars(term).values() if isinstance(value, Tensor)]
-        return Training(Computed(chosen), read, _written_out(call))
+        return Training(chosen, read, _written_out(call))
     # The other backends merge terms and read the merged ones.
     problem = Problem.of(call)
     found = (getattr(problem, name) for name in GRADIENTS if name not in ("query", "key", "value"))
-    keeps = blockwise.keeps(problem, device) if chosen == "blockwise" else ""
-    return Training(Computed(chosen, keeps), [tensor for tensor in found if tensor is not None], 0)
+    return Training(chosen, [tensor for tensor in found if tensor is not None], 0)
 
 
 def _written_out(call: Call) -> int:
@@ -71,7 +62,7 @@ def _written_out(call: Call) -> int:
 
 
 class Keeps(NamedTuple):
-    """What a way of computing attention keeps for the backward, besides its terms.
+    """What a backend keeps for the backward, besides the terms, query, key, value and output.
 
     Args:
         score_bytes: bytes per head, query and key.
@@ -84,23 +75,24 @@ class Keeps(NamedTuple):
     widens: bool = False
 
 
-def kept_by(by: Computed, drops: bool, windowed: bool, dtype: torch.dtype, device: torch.device) -> Keeps:
-    """Return what attention computed this way keeps in training.
+def kept_by(backend: str, drops: bool, windowed: bool, dtype: torch.dtype, device: torch.device) -> Keeps:
+    """Return what attention by this backend keeps in training.
 
     ``drops`` says whether it drops weights, and ``windowed`` whether it has a window.
     """
     wide = max(4, dtype.itemsize)
-    match by:
-        case Computed("reference"):
+    match backend:
+        case "reference":
             # The weights; with dropout also a mask, and the weights that are left. With a window, which may leave rows
             # empty, the weights before and after these are zeroed.
             return Keeps(score_bytes=wide + (wide + 1 if drops else wide if windowed else 0), widens=True)
-        case Computed("fused") if drops and device.type == "cpu":
+        case "fused" if drops and device.type == "cpu":
             # Torch keeps the same, but its mask consists of numbers.
             return Keeps(score_bytes=3 * wide)
-        case Computed("blockwise", "weights"):
-            return Keeps(score_bytes=wide)
-        case Computed("blockwise", "nothing"):
+        case "blockwise":
             return Keeps()
+        case "native":
+            # The log of a row's sum of exponentials, in two numbers
+            return Keeps(row_numbers=2)
         case _:
             return Keeps(row_numbers=1)

@@ -24,14 +24,12 @@ class Memory:
     several steps, and more if tables of numbers per pair are trained, as in a random Synthesizer), and 3 to 25% in
     bfloat16. Inference was within 5% for most methods. For methods with large temporary tensors (tupe, fire, floater,
     synthesizer, transformer_xl in bfloat16, and below about 90 tokens all methods with terms), it may be off by half.
-    The memory of attention's tiles, which a thread keeps from call to call, is not counted either: up to 6 MiB with
-    BERT-base's heads, and somewhat more if oneDNN multiplies (see ``whereformer.kernels.cpu.products``). The batch is
-    assumed to have no padding.
+    Memory that a backend uses only during a call is not counted either. The batch is assumed to have no padding.
 
     Args:
         weights: the parameters; training needs four times this, with their gradients and Adam's two moments.
         layers: kept by the layers, except attention's scores.
-        scores: kept by attention with a number per query and key, as for short sequences.
+        scores: kept by attention with a number per query and key, as by the reference.
         position: kept by the position method and by "attention" segments.
         embeddings: kept by the embeddings.
         head: kept by the masked-LM head and its loss, including the logits.
@@ -78,8 +76,8 @@ class _Item:
         self.hidden_mask = self.mask if self.config.hidden_dropout_prob else 0
         drops = self.config.attention_probs_dropout_prob > 0
         self.attention = [
-            kept_by(computed, drops, window is not None, trace.dtype, trace.device)
-            for computed, window in zip(trace.trained, trace.windows, strict=True)
+            kept_by(backend, drops, window is not None, trace.dtype, trace.device)
+            for backend, window in zip(trace.trained, trace.windows, strict=True)
         ]
         # The backward computes the activation again, unless dropout acted on it. A gated one has twice as much input.
         gated = self.config.feed_forward == "gated"

@@ -21,7 +21,7 @@ from ...models import EncoderConfig
 from ...models.encoder import position_of
 from ...models.layers import SegmentScores
 from ...positions import Place, Position
-from .attention import Computed, training
+from .attention import training
 from .kept import KeptTensors
 from .passes import Pass, layer_passes, pairs_within
 
@@ -48,7 +48,7 @@ class Trace:
         embed_flops: operations that position adds to the embeddings.
         flops: operations of position, by pass.
         segment_flops: operations of segment scores, by pass.
-        trained: how attention is computed in training, by pass.
+        trained: the backend in training, by pass.
         inferred: the backend without gradients, by pass.
         kept_by_pass: bytes that position and segments keep, by pass.
         kept: the total bytes that they keep.
@@ -63,7 +63,7 @@ class Trace:
         self.windows = config.layer_windows()[: len(self.passes)]
         self.flops: list[int] = []
         self.segment_flops: list[int] = []
-        self.trained: list[Computed] = []
+        self.trained: list[str] = []
         self.inferred: list[str] = []
         self.kept_by_pass: list[int] = []
         with META:
@@ -139,7 +139,7 @@ class Trace:
     def _note(self, call: Call) -> None:
         """Record how attention computes a call, and what it keeps of the call's terms."""
         found = training(call, self.backend, self.device)
-        self.trained.append(found.computed)
+        self.trained.append(found.backend)
         self._kept.add(*found.read)
         self._others_kept += found.bytes
         with torch.no_grad():

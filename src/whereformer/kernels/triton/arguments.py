@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .. import tuning
 from ..problem import LOG2E, Problem
 from .blocks import LARGEST_BLOCK, cdiv, padded, precision_of
 
@@ -222,6 +221,13 @@ class SharedSums(NamedTuple):
 
 SUMS_WIDTH, SUMS_ROWS = 32, LARGEST_BLOCK
 """The columns of a table in a piece of its sums, and what the number of rows is a multiple of."""
+
+ROW_TABLE_NUMBERS = 256
+"""The average number of products with a table of vectors that are kept per query. With a longer table, the queries are
+split into parts of ``n_q * ROW_TABLE_NUMBERS`` numbers, so that memory grows only with n."""
+
+FEWEST_TABLE_ROWS = 128
+"""The fewest queries in such a part, whatever the length of the table."""
 
 LONGEST_COMPILED = 128
 """Tables of at most this many vectors are loaded as a whole, and their offsets are compiled into the kernels."""
@@ -435,8 +441,8 @@ def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
     if problem.query_positions is not None and problem.bias is not None:
         lengths.append(problem.bias.shape[1])  # its gradient is then also summed by rows
     longest, n_q = max(lengths, default=1), problem.n_q
-    room = n_q * tuning.ROW_TABLE_NUMBERS
-    size = n_q if n_q * longest <= room else max(tuning.FEWEST_TABLE_ROWS, room // longest)
+    room = n_q * ROW_TABLE_NUMBERS
+    size = n_q if n_q * longest <= room else max(FEWEST_TABLE_ROWS, room // longest)
     if size >= n_q:
         yield problem, slice(0, n_q)
         return

@@ -10,7 +10,6 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, Pre
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ...errors import InputError
-from ...kernels.cpu.products import project
 from ...positions import Position
 from ..checks import check_shape
 from ..inputs import Seq2SeqInputs, SourceInputs, asks_for, takes
@@ -141,7 +140,7 @@ class Seq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
             cache,
             with_weights,
         )
-        logits = project(self.head, states[-1])
+        logits = self.head(states[-1])
         return Seq2SeqLMOutput(
             loss=None if labels is None else self._loss(logits, labels, inputs.get("num_items_in_batch")),
             logits=logits,
