@@ -70,7 +70,7 @@ instruction-sets: $(VENV)/.dev $(BUILT)  ## The tests of numbers as other proces
 	done
 
 # Python itself is not made for sanitizers, so theirs are loaded before it, and what it does not free does not count. The
-# library is asked first: without it the tests would check nothing.
+# library is asked first: without it the tests would check nothing. Torch's own threads cannot be watched.
 sanitize: $(VENV)/.dev  ## The tests of attention with the kernel's use of memory checked; options: ARGS
 	CXX=$(CXX) CXXFLAGS="$(SANITIZE) -fsanitize=address,undefined" $(PYTHON) $(NATIVE)/build.py $(VENV)/address.so
 	export WHEREFORMER_NATIVE_LIBRARY=$(CURDIR)/$(VENV)/address.so ASAN_OPTIONS=detect_leaks=0 \
@@ -79,7 +79,7 @@ sanitize: $(VENV)/.dev  ## The tests of attention with the kernel's use of memor
 
 sanitize-threads: $(VENV)/.dev  ## The tests of threads with what they share checked; options: ARGS
 	CXX=$(CXX) CXXFLAGS="$(SANITIZE) -fsanitize=thread" $(PYTHON) $(NATIVE)/build.py $(VENV)/thread.so
-	export WHEREFORMER_NATIVE_LIBRARY=$(CURDIR)/$(VENV)/thread.so TSAN_OPTIONS=halt_on_error=1 \
+	export WHEREFORMER_NATIVE_LIBRARY=$(CURDIR)/$(VENV)/thread.so TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1" \
 		LD_PRELOAD=$$($(CXX) -print-file-name=libtsan.so); \
 	$(VENV)/bin/python -m whereformer.kernels.native && \
 		$(VENV)/bin/python -m pytest $(or $(ARGS),tests/kernels/test_native_threads.py)
