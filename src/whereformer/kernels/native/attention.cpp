@@ -332,7 +332,8 @@ template <class F> struct Attention {
     for (int64_t i = 0; i < t.rows; i++) {
       const A top = larger(finish(t, sides, i, factor), tops[i]);
       A* s = scores + i * ld;
-      const A added = put_weights(s, t.width, top == minus_infinity ? A(0) : top);
+      F* narrow = halves ? narrow_rows + i * bk : nullptr;
+      const A added = put_weights(s, narrow, t.width, top == minus_infinity ? A(0) : top);
       if (any && top != tops[i]) {
         const A smaller_by = exp(set(tops[i] - top)).p[0][0];
         totals[i] *= smaller_by;
@@ -341,9 +342,12 @@ template <class F> struct Attention {
       tops[i] = top, totals[i] += added;
       if (kept) {
         draw_kept(t, i);
-        for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) * load(kept + j));
+        for (int64_t j = 0; j < t.width; j += L) {
+          const Vec<A> w = load(s + j) * load(kept + j);
+          store(s + j, w);
+          if constexpr (halves) put(narrow + j, w);
+        }
       }
-      if constexpr (halves) for (int64_t j = 0; j < t.width; j += L) put(narrow_rows + i * bk + j, load(s + j));
       if (value_vectors.on()) collect_row(t, i, s, value_vectors);
     }
     if constexpr (halves) product<F>(t.rows, dv, up(t.real, 2), narrow_rows, bk, values_packed + t.j / 2 * dv, dv, output, dv, any);
@@ -351,12 +355,14 @@ template <class F> struct Attention {
     if (value_vectors.on()) value_vectors.fold(t.rows), value_vectors.add_to(output, dv, t.rows);
   }
 
-  static A put_weights(A* s, int64_t width, A top) {
+  // Turns a row of scores into weights, which ``narrow`` gets in bfloat16, and returns their sum.
+  static A put_weights(A* s, F* narrow, int64_t width, A top) {
     Vec<A> sum = set(A(0));
     const Vec<A> most = set(top);
     for (int64_t j = 0; j < width; j += L) {
       const Vec<A> w = exp(load(s + j) - most);
       store(s + j, w);
+      if constexpr (halves) put(narrow + j, w);
       sum = sum + w;
     }
     return total(sum);

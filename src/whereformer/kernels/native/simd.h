@@ -63,19 +63,25 @@ INLINE Part<float> larger_part(Part<float> a, Part<float> b) {
 }
 INLINE Part<double> larger_part(Part<double> a, Part<double> b) { return a > b ? a : b; }
 
-// e**x for x <= 0 and a little above; zero below -87; NaN for NaN. The relative error is about 1e-7.
+// e**x for x <= 0 and a little above; zero below -88; NaN for NaN, which is why x comes second where the larger is taken. The
+// relative error is about 1e-7.
 INLINE Part<float> exp_part(Part<float> x) {
   constexpr float LOG2E = 1.44269504088896341f;
-  const Part<float> least = Part<float>{} - 87.f, y = x < least ? least : x;
+  // 2**-127 is zero below.
+  const Part<float> y = larger_part(Part<float>{} - 88.0296919f, x);
+#if defined(__AVX512F__)
+  const Part<float> n = _mm512_roundscale_ps(y * LOG2E, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
   // Adding and subtracting 1.5 * 2**23 rounds to a whole number.
-  const Part<float> n = (y * LOG2E + 12582912.f) - 12582912.f, f = y * LOG2E - n;
+  const Part<float> n = (y * LOG2E + 12582912.f) - 12582912.f;
+#endif
+  const Part<float> f = y * LOG2E - n;
   Part<float> p = f * 1.32764668e-3f + 9.67554129e-3f;
   p = p * f + 5.55071329e-2f;
   p = p * f + 2.402211972e-1f;
   p = p * f + 6.931469671e-1f;
   p = p * f + 1.0000000717f;
-  const Part<float> power = (Part<float>)((__builtin_convertvector(n, IntPart<float>) + 127) << 23);
-  return x < least ? Part<float>{} : p * power;
+  return p * (Part<float>)((__builtin_convertvector(n, IntPart<float>) + 127) << 23);
 }
 INLINE Part<double> exp_part(Part<double> x) {
   for (unsigned i = 0; i < sizeof(x) / 8; i++) x[i] = __builtin_exp(x[i]);
