@@ -37,6 +37,11 @@ def need_native():
         pytest.skip(f"the compiled kernel {missing}")
 
 
+NATIVE = pytest.param("native", marks=pytest.mark.skipif(no_native() is not None, reason=f"native {no_native()}"))
+FAST = ("blockwise", NATIVE)
+"""The CPU's own fast backends, to parametrize tests with."""
+
+
 def content(n_q, n_k, head_dim=DIM, value_dim=None, batch=BATCH, key_heads=HEADS):
     value_dim = head_dim if value_dim is None else value_dim
     shapes = (batch, HEADS, n_q, head_dim), (batch, key_heads, n_k, head_dim), (batch, key_heads, n_k, value_dim)

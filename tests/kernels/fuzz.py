@@ -9,11 +9,9 @@ its seed; ``Case`` as printed can be made smaller by hand and given to ``failure
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -35,29 +33,10 @@ from whereformer import (
     attention,
     explain,
 )
-from whereformer.kernels import tuning
+from whereformer.kernels import Choice, blockwise
 
-CPU = ("auto", "reference", "blockwise")
+CPU = ("auto", "reference", "blockwise", "native")
 TABLES = {"OffsetBias": OffsetBias, "OffsetKeys": OffsetKeys, "OffsetValues": OffsetValues}
-
-# How blockwise may be made to work on a short sequence, as on a long one or on another processor.
-EVERY_DTYPE = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
-WAYS: dict[str, dict[str, Any]] = {
-    "as it is": {},
-    "by torch's kernels": {
-        "kept_scores": 0,
-        "fused_dtypes": EVERY_DTYPE,
-        "fused_backward_dtypes": EVERY_DTYPE,
-        "band_share": 1e9,
-        "half_band_share": 1e9,
-        "band_rows": 5,
-    },
-    "by ours alone": {"fused_dtypes": frozenset()},
-    "item by item": {"kept_tile_scores": 1},
-    "in tiles": {"kept_scores": 0},
-    "in small tiles": {"kept_scores": 0, "tile_scores": 1, "tile_rows": 7},
-    "in small blocks": {"kept_scores": 0, "tile_rows": 7},
-}
 
 
 @dataclass(frozen=True)
@@ -99,8 +78,7 @@ class Case:
     needs: tuple[int, ...] = ()  # the tensors without a gradient
     d_out: str = "random"
     autocast: bool = False
-    way: str = "as it is"
-    onednn: bool | None = None
+    block_scores: int = blockwise.BLOCK_SCORES  # few make a short sequence as a long one is
     sharing: int = 1  # query heads for each head of keys
     window: tuple[int | None, int | None] | None = None
     sink_tokens: int = 0
@@ -185,8 +163,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         needs=needs,
         d_out=one_of("random", "random", "ones", "transposed"),
         autocast=chance(0.12),
-        way=one_of(*WAYS),
-        onednn=one_of(None, None, True, False),
+        block_scores=one_of(blockwise.BLOCK_SCORES, 2**12, 1),
     )
     case = _draw_options(rng, case)
     if triton and any(term.kind == "OffsetBias2d" for term in terms):
@@ -445,6 +422,10 @@ class Built:
             np.atleast_2d(_numbers(at.values() if isinstance(at, Positions) else at)) for at in (queries, keys)
         ]
 
+    def choice_of(self, backend: str) -> Choice:
+        """What the package says of the call."""
+        return explain(self.query, self.key, self.value, self.terms, backend=backend, **self.options)
+
     def add_masks(self) -> None:
         case, choice = self.case, self.choice
         batch, n_q, n_k = case.batch, case.n_q, case.n_k
@@ -498,27 +479,13 @@ def _numbers(tensor: Tensor) -> np.ndarray:
     return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
 
 
-@contextlib.contextmanager
-def _made_to_work(case: Case) -> Iterator[None]:
-    """Blockwise in the way that the case wants."""
-    changes = dict(WAYS[case.way])
-    with contextlib.ExitStack() as stack:
-        if case.onednn is not None and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-            changes["onednn"] = case.onednn
-            if case.onednn:
-                for size in ("FEWEST_MULTIPLICATIONS", "NARROWEST_PRODUCT"):
-                    stack.enter_context(mock.patch.object(tuning, size, 1))
-        stack.enter_context(tuning.use(**changes))
-        yield
-
-
 # --- the comparison
 
 
 def results(built: Built, backend: str) -> dict[str, Tensor]:
     """A backend's output and gradients, by name."""
     case = built.case
-    with _made_to_work(case):
+    with mock.patch.object(blockwise, "BLOCK_SCORES", case.block_scores):
         with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
             outs = attention(built.query, built.key, built.value, built.terms, backend=backend, **built.options)
         outs = outs if case.lse else (outs,)
@@ -559,9 +526,10 @@ def failures(case: Case, backends: tuple[str, ...] = CPU) -> list[str]:
     built = Built(case)
     lines: list[str] = []
     truths: dict[Any, list[oracle.Oracle]] = {}
-    for backend in backends:
-        with _made_to_work(case), torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
-            chosen = explain(built.query, built.key, built.value, built.terms, backend=backend, **built.options)
+    with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
+        missing = {"native"} & built.choice_of("auto").unavailable.keys()
+        choices = {name: built.choice_of(name) for name in backends if name not in missing}
+    for backend, chosen in choices.items():
         fused = chosen.backend == "fused"
         autocast = fused and case.autocast and built.dtype != torch.float64
         dtype = torch.bfloat16 if autocast else built.dtype

@@ -5,14 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.cases import random
+from tests.kernels.cases import FAST, random
 from whereformer import GridPositions, OffsetBias2d, attention, attention_weights, decomposed_offset_keys, explain
-from whereformer.kernels import grids, reference, tuning
+from whereformer.kernels import grids, reference
 from whereformer.kernels.call import make_call
-from whereformer.kernels.cpu.tables import ListedBias, StridedGrid, Tables, WrittenOutGrid
 from whereformer.kernels.problem import Problem
 
-BACKENDS = ("reference", "blockwise")
+BACKENDS = ("reference", *FAST)
 
 
 def rows(*sizes):
@@ -166,9 +165,10 @@ def test_decomposed_positions_take_tables_in_another_dtype(dtype):
 SIDES = st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from([0, 1, 5]))
 
 
+@pytest.mark.parametrize("fast", FAST)
 @settings(max_examples=40, deadline=None)
-@given(SIDES, SIDES, st.tuples(st.integers(-9, 9), st.integers(-9, 9)), st.sampled_from([0, 2**16]), st.data())
-def test_shifting_both_origins_changes_nothing(queries, keys, shift, kept_scores, data):
+@given(SIDES, SIDES, st.tuples(st.integers(-9, 9), st.integers(-9, 9)), st.data())
+def test_shifting_both_origins_changes_nothing(fast, queries, keys, shift, data):
     starts = [data.draw(st.tuples(st.integers(-3, 3), st.integers(-3, 3))) for _ in range(2)]
     first = data.draw(st.tuples(st.integers(-4, 2), st.integers(-4, 2)))
     query, key, value, table, prefix = *rows(*(g[0] * g[1] + g[2] for g in (queries, keys, keys))), *numbers()
@@ -178,9 +178,8 @@ def test_shifting_both_origins_changes_nothing(queries, keys, shift, kept_scores
             GridPositions(*sides, tuple(map(sum, zip(start, by, strict=True))))
             for sides, start in zip((queries, keys), starts, strict=True)
         ]
-        with tuning.use(kept_scores=kept_scores):
-            out = attention(query, key, value, [OffsetBias2d(table, first, *moved, prefix)], backend="blockwise")
-            found.append([out, *gradients(out, query, key, value, table, prefix)])
+        out = attention(query, key, value, [OffsetBias2d(table, first, *moved, prefix)], backend=fast)
+        found.append([out, *gradients(out, query, key, value, table, prefix)])
     assert all(map(torch.equal, *found))
     # Shifting one of them is another question, which moving the table answers.
     other = [
@@ -214,24 +213,6 @@ def test_a_table_between_grids_is_a_table_over_one_offset(queries, keys, data):
     assert_close(gradients(ours, table, prefix), gradients(theirs, table, prefix))
 
 
-@settings(max_examples=30, deadline=None)
-@given(SIDES, SIDES, st.sampled_from([1, 2, 3]), st.sampled_from([1, 40, 2**18]), st.data())
-def test_wide_grids_are_read_as_narrow_ones_are(queries, keys, repeated, tile_scores, data):
-    grid = [GridPositions(*sides) for sides in (queries, keys)]
-    table, prefix = numbers()
-    first = data.draw(st.tuples(st.integers(-4, 2), st.integers(-4, 2)))
-    inputs, found = rows(*(each.length for each in (*grid, grid[1]))), []
-    for most in (64, repeated):
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            tuning.use(kept_scores=0, tile_scores=tile_scores, tile_rows=min(7, tile_scores)),
-        ):
-            patch.setattr(tuning, "REPEATED_ROWS", most)
-            out = attention(*inputs, [OffsetBias2d(table, first, *grid, prefix)], backend="blockwise")
-            found.append([out, *gradients(out, *inputs, table, prefix)])
-    assert_close(*found)
-
-
 def test_one_row_is_a_table_over_one_offset():
     from whereformer import OffsetBias
 
@@ -248,14 +229,14 @@ def test_derivatives_are_those_of_finite_differences(backend):
     table, prefix = numbers()
 
     def call(*tensors):
-        with tuning.use(kept_scores=0):
-            term = OffsetBias2d(tensors[3], (-2, -1), queries, keys, tensors[4])
-            return attention(*tensors[:3], [term], backend=backend)
+        term = OffsetBias2d(tensors[3], (-2, -1), queries, keys, tensors[4])
+        return attention(*tensors[:3], [term], backend=backend)
 
     assert torch.autograd.gradcheck(call, (query, key, value, table, prefix), fast_mode=True)
 
 
-def test_forbidden_offsets_and_rows():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forbidden_offsets_and_rows(backend):
     grid = GridPositions(3, 3, 1)
     table, prefix = random(3, 5, 5), torch.full((3, 3), -torch.inf, dtype=torch.float64)
     table[:, :, :2] = -torch.inf  # nothing to the left
@@ -267,11 +248,9 @@ def test_forbidden_offsets_and_rows():
     left = columns[None, :] < columns[:, None]
     assert (weights[:, :, 1:, 1:][:, :, left] == 0).all()
     assert_close(weights[:, :, 1:].sum(-1), torch.ones(2, 3, 9, dtype=torch.float64))
-    for kept_scores in (0, 2**16):
-        with tuning.use(kept_scores=kept_scores):
-            out = attention(*inputs, [term], backend="blockwise")
-            assert_close(out, weights @ inputs[2])
-            assert all(each.isfinite().all() for each in gradients(out, *inputs))
+    out = attention(*inputs, [term], backend=backend)
+    assert_close(out, weights @ inputs[2])
+    assert all(each.isfinite().all() for each in gradients(out, *inputs))
 
 
 def test_memory_grows_with_the_tokens_not_with_their_pairs():
@@ -286,70 +265,49 @@ def test_memory_grows_with_the_tokens_not_with_their_pairs():
     )
 
 
-@pytest.mark.parametrize(
-    ("kept_scores", "options", "kind"),
-    [
-        (2**16, {}, WrittenOutGrid),
-        (0, {}, StridedGrid),
-        (0, {"causal": True}, ListedBias),
-        (0, {"key_mask": torch.arange(12).expand(2, -1) < 9}, ListedBias),
-    ],
-)
-def test_how_pieces_read_a_table(kept_scores, options, kind):
-    grid = GridPositions(3, 4)
-    problem = Problem.of(make_call(*rows(12, 12, 12), [OffsetBias2d(random(3, 5, 7), (-2, -3), grid, grid)], **options))
-    with tuning.use(kept_scores=kept_scores):
-        assert all(isinstance(Tables(problem, piece).grid_bias, kind) for piece in problem.pieces())
-
-
-@pytest.mark.parametrize("kept_scores", [0, 2**16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_rounds_the_output_alone(dtype, kept_scores):
+@pytest.mark.parametrize("fast", FAST)
+def test_half_precision_rounds_the_output_alone(fast, dtype):
     grid = GridPositions(9, 11, 1)
     query, key, value = (each.detach().to(dtype) for each in rows(100, 100, 100))
     table = random(3, 17, 21).to(dtype)
-    with tuning.use(kept_scores=kept_scores):
-        out = attention(query, key, value, [OffsetBias2d(table, (-8, -10), grid, grid)], backend="blockwise")
+    out = attention(query, key, value, [OffsetBias2d(table, (-8, -10), grid, grid)], backend=fast)
     term = OffsetBias2d(table.double(), (-8, -10), grid, grid)
     exact = attention(query.double(), key.double(), value.double(), [term], backend="reference")
     assert out.dtype == dtype
     assert (out.double() - exact).norm() < 2 * torch.finfo(dtype).eps * exact.norm()
 
 
-@pytest.mark.parametrize("kept_scores", [0, 2**16])
+@pytest.mark.parametrize("fast", FAST)
 @pytest.mark.parametrize(
     "options", [{"softcap": 2.0}, {"sinks": random(3)}, {"return_lse": True}], ids=lambda options: next(iter(options))
 )
-def test_grids_in_other_kinds_of_attention(options, kept_scores):
+def test_grids_in_other_kinds_of_attention(fast, options):
     """With fewer heads of keys and values than of queries, too."""
     grid = GridPositions(3, 5, 1)
     query, table, prefix = random(2, 3, 16, 8).requires_grad_(), *numbers()
     key, value = (random(2, 1, 16, 8).requires_grad_() for _ in range(2))
     leaves, found = (query, key, value, table, prefix), []
-    for backend in BACKENDS:
-        with tuning.use(kept_scores=kept_scores):
-            term = OffsetBias2d(table, (-2, -2), grid, grid, prefix)
-            out = attention(query, key, value, [term], backend=backend, **options)
-            out = torch.cat((out[0], out[1].unsqueeze(-1)), -1) if isinstance(out, tuple) else out
-            found.append([out, *gradients(out, *leaves)])
+    for backend in ("reference", fast):
+        term = OffsetBias2d(table, (-2, -2), grid, grid, prefix)
+        out = attention(query, key, value, [term], backend=backend, **options)
+        out = torch.cat((out[0], out[1].unsqueeze(-1)), -1) if isinstance(out, tuple) else out
+        found.append([out, *gradients(out, *leaves)])
     assert_close(*found)
 
 
-@pytest.mark.parametrize("kept_scores", [0, 2**16])
-def test_empty_batches_and_strange_layouts(kept_scores):
+@pytest.mark.parametrize("fast", FAST)
+def test_empty_batches_and_strange_layouts(fast):
     grid = GridPositions(3, 5)
     table = random(3, 9, 5).mT.requires_grad_()
-    with tuning.use(kept_scores=kept_scores):
-        empty = attention(*(random(0, 3, 15, 8) for _ in range(3)), [OffsetBias2d(table, (-2, -4), grid, grid)])
-        assert empty.shape == (0, 3, 15, 8)
-        query, key, value = rows(15, 15, 15)
-        strange = [
-            each.transpose(1, 2).contiguous().transpose(1, 2) for each in (query, key, value.expand(2, -1, -1, -1))
-        ]
-        found = [
-            attention(*inputs, [OffsetBias2d(each, (-2, -4), grid, grid)], backend="blockwise")
-            for inputs, each in (((query, key, value), table.contiguous()), (strange, table))
-        ]
+    empty = attention(*(random(0, 3, 15, 8) for _ in range(3)), [OffsetBias2d(table, (-2, -4), grid, grid)])
+    assert empty.shape == (0, 3, 15, 8)
+    query, key, value = rows(15, 15, 15)
+    strange = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in (query, key, value.expand(2, -1, -1, -1))]
+    found = [
+        attention(*inputs, [OffsetBias2d(each, (-2, -4), grid, grid)], backend=fast)
+        for inputs, each in (((query, key, value), table.contiguous()), (strange, table))
+    ]
     assert_close(*found)
     assert_close(*(gradients(out, query, table) for out in found))
 
