@@ -14,12 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from whereformer import OffsetBias, attention, explain
 from whereformer.kernels.native import __main__ as command
-from whereformer.kernels.native import build, library
+from whereformer.kernels.native import build
 from whereformer.kernels.native.build import BuildError, Report, attempt, read_report, write_report
 from whereformer.kernels.native.library import REBUILD, Native, choose, find
 
-COMPILER = next(filter(None, map(shutil.which, build.COMPILERS)), None)
+# The package has a function of this name.
+library = sys.modules["whereformer.kernels.native.library"]
+CXX = os.environ.get("CXX", "").split()[:1]
+COMPILER = next(filter(None, map(shutil.which, CXX or build.COMPILERS)), None)
 ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
 AND_BUILD = f"; {REBUILD}"
 
@@ -291,6 +295,26 @@ ALL = tuple(build.LEVELS)
 def test_the_level_is_the_highest_that_everything_admits(levels, has, torch_uses, onednn, expected, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: torch_uses)
     assert choose(levels, has, {"ONEDNN_MAX_CPU_ISA": onednn} if onednn else {}) == expected
+
+
+@pytest.mark.skipif(COMPILER is None or not sys.platform.startswith("linux"), reason="there is no compiler")
+@pytest.mark.skipif(os.environ.get("WHEREFORMER_NATIVE") == "0", reason="it is switched off")
+def test_the_kernel_is_built_where_a_compiler_is():
+    """So that other tests do not skip it unseen."""
+    assert library.why_not() is None
+
+
+@pytest.mark.parametrize("reason", [f"is not built: no C++ compiler found (tried CXX=none){AND_BUILD}", "is another"])
+def test_without_it_attention_is_computed_and_asking_for_it_is_refused_in_one_line(reason, monkeypatch):
+    monkeypatch.setattr(library, "_found", reason)
+    query, table = torch.randn(1, 2, 8, 4), torch.randn(2, 3)
+    terms = [OffsetBias(table, first=-1)]
+    assert attention(query, query, query, terms).shape == query.shape
+    choice = explain(query, query, query, terms)
+    assert choice.backend != "native"
+    assert reason in choice.unavailable["native"]
+    with pytest.raises(ValueError, match=rf"^backend: 'native' {re.escape(reason)}; use backend='blockwise'$"):
+        attention(query, query, query, terms, backend="native")
 
 
 def show(monkeypatch, capsys, *arguments):

@@ -13,7 +13,7 @@ import torch
 
 from .build import FOLDER, LEVELS, LIBRARY, read_report, source_hash
 
-REBUILD = "run `python -m whereformer.kernels.native --build`"
+REBUILD = "`python -m whereformer.kernels.native --build` builds it"
 
 _ONEDNN = {
     "SSE41": "base",
