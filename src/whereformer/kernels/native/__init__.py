@@ -19,7 +19,7 @@ from ..logsums import LogSums
 from ..precision import without_autocast
 from ..problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
 from ..shape import Shaped
-from .arguments import DTYPES, Arguments, Backward, Gradients, parts_of_backward, parts_of_forward
+from .arguments import DTYPES, Arguments, Backward, Gradients, Kept, parts_of_backward, parts_of_forward
 from .library import Native, found, library, why_not
 
 poisons = False
@@ -70,23 +70,18 @@ def _is_empty(problem: Problem) -> bool:
     return 0 in (*problem.value.shape[:3], problem.n_q)
 
 
-def _new_log_sums(problem: Problem) -> LogSums:
-    return problem.value.new_empty((2, problem.value.shape[0], problem.heads, problem.n_q), dtype=problem.dtype)
-
-
 def _run_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output, its ``LogSums``, and a copy of them if they are asked for."""
+    """Return the output, what is kept for the backward, and ``LogSums`` if they are asked for."""
     problem = Problem(*arguments)
-    output, kept = problem.new_output(), _new_log_sums(problem)
+    output, kept = problem.new_output(), Kept.of(problem)
     if _is_empty(problem):
         output.zero_()
-        kept[0], kept[1] = -math.inf, 0.0
-        if problem.sinks is not None:
-            kept[0] = problem.sinks.unsqueeze(-1)
+        kept.whole.zero_()
+        kept.log_sums[0] = -math.inf if problem.sinks is None else problem.sinks.unsqueeze(-1)
     else:
         level = _level_for(problem.value.dtype)
         _compute(Arguments(problem, output, kept, level, parts_of_forward(problem), poison=poisons))
-    return output, kept, kept.clone() if problem.wants_lse else problem.new_lse()
+    return output, kept.whole, kept.log_sums.clone() if problem.wants_lse else problem.new_lse()
 
 
 _forward = torch.library.custom_op(
@@ -97,7 +92,7 @@ _forward = torch.library.custom_op(
 @_forward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
-    return problem.new_output(), _new_log_sums(problem), problem.new_lse()
+    return problem.new_output(), Kept.of(problem).whole, problem.new_lse()
 
 
 def _run_backward(
@@ -120,7 +115,7 @@ def _run_backward(
     into = _new_gradients(problem, names, parts)
     given = Backward(output_gradient, None if lse_gradient is None else lse_gradient.to(problem.dtype), into)
     level = _level_for(problem.value.dtype)
-    _compute(Arguments(problem, output, kept, level, parts, given, poison=poisons))
+    _compute(Arguments(problem, output, Kept.of(problem, kept), level, parts, given, poison=poisons))
     return [_finished(problem, name, into) for name in names]
 
 

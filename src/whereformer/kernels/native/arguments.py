@@ -17,7 +17,7 @@ from ..terms import Positions, position_values
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
 
-_LAYOUT = struct.Struct("=36q3d95q")
+_LAYOUT = struct.Struct("=36q3d96q")
 """Pointers and numbers, with scale, soft cap and dropout in between."""
 
 _ABSENT = (0, 0, 0, 0, 0, 0)
@@ -54,6 +54,35 @@ class Backward:
     d_output: Tensor
     d_log_sums: Tensor | None
     gradients: Gradients
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the forward keeps for the backward, besides the output: parts of one tensor.
+
+    Args:
+        whole: all of it, in the dtype of scores.
+        log_sums: ``LogSums``, (2, batch, heads, n_q).
+        rounded_off: what rounding took from the output, like the output; None where it does not matter.
+    """
+
+    whole: Tensor
+    log_sums: Tensor
+    rounded_off: Tensor | None
+
+    @classmethod
+    def of(cls, problem: Problem, whole: Tensor | None = None) -> Kept:
+        """Allocate it, or find its parts."""
+        batch, _, _, value_dim = problem.value.shape
+        rows = batch * problem.heads * problem.n_q
+        # All keys beyond a table's end share a vector, whose gradient sums what is wrong with the weights of all of them.
+        rounds = problem.key_table is not None and problem.value.dtype != problem.dtype
+        numbers = 2 * rows
+        if whole is None:
+            whole = problem.value.new_empty(numbers + (rows * value_dim + 1) // 2 * rounds, dtype=problem.dtype)
+        log_sums = whole[:numbers].view(2, batch, problem.heads, problem.n_q)
+        rounded_off = whole[numbers:].view(problem.value.dtype) if rounds else None
+        return cls(whole, log_sums, rounded_off)
 
 
 def parts_of_forward(problem: Problem) -> tuple[int, int]:
@@ -94,7 +123,7 @@ class Arguments:
         self,
         problem: Problem,
         output: Tensor,
-        log_sums: Tensor,
+        kept: Kept,
         level: int,
         parts: tuple[int, int],
         backward: Backward | None = None,
@@ -123,7 +152,8 @@ class Arguments:
             *self._tensor(problem.key),
             *self._tensor(problem.value),
             *self._tensor(output),
-            log_sums.data_ptr(),
+            kept.log_sums.data_ptr(),
+            self._contiguous(kept.rounded_off),
             *self._tables(problem),
             *self._tensor(problem.query_factors if rank else None),
             *self._tensor(problem.key_factors if rank else None),

@@ -94,7 +94,8 @@ template <class F> struct Attention {
       return;
     }
     values_turned = memory.take<Unit<F>>(keys_up * dv / step);
-    gradients = memory.take<A>(bq * ld + 32) + 16;
+    gradients = memory.take<A>(bq * ld + 32);
+    if (gradients) gradients += 16;
     if (c.softcap) tangents = memory.take<A>(bq * ld);
     if (!in_place_gradient) gradient_copy = memory.take<F>(bq * dv);
     wide_output = memory.take<A>(bq * dv);
@@ -387,8 +388,16 @@ template <class F> struct Attention {
     const bool empty = top == minus_infinity && !(sum != sum);
     A* sums = (A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i + i;
     sums[0] = top, sums[c.batch * c.heads * c.n_q] = empty ? A(0) : (A)logarithm(sum);
-    write_row(c.output, b, h, t.i + i, c.value_dim, output + i * dv, empty ? A(0) : share / sum);
+    A* row = output + i * dv;
+    times_row(row, dv, empty ? A(0) : share / sum);
+    write_row(c.output, b, h, t.i + i, c.value_dim, row, A(1));
+    if (c.rounded_off) {
+      read_rows(c.output, b, h, t.i + i, 1, c.value_dim, block16, dv);
+      for (int64_t e = 0; e < dv; e += L) store(row + e, load(row + e) - load(block16 + e));
+      write_row(rounded_off(), b, h, t.i + i, c.value_dim, row, A(1));
+    }
   }
+  Tensor rounded_off() const { return {(char*)c.rounded_off, c.dtype, {c.heads * c.n_q * c.value_dim, c.n_q * c.value_dim, c.value_dim, 1}}; }
   static float logarithm(float x) { return __builtin_logf(x); }
   static double logarithm(double x) { return __builtin_log(x); }
 
@@ -419,6 +428,11 @@ template <class F> struct Attention {
     d_output = rows_of(c.d_output, h, t.i, t.rows, c.value_dim, dv, in_place_gradient, gradient_copy);
     wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, gradient_wide_copy);
     read_rows(c.output, b, h, t.i, t.rows, c.value_dim, wide_output, dv);
+    if (c.rounded_off)
+      for (int64_t i = 0; i < t.rows; i++) {
+        read_rows(rounded_off(), b, h, t.i + i, 1, c.value_dim, block16, dv);
+        for (int64_t e = 0; e < dv; e += L) store(wide_output + i * dv + e, load(wide_output + i * dv + e) + load(block16 + e));
+      }
     const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + c.batch * c.heads * c.n_q;
     const A* given = (const A*)c.d_log_sums;
     for (int64_t i = 0; i < t.rows; i++) {

@@ -43,6 +43,7 @@ struct Call {
 
   Tensor query, key, value, output;  // output is read by the backward
   void* log_sums;                    // (2, batch, heads, n_q) sums
+  void* rounded_off;                 // null, or what rounding took from the output, (batch, heads, n_q, value_dim) in its dtype
 
   const void *bias, *key_table, *value_table;  // (heads, T), (heads or 1, T, head_dim), (heads or 1, T, value_dim)
   int64_t bias_length, bias_first, key_length, key_first, key_shared, value_length, value_first, value_shared;

@@ -39,7 +39,7 @@ INLINE void block(const Unit<F>* a, int64_t lda, const Unit<F>* b, int64_t ldb, 
   typedef typename Units<F>::Right Right;
   constexpr int lanes = BYTES / sizeof(Sum<F>);
   P sums[R][W];
-  UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) sums[r][w] = add ? load_part<P>(c + r * ldc + w * lanes) : P{};
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) sums[r][w] = P{};
   for (int64_t i = 0; i < k; i++) {
     Right right[W];
     UNROLL for (int w = 0; w < W; w++) right[w] = load_part<Right>(b + i * ldb + w * lanes);
@@ -48,6 +48,8 @@ INLINE void block(const Unit<F>* a, int64_t lda, const Unit<F>* b, int64_t ldb, 
       UNROLL for (int w = 0; w < W; w++) sums[r][w] = times(sums[r][w], left, right[w]);
     }
   }
+  // Sums of sums round less than one long sum.
+  if (add) UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) sums[r][w] += load_part<P>(c + r * ldc + w * lanes);
   UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) store_part(c + r * ldc + w * lanes, sums[r][w]);
 }
 
@@ -72,8 +74,9 @@ INLINE void strip(int64_t m, int64_t columns, const Unit<F>* a, int64_t lda, con
   else return up_to<F, R, one>(m, a, lda, b, ldb, c, ldc, k, add);
 }
 
-// The length of sums after which C goes back to memory, so that the rows of B that are read stay in the first cache.
-constexpr int64_t SPAN = BYTES == 64 ? 1 << 30 : 64;
+// The length of sums after which C goes back to memory: short sums round less, and with AVX2 the rows of B that are read
+// stay in the first cache.
+constexpr int64_t SPAN = BYTES == 64 ? 256 : 64;
 
 // ``lda`` and ``k`` are in numbers of F, ``ldb`` in units, ``ldc`` in sums. Left factors of bfloat16 are even in both.
 template <class F>
