@@ -1,6 +1,8 @@
 """Compiles the kernel for the CPU when a wheel is built; where no compiler is, the wheel does without."""
 
+import atexit
 import importlib.util
+import os
 import shutil
 import sys
 import sysconfig
@@ -21,26 +23,24 @@ class Kernel(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build the library, and say in one line what became of it."""
+        if os.environ.get("WHEREFORMER_NATIVE") == "0":
+            return
         folder = Path(self.root, "src", FOLDER)
         build = load(folder / "build.py")
         if version == "editable":
             self.app.display(f"whereformer: {build.attempt(folder, folder / build.LIBRARY.name)}")
             return
         # Outside of the sources, so that installing a clone changes nothing in it.
-        self.built = Path(tempfile.mkdtemp())
-        library = self.built / build.LIBRARY.name
+        built = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, built)
+        library = built / build.LIBRARY.name
         report = build.attempt(folder, library)
         self.app.display(f"whereformer: {report}")
-        for file in self.built.iterdir():
+        for file in built.iterdir():
             build_data["force_include"][str(file)] = f"{FOLDER}/{file.name}"
         if library.exists():
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform_tag()}"
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was built; the wheel has it."""
-        if version != "editable":
-            shutil.rmtree(self.built)
 
 
 def load(file: Path) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,8 @@ def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | s
     """
     if environment.get("WHEREFORMER_NATIVE") == "0":
         return "is switched off by WHEREFORMER_NATIVE=0"
+    if sys.platform == "win32":
+        return "does not support Windows"
     source = source_hash(folder)
     report = read_report(path)
     if report is not None and report.reason and source == report.source:
@@ -114,7 +117,9 @@ def _load(path: Path) -> ctypes.CDLL | str:
         handle.whereformer_levels.restype = ctypes.c_char_p
         handle.whereformer_supports.argtypes = [ctypes.c_char_p]
     except OSError as error:
-        return " ".join(str(error).replace(f"{path}: ", "").split())
+        # The loader does not find what is for another processor, and says so of a file that is there.
+        unknown = "No such file" in str(error)
+        return "it is for another system" if unknown else " ".join(str(error).replace(f"{path}: ", "").split())
     except AttributeError:
         return "the file is another library"
     return handle
