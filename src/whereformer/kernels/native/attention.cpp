@@ -109,7 +109,7 @@ template <class F> struct Attention {
     query_turned = memory.take<F>(dk * up(bq, 32)), gradient_turned = memory.take<F>(dv * up(bq, 32));
     d_query = memory.take<A>(bq * dk);
     d_keys = memory.take<A>(keys_up * dk), d_values = memory.take<A>(keys_up * dv);
-    if (c.rank) d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk), factors_turned_rows = memory.take<A>(rk * up(bq, 16));
+    if (c.d_query_factors) d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk), factors_turned_rows = memory.take<A>(rk * up(bq, 16));
     if (c.d_bias) bias_sums = memory.take<A>(bias_ends.pitch());
     if (c.d_cells) cell_sums = memory.take<A>(cell_ends.pitch());
   }

@@ -153,8 +153,8 @@ template <class A> struct Limits {
     if (!by_pair) return keys ? keys + t.j : nullptr;
     for (int64_t j = 0; j < t.width; j++) row[j] = j < high ? keys ? keys[t.j + j] : A(1) : A(0);
     if (query_documents) for (int64_t j = 0; j < high; j++) row[j] = key_documents[t.j + j] == query_documents[i] ? row[j] : A(0);
-    if (!limited) return row;
-    if (!c.listed) {  // keys that the first limit does not hold for
+    if (!limited || (!c.listed && !always)) return row;
+    if (!c.listed) {  // The first limit does not hold for some keys.
       const int64_t begin = between<int64_t>(begin_of(i) - t.j, 0, high);
       for (int64_t j = 0; j < begin; j++) row[j] = always[t.j + j] ? row[j] : A(0);
       return row;
