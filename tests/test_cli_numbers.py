@@ -29,7 +29,6 @@ GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 EXPERIMENTS = "whereformer.experiments"
 PLACES = {
     "bench": (f"{EXPERIMENTS}.bench.run", "Measurement"),
-    "bench --tune": (f"{EXPERIMENTS}.bench.tune", "run"),
     "pretrain": (f"{EXPERIMENTS}.pretrain.run", "pretrain"),
     "compare": (f"{EXPERIMENTS}.compare.run", "compare"),
     "finetune": (f"{EXPERIMENTS}.finetune.run", "finetune"),
@@ -46,7 +45,6 @@ PLACES = {
 
 KINDS = {
     **COMMANDS,
-    "bench --tune": COMMANDS["bench"],
     "translate train": TranslateTrain,
     "translate run": TranslateRun,
     "translate score": TranslateScore,
@@ -156,7 +154,6 @@ def commands(tmp_path_factory):
     small = ["--vocab-size=64", "--hidden-size=16", "--num-heads=2", "--blocks=1", "--length=8"]
     return {
         "bench": ["--quick"],
-        "bench --tune": ["--quick"],
         "pretrain": [*text, *small, "--steps=10", "--cache", str(place / "cache")],
         "compare": [*text, *small, "--quick", "--positions=none,learned"],
         "finetune": ["--model", model, "--task=rte", "--data", str(place / "glue"), "--kernels=1"],

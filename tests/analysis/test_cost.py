@@ -1,7 +1,6 @@
 """The cost of an encoder: equal to what the model really does, and to the figures of the Funnel-Transformer paper."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,16 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import whereformer
 from whereformer import positions
 from whereformer.analysis import cost, count_flops, count_parameters, funnel_config, linear_flops, paper_table
-from whereformer.analysis.costs.attention import Computed
 from whereformer.analysis.costs.passes import Pass, layer_passes
 from whereformer.analysis.costs.trace import Trace
 from whereformer.cli.main import main
-from whereformer.kernels import FactorPair, OffsetBias, Positions, attention, explain, tuning
+from whereformer.kernels import FactorPair, OffsetBias, Positions, attention, blockwise, explain
 from whereformer.kernels.call import make_call
 from whereformer.kernels.choose import choose
-from whereformer.kernels.cpu import blockwise
-from whereformer.kernels.cpu.workspace import Workspace
-from whereformer.kernels.problem import Problem
 from whereformer.models import EncoderConfig, EncoderForMaskedLM, layers, parse_blocks
 from whereformer.positions import ModelShape, Position, Work
 from whereformer.runs.memory import peak_memory
@@ -77,12 +72,9 @@ def test_the_linear_rule_is_what_the_papers_figures_show(blocks, figure):
     assert linear_flops(funnel_config(blocks, width)) == pytest.approx(figure, abs=0.01)
 
 
-@pytest.mark.parametrize("onednn", [False, True])
-def test_a_berts_operations(onednn):
-    # As processors count them whose products are fastest by one library and by the other.
-    with tuning.use(onednn=onednn):
-        counted = cost(EncoderConfig(), 512)
-        lengths = {length: count_flops(EncoderConfig(), length) for length in (128, 512)}
+def test_a_berts_operations():
+    counted = cost(EncoderConfig(), 512)
+    lengths = {length: count_flops(EncoderConfig(), length) for length in (128, 512)}
     for length, expected in ((128, 22.35), (512, 96.64)):
         flops = lengths[length]
         assert flops.layers / 1e9 == pytest.approx(expected, abs=0.005)
@@ -267,7 +259,7 @@ class Looped(Position):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"blocks": "2-2x2-1"}, {"blocks": "2-2", "decoder_layers": "2", "attention_backend": "auto"}],
+    [{}, {"blocks": "2-2x2-1"}, {"blocks": "2-2", "decoder_layers": "2"}],
     ids=str,
 )
 def test_a_users_method_is_counted_as_it_is(changes, monkeypatch):
@@ -464,10 +456,8 @@ ALSO_MEASURED = [
 )
 def test_memory_is_about_what_is_measured(length, changes, monkeypatch):
     """A forward's peak is at most an eighth above what is kept, for what lives for a moment, and never below."""
-    # Attention's tiles are larger where oneDNN multiplies them; here every processor is the same.
-    monkeypatch.setattr(tuning, "_current", replace(tuning.current(), onednn=False))
-    # What tests before this one left for it to use again would not be counted.
-    monkeypatch.setattr(Workspace._kept, "cpu", [], raising=False)
+    # Blocks are what attention needs for a moment, where the compiled kernel is missing.
+    monkeypatch.setattr(blockwise, "BLOCK_SCORES", 2**12)
     sizes = {"hidden_size": 128, "blocks": "4", "max_position_embeddings": 512}
     config = small_config(**{**sizes, **changes})
     dtype = changes.get("dtype", torch.float32)
@@ -495,14 +485,7 @@ def test_memory_is_about_what_is_measured(length, changes, monkeypatch):
 
 
 WAYS = [
-    # Of torch's attention: without dropout, and where it writes all scores out
-    *(("learned", length, drops) for length in (17, 90, 91) for drops in (0.0, 0.1)),
-    *(
-        (name, length, drops)
-        for name in ("t5", "alibi", "shaw")
-        for length in (17, 90, 91, 257)
-        for drops in (0.0, 0.1)
-    ),
+    *((name, 17, drops) for name in ("learned", "t5", "alibi", "shaw") for drops in (0.0, 0.1)),
     ("rope", 91, 0.1),
     ("synthesizer", 40, 0.0),
     ("tupe", 91, 0.0),
@@ -521,14 +504,11 @@ WAYS = [
 )
 @pytest.mark.parametrize(("position", "length", "drops"), WAYS)
 def test_attention_is_computed_as_is_assumed(position, length, drops, dtype, backend, monkeypatch):
-    """The backend that the model really calls for, and what that keeps for the backward."""
+    """The backend that the model really calls for."""
     found = []
 
     def watched(query, key, value, terms, *, backend, **options):
-        call = make_call(query, key, value, terms, **options)
-        chosen = explain(query, key, value, terms, backend=backend, **options).backend
-        keeps = blockwise.keeps(Problem.of(call), CPU) if chosen == "blockwise" and torch.is_grad_enabled() else ""
-        found.append(Computed(chosen, keeps))
+        found.append(explain(query, key, value, terms, backend=backend, **options).backend)
         return attention(query, key, value, terms, backend=backend, **options)
 
     monkeypatch.setattr(layers, "attention", watched)
@@ -544,7 +524,7 @@ def test_attention_is_computed_as_is_assumed(position, length, drops, dtype, bac
         model.eval()(ids)
         # It is about training and inference, wherever one asks.
         assert Trace(config, length, 2, dtype, CPU, backend).trained == trace.trained
-    assert trace.inferred == [computed.backend for computed in found]
+    assert trace.inferred == found
 
 
 @pytest.mark.parametrize(
@@ -562,7 +542,7 @@ def test_on_a_gpu_attention_is_computed_as_is_assumed(position, changes, backend
     dtype = changes.get("dtype", torch.float32)
     config = small_config(hidden_size=64, position=position, **changes)
     trace = Trace(config, 20, 2, dtype, torch.device("cuda"), config.attention_backend)
-    assert trace.trained == [Computed(backend, "nothing" if backend == "blockwise" else "")] * 3
+    assert trace.trained == [backend] * 3
     with FakeTensorMode():
         heads = config.num_attention_heads
         query = torch.empty(2, heads, 20, config.head_dim, dtype=dtype, device="cuda", requires_grad=True)
@@ -586,9 +566,10 @@ def test_memory_of_attention_is_linear_where_sequences_are_long():
     def memory(length, **options):
         return cost(config, length, **options).memory
 
-    short = memory(256)
-    assert short.scores == 12 * 12 * tuning.current().kept_scores * 4
-    assert memory(257).scores == 0
+    assert memory(256).scores == 0
+    # The reference keeps the weights, a mask of dropout and the weights that are left.
+    written_out = EncoderConfig(position="tisa", attention_backend="reference")
+    assert cost(written_out, 256).memory.scores == 12 * 12 * 256**2 * (4 + 1 + 4)
     assert memory(2048).training == pytest.approx(2 * memory(1024).training, rel=0.001)
     assert memory(256, device="cuda").scores == memory(256, dtype=torch.bfloat16).scores == 0
     # Dropout masks are bytes there.

@@ -31,7 +31,6 @@ from whereformer import (
     attention,
     merge_attention,
 )
-from whereformer.kernels import tuning
 from whereformer.kernels.call import make_call
 
 pytest.importorskip("triton")
@@ -41,7 +40,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from tests.kernels import interpreter  # it imports Triton
 
 interpreter.mend()
-backend = importlib.import_module("whereformer.kernels.triton.launch")
+arguments, backend = (importlib.import_module(f"whereformer.kernels.triton.{name}") for name in ("arguments", "launch"))
 
 
 IN_SHORT = {
@@ -86,8 +85,8 @@ def test_grids_in_float16_under_autocast():
 @pytest.mark.slow
 @pytest.mark.parametrize("explicit", [False, True])
 def test_long_tables_go_in_parts(explicit, monkeypatch):
-    monkeypatch.setattr(tuning, "ROW_TABLE_NUMBERS", 8)
-    monkeypatch.setattr(tuning, "FEWEST_TABLE_ROWS", 16)
+    monkeypatch.setattr(arguments, "ROW_TABLE_NUMBERS", 8)
+    monkeypatch.setattr(arguments, "FEWEST_TABLE_ROWS", 16)
     terms = [
         (OffsetBias, [random(HEADS, 70)], -40),
         (OffsetKeys, [random(1, 70, DIM)], -40),

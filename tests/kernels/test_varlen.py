@@ -319,7 +319,7 @@ WRONG = {
     ),
     "whole numbers": ({"value": rows().long()}, "value: expected a floating-point tensor, got torch.int64"),
     "one of query and key": ({"key": None}, "query and key: give both"),
-    "an unknown backend": ({"backend": "flash"}, "backend: expected one of auto, reference, blockwise, triton"),
+    "an unknown backend": ({"backend": "flash"}, "backend: expected one of auto, reference, blockwise, native, triton"),
     "other rows of a term": (
         {"terms": [FactorPair(torch.ones(1, 2, 3, 1), torch.ones(1, 2, 4, 1))]},
         "FactorPair.query_factors: expected shape (batch 1, heads 2, n_q 4, r), got (1, 2, 3, 1)",

@@ -9,7 +9,7 @@ from transformers.masking_utils import eager_mask
 
 from whereformer import OffsetBias2d, attach, detach, load_attached
 from whereformer.errors import InputError
-from whereformer.kernels import grids, tuning
+from whereformer.kernels import grids
 
 from .test_attach import by_hand, close, make, switch, train_step
 
@@ -146,8 +146,7 @@ def test_it_is_a_table_and_no_matrix(monkeypatch):
     seen = []
     merged = grids.merged
     monkeypatch.setattr(grids, "merged", lambda terms, dtype: seen.append(list(terms)) or merged(terms, dtype))
-    with tuning.use(written_out_scores=0):
-        hidden(attach(image_model("vit"), "tisa2d"))
+    hidden(attach(image_model("vit"), "tisa2d"))
     assert [[type(term) for term in terms] for terms in seen] == [[OffsetBias2d]] * 3
 
 

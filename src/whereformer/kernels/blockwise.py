@@ -8,6 +8,7 @@ differentiate it, so nothing is kept but the inputs. Scores and all sums are flo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ class _Block:
             query=inputs.get("query"),
             key=inputs.get("key"),
             value=inputs["value"],
-            terms=self._terms(inputs),
+            terms=(),
             n_q=rows.stop - rows.start,
             n_k=len(keys),
             scale=problem.scale,
@@ -118,13 +119,17 @@ class _Block:
         )
         seeds = problem.dropout_seeds
         kept = None if seeds is None else keep_mask(seeds[:, :, rows], keys, problem.dropout_p)
-        return reference.attend_keeping(call, kept)
+        return reference.attend_keeping(replace(call, terms=self._terms(inputs, call)), kept)
 
-    def _terms(self, inputs: Mapping[str, Tensor]) -> tuple[Term, ...]:
+    def _terms(self, inputs: Mapping[str, Tensor], call: Call) -> tuple[Term, ...]:
+        """Return the terms of a call, given it without them."""
         first_bias, first_key, first_value = self.problem.first
         terms: list[Term] = []
         if "bias" in inputs:
-            terms.append(OffsetBias(inputs["bias"], first_bias))
+            # By rows, so that the table's gradient is a sum of sums: one sum of so many numbers would round too often.
+            columns = reference.columns_of(call, OffsetBias(inputs["bias"], first_bias)).unsqueeze(1)
+            table = inputs["bias"].unsqueeze(1).expand(len(columns), -1, call.n_q, -1)
+            terms.append(DenseBias(table.gather(-1, columns.expand(-1, call.heads, -1, -1))))
         if "key_table" in inputs:
             terms.append(OffsetKeys(inputs["key_table"], first_key))
         if "value_table" in inputs:
@@ -175,7 +180,7 @@ def _rows_per_block(problem: Problem) -> int:
         reach = min(reach, (high - low + sink_tokens) // keys.stride + 2)
         # All queries of a block together reach twice as many keys as each of them, or a few more.
         most = max(reach, FEWEST_ROWS) * keys.stride // queries.stride
-    tables = (problem.key_table, problem.value_table)
+    tables = (problem.bias, problem.key_table, problem.value_table)
     width = max(min(2 * reach, problem.n_k), *(0 if table is None else table.shape[1] for table in tables))
     scores = len(problem.value) * problem.heads * width
     return max(1, min(most, BLOCK_SCORES // max(1, scores)))

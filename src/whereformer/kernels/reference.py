@@ -38,7 +38,7 @@ def attend_keeping(call: Call, kept: Tensor | None) -> tuple[Tensor, LogSums | N
     for term in call.terms:
         if isinstance(term, OffsetValues):
             # Sum the attention of row i at each offset of the table, then multiply the sums with the table.
-            columns = _columns(call, term).unsqueeze(1)
+            columns = columns_of(call, term).unsqueeze(1)
             at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
             at_offset = at_offset.scatter_add(-1, columns.expand_as(weights), weights)
             out = out + _times(at_offset, term.table.mT.to(weights.dtype))
@@ -105,14 +105,14 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     for term in call.terms:
         match term:
             case OffsetBias():
-                at_offset = term.table.to(dtype)[:, _columns(call, term)]  # (heads, 1 or batch, n_q, n_k)
+                at_offset = term.table.to(dtype)[:, columns_of(call, term)]  # (heads, 1 or batch, n_q, n_k)
                 scores = scores + at_offset.transpose(0, 1)
             case OffsetBias2d():
                 scores = scores + grids.written_out(term).to(dtype)
             case OffsetKeys():
                 assert query is not None
                 per_offset = _times(query, term.table.to(dtype))
-                scores = scores + per_offset.gather(-1, _columns(call, term).unsqueeze(1).expand_as(scores))
+                scores = scores + per_offset.gather(-1, columns_of(call, term).unsqueeze(1).expand_as(scores))
             case FactorPair():
                 scores = scores + term.query_factors.to(dtype) @ term.key_factors.to(dtype).mT
             case DenseBias():
@@ -135,6 +135,6 @@ def _times(rows: Tensor, table: Tensor) -> Tensor:
     return functional.linear(rows.transpose(1, 2), table[0]).transpose(1, 2)
 
 
-def _columns(call: Call, term: OffsetBias | OffsetKeys | OffsetValues) -> Tensor:
+def columns_of(call: Call, term: OffsetBias | OffsetKeys | OffsetValues) -> Tensor:
     """Return the column of the term's table that each pair reads, (1 or batch, n_q, n_k)."""
     return (call.offsets() - term.first).clamp(0, term.table.shape[1] - 1)
