@@ -17,7 +17,7 @@ from ..terms import Positions, position_values
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
 
-_LAYOUT = struct.Struct("=36q3d96q")
+_LAYOUT = struct.Struct("=36q3d97q")
 """Pointers and numbers, with scale, soft cap and dropout in between."""
 
 _ABSENT = (0, 0, 0, 0, 0, 0)
@@ -205,14 +205,19 @@ class Arguments:
         return (0, 0, 0) if mask is None else (self._keep(mask), *mask.stride())
 
     def _tables(self, problem: Problem) -> tuple[int, ...]:
-        """Return the pointers to the tables over offsets, then their sizes."""
-        bias, keys, values = problem.bias, problem.key_table, problem.value_table
-        sizes: list[int] = []
-        for index, table in enumerate((bias, keys, values)):
-            sizes += [0, 0] if table is None else [table.shape[1], _near(problem.first[index])]
-            if index:
-                sizes.append(int(table is not None and len(table) < problem.heads))
-        return self._contiguous(bias), self._contiguous(keys), self._contiguous(values), *sizes
+        """Return the pointers to the tables over offsets; then of each its length, its first offset, and its stride."""
+        pointers, sizes = [], []
+        for table, first in zip((problem.bias, problem.key_table, problem.value_table), problem.first, strict=True):
+            if table is None:
+                pointers.append(0)
+                sizes += [0, 0, 0]
+                continue
+            # A head's part has to be in one piece; heads may lie apart, as in a longer table.
+            if table.stride()[1:] != ((1,) if table.dim() == 2 else (table.shape[2], 1)):
+                table = table.contiguous()
+            pointers.append(self._keep(table))
+            sizes += [table.shape[1], _near(first), 0 if len(table) == 1 else table.stride(0)]
+        return *pointers, *sizes
 
     def _cells(self, problem: Problem) -> tuple[int, ...]:
         if problem.grid_bias is None:

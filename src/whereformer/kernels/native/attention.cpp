@@ -150,7 +150,7 @@ template <class F> struct Attention {
   void enter_head(int64_t head) {
     h = head;
     if (c.bias) {
-      __builtin_memcpy(bias + 16, (const A*)c.bias + h * bias_ends.length, sizeof(A) * bias_ends.length);
+      __builtin_memcpy(bias + 16, (const A*)c.bias + h * c.bias_stride, sizeof(A) * bias_ends.length);
       bias_ends.pad(bias);
       if (bias_sums) zero(bias_sums, bias_ends.pitch());
     }
@@ -161,8 +161,8 @@ template <class F> struct Attention {
       cell_ends.pad(cells);
       if (cell_sums) zero(cell_sums, cell_ends.pitch());
     }
-    if (key_vectors.on()) key_vectors.enter(c.key_table, h, c.key_shared, c.head_dim);
-    if (value_vectors.on()) value_vectors.enter(c.value_table, h, c.value_shared, c.value_dim);
+    if (key_vectors.on()) key_vectors.enter((const A*)c.key_table + h * c.key_stride, c.head_dim);
+    if (value_vectors.on()) value_vectors.enter((const A*)c.value_table + h * c.value_stride, c.value_dim);
     if (c.rank) {
       read_rows(c.key_factors, b, h, 0, c.n_k, c.rank, factors_copy, rk);
       pack_transposed<A>(factors_copy, rk, c.n_k, rk, factors_turned);

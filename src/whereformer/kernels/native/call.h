@@ -46,7 +46,7 @@ struct Call {
   void* rounded_off;                 // null, or what rounding took from the output, (batch, heads, n_q, value_dim) in its dtype
 
   const void *bias, *key_table, *value_table;  // (heads, T), (heads or 1, T, head_dim), (heads or 1, T, value_dim)
-  int64_t bias_length, bias_first, key_length, key_first, key_shared, value_length, value_first, value_shared;
+  int64_t bias_length, bias_first, bias_stride, key_length, key_first, key_stride, value_length, value_first, value_stride;  // of heads
   Tensor query_factors, key_factors;  // (1 or batch, heads, n, rank) sums
   Tensor dense;                       // (1 or batch, heads, n_q, n_k) in any dtype; without one, data is null
   const void* cells;                  // (heads, T), a table between cells of grids, read at the offsets of their own lists

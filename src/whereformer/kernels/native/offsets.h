@@ -145,8 +145,7 @@ template <class A> struct Vectors {
     if (sums_up) sums = memory.take<A>(rows * pitch);
     if (learns) gradient = memory.take<A>(all * depth);
   }
-  void enter(const void* table, int64_t head, bool shared, int64_t width) {
-    const A* x = (const A*)table + (shared ? 0 : head) * whole.length * width;
+  void enter(const A* x, int64_t width) {
     zero(copy, up(whole.length, 64) * depth);
     for (int64_t t = 0; t < whole.length; t++) __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
     if (transposed) pack_transposed<A>(copy, depth, whole.length, depth, transposed);
