@@ -7,12 +7,12 @@ from torch.export import Dim, export
 from tests.models.funnels import funnel_config
 from tests.models.test_encoder import small_config
 from whereformer import Encoder, Positions, build_position
-from whereformer.positions import tupe
 from whereformer.positions.alibi import Alibi
 from whereformer.positions.floater import Floater
 from whereformer.positions.rope import Rope
 from whereformer.positions.t5 import T5
 from whereformer.positions.tisa import Tisa
+from whereformer.positions.tupe import Tupe
 
 SIZES = {"hidden_size": 12, "num_heads": 3, "num_layers": 2}
 
@@ -35,7 +35,7 @@ def count(monkeypatch, owner, name):
         ("tisa", torch.Tensor, "tolist", 1),  # waits for its kernels
         ("rope", Rope, "_turns", 3),  # the whole sequence, and each pooled one
         ("floater", Floater, "trajectory", 1),  # follows its equation
-        ("tupe", tupe, "project", 2),  # its table, as queries and as keys
+        ("tupe", Tupe, "once", 1),  # projects its table
         ("t5", T5, "_columns", 5),  # among three sequences, and from each pooled one to the one before
     ],
 )
