@@ -42,6 +42,7 @@ LIBRARY = """
 EXPORTED const char* whereformer_source(void) { return SOURCE; }
 EXPORTED const char* whereformer_levels(void) { return LEVELS; }
 EXPORTED int whereformer_supports(const char* level) { return !std::strcmp(level, "base"); }
+EXPORTED int whereformer_attention(const void*) { return 0; }
 """
 LEVELS = "\n".join(
     ["#define LEVELS \\", *(f'  " {level}" \\' for level in build.LEVELS), ""] if ON_X86 else ['#define LEVELS "base"']

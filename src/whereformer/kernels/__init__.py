@@ -194,7 +194,12 @@ def attention(
         )
         output, lse = nested.nest(output, rows), None if lse is None else nested.nest(lse, rows)
     else:
-        output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
+        kind = native.kind_of((query, key, value), terms, (*options.values(), return_lse, backend))
+        again = None if kind is None else native.attend_again(kind)
+        if again is not None:
+            output, lse = again
+        else:
+            output, lse = _run(make_call(query, key, value, terms, return_lse=return_lse, **options), backend, kind)
     return output if lse is None else (output, lse)
 
 
@@ -275,13 +280,16 @@ def attention_varlen(
     return output if lse is None else (output, lse)
 
 
-def _run(call: Call, backend: str) -> tuple[Tensor, Tensor | None]:
-    """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it."""
+def _run(call: Call, backend: str, kind: native.Kind | None = None) -> tuple[Tensor, Tensor | None]:
+    """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it.
+
+    The call's ``kind``, if it has one, is remembered by "native".
+    """
     _check_backend(backend)
     chosen = choose(call, backend)
     if call.dropout_p and chosen != "fused":
         call = replace(call, seed=draw_seed(call.device))
-    output, lse = _RUN[chosen](call)
+    output, lse = native.attend(call, kind) if chosen == "native" else _RUN[chosen](call)
     return output, None if lse is None else lse.sum(0)
 
 
@@ -313,7 +321,6 @@ _RUN = {
     "fused": fused.attend,
     "reference": reference.attend,
     "blockwise": blockwise.attend,
-    "native": native.attend,
     "triton": _by_triton,
 }
 

@@ -135,11 +135,6 @@ class Call:
         return len(self.terms) > 0
 
     @property
-    def has_masks(self) -> bool:
-        """Whether keys are masked or rows are packed."""
-        return self.key_mask is not None or self.is_packed
-
-    @property
     def is_packed(self) -> bool:
         """Whether queries attend to keys of their own document alone."""
         return self.query_documents is not None

@@ -15,14 +15,6 @@ anything has -inf and 0. Only the second number has a gradient, which is that of
 """
 
 
-def log_sums(largest: Tensor, weights: Tensor) -> LogSums:
-    """Return the ``LogSums`` of rows, given their largest scores (...) and their softmax weights (..., n_k)."""
-    # The largest weight is exp(largest score - log of the sum).
-    found = torch.stack([largest, weights.amax(-1).log_().neg_()])
-    found[1].masked_fill_(largest.isneginf(), 0.0)
-    return found
-
-
 def put_nothing(found: LogSums) -> None:
     """Fill in rows that may not attend to anything."""
     if found.numel():

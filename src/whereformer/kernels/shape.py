@@ -16,25 +16,15 @@ class Shaped(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
     @property
-    def n_q(self) -> int: ...
-    @property
-    def n_k(self) -> int: ...
-    @property
     def head_dim(self) -> int | None: ...
     @property
     def value_dim(self) -> int: ...
     @property
     def has_terms(self) -> bool: ...
     @property
-    def has_masks(self) -> bool: ...
-    @property
     def is_packed(self) -> bool: ...
     @property
-    def dropout_p(self) -> float: ...
-    @property
     def is_ordinary(self) -> bool: ...
-    @property
-    def shares_keys(self) -> bool: ...
     @property
     def is_plain(self) -> bool: ...
     @property
@@ -52,15 +42,11 @@ class CallShape:
     Args:
         device: the device that it would run on.
         dtype: the dtype of query, key and value.
-        n_q, n_k: the numbers of queries and keys.
         head_dim: width of query and key; None for attention without content scores.
         value_dim: width of a value.
         has_terms: whether there are any terms.
-        has_masks: whether there is a ``key_mask``, or rows are packed.
         is_packed: whether rows are packed.
-        dropout_p: as in :func:`whereformer.attention`.
         is_ordinary: whether there is neither a window, a soft cap nor sinks, and no log of sums is asked for.
-        shares_keys: whether several query heads use the keys of one.
         is_plain: whether it would run eagerly, on plain tensors and without autocast.
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
@@ -69,16 +55,11 @@ class CallShape:
 
     device: torch.device
     dtype: torch.dtype
-    n_q: int
-    n_k: int
     head_dim: int | None
     value_dim: int
     has_terms: bool
-    has_masks: bool = False
     is_packed: bool = False
-    dropout_p: float = 0.0
     is_ordinary: bool = True
-    shares_keys: bool = False
     is_plain: bool = True
     factors: int = 0
     offset_range: tuple[int, int] | None = None

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd import (  # type: ignore[attr-defined]
     ProfilerConfig,
     ProfilerState,
@@ -101,11 +101,6 @@ def multiplies_bfloat16() -> bool:
 
 
 # --- memory
-
-
-def storage_id(tensor: Tensor) -> int:
-    """Return a number that tensors have in common if they share memory; unlike ``data_ptr`` it exists on "meta" too."""
-    return tensor.untyped_storage()._cdata
 
 
 def allocations(work: Callable[[], object]) -> list[int]:

@@ -1,12 +1,11 @@
 """The "native" backend: attention on the CPU by one compiled kernel, in O(n) memory.
 
-The kernel is attention.cpp beside this file; build.py compiles it and library.py loads it. This module has the operators
-that autograd, the compiler and exported programs know.
+The kernel is attention.cpp beside this file; build.py compiles it and library.py loads it. This module has the
+operators that autograd, the compiler and exported programs know.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +18,11 @@ from ..logsums import LogSums
 from ..precision import without_autocast
 from ..problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
 from ..shape import Shaped
+from .again import Kind, attend_again, kind_of, remember
 from .arguments import DTYPES, Arguments, Backward, Gradients, Kept, parts_of_backward, parts_of_forward
 from .library import Native, found, library, why_not
+
+__all__ = ["Kind", "attend", "attend_again", "kind_of", "unavailable", "why_not"]
 
 poisons = False
 """Whether the kernel's scratch memory begins as NaN; for tests."""
@@ -38,18 +40,29 @@ def unavailable(call: Shaped, device: torch.device) -> str | None:
     return None
 
 
-def attend(call: Call) -> tuple[Tensor, LogSums | None]:
-    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
+def attend(call: Call, kind: Kind | None = None) -> tuple[Tensor, LogSums | None]:
+    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it.
+
+    Args:
+        call: the call.
+        kind: its kind if it needs no gradient; it is remembered for ``attend_again``.
+    """
     with without_autocast(call.value.device):
-        output, _, lse = _run(Problem.of(call))
-        return output, lse if call.return_lse else None
+        problem = Problem.of(call)
+        if kind is None:
+            output, _, lse = _run(problem)
+            return output, lse if call.return_lse else None
+        output, kept, arguments = _run_kernel(problem)
+        if arguments is not None:
+            remember(kind, call, problem, arguments, output, kept)
+        return output, kept.log_sums if call.return_lse else None
 
 
 def _compute(arguments: Arguments) -> None:
     handle = library()
     if handle is None:
         raise RuntimeError(f"the compiled kernel {why_not()}")
-    code = handle.whereformer_attention(ctypes.c_char_p(arguments.data))
+    code = handle.whereformer_attention(arguments.data)
     if code == 1:
         raise MemoryError("attention: no memory for the kernel's tiles")
     assert code == 0, "the library's struct is another"
@@ -70,17 +83,24 @@ def _is_empty(problem: Problem) -> bool:
     return 0 in (*problem.value.shape[:3], problem.n_q)
 
 
-def _run_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output, what is kept for the backward, and ``LogSums`` if they are asked for."""
-    problem = Problem(*arguments)
+def _run_kernel(problem: Problem) -> tuple[Tensor, Kept, Arguments | None]:
+    """Return the output, what is kept for the backward, and the kernel's arguments; None if there is nothing to do."""
     output, kept = problem.new_output(), Kept.of(problem)
     if _is_empty(problem):
         output.zero_()
         kept.whole.zero_()
         kept.log_sums[0] = -math.inf if problem.sinks is None else problem.sinks.unsqueeze(-1)
-    else:
-        level = _level_for(problem.value.dtype)
-        _compute(Arguments(problem, output, kept, level, parts_of_forward(problem), poison=poisons))
+        return output, kept, None
+    level = _level_for(problem.value.dtype)
+    arguments = Arguments(problem, output, kept, level, parts_of_forward(problem), poison=poisons)
+    _compute(arguments)
+    return output, kept, arguments
+
+
+def _run_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output, what is kept for the backward, and ``LogSums`` if they are asked for."""
+    problem = Problem(*arguments)
+    output, kept, _ = _run_kernel(problem)
     return output, kept.whole, kept.log_sums.clone() if problem.wants_lse else problem.new_lse()
 
 

@@ -17,6 +17,9 @@ from ..terms import Positions, position_values
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
 
+THREADS = 2
+"""The index of the number of threads among the fields."""
+
 _LAYOUT = struct.Struct("=36q3d97q")
 """Pointers and numbers, with scale, soft cap and dropout in between."""
 
@@ -29,8 +32,8 @@ _FARTHEST = 2**62 + 2**61
 class Gradients:
     """Where the kernel puts gradients; None where one is not needed.
 
-    Tables' are (batch parts, row parts, heads, ...), those of keys, values and key factors (row parts, batch, ...), those
-    of queries and query factors (batch, ...), and that of ``dense`` (1 or batch, ...).
+    Tables' are (batch parts, row parts, heads, ...), those of keys, values and key factors (row parts, batch, ...),
+    those of queries and query factors (batch, ...), and that of ``dense`` (1 or batch, ...).
     """
 
     query: Tensor | None = None
@@ -75,7 +78,7 @@ class Kept:
         """Allocate it, or find its parts."""
         batch, _, _, value_dim = problem.value.shape
         rows = batch * problem.heads * problem.n_q
-        # All keys beyond a table's end share a vector, whose gradient sums what is wrong with the weights of all of them.
+        # All keys beyond a table's end share a vector, whose gradient sums what is wrong with all of their weights.
         rounds = problem.key_table is not None and problem.value.dtype != problem.dtype
         numbers = 2 * rows
         if whole is None:
@@ -117,7 +120,12 @@ def _row_parts(tasks: int, n_q: int) -> int:
 
 
 class Arguments:
-    """A problem in the kernel's layout; it keeps alive the tensors to which ``data`` points."""
+    """A problem in the kernel's layout.
+
+    Args:
+        data: the struct.
+        read: the tensors to which it points, which have to live as long; without the kernel's own results.
+    """
 
     def __init__(
         self,
@@ -129,7 +137,7 @@ class Arguments:
         backward: Backward | None = None,
         poison: bool = False,
     ) -> None:
-        self._kept: list[Tensor] = []
+        self.read: list[Tensor] = []
         batch, key_heads, n_k, value_dim = problem.value.shape
         query = problem.query
         head_dim = 0 if query is None else query.shape[3]
@@ -151,9 +159,9 @@ class Arguments:
             *self._tensor(query),
             *self._tensor(problem.key),
             *self._tensor(problem.value),
-            *self._tensor(output),
+            *(output.data_ptr(), DTYPES[output.dtype], *output.stride()),
             kept.log_sums.data_ptr(),
-            self._contiguous(kept.rounded_off),
+            0 if kept.rounded_off is None else kept.rounded_off.data_ptr(),
             *self._tables(problem),
             *self._tensor(problem.query_factors if rank else None),
             *self._tensor(problem.key_factors if rank else None),
@@ -164,7 +172,7 @@ class Arguments:
         )
 
     def _keep(self, tensor: Tensor) -> int:
-        self._kept.append(tensor)
+        self.read.append(tensor)
         return tensor.data_ptr()
 
     def _contiguous(self, tensor: Tensor | None) -> int:
@@ -201,7 +209,7 @@ class Arguments:
         strides = [positions.shape[-1] if positions.dim() == 2 and len(positions) > 1 else 0 for positions in listed]
         return kind, 0, 1, 0, *pointers, *strides, rounding
 
-    def _key_mask(self, mask: Tensor | None) -> tuple[int, int, int]:
+    def _key_mask(self, mask: Tensor | None) -> tuple[int, ...]:
         return (0, 0, 0) if mask is None else (self._keep(mask), *mask.stride())
 
     def _tables(self, problem: Problem) -> tuple[int, ...]:

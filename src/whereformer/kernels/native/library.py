@@ -116,6 +116,7 @@ def _load(path: Path) -> ctypes.CDLL | str:
         handle.whereformer_source.restype = ctypes.c_char_p
         handle.whereformer_levels.restype = ctypes.c_char_p
         handle.whereformer_supports.argtypes = [ctypes.c_char_p]
+        handle.whereformer_attention.argtypes = [ctypes.c_void_p]
     except OSError as error:
         # The loader does not find what is for another processor, and says so of a file that is there.
         unknown = "No such file" in str(error)

@@ -146,7 +146,7 @@ template <class A> struct Vectors {
     if (learns) gradient = memory.take<A>(all * depth);
   }
   void enter(const A* x, int64_t width) {
-    zero(copy, up(whole.length, 64) * depth);
+    if (width < depth) zero(copy, whole.length * depth);
     for (int64_t t = 0; t < whole.length; t++) __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
     if (transposed) pack_transposed<A>(copy, depth, whole.length, depth, transposed);
     if (gradient) zero(gradient, up(whole.length, 64) * depth);

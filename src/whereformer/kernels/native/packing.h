@@ -92,13 +92,14 @@ template <class U> INLINE void transpose16(const U* src, int64_t ls, U* dst, int
   }
 }
 
-// rows (n, width) -> the transposed matrix as a right factor: panels [n / 64][width in units][64]
+// rows (n, width) -> the transposed matrix as a right factor: panels [n / 64][width in units][64], with zeros from n to a
+// multiple of 16, behind which nobody reads
 template <class F> void pack_transposed(const F* x, int64_t ld, int64_t n, int64_t width, Unit<F>* out) {
   const int64_t depth = width / Units<F>::step, pitch = ld / Units<F>::step;
   const Unit<F>* units = (const Unit<F>*)x;
-  for (int64_t j = 0; j < up(n, 64); j += 16)
+  for (int64_t j = 0; j < n; j += 16)
     for (int64_t e = 0; e < depth; e += 16)
-      transpose16(units + j * pitch + e, pitch, out + j / 64 * depth * 64 + e * 64 + j % 64, 64, between<int64_t>(n - j, 0, 16));
+      transpose16(units + j * pitch + e, pitch, out + j / 64 * depth * 64 + e * 64 + j % 64, 64, smaller<int64_t>(n - j, 16));
 }
 // rows (m, width) -> a left factor (width, pitch), with zeros from m to an even number; bfloat16 needs scratch (16, width)
 template <class F> void transpose_rows(const F* x, int64_t ld, int64_t m, int64_t width, F* out, int64_t pitch, uint32_t* scratch) {
