@@ -41,7 +41,6 @@ USED = {
 USED_OF_OBJECTS = {
     "_backward_hooks",
     "_backward_pre_hooks",
-    "_cdata",
     "_forward_hooks",
     "_forward_pre_hooks",
     "_gradient_checkpointing_func",

@@ -25,7 +25,7 @@ SEED = 3  # of dropout
 
 def no_native():
     """Why the compiled kernel is missing here; None if it is not."""
-    shape = CallShape(CPU, torch.float32, n_q=8, n_k=8, head_dim=DIM, value_dim=DIM, has_terms=True)
+    shape = CallShape(CPU, torch.float32, head_dim=DIM, value_dim=DIM, has_terms=True)
     return native.unavailable(shape, CPU)
 
 

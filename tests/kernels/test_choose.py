@@ -152,10 +152,8 @@ def test_the_shape_of_a_call_is_enough_to_choose(length, terms, options, dtype, 
     shape = CallShape(
         torch.device("cpu"),
         dtype,
-        *(length, length, 64, 64),
+        *(64, 64),
         has_terms=bool(terms),
-        has_masks="key_mask" in options,
-        dropout_p=options.get("dropout_p", 0.0),
         offset_range=(1 - length, length - 1),
     )
     assert choose(shape, "auto") == choose(call, "auto")
