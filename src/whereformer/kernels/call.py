@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypedDict, Unpack, cast
 import torch
 from torch import Tensor
 
-from .precision import as_autocast, autocasts
+from .precision import as_autocast, autocast_dtype
 from .terms import (
     DenseBias,
     FactorPair,
@@ -153,9 +153,9 @@ class Call:
 
     @property
     def is_plain(self) -> bool:
-        """Whether torch would run the call eagerly, on plain tensors and in their own dtype."""
+        """Whether torch would run the call eagerly, on plain tensors and in their own dtype, under autocast too."""
         tensors = [each for each in (self.query, self.key, self.value) if each is not None]
-        return all(map(is_plain, tensors)) and not autocasts(self.device)
+        return all(map(is_plain, tensors)) and autocast_dtype(self.device) in (None, self.dtype)
 
     @property
     def factors(self) -> int:

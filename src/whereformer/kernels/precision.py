@@ -23,6 +23,11 @@ def autocasts(device: torch.device) -> bool:
     return _has_autocast(device.type) and torch.is_autocast_enabled(device.type)
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype that autocast casts to on a device; None if it is off."""
+    return torch.get_autocast_dtype(device.type) if autocasts(device) else None
+
+
 # A constant, because the compiler of torch 2.11 cannot trace the question.
 @constant_when_compiled
 def _has_autocast(kind: str) -> bool:
@@ -32,8 +37,7 @@ def _has_autocast(kind: str) -> bool:
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast tensors of one device as autocast does for torch's own attention; if it is off, return them unchanged."""
-    device = tensors[0].device
-    if not autocasts(device):
+    dtype = autocast_dtype(tensors[0].device)
+    if dtype is None:
         return tensors
-    dtype = torch.get_autocast_dtype(device.type)
     return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors)

@@ -253,11 +253,12 @@ def register_gradients(forward: Any, backward: Any, run_forward: Any = None, run
     backward.register_autograd(differentiate_again)
 
     class Eager(torch.autograd.Function):
+        # With a separate setup_context, torch would look up the signature in every call.
         @staticmethod
-        def forward(*arguments: Any) -> Any:
-            return run_forward(*arguments)
-
-        setup_context = staticmethod(save)
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            results = run_forward(*arguments)
+            save(ctx, arguments, results)
+            return results
 
         @staticmethod
         def backward(

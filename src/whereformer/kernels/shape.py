@@ -47,7 +47,7 @@ class CallShape:
         has_terms: whether there are any terms.
         is_packed: whether rows are packed.
         is_ordinary: whether there is neither a window, a soft cap nor sinks, and no log of sums is asked for.
-        is_plain: whether it would run eagerly, on plain tensors and without autocast.
+        is_plain: whether it would run eagerly, on plain tensors and in their own dtype.
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
         mixes_positions: whether tables between grids meet tables over one dimension, causality or a window.

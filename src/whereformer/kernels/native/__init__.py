@@ -221,8 +221,8 @@ def _finished(problem: Problem, name: str, into: Gradients) -> Tensor:
 def _sum(parts: Tensor) -> Tensor:
     """Sum over the first axis, one after another: any number of threads gives the same bits."""
     found = parts[0]
-    for index, part in enumerate(parts[1:]):
-        found = found + part if index == 0 else found.add_(part)
+    for index in range(1, len(parts)):
+        found = found + parts[index] if index == 1 else found.add_(parts[index])
     return found
 
 

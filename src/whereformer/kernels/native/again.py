@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..call import Call
-from ..precision import autocasts
+from ..precision import autocast_dtype
 from ..problem import Problem
 from ..terms import OffsetBias, OffsetKeys, OffsetValues
 from ..torch_private import intercepted, transforming
@@ -101,8 +101,9 @@ def kind_of(content: tuple[Any, ...], terms: Any, options: tuple[Any, ...]) -> K
         else:
             # 1, 1.0 and True are equal, but options tell them apart.
             parts += (kind, each)
-    if autocasts(_CPU) or transforming() or intercepted():
+    if transforming() or intercepted():
         return None
+    parts.append(autocast_dtype(_CPU))
     return Kind(tuple(parts), tensors)
 
 
