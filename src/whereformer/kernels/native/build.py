@@ -28,7 +28,8 @@ FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / ("_native.dylib" if sys.platform == "darwin" else "_native.so")
 
 COMMON = (
-    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wno-psabi"),
+    *("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-std=c++17", "-fPIC", "-fvisibility=hidden"),
+    *("-pthread", "-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c", "-mprefer-vector-width=512")
