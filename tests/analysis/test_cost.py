@@ -472,8 +472,9 @@ def test_memory_is_about_what_is_measured(length, changes, monkeypatch):
     outputs = []
     kept = peak_memory(lambda: outputs.append(forward()), CPU)
     estimate = cost(config, length, 4, dtype=dtype).memory
-    # An activation of several steps needs more for a moment.
-    assert 1.0 <= kept / estimate.training <= (1.25 if config.hidden_act == "gelu_new" else 1.125)
+    # An activation of several steps needs more for a moment, and any activation more of the little that bfloat16 keeps.
+    more = config.hidden_act == "gelu_new" or dtype == torch.bfloat16
+    assert 1.0 <= kept / estimate.training <= (1.25 if more else 1.125)
     model.eval()
     with torch.no_grad():
         forward()
