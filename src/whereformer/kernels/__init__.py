@@ -142,7 +142,8 @@ def attention(
             them in one pass with atomic additions, whose order changes: five matrix products instead of seven, or
             instead of nine with an :class:`OffsetBias`. Its gradients stay deterministic without a query, with heads
             wider than 128, with other terms, with a bias over positions that are tensors or differ in stride, and under
-            ``torch.use_deterministic_algorithms(True)``. The option changes nothing in other backends.
+            ``torch.use_deterministic_algorithms(True)``. The option changes nothing in other backends: on a GPU,
+            "reference" and "blockwise" need that setting for gradients of tables that are the same bits.
         return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included, for
             :func:`merge_attention`.
         backend: the implementation to use. A backend that cannot take the call raises an error and is never replaced.
