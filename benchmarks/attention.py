@@ -16,6 +16,8 @@ For soft caps and sinks, ``eager`` is the formula in plain PyTorch, as Hugging F
 
 What doesn't depend on parameters (buckets, indices) is computed before timing, because a model could keep it, unless
 the library itself computes it in each forward. All ways get the same parameters as ours and must give the same result.
+
+At the end, goals.md in the folder has a table of what was reached beside the goals for this processor.
 """
 
 import re
@@ -27,13 +29,14 @@ from typing import Annotated
 
 import torch
 import tyro
+from goals import write_goals
 from torch import Tensor
 
 from whereformer import attention
 from whereformer.cli.bench import Bench
 from whereformer.cli.main import execute
 from whereformer.experiments.bench.cases import SHAW_CLIP, SOFTCAP, WINDOW, BenchProblem, tisa_curve
-from whereformer.experiments.bench.results import describe_machine
+from whereformer.experiments.bench.results import BenchResults, describe_machine
 from whereformer.experiments.bench.ways import Way, gather
 
 Compute = Callable[[], Tensor]
@@ -190,27 +193,37 @@ PEERS = (
 class Full(Bench):
     """Time attention with positions in whereformer and in what people use today, relative to attention without them.
 
-    Everything, up to 8192 tokens, takes hours on one core. You can measure in parts, because each run adds to the
-    folder: --lengths 128,512 first, then --lengths 2048, then --lengths 8192.
+    Everything takes hours on one core. You can measure in parts, because each run adds to the folder: --lengths 128,512
+    first, then --lengths 2048 --no-peers.
     """
 
     terms: Annotated[str | None, tyro.conf.arg(metavar="A,B,C")] = "all"
     """What positions add; see whereformer bench --help."""
 
-    lengths: Annotated[str | None, tyro.conf.arg(metavar="N,N")] = "128,512,2048,8192"
+    lengths: Annotated[str | None, tyro.conf.arg(metavar="N,N")] = "128,512,2048"
     """Tokens in a sequence."""
 
     dtypes: Annotated[str | None, tyro.conf.arg(metavar="A,B")] = "float32,bfloat16"
     """float32, bfloat16 or float16."""
+
+    backends: str = "auto,blockwise"
+    """Backends of whereformer.attention: "auto" chooses one for each call, "blockwise" needs no compiler."""
+
+    peers: bool = True
+    """Whether to measure other libraries too."""
 
     out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     """Folder for the results. Default: a folder in benchmarks/results/ named after the machine."""
 
     def run(self, console) -> None:
         machine = describe_machine(self._settings().device)
-        name = machine.get("gpu") or machine["cpu"]
-        folder = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "machine"
-        self.measure(console, PEERS, Path(__file__).parent / "results" / folder)
+        name = machine.get("gpu") or f"{machine['cpu']} {machine['cores']} cores {machine['instructions']}"
+        folder = Path(__file__).parent / "results" / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        self.measure(console, PEERS if self.peers else (), folder)
+        out = self.out or folder
+        results = BenchResults.load_if_there(out / "results.json")
+        if results is not None:
+            console.print(write_goals(results.rows, out / "goals.md"), markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

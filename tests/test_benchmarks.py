@@ -367,7 +367,7 @@ SMOKE_TESTS = {
     "translation_speed": translation_speed,
     "which_position": which_position,
 }
-HELPERS = {"commands", "parts", "side_by_side"}
+HELPERS = {"commands", "goals", "parts", "side_by_side"}
 """Files that benchmarks share."""
 
 

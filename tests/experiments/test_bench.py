@@ -45,7 +45,7 @@ def changed(name, change):
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_every_way_computes_every_kind_of_case(kind, training, dtype):
     case = cases.Case(kind, 8, 2, 2, 16, dtype, training)
-    for way in (ways.FLOOR, ways.DENSE, ways.backend("reference"), ways.backend("blockwise")):
+    for way in (ways.FLOOR, ways.CAUSAL, ways.DENSE, ways.backend("reference"), ways.backend("blockwise")):
         if way.does(kind):
             assert check.check(way, case, CPU) < check.TOLERANCE[dtype]
 
@@ -97,7 +97,7 @@ def test_what_needs_too_much_memory_is_not_tried():
 
 
 def test_without_plain_attention_there_is_nothing_to_compare_with(monkeypatch):
-    monkeypatch.setattr(bench, "FLOOR", ways.Way("sdpa", lambda problem: 1 / 0, ignores_terms=True))
+    monkeypatch.setattr(bench, "FLOOR", ways.Way("sdpa", lambda problem: 1 / 0))
     row = measure(ways.backend("auto"))["forward", "auto"]
     assert row.note == "nothing to compare with: ZeroDivisionError: division by zero"
 
@@ -231,7 +231,7 @@ def test_an_interrupted_command_keeps_the_rounds_it_finished(tmp_path, capsys, m
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     refusals("""
-        --terms tsia => --terms: expected bias, t5, tisa, shaw, factors, dense, funnel, padded, causal, window,
+        --terms tsia => --terms: expected none, bias, t5, tisa, shaw, factors, dense, funnel, padded, causal,
         --terms , => --terms: expected at least one, got none
         --lengths 128,0 => --lengths: expected numbers from 1 to 10000000 separated by commas, got '0'
         --lengths many => --lengths: expected numbers from 1 to 10000000 separated by commas, got 'many'

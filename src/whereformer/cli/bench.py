@@ -30,17 +30,18 @@ class Bench:
     The output and the gradients of every way are first checked against a float64 reference. Then all ways are timed in
     turns, and each time is divided by the time of torch's own attention without positions ("sdpa") in the same round.
     At 1.00 positions cost nothing; at 2.00 they double the time. "sdpa+bias" is what most code does today: it passes an
-    (n, n) bias to torch's attention. Forward is without gradients; training is forward and backward with all gradients.
+    (n, n) bias to torch's attention. "sdpa" is over all keys, also beside a causal case or a window. Forward is without
+    gradients; training is forward and backward with all gradients.
 
     Writes results.json, results.csv and plot.svg. Ctrl-C keeps what has been measured, and a later run with other terms
     or lengths adds to the folder.
     """
 
     terms: str | None = None
-    """What positions add: bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values), factors
-    (a product of rank 66, as in TUPE), dense (a number per pair), or a bias where only every second token is a query
-    (funnel), in a batch of different lengths (padded), or with causal attention (causal). "all" means every one of
-    these. Default: bias,t5,shaw (with --quick: bias). By name you can also measure window (128 tokens on each side),
+    """What positions add: none, bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values),
+    factors (a product of rank 66, as in TUPE), dense (a number per pair), or a bias where only every second token is a
+    query (funnel), in a batch of different lengths (padded), or with causal attention (causal). "all" means every one
+    of these. Default: bias,t5,shaw (with --quick: bias). By name you can also measure window (128 tokens on each side),
     grouped (four heads share keys), lse, softcap, sinks and varlen (different lengths without padding)."""
 
     lengths: str | None = None
@@ -88,14 +89,14 @@ class Bench:
         from ..experiments.bench.report import write_plot
         from ..experiments.bench.results import BenchFolder, BenchRow
         from ..experiments.bench.run import Measurement
-        from ..experiments.bench.ways import DENSE, backend
+        from ..experiments.bench.ways import CAUSAL, DENSE, backend
         from ..runs.folder import open_folder
         from .tables.bench import print_bench
         from .terminal import Bar, say
 
         settings = self._settings()
         names = self._backends(settings)
-        ways = [*map(backend, names), DENSE, *peers]
+        ways = [*map(backend, names), DENSE, CAUSAL, *peers]
         out = self.out or out
         with open_folder(out):
             results = BenchFolder(out, settings.device)

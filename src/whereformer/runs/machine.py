@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from ..kernels.native.library import level
+
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Describe the machine: processor, threads, Python, torch, system and, for a CUDA device, the GPU."""
+    """Describe the machine: processor, instructions, threads, Python, torch, system and a CUDA device's GPU."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -20,6 +22,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         cpu = names[0] if names else cpu
     return {
         "cpu": cpu,
+        "instructions": level() or torch.backends.cpu.get_cpu_capability().lower(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,1 +1,1 @@
-"""The bench experiment: time attention with each kind of term, and measure better thresholds."""
+"""The bench experiment: time attention with each kind of term."""

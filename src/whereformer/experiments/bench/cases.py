@@ -158,6 +158,7 @@ def _draw_sinks(case: Case) -> Parameters:
 
 
 POSITIONS = {
+    "none": Kind("no terms", _draw_nothing, _nothing),
     "bias": Kind("a number per head and offset", _FREE, _free),
     "t5": Kind("T5's 32 buckets, which reach 91 tokens", _draw_t5, _t5),
     "tisa": Kind("TISA's 5 kernels, which reach 30 tokens", _draw_tisa, _tisa),
@@ -241,6 +242,14 @@ class BenchProblem:
         keys = torch.arange(self.case.n, device=self.query.device)
         queries = keys if self.query_positions is None else self.query_positions.values(self.query.device)
         return keys - queries.unsqueeze(-1)
+
+    def plain(self) -> BenchProblem:
+        """Return the same content without terms, causality and other options; padding stays."""
+        return replace(self.without_terms(), causal=False)
+
+    def without_terms(self) -> BenchProblem:
+        """Return the same content without terms and what comes with them; padding and causality stay."""
+        return replace(self, case=replace(self.case, kind="none"), parameters={})
 
     def exact(self) -> BenchProblem:
         """Return the same problem in float64."""

@@ -30,8 +30,8 @@ def check(way: Way, case: Case, device: torch.device) -> float:
         WrongError: if the error is too large.
         Exception: whatever the way raises.
     """
-    problem = make_problem(replace(case, n=CHECKED_LENGTH, batch=2, heads=2), device)
-    wanted = make_step(backend("reference", way.ignores_terms), problem.exact())()
+    problem = way.simplify(make_problem(replace(case, n=CHECKED_LENGTH, batch=2, heads=2), device))
+    wanted = make_step(backend("reference"), problem.exact())()
     found = make_step(way, problem)()
     names = ["output", "query", "key", "value", *problem.parameters][: len(wanted)]
     worst = 0.0

@@ -24,9 +24,10 @@ from .cases import KINDS
 METHOD = (
     "First, the output and gradients of each way are checked against the float64 reference at a small length. Then "
     "every round times each way once, in random order, in one process; short calls are repeated until they take 20 ms. "
-    "A ratio is a way's time divided by the time of torch's attention without positions in the same round; the median, "
-    "lowest and highest over the rounds are given. Time is the process's CPU time with one thread, wall time with "
-    "more, and event time on a GPU. Memory is what a call allocates at its peak beyond its inputs, in a separate call."
+    "A ratio is a way's time divided by the time of torch's attention without positions, over all keys, in the same "
+    "round; the median, lowest and highest over the rounds are given. Time is the process's CPU time with one "
+    "thread, wall time with more, and event time on a GPU. Memory is what a call allocates at its peak beyond its "
+    "inputs, in a separate call."
 )
 
 RowKey = tuple[str, int, int, int, int, str, str, str, int, str]
@@ -198,6 +199,8 @@ def growth(points: Mapping[int, float]) -> float | None:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Describe the machine: processor, GPU, system and number of cores."""
+    """Describe the machine: processor, its instructions, GPU, system and number of cores."""
     facts = machine(device)
-    return {name: facts[name] for name in ("cpu", "gpu", "system") if name in facts} | {"cores": os.cpu_count()}
+    return {name: facts[name] for name in ("cpu", "instructions", "gpu", "system") if name in facts} | {
+        "cores": os.cpu_count()
+    }

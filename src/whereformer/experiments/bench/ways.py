@@ -25,25 +25,25 @@ class Way:
         prepare: precomputes what doesn't depend on parameters, and returns a function that returns the output. Both may
             raise.
         kinds: the kinds of cases that it can compute; None for all.
-        ignores_terms: whether it computes the case without its terms, and is checked accordingly.
+        simplify: makes the problem that it computes instead of the case's, and is checked on.
     """
 
     name: str
     prepare: Callable[[BenchProblem], Callable[[], Tensor]]
     kinds: tuple[str, ...] | None = None
-    ignores_terms: bool = False
+    simplify: Callable[[BenchProblem], BenchProblem] = lambda problem: problem
 
     def does(self, kind: str) -> bool:
         """Return whether it can compute such a case."""
         return self.kinds is None or kind in self.kinds
 
 
-def backend(name: str, ignores_terms: bool = False) -> Way:
+def backend(name: str) -> Way:
     """Return the way that calls :func:`whereformer.attention` with one of its backends."""
 
     def prepare(problem: BenchProblem) -> Callable[[], Tensor]:
         def compute() -> Tensor:
-            terms, options = ((), problem.positions) if ignores_terms else (problem.terms, problem.options)
+            terms, options = problem.terms, problem.options
             if problem.cu_seqlens is None:
                 found: Any = attention(problem.query, problem.key, problem.value, terms, **options, backend=name)
                 return found[0] if "return_lse" in options else found
@@ -53,10 +53,10 @@ def backend(name: str, ignores_terms: bool = False) -> Way:
 
         return compute
 
-    return Way(name, prepare, ignores_terms=ignores_terms)
+    return Way(name, prepare)
 
 
-def _prepare_floor(problem: BenchProblem) -> Callable[[], Tensor]:
+def _prepare_torch(problem: BenchProblem) -> Callable[[], Tensor]:
     if problem.cu_seqlens is not None:
         return _one_by_one(problem, problem.cu_seqlens.tolist())
     mask = None if problem.key_mask is None else problem.key_mask[:, None, None, :]
@@ -81,8 +81,11 @@ def _one_by_one(problem: BenchProblem, starts: list[int]) -> Callable[[], Tensor
     return compute
 
 
-FLOOR = Way("sdpa", _prepare_floor, ignores_terms=True)
-"""Torch's plain attention without positions, windows, caps and sinks, which all other ways are compared with."""
+FLOOR = Way("sdpa", _prepare_torch, simplify=BenchProblem.plain)
+"""Torch's attention over all keys, without positions, caps and sinks, which all other ways are compared with."""
+
+CAUSAL = Way("sdpa:causal", _prepare_torch, ("causal",), BenchProblem.without_terms)
+"""Torch's causal attention without positions."""
 
 
 def gather(table: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
@@ -146,16 +149,17 @@ def all_but(*kinds: str) -> tuple[str, ...]:
     return tuple(kind for kind in KINDS if kind not in kinds)
 
 
-DENSE = Way("sdpa+bias", _prepare_dense, all_but("shaw", "lse", "softcap", "sinks", "varlen"))
+DENSE = Way("sdpa+bias", _prepare_dense, all_but("none", "shaw", "lse", "softcap", "sinks", "varlen"))
 """Torch's attention with the terms, or the window, as a dense bias, which is what most people do today."""
 
 
 def make_step(way: Way, problem: BenchProblem) -> Callable[[], list[Tensor]]:
     """Return a function that computes the case once and returns its output and, in training, all gradients.
 
-    The gradients are for one fixed random gradient of the output. A way that ignores the terms has only the gradients
-    of query, key and value.
+    The gradients are for one fixed random gradient of the output. A way without terms has only the gradients of query,
+    key and value.
     """
+    problem = way.simplify(problem)
     compute = way.prepare(problem)
     if not problem.case.training:
 
@@ -164,8 +168,7 @@ def make_step(way: Way, problem: BenchProblem) -> Callable[[], list[Tensor]]:
                 return [compute()]
 
         return forward
-    given = problem.inputs[:3] if way.ignores_terms else problem.inputs
-    inputs = [tensor for tensor in given if tensor.requires_grad]
+    inputs = [tensor for tensor in problem.inputs if tensor.requires_grad]
     seed = torch.randn(problem.query.shape, generator=torch.Generator().manual_seed(1))
     seed = seed.to(DTYPES[problem.case.dtype]).to(problem.query)
 
