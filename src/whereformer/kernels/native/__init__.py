@@ -52,7 +52,7 @@ def attend(call: Call, kind: Kind | None = None) -> tuple[Tensor, LogSums | None
         if kind is None:
             output, _, lse = _run(problem)
             return output, lse if call.return_lse else None
-        output, kept, arguments = _run_kernel(problem)
+        output, kept, arguments = _run_kernel(problem, for_backward=False)
         if arguments is not None:
             remember(kind, call, problem, arguments, output, kept)
         return output, kept.log_sums if call.return_lse else None
@@ -83,9 +83,9 @@ def _is_empty(problem: Problem) -> bool:
     return 0 in (*problem.value.shape[:3], problem.n_q)
 
 
-def _run_kernel(problem: Problem) -> tuple[Tensor, Kept, Arguments | None]:
+def _run_kernel(problem: Problem, for_backward: bool = True) -> tuple[Tensor, Kept, Arguments | None]:
     """Return the output, what is kept for the backward, and the kernel's arguments; None if there is nothing to do."""
-    output, kept = problem.new_output(), Kept.of(problem)
+    output, kept = problem.new_output(), Kept.of(problem, for_backward=for_backward)
     if _is_empty(problem):
         output.zero_()
         kept.whole.zero_()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..call import Call
 from ..precision import autocast_dtype
 from ..problem import Problem
-from ..terms import OffsetBias, OffsetKeys, OffsetValues
+from ..terms import OffsetBias, OffsetKeys, OffsetValues, Positions
 from ..torch_private import intercepted, transforming
 from .arguments import THREADS, Arguments, Kept
 from .library import library
@@ -28,6 +28,10 @@ _MOST = 256
 """The kinds of calls that are remembered in a thread; the one that was used least recently is forgotten first."""
 
 _CPU = torch.device("cpu")
+
+_VALUES = frozenset({type(None), bool, int, float, str, Positions})
+"""The types of options and of terms' numbers that never change; calls with others, such as NumPy's, are not
+remembered."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +54,18 @@ class _Known:
     Args:
         fields: the kernel's arguments, with the addresses of another call.
         addresses: of each address among them: its index, the tensor it is in, and how many bytes from its beginning.
-        output, kept: the indices of the addresses of what the kernel writes.
+        output, log_sums: the indices of the addresses of what the kernel writes.
         size, dtype: of the output, whose heads are the third axis in memory.
-        sums: the numbers of ``Kept.whole``, whose first are ``LogSums``.
+        sums: the dtype of ``LogSums``.
     """
 
     fields: array[int]
     addresses: tuple[tuple[int, int, int], ...]
     output: int
-    kept: int
+    log_sums: int
     size: tuple[int, ...]
     dtype: torch.dtype
-    sums: tuple[int, torch.dtype]
+    sums: torch.dtype
     returns_lse: bool
 
 
@@ -92,15 +96,18 @@ def kind_of(content: tuple[Any, ...], terms: Any, options: tuple[Any, ...]) -> K
     for each in given:
         kind = type(each)
         if kind is Tensor or kind is nn.Parameter:
-            if each.device != _CPU or each.layout != torch.strided or (records and each.requires_grad):
+            if each.device != _CPU or each.layout != torch.strided or (records and each.requires_grad) or each.is_neg():
                 return None
             parts += (each.dtype, each.shape, each.stride())
             tensors.append(each)
-        elif isinstance(each, Tensor):
-            return None
-        else:
+        elif kind in _VALUES:
             # 1, 1.0 and True are equal, but options tell them apart.
             parts += (kind, each)
+        elif kind is tuple and all(type(side) in _VALUES for side in each):
+            # A window
+            parts += (len(each), *((type(side), side) for side in each))
+        else:
+            return None
     if transforming() or intercepted():
         return None
     parts.append(autocast_dtype(_CPU))
@@ -109,46 +116,42 @@ def kind_of(content: tuple[Any, ...], terms: Any, options: tuple[Any, ...]) -> K
 
 def attend_again(kind: Kind) -> tuple[Tensor, Tensor | None] | None:
     """Compute a call of a known kind: its output, and its log-sum-exp if it asks for one; None if it is not known."""
-    try:
-        known = _memory.known.get(kind.key)
-    except TypeError:
-        return None  # An option that is not hashable, which is probably wrong
+    known = _memory.known.get(kind.key)
     if known is None:
         return None
     _memory.known.move_to_end(kind.key)
-    output = torch.empty_permuted(known.size, (0, 2, 1, 3), dtype=known.dtype)
-    numbers, dtype = known.sums
-    kept = torch.empty(numbers, dtype=dtype)
+    output = torch.empty_permuted(known.size, (0, 2, 1, 3), dtype=known.dtype, device=_CPU)
+    log_sums = torch.empty((2, *known.size[:3]), dtype=known.sums, device=_CPU)
     fields = array("q", known.fields)
     for index, tensor, start in known.addresses:
         fields[index] = kind.tensors[tensor].data_ptr() + start
     fields[THREADS] = torch.get_num_threads()
-    fields[known.output], fields[known.kept] = output.data_ptr(), kept.data_ptr()
+    fields[known.output], fields[known.log_sums] = output.data_ptr(), log_sums.data_ptr()
     handle = library()
     if handle is None or handle.whereformer_attention(fields.buffer_info()[0]):
         return None
-    if not known.returns_lse:
-        return output, None
-    return output, kept[: 2 * output[..., 0].numel()].view(2, *known.size[:3]).sum(0)
+    return output, log_sums.sum(0) if known.returns_lse else None
 
 
 def remember(kind: Kind, call: Call, problem: Problem, arguments: Arguments, output: Tensor, kept: Kept) -> None:
     """Remember a kind of call, if all that the kernel reads lies in the call's own tensors."""
+    given = (call.given_query_positions, call.given_key_positions)
+    if problem.seed is not None or any(isinstance(each, Tensor) and each.is_floating_point() for each in given):
+        # Every call draws a seed of its own, and every call's fractional positions have to be looked at.
+        return
     places = _places(kind, call, problem, arguments)
-    if places is None or problem.seed is not None:
+    if places is None:
         return
     fields = array("q", arguments.data)
-    own = {output.data_ptr(): "output", kept.log_sums.data_ptr(): "kept"}
-    found = {name: fields.index(address) for address, name in own.items()}
     addresses = [(index, *places[field]) for index, field in enumerate(fields) if field in places]
     _memory.known[kind.key] = _Known(
         fields,
         tuple(addresses),
-        found["output"],
-        found["kept"],
+        fields.index(output.data_ptr()),
+        fields.index(kept.log_sums.data_ptr()),
         tuple(output.shape),
         output.dtype,
-        (len(kept.whole), kept.whole.dtype),
+        kept.log_sums.dtype,
         call.return_lse,
     )
     if len(_memory.known) > _MOST:
@@ -158,10 +161,11 @@ def remember(kind: Kind, call: Call, problem: Problem, arguments: Arguments, out
 def _places(kind: Kind, call: Call, problem: Problem, arguments: Arguments) -> dict[int, tuple[int, int]] | None:
     """Return where each address lies: in which of the call's tensors, and how far from its beginning.
 
-    The result is None if one lies in a copy, or if an address does not tell which tensor is meant.
+    The result is None if one lies in a copy, or if an address does not tell which tensor is meant, as that of an empty
+    one, which is 0.
     """
     order = {id(tensor): place for place, tensor in enumerate(kind.tensors)}
-    if len({tensor.data_ptr() for tensor in kind.tensors}) < len(kind.tensors):
+    if len({0, *(tensor.data_ptr() for tensor in kind.tensors)}) <= len(kind.tensors):
         return None
     owners = {id(tensor): tensor for tensor in kind.tensors}
     for name, of in (("bias", OffsetBias), ("key_table", OffsetKeys), ("value_table", OffsetValues)):

@@ -74,12 +74,12 @@ class Kept:
     rounded_off: Tensor | None
 
     @classmethod
-    def of(cls, problem: Problem, whole: Tensor | None = None) -> Kept:
+    def of(cls, problem: Problem, whole: Tensor | None = None, for_backward: bool = True) -> Kept:
         """Allocate it, or find its parts."""
         batch, _, _, value_dim = problem.value.shape
         rows = batch * problem.heads * problem.n_q
         # All keys beyond a table's end share a vector, whose gradient sums what is wrong with all of their weights.
-        rounds = problem.key_table is not None and problem.value.dtype != problem.dtype
+        rounds = for_backward and problem.key_table is not None and problem.value.dtype != problem.dtype
         numbers = 2 * rows
         if whole is None:
             whole = problem.value.new_empty(numbers + (rows * value_dim + 1) // 2 * rounds, dtype=problem.dtype)
@@ -176,7 +176,7 @@ class Arguments:
         return tensor.data_ptr()
 
     def _contiguous(self, tensor: Tensor | None) -> int:
-        return 0 if tensor is None else self._keep(tensor.contiguous())
+        return 0 if tensor is None else self._keep(tensor.contiguous().resolve_neg())
 
     def _whole_numbers(self, tensor: Tensor | None) -> int:
         return 0 if tensor is None else self._keep(tensor.to(torch.int64).contiguous())
@@ -185,6 +185,8 @@ class Arguments:
         """Return a tensor of four axes. Items of an axis of size 1 may be shared by more."""
         if tensor is None:
             return _ABSENT
+        # The memory of a part of a conjugate has the other sign.
+        tensor = tensor.resolve_neg()
         strides = tensor.stride()
         return (self._keep(tensor), DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
 
@@ -205,7 +207,7 @@ class Arguments:
             dtype = torch.promote_types(listed[0].dtype, listed[1].dtype)
             kind, rounding = 2, DTYPES.get(dtype, 0)
             listed = [positions.to(dtype).double() for positions in listed]
-        pointers = [self._keep(positions.contiguous()) for positions in listed]
+        pointers = [self._contiguous(positions) for positions in listed]
         strides = [positions.shape[-1] if positions.dim() == 2 and len(positions) > 1 else 0 for positions in listed]
         return kind, 0, 1, 0, *pointers, *strides, rounding
 
@@ -223,6 +225,7 @@ class Arguments:
             # A head's part has to be in one piece; heads may lie apart, as in a longer table.
             if table.stride()[1:] != ((1,) if table.dim() == 2 else (table.shape[2], 1)):
                 table = table.contiguous()
+            table = table.resolve_neg()
             pointers.append(self._keep(table))
             sizes += [table.shape[1], _near(first), 0 if len(table) == 1 else table.stride(0)]
         return *pointers, *sizes
