@@ -30,7 +30,7 @@ CHECKED := tests/kernels tests/positions tests/test_shapes.py \
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .PHONY: compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-wheel format \
-	native sanitize sanitize-threads
+	native sanitize sanitize-threads test-emulated
 
 compare: $(VENV)/.train $(BUILT)  ## Compare position methods; options: make compare ARGS="--quick"
 	$(VENV)/bin/whereformer compare $(ARGS)
@@ -83,6 +83,16 @@ sanitize-threads: $(VENV)/.dev  ## The tests of threads with what they share che
 		LD_PRELOAD=$$($(CXX) -print-file-name=libtsan.so); \
 	$(VENV)/bin/python -m whereformer.kernels.native && \
 		$(VENV)/bin/python -m pytest $(or $(ARGS),tests/kernels/test_native_threads.py)
+
+# Few processors have the highest instructions. For these levels the portable twin of each instruction is compiled.
+test-emulated: $(VENV)/.dev  ## The tests of attention with the highest instructions emulated; options: ARGS
+	$(PYTHON) $(NATIVE)/build.py --emulated $(VENV)/emulated.so
+	export WHEREFORMER_NATIVE_LIBRARY=$(CURDIR)/$(VENV)/emulated.so; \
+	for level in avx512bf16 amx; do \
+		export WHEREFORMER_TEST_LEVEL=$$level; \
+		$(VENV)/bin/python -m whereformer.kernels.native && \
+			$(PYTEST) -m "not slow" $(or $(ARGS),tests/kernels) || exit 1; \
+	done
 
 native: $(VENV)/.train $(BUILT)  ## Compile the kernel for the CPU if it has changed, and say what is used here
 	$(VENV)/bin/python -m whereformer.kernels.native

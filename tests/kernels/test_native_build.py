@@ -165,6 +165,19 @@ def test_levels_that_the_compiler_refuses_are_left_out(sources, tmp_path, monkey
 
 
 @needs_compiler
+@pytest.mark.skipif(not ON_X86, reason="other processors have one level")
+def test_emulated_levels_use_no_higher_instructions(sources, tmp_path, monkeypatch, capsys):
+    compiler(
+        tmp_path, monkeypatch, f'#!/bin/sh\ncase "$*" in *-mavx512* | *-mamx*) exit 1;; esac\nexec {COMPILER} "$@"'
+    )
+    monkeypatch.setattr(build, "FOLDER", sources)
+    (sources / "library.cpp").write_text("#ifndef EMULATED\n#error\n#endif\n" + LEVELS + LIBRARY)
+    build.main(["--emulated", str(tmp_path / "_native.so")])
+    report = read_report(tmp_path / "_native.so")
+    assert (report.levels, report.left_out) == (("base", "avx2", "avx512bf16", "amx"), {})
+
+
+@needs_compiler
 def test_sources_with_an_error_leave_the_older_library(copied):
     target = copied / "_native.so"
     before = target.read_bytes()

@@ -3,7 +3,7 @@
 Only the standard library is imported here, and nothing of the package: ``hatch_build.py`` runs this file by its path,
 in an environment without torch.
 
-Run: python src/whereformer/kernels/native/build.py [LIBRARY]
+Run: python src/whereformer/kernels/native/build.py [--emulated] [LIBRARY]
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*_BF16, "-mamx-tile", "-mamx-bf16"),
 }
 """The instructions that the kernel is compiled for, from few to many, and the flags of each."""
+
+EMULATED = ("avx512bf16", "amx")
+"""The levels with code of their own, which any processor with AVX2 can test: every instruction that they name has a
+portable twin, and a library for tests has that instead."""
 
 COMPILERS = ("c++", "g++", "clang++")
 SECONDS = 600
@@ -89,13 +93,14 @@ def source_hash(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def build(folder: Path, target: Path, seconds: float = SECONDS) -> Report:
+def build(folder: Path, target: Path, seconds: float = SECONDS, emulated: bool = False) -> Report:
     """Compile the sources and move the library into its place.
 
     Args:
         folder: where ``library.cpp`` and ``attention.cpp`` are.
         target: the library's file.
         seconds: the most that the compiler may take for one file.
+        emulated: whether the levels above AVX2 use its instructions instead of their own; for tests.
 
     Raises:
         BuildError: if there is no library, or nowhere to put it. An older library stays as it is.
@@ -111,8 +116,8 @@ def build(folder: Path, target: Path, seconds: float = SECONDS) -> Report:
     with _partial(target) as partial, tempfile.TemporaryDirectory() as temporary:
         compiler = _Compiler(command, folder, Path(temporary), seconds)
         version = compiler.run("--version").partition("\n")[0].strip()
-        levels, left_out, objects = _compile_levels(compiler)
-        have = [f"-DHAVE_{level.upper()}" for level in levels]
+        levels, left_out, objects = _compile_levels(compiler, emulated)
+        have = [f"-DHAVE_{level.upper()}" for level in levels] + ["-DEMULATED"] * emulated
         library = compiler.compile("library.cpp", "library.o", *have, f'-DSOURCE="{source}"')
         compiler.link([library, *objects], partial)
         if not partial.stat().st_size:
@@ -122,20 +127,21 @@ def build(folder: Path, target: Path, seconds: float = SECONDS) -> Report:
     return Report(source, version, tuple(levels), left_out)
 
 
-def attempt(folder: Path = FOLDER, target: Path = LIBRARY, force: bool = False) -> Report:
+def attempt(folder: Path = FOLDER, target: Path = LIBRARY, force: bool = False, emulated: bool = False) -> Report:
     """Build unless the library is that of these sources, and keep the report or the reason beside it.
 
     Args:
         folder: where the sources are.
         target: the library's file.
         force: whether to build in any case.
+        emulated: as in ``build``.
     """
     current = is_current(folder, target)
     found = read_report(target)
     if current and found and not force:
         return found
     try:
-        report = build(folder, target)
+        report = build(folder, target, emulated=emulated)
     except BuildError as error:
         report = Report(source_hash(folder), reason=str(error))
         if current:
@@ -196,13 +202,16 @@ def _move(partial: Path, target: Path) -> None:
         raise BuildError(f"cannot write {target} ({error.strerror})") from None
 
 
-def _compile_levels(compiler: _Compiler) -> tuple[list[str], dict[str, str], list[str]]:
+def _compile_levels(compiler: _Compiler, emulated: bool) -> tuple[list[str], dict[str, str], list[str]]:
     """Compile the kernel for every level at the same time: the levels, why others are missing, and the objects."""
     levels = list(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ["base"]
+    if emulated:
+        levels = [level for level in levels if level in ("base", "avx2", *EMULATED)]
 
     def compile_level(level: str) -> str | BuildError:
+        flags = LEVELS["avx2" if emulated and level in EMULATED else level]
         try:
-            return compiler.compile("attention.cpp", f"{level}.o", *LEVELS[level], f"-DLEVEL={level}")
+            return compiler.compile("attention.cpp", f"{level}.o", *flags, f"-DLEVEL={level}")
         except BuildError as error:
             return error
 
@@ -305,8 +314,9 @@ def _first_error(text: str, code: int) -> str:
 
 def main(arguments: list[str]) -> int:
     """Build unless the library is current, print one line, and succeed in any case: the package works without."""
-    target = Path(arguments[0]).resolve() if arguments else LIBRARY
-    print(f"whereformer: {attempt(FOLDER, target)}")
+    emulated = arguments[:1] == ["--emulated"]
+    target = Path(arguments[-1]).resolve() if arguments[emulated:] else LIBRARY
+    print(f"whereformer: {attempt(FOLDER, target, emulated=emulated)}")
     # For make, which compares times.
     if target.with_suffix(".json").exists():
         target.with_suffix(".json").touch()
