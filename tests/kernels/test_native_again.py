@@ -40,7 +40,9 @@ def check(make, kinds=1, **options):
     for _ in range(3):
         # What was given before stays in memory, so that an old address would be read without a crash.
         held.append(given := make())
-        torch.testing.assert_close(attend(*given, **options), attention(*given, **options, backend="reference"))
+        found, wanted = attend(*given, **options), attention(*given, **options, backend="reference")
+        close = 1e-5 if found.dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(found, wanted, rtol=close, atol=close)
     assert remembered() == kinds
     for known in again._memory.known.values():
         # No address of an old call is left. Other numbers are smaller, and the bits of floats are larger.
