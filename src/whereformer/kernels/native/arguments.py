@@ -91,7 +91,7 @@ class Kept:
 def parts_of_forward(problem: Problem) -> tuple[int, int]:
     """Return how many parts batch and queries are divided into, each a task for a thread."""
     batch, key_heads = problem.value.shape[:2]
-    return batch, _row_parts(batch * key_heads, problem.n_q)
+    return batch, _row_parts(batch * key_heads, problem.n_q, _TASKS)
 
 
 def parts_of_backward(problem: Problem, needed: Sequence[str]) -> tuple[int, int]:
@@ -105,18 +105,19 @@ def parts_of_backward(problem: Problem, needed: Sequence[str]) -> tuple[int, int
         parts = min(batch, -(-_TASKS // key_heads))
     if "dense" in needed and problem.dense is not None and len(problem.dense) < batch:
         parts = 1
-    return parts, _row_parts(parts * key_heads, problem.n_q)
+    # Each part of the queries sums the gradients of all keys in memory of its own.
+    return parts, _row_parts(parts * key_heads, problem.n_q, _TASKS // 2)
 
 
-_TASKS = 16
-"""Tasks enough for most processors."""
+_TASKS = 8
+"""Tasks enough for the cores of most processors; each of the forward packs keys and values for itself."""
 
 _FEWEST_ROWS = 512
 """The fewest queries in a part: each part packs all keys for itself."""
 
 
-def _row_parts(tasks: int, n_q: int) -> int:
-    return max(1, min(-(-_TASKS // tasks), n_q // _FEWEST_ROWS))
+def _row_parts(tasks: int, n_q: int, wanted: int) -> int:
+    return max(1, min(-(-wanted // tasks), n_q // _FEWEST_ROWS))
 
 
 class Arguments:

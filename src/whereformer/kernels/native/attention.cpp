@@ -209,9 +209,37 @@ template <class F> struct Attention {
   // Whether something is added that only a pass of its own over a row can
   bool adds_by_row() const { return c.cells || c.dense.data || (line.listed && (c.bias || key_vectors.on())); }
 
+  // Calls f(first row, rows, first column, end of columns) for parts of a tile that have all allowed pairs: where causality or
+  // a window cuts through it, a few rows reach fewer keys than all. Columns begin and end at multiples of 16.
+  template <class Part_> INLINE void by_parts(const Tile& t, Part_ f) const {
+    constexpr int64_t few = halves ? 32 : 24;
+    // The soft cap's tangents are needed in whole rows.
+    if (!t.partial || !limits.limited || c.listed || c.softcap) return f(0, t.rows, 0, t.width);
+    for (int64_t i = 0; i < t.rows; i += few) {
+      const int64_t rows = smaller(few, t.rows - i);
+      const int64_t begin = limits.always ? 0 : between<int64_t>(limits.begin_of(t.i + i) - t.j, 0, t.real) / L * L;
+      const int64_t end = between<int64_t>(limits.end_of(t.i + i + rows - 1) - t.j, 0, t.real);
+      f(i, rows, begin, larger(begin, up(end, L)));
+    }
+  }
+  // c (rows, width) (+)= a . right, where the rows of ``a`` are those of a tile and ``right`` has a row for each of its keys
+  INLINE void multiply_keys(const Tile& t, int64_t width, const F* a, int64_t lda, const Unit<F>* right, int64_t pitch, A* to, bool add) const {
+    by_parts(t, [&](int64_t i, int64_t rows, int64_t begin, int64_t end) {
+      const int64_t sum = up(smaller(end, t.real) - begin, step);
+      if (sum > 0) product<F>(rows, width, sum, a + i * lda + begin, lda, right + begin / step * pitch, pitch, to + i * width, width, add);
+      else if (!add) zero(to + i * width, rows * width);
+    });
+  }
+  // to (rows, keys) = x . panels
+  INLINE void multiply_rows(const Tile& t, Rows<F> x, int64_t width, const Unit<F>* panels, A* to) const {
+    by_parts(t, [&](int64_t i, int64_t rows, int64_t begin, int64_t end) {
+      product_of_panels<F>(rows, end - begin, width, x.at + i * x.pitch, x.pitch, panels, width / step, t.j + begin, to + i * ld + begin, ld, false);
+    });
+  }
+
   // Fills the tile with products, and returns the factor that they still lack
   A multiply(const Tile& t) {
-    if (c.head_dim) product_of_panels<F>(t.rows, t.width, dk, query.at, query.pitch, keys_turned, dk / step, t.j, scores, ld, false);
+    if (c.head_dim) multiply_rows(t, query, dk, keys_turned, scores);
     else for (int64_t i = 0; i < t.rows; i++) zero(scores + i * ld, t.width);
     A factor = c.head_dim ? (A)c.scale : A(1);
     if (c.softcap) {
@@ -244,16 +272,20 @@ template <class F> struct Attention {
       });
   }
 
+  // The vectors of a row that have a key which its query may attend to: from ``begin`` up to ``end``
+  struct Span { int64_t begin, end; };
+
   template <int N, int M>
-  static A finish_row(A* s, int64_t width, A factor, A base, const Added<A>* added, int64_t low, int64_t high, const A* allowed) {
+  static A finish_row(A* s, Span span, A factor, A base, const Added<A>* added, int64_t low, int64_t high, const A* allowed) {
     const Vec<A> scale = set(factor), plus = set(base), never = set(-(A)__builtin_inf());
     Vec<A> top = never;
-    for (int64_t j = 0; j < width; j += L) {
+    for (int64_t j = span.begin; j < span.end; j += L) {
       Vec<A> x = plus;
       if constexpr (N > 0) x = x + added[0].at(j);
       if constexpr (N > 1) x = x + added[1].at(j);
       x = fma(load(s + j), scale, x);
-      if constexpr (M > 0) x = within(j, low, high, x, never);
+      if constexpr (M > 0)
+        if (j < low || j + L > high) x = within(j, low, high, x, never);
       if constexpr (M > 1) x = where(load(allowed + j), x, never);
       store(s + j, x);
       top = larger_of(top, x);
@@ -261,8 +293,9 @@ template <class F> struct Attention {
     return largest(top);
   }
 
-  // Adds to a row of products what the terms add, and forbids; returns the largest score.
-  A finish(const Tile& t, const Sides& sides, int64_t i, A factor) {
+  // Adds to a row of products what the terms add, and forbids; returns the largest score. Behind the row's ``span`` all is
+  // forbidden, and what stands there has no meaning.
+  A finish(const Tile& t, const Sides& sides, int64_t i, A factor, Span& span) {
     A* s = scores + i * ld;
     if (adds_by_row()) add_by_row(t, i, s, factor), factor = 1;
     Added<A> added[2];
@@ -279,16 +312,17 @@ template <class F> struct Attention {
     int64_t low = 0, high = t.width;
     const A* allowed = t.partial ? limits.of_row(t, t.i + i, low, high) : nullptr;
     const int m = !t.partial ? 0 : allowed ? 2 : 1;
+    span = {low / L * L, larger(low / L * L, up(high, L))};
     switch (3 * n + m) {
-      case 0: return finish_row<0, 0>(s, t.width, factor, base, added, low, high, allowed);
-      case 1: return finish_row<0, 1>(s, t.width, factor, base, added, low, high, allowed);
-      case 2: return finish_row<0, 2>(s, t.width, factor, base, added, low, high, allowed);
-      case 3: return finish_row<1, 0>(s, t.width, factor, base, added, low, high, allowed);
-      case 4: return finish_row<1, 1>(s, t.width, factor, base, added, low, high, allowed);
-      case 5: return finish_row<1, 2>(s, t.width, factor, base, added, low, high, allowed);
-      case 6: return finish_row<2, 0>(s, t.width, factor, base, added, low, high, allowed);
-      case 7: return finish_row<2, 1>(s, t.width, factor, base, added, low, high, allowed);
-      default: return finish_row<2, 2>(s, t.width, factor, base, added, low, high, allowed);
+      case 0: return finish_row<0, 0>(s, span, factor, base, added, low, high, allowed);
+      case 1: return finish_row<0, 1>(s, span, factor, base, added, low, high, allowed);
+      case 2: return finish_row<0, 2>(s, span, factor, base, added, low, high, allowed);
+      case 3: return finish_row<1, 0>(s, span, factor, base, added, low, high, allowed);
+      case 4: return finish_row<1, 1>(s, span, factor, base, added, low, high, allowed);
+      case 5: return finish_row<1, 2>(s, span, factor, base, added, low, high, allowed);
+      case 6: return finish_row<2, 0>(s, span, factor, base, added, low, high, allowed);
+      case 7: return finish_row<2, 1>(s, span, factor, base, added, low, high, allowed);
+      default: return finish_row<2, 2>(s, span, factor, base, added, low, high, allowed);
     }
   }
 
@@ -331,10 +365,11 @@ template <class F> struct Attention {
     const A factor = multiply(t);
     if (value_vectors.on()) value_vectors.clear(t.rows);
     for (int64_t i = 0; i < t.rows; i++) {
-      const A top = larger(finish(t, sides, i, factor), tops[i]);
+      Span span;
+      const A top = larger(finish(t, sides, i, factor, span), tops[i]);
       A* s = scores + i * ld;
       F* narrow = halves ? narrow_rows + i * bk : nullptr;
-      const A added = put_weights(s, narrow, t.width, top == minus_infinity ? A(0) : top);
+      const A added = put_weights(s, narrow, t.width, span, top == minus_infinity ? A(0) : top);
       if (any && top != tops[i]) {
         const A smaller_by = exp(set(tops[i] - top)).p[0][0];
         totals[i] *= smaller_by;
@@ -351,16 +386,18 @@ template <class F> struct Attention {
       }
       if (value_vectors.on()) collect_row(t, i, s, value_vectors);
     }
-    if constexpr (halves) product<F>(t.rows, dv, up(t.real, 2), narrow_rows, bk, values_packed + t.j / 2 * dv, dv, output, dv, any);
-    else product<F>(t.rows, dv, t.real, scores, ld, value.at + t.j * value.pitch, value.pitch, output, dv, any);
+    if constexpr (halves) multiply_keys(t, dv, narrow_rows, bk, values_packed + t.j / 2 * dv, dv, output, any);
+    else multiply_keys(t, dv, scores, ld, value.at + t.j * value.pitch, value.pitch, output, any);
     if (value_vectors.on()) value_vectors.fold(t.rows), value_vectors.add_to(output, dv, t.rows);
   }
 
   // Turns a row of scores into weights, which ``narrow`` gets in bfloat16, and returns their sum.
-  static A put_weights(A* s, F* narrow, int64_t width, A top) {
+  static A put_weights(A* s, F* narrow, int64_t width, Span span, A top) {
     Vec<A> sum = set(A(0));
     const Vec<A> most = set(top);
-    for (int64_t j = 0; j < width; j += L) {
+    clear_around(s, width, span);
+    if constexpr (halves) clear_around(narrow, width, span);
+    for (int64_t j = span.begin; j < span.end; j += L) {
       const Vec<A> w = exp(load(s + j) - most);
       store(s + j, w);
       if constexpr (halves) put(narrow + j, w);
@@ -368,6 +405,8 @@ template <class F> struct Attention {
     }
     return total(sum);
   }
+
+  template <class T> static void clear_around(T* row, int64_t width, Span span) { zero(row, span.begin), zero(row + span.end, width - span.end); }
 
   void collect_row(const Tile& t, int64_t i, const A* d, Vectors<A>& vectors) {
     A* row = vectors.sums + i * vectors.pitch;
@@ -450,9 +489,10 @@ template <class F> struct Attention {
   }
 
   template <bool VALUES>
-  static void weigh(A* s, A* d, int64_t width, A top, A log_sum, A delta, const Added<A>& values) {
+  static void weigh(A* s, A* d, int64_t width, Span span, A top, A log_sum, A delta, const Added<A>& values) {
     const Vec<A> most = set(top), less = set(log_sum), minus = set(delta);
-    for (int64_t j = 0; j < width; j += L) {
+    clear_around(s, width, span), clear_around(d, width, span);
+    for (int64_t j = span.begin; j < span.end; j += L) {
       const Vec<A> w = exp((load(s + j) - most) - less);
       Vec<A> x = load(d + j);
       if constexpr (VALUES) x = x + values.at(j);
@@ -462,7 +502,7 @@ template <class F> struct Attention {
   }
 
   // Turns row ``i`` of products with values into the gradient of its scores, and its scores into weights.
-  void weigh_row(const Tile& t, const Sides& sides, int64_t i) {
+  void weigh_row(const Tile& t, const Sides& sides, int64_t i, Span span) {
     const A *tops = (const A*)c.log_sums + (b * c.heads + h) * c.n_q + t.i, *sums = tops + c.batch * c.heads * c.n_q;
     A *s = scores + i * ld, *d = gradients + i * ld, delta = deltas[i];
     const A top = tops[i] == minus_infinity ? A(0) : tops[i];
@@ -480,8 +520,8 @@ template <class F> struct Attention {
       for (int64_t j = 0; j < t.width; j += L) store(d + j, (across ? load(d + j) + values.at(j) : load(d + j)) * load(kept + j));
       across = false;
     }
-    if (across) weigh<true>(s, d, t.width, top, sums[i], delta, values);
-    else weigh<false>(s, d, t.width, top, sums[i], delta, values);
+    if (across) weigh<true>(s, d, t.width, span, top, sums[i], delta, values);
+    else weigh<false>(s, d, t.width, span, top, sums[i], delta, values);
     if (kept) for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) * load(kept + j));
   }
 
@@ -490,11 +530,12 @@ template <class F> struct Attention {
     if (value_vectors.on()) value_vectors.multiply(wide_gradient, t.rows, 1), value_vectors.clear(t.rows);
     if (key_vectors.on()) key_vectors.clear(t.rows);
     const A factor = multiply(t);
-    product_of_panels<F>(t.rows, t.width, dv, d_output.at, d_output.pitch, values_turned, dv / step, t.j, gradients, ld, false);
+    multiply_rows(t, d_output, dv, values_turned, gradients);
     if (t.width < bk) for (int64_t i = 0; i < t.rows; i++) store(gradients + i * ld + t.width, set(A(0)));  // for diagonals
     for (int64_t i = 0; i < t.rows; i++) {
-      finish(t, sides, i, factor);
-      weigh_row(t, sides, i);
+      Span span;
+      finish(t, sides, i, factor, span);
+      weigh_row(t, sides, i, span);
       const A *s = scores + i * ld, *d = gradients + i * ld;
       if (key_vectors.on()) collect_row(t, i, d, key_vectors);
       if (value_vectors.on()) collect_row(t, i, s, value_vectors);
@@ -541,17 +582,17 @@ template <class F> struct Attention {
         }
     const Unit<F> *weights = (Unit<F>*)scores, *changes = (Unit<F>*)gradients;
     const F* left = (F*)gradients;
-    int64_t units = ld, left_pitch = ld, sum = t.real;
+    int64_t units = ld, left_pitch = ld;
     const Unit<F>* right = (const Unit<F>*)key.at + t.j * key.pitch;
     int64_t right_pitch = key.pitch;
     if constexpr (halves) {
       narrow_tile(t);
       weights = weight_pairs, changes = gradient_pairs, left = narrow_rows;
-      units = left_pitch = bk, sum = up(t.real, 2), right = keys_packed + t.j / 2 * dk, right_pitch = dk;
+      units = left_pitch = bk, right = keys_packed + t.j / 2 * dk, right_pitch = dk;
     }
     if (c.d_value.data) product_to_panels<F>(dv, t.width, rows, gradient_turned, pitch, weights, units, d_values, dv, t.j);
     if (c.d_key.data) product_to_panels<F>(dk, t.width, rows, query_turned, pitch, changes, units, d_keys, dk, t.j);
-    if (c.d_query.data) product<F>(t.rows, dk, sum, left, left_pitch, right, right_pitch, d_query, dk, true);
+    if (c.d_query.data) multiply_keys(t, dk, left, left_pitch, right, right_pitch, d_query, true);
   }
 
   // A block's rows as columns in the dtype of scores; those in the inputs' dtype are there already.
