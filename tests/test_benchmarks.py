@@ -239,6 +239,19 @@ def per_call(run, tmp_path):
     assert results_of(tmp_path / "calls.json")["calls"]["torch"]["forward"]["ratio"] == 1
 
 
+def exactness(run, tmp_path):
+    printed = run("exactness", "--lengths=20", "--kinds=shaw", "--heads=1", f"--out={tmp_path / 'errors.json'}")
+    found = results_of(tmp_path / "errors.json")["quotients"]["bfloat16 shaw"]["20"]
+    assert set(found) == {"output", "query", "key", "value", "keys", "values"}
+    assert f"{max(found.values()):.2f} " in printed
+
+
+def memory(run, tmp_path):
+    run("memory", "--length=64", "--steps=3", f"--out={tmp_path / 'memory.json'}")
+    found = results_of(tmp_path / "memory.json")
+    assert set(found["peak_mib"]["torch"]) == set(found["growth_mib"]["tisa"]) == {"float32", "bfloat16"}
+
+
 def scaling(run, tmp_path):
     out = tmp_path / "scaling.json"
     # The processes import the benchmark by its name.
@@ -350,6 +363,7 @@ SMOKE_TESTS = {
     "finetune_speed": finetune_speed,
     "funnel": funnel,
     "distilled": distilled,
+    "exactness": exactness,
     "funnel_pays": funnel_pays,
     "gpu_check": gpu_check,
     "grid": grid,
@@ -357,6 +371,7 @@ SMOKE_TESTS = {
     "gpu_static": gpu_static,
     "import_time": import_time,
     "kill": kill,
+    "memory": memory,
     "per_call": per_call,
     "scaling": scaling,
     "seed_noise": seed_noise,

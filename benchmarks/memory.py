@@ -1,0 +1,129 @@
+"""Measure how much memory attention takes, by the size of the process, and whether it grows with varying lengths.
+
+First, what a training step at 8192 tokens adds to the process at its peak, in a process of its own each: 1 sequence, 12
+heads of 64. The goal is at most 10% more than torch's attention without positions. Then 1,000 training steps of
+different lengths, up to 1,000 tokens: how much the process has grown since the first 100, which have the longest
+sequences. Attention is measured by itself, and in an encoder of two layers.
+
+Run: python benchmarks/memory.py [--length 8192] [--steps 1000] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from whereformer import EncoderConfig, EncoderForMaskedLM
+from whereformer.experiments.bench.cases import Case, make_problem
+from whereformer.experiments.bench.ways import FLOOR, backend, make_step
+from whereformer.runs.provenance import write_results
+
+DTYPES = "float32", "bfloat16"
+WAYS = {"torch": (FLOOR, "none")} | {kind: (backend("auto"), kind) for kind in ("none", "bias", "t5", "shaw")}
+"""The ways, with the kind of terms that each computes."""
+
+WARM = 100
+"""Steps before growth is measured."""
+
+
+def mebibytes(name: str) -> float:
+    """Return a size of this process from the system: VmRSS, or VmHWM for the peak."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
+    return int(line.split()[1]) / 1024
+
+
+def peak(way: str, dtype: str, length: int) -> float:
+    """Return what a training step adds to the process at its peak, in MiB, its gradients included."""
+    kind = WAYS[way][1]
+
+    def step(n: int) -> Callable[[], object]:
+        return make_step(WAYS[way][0], make_problem(Case(kind, n, 1, 12, 64, dtype, True), torch.device("cpu")))
+
+    step(64)()  # loads what is loaded once
+    train = step(length)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    before = mebibytes("VmRSS")
+    train()
+    return mebibytes("VmHWM") - before
+
+
+def growth(what: str, dtype: str, steps: int) -> float:
+    """Return how much the process grows in steps of different lengths, in MiB."""
+    train = _attention(what, dtype) if what in WAYS else _encoder(what, dtype)
+    lengths = torch.randperm(steps).add(1).tolist()
+    lengths.sort(key=lambda n: n <= steps - WARM // 2)  # the longest first
+    for index, n in enumerate(lengths):
+        train(n)
+        if index + 1 == min(WARM, steps):
+            before = mebibytes("VmRSS")
+    return mebibytes("VmRSS") - before
+
+
+def _attention(way: str, dtype: str) -> Callable[[int], object]:
+    def train(n: int) -> object:
+        return make_step(
+            WAYS[way][0], make_problem(Case(WAYS[way][1], n, 1, 2, 64, dtype, True), torch.device("cpu"))
+        )()
+
+    return train
+
+
+def _encoder(position: str, dtype: str) -> Callable[[int], object]:
+    config = EncoderConfig(
+        vocab_size=100, hidden_size=64, num_attention_heads=2, intermediate_size=128, blocks="2", position=position
+    )
+    model = EncoderForMaskedLM(config)
+
+    def train(n: int) -> None:
+        ids = torch.randint(100, (1, n))
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            loss = model(ids, labels=ids).loss
+        loss.backward()
+        model.zero_grad()
+
+    return train
+
+
+def measured(function: str, *arguments: object) -> float:
+    """Call a function of this file in a process of its own."""
+    command = [sys.executable, __file__, "--call", json.dumps([function, *arguments])]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--out", type=Path, help="file for the results, as JSON")
+    parser.add_argument("--call", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.call is not None:
+        function, *arguments = json.loads(given.call)
+        print({"peak": peak, "growth": growth}[function](*arguments))
+        return
+    print(f"{f'MiB of training at {given.length}':28} {'float32':>10} {'bfloat16':>10}")
+    peaks = {way: {dtype: measured("peak", way, dtype, given.length) for dtype in DTYPES} for way in WAYS}
+    for name, found in peaks.items():
+        print(f"{name:28} " + " ".join(f"{size:10.0f}" for size in found.values()))
+    print(f"{'goal':28} " + " ".join(f"{1.1 * size:10.0f}" for size in peaks["torch"].values()))
+    print(f"MiB of growth over {given.steps} lengths")
+    grown = {
+        what: {dtype: measured("growth", what, dtype, given.steps) for dtype in DTYPES}
+        for what in ("torch", "bias", "shaw", "tisa", "learned")
+    }
+    for name, found in grown.items():
+        what = name if name in WAYS else f"encoder, {name}"
+        print(f"{what:28} " + " ".join(f"{size:10.1f}" for size in found.values()))
+    if given.out is not None:
+        write_results(given.out, {"length": given.length, "steps": given.steps, "peak_mib": peaks, "growth_mib": grown})
+
+
+if __name__ == "__main__":
+    main()
