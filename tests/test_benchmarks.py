@@ -252,6 +252,12 @@ def memory(run, tmp_path):
     assert set(found["peak_mib"]["torch"]) == set(found["growth_mib"]["tisa"]) == {"float32", "bfloat16"}
 
 
+def models(run, tmp_path):
+    out = tmp_path / "models.json"
+    run("models", "--lengths=8", "--tokens=8", "--layers=1", "--rounds=1", "--dtypes=float32", f"--out={out}")
+    assert len(results_of(out)["rows"]) == 2 * (3 * 2 + 5)  # forward and training; pairs, and the encoders
+
+
 def scaling(run, tmp_path):
     out = tmp_path / "scaling.json"
     # The processes import the benchmark by its name.
@@ -372,6 +378,7 @@ SMOKE_TESTS = {
     "import_time": import_time,
     "kill": kill,
     "memory": memory,
+    "models": models,
     "per_call": per_call,
     "scaling": scaling,
     "seed_noise": seed_noise,
