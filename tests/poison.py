@@ -7,6 +7,8 @@ import math
 
 import torch
 
+from whereformer.kernels import native
+
 
 def poison() -> None:
     """From now on, in this process.
@@ -16,6 +18,8 @@ def poison() -> None:
     """
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
+    # The compiled kernel's scratch memory is its own.
+    native.poisons = True
 
 
 def is_poisoned(tensor: torch.Tensor) -> bool:

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.kernels.cases import EVERY_KIND, content, need_native, run, terms_of
+from tests.kernels.cases import DIM, EVERY_KIND, content, need_native, run, terms_of
+from whereformer import DenseBias, OffsetBias, OffsetValues
 
 # Enough multiplications to start threads.
 LENGTH = 300
@@ -36,6 +37,26 @@ def test_the_number_of_threads_changes_no_bit(options, dtype):
 
     one = results(1)
     for threads in (2, 3, 8):
+        assert all(map(torch.equal, one, results(threads))), threads
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "shared"), [(1, 1, False), (5, 1, True), (21, 1, False)], ids=["rows", "one sum", "items"]
+)
+def test_parts_do_not_depend_on_threads(batch, heads, shared):
+    """Parts whose gradients are summed: of the rows where heads are few, of the batch where it is large."""
+    n = 1100 if batch == 1 else 130
+    inputs = [tensor[:, :heads] for tensor in content(n, n, batch=batch)]
+    terms = [(OffsetBias, [torch.randn(heads, 9)], -4), (OffsetValues, [torch.randn(1, 9, DIM)], -4)]
+    if shared:
+        terms.append((DenseBias, [torch.randn(1, heads, n, n)], None))
+
+    def results(threads):
+        torch.set_num_threads(threads)
+        return run("native", torch.float32, inputs, terms, {})
+
+    one = results(1)
+    for threads in (1, 2, 3, 7):
         assert all(map(torch.equal, one, results(threads))), threads
 
 

@@ -112,10 +112,9 @@ EXPORT const char* whereformer_levels() {
 // Whether this processor can run a level
 EXPORT int whereformer_supports(const char* level) {
 #ifdef EMULATED
-  return 1;  // A build for tests, whose levels all use the same instructions
-#else
-  return std::strcmp(level, "base") == 0 || has(level);
+  level = std::strcmp(level, "base") == 0 ? level : "avx2";  // A build for tests, whose levels use no higher instructions
 #endif
+  return std::strcmp(level, "base") == 0 || has(level);
 }
 
 // The size of the struct of a call

@@ -84,7 +84,8 @@ void in_registers(int64_t m, int64_t n, int64_t k, const F* left, int64_t lda, c
   constexpr int64_t step = Units<F>::step, R = HEIGHT<F>, W = WIDTH<F>;
   const Unit<F>* a = (const Unit<F>*)left;
   lda /= step;
-  for (int64_t from = 0; from < k / step; from += SPAN, add = true) {
+  // Without anything to sum, C becomes zeros all the same.
+  for (int64_t from = 0; from < k / step || !add; from += SPAN, add = true) {
     const int64_t length = smaller(SPAN, k / step - from);
     for (int64_t j = 0; j < n; j += 64)
       for (int64_t i = 0; i < m; i += R)
@@ -96,6 +97,8 @@ void in_registers(int64_t m, int64_t n, int64_t k, const F* left, int64_t lda, c
 #if WITH_TILES
 // The eight tile registers of AMX, 16 rows of 64 bytes each; where the compiler knows no AMX, the same in memory, for tests.
 #if defined(__AMX_BF16__)
+// GCC does not know what tiles are loaded from: what was written there has to be there.
+#define TILE_BARRIER(at) __asm__ volatile("" : : "r"(at) : "memory")
 #define TILE_ZERO(t) _tile_zero(t)
 #define TILE_LOAD(t, at, stride) _tile_loadd(t, at, stride)
 #define TILE_STORE(t, at, stride) _tile_stored(t, at, stride)
@@ -104,10 +107,12 @@ struct TileShapes { uint8_t palette = 1, start = 0, reserved[14] = {}; uint16_t 
 INLINE void begin_tiles() {
   TileShapes shapes;
   for (int t = 0; t < 8; t++) shapes.bytes[t] = 64, shapes.rows[t] = 16;
+  TILE_BARRIER(&shapes);
   _tile_loadconfig(&shapes);
 }
 INLINE void end_tiles() { _tile_release(); }
 #else
+#define TILE_BARRIER(at)
 static thread_local uint32_t tiles_[8][16][16];
 INLINE void begin_tiles() {}
 INLINE void end_tiles() {}
@@ -134,6 +139,7 @@ INLINE void tile_dot(int c, int a, int b) {
 // Tiles 0 to 3 hold sums, 4 and 5 rows of A, 6 and 7 columns of B.
 template <bool TWO>
 INLINE void tile_block(int64_t k, const bf16* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c, int64_t ldc, bool add) {
+  TILE_BARRIER(a);
   if (add) {
     TILE_LOAD(0, c, ldc * 4); TILE_LOAD(1, c + 16, ldc * 4);
     if constexpr (TWO) { TILE_LOAD(2, c + 16 * ldc, ldc * 4); TILE_LOAD(3, c + 16 * ldc + 16, ldc * 4); }

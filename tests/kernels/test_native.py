@@ -1,0 +1,167 @@
+"""What the compiled kernel alone has to get right: many tiles, any width, far positions, and the process it runs in."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from tests.kernels.cases import EVERY_KIND, HEADS, check, content, need_native, run, terms_of
+from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions
+from whereformer.kernels import native
+from whereformer.kernels.call import make_call
+from whereformer.kernels.native import Problem
+from whereformer.kernels.native import _backward as backward_operator
+
+
+@pytest.fixture(autouse=True)
+def _native():
+    need_native()
+
+
+def vectors(head_dim, value_dim):
+    """Terms with vectors of these widths."""
+    return [
+        (OffsetBias, [torch.randn(HEADS, 9, dtype=torch.float64)], -4),
+        (OffsetKeys, [torch.randn(1, 9, head_dim, dtype=torch.float64)], -4),
+        (OffsetValues, [torch.randn(HEADS, 9, value_dim, dtype=torch.float64)], -4),
+    ]
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (150, 20), "sink_tokens": 3},
+    "softcap": {"softcap": 2.0, "causal": True},
+    "dropout": {"dropout_p": 0.2},
+    "mask": {"key_mask": torch.arange(1100).expand(2, -1) % 7 > 0},
+    "documents": {"query_documents": torch.arange(600) // 170, "key_documents": torch.arange(1100) // 300},
+    "listed": {"query_positions": torch.arange(600).flip(0), "key_positions": torch.arange(1100) * 2, "causal": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+def test_many_tiles(options, dtype):
+    """Sequences longer than a tile, of odd lengths."""
+    given = {
+        name: value.expand(2, -1) if name.endswith("documents") else value for name, value in OPTIONS[options].items()
+    }
+    check("native", content(600, 1100), terms_of(EVERY_KIND, 600, 1100), dtype, **given)
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(0, 5), (1, 0), (1, 1), (17, 33), (33, 2), (300, 280)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_widths(head_dim, value_dim, dtype, monkeypatch):
+    monkeypatch.setattr(native, "poisons", True)
+    check("native", content(70, 75, head_dim, value_dim), vectors(head_dim, value_dim), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("options", ["plain", "window", "softcap", "dropout"])
+def test_memory_that_nobody_has_written_is_not_read(options, dtype, monkeypatch):
+    inputs, terms = content(133, 90), terms_of(EVERY_KIND, 133, 90)
+    results = []
+    for poisons in (False, True):
+        monkeypatch.setattr(native, "poisons", poisons)
+        results.append(run("native", dtype, inputs, terms, OPTIONS[options]))
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("stride", [2, 17, 10**6, 2**40, 2**54])
+@pytest.mark.parametrize("side", ["query_positions", "key_positions"])
+def test_positions_with_any_step(side, stride):
+    """Most tables are crossed by few of the rows, and the time does not grow with the step."""
+    n = 140
+    options = {"query_positions": Positions(0, 1, n), "key_positions": Positions(0, 1, n)}
+    options[side] = Positions(-stride * 70, stride, n)
+    check("native", content(n, n), vectors(16, 16), **options)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(2**62 - 150, -(2**62)), (-(2**62), 2**62 - 150), (2**62 - 70,) * 2])
+@pytest.mark.parametrize("listed", [False, True])
+def test_far_positions(queries, keys, listed):
+    """All offsets are int64, but sums and differences of them are not."""
+    options = {"query_positions": Positions(queries, 1, 70), "key_positions": Positions(keys, 1, 70)}
+    if listed:
+        options = {name: positions.values() for name, positions in options.items()}
+    check("native", content(70, 70), vectors(16, 16), **options)
+    for window in (5, (2**63 - 2, 0), (2**62, None)):
+        check("native", content(70, 70), window=window, **options)
+
+
+def test_ids_that_do_not_exist_are_only_numbers():
+    """Nothing is read at them."""
+    far = torch.iinfo(torch.int64)
+    ids = torch.tensor([[far.min, far.max, 0, -1, 7] * 14])
+    inputs = content(70, 70, batch=1)
+    check("native", inputs, query_documents=ids, key_documents=ids.flip(1))
+    terms = vectors(16, 16)
+    wild = run("native", torch.float32, inputs, terms, {"query_positions": ids, "key_positions": ids.flip(1)})
+    assert all(tensor.isfinite().all() for tensor in wild)
+
+
+@pytest.mark.parametrize("needed", [(True,) * 11, (False, False, True, *(False,) * 8)])
+def test_the_backward_is_an_operator(needed):
+    query, key, value = (tensor.float() for tensor in content(5, 7, batch=1))
+    terms = [OffsetBias(torch.randn(HEADS, 9), -4), DenseBias(torch.randn(1, HEADS, 5, 7))]
+    problem = Problem.of(make_call(query, key, value, terms, return_lse=True))
+    output, kept, _ = native._run_forward(*problem.arguments())
+    needed = [need and getattr(problem, name) is not None for name, need in zip(native.GRADIENTS, needed, strict=True)]
+    arguments = torch.randn_like(output), torch.randn(1, HEADS, 5), output, kept, needed, *problem.arguments()
+    torch.library.opcheck(backward_operator, arguments)
+
+
+def in_a_process(script):
+    """Run a script in a process of its own, which must succeed."""
+    script = "import torch\nfrom whereformer import OffsetBias, attention\n" + textwrap.dedent(script)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_fork_computes_the_same():
+    """Also after the parent has used threads, which the child does not have."""
+    in_a_process("""
+        import os
+        torch.set_num_threads(4)
+        # Large enough for the kernel's threads, and too small for torch's, which do not survive a fork.
+        leaves = [torch.randn(1, 2, 150, 64, requires_grad=True) for _ in range(3)]
+
+        def results():
+            out = attention(*leaves, backend="native")
+            with torch.no_grad():
+                again = attention(*leaves, backend="native")
+            return out, again, *torch.autograd.grad(out.sum(), leaves)
+
+        wanted = results()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if all(map(torch.equal, results(), wanted)) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert all(map(torch.equal, results(), wanted))
+    """)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the system does not tell")
+def test_lengths_leave_nothing_in_memory():
+    in_a_process("""
+        def pages():
+            return int(open("/proc/self/statm").read().split()[1])
+
+        def call(n):
+            leaves = [torch.randn(1, 2, n, 16, requires_grad=True) for _ in range(3)]
+            terms = [OffsetBias(torch.randn(2, 9), -4)]
+            attention(*leaves, terms, backend="native").sum().backward()
+            with torch.no_grad():
+                attention(*leaves, terms, backend="native")
+
+        for n in range(1, 1001, 10):
+            call(n)
+        before = pages()
+        for n in range(1, 1001):
+            call(n)
+        assert (pages() - before) * 4096 < 30e6
+    """)
