@@ -87,6 +87,19 @@ def test_what_only_torchs_attention_can_do_is_left_to_it(native):
         assert explain(query, key, value, [OffsetBias(torch.zeros(1, 3), -1)]).backend != "fused"
 
 
+def test_generation_without_terms_in_float32_is_left_to_torch(native):
+    """The kernel would pack all keys for a single query."""
+    for dtype, n_q, terms, backend in (
+        (torch.float32, 1, (), "fused"),
+        (torch.bfloat16, 1, (), "native"),
+        (torch.float32, 8, (), "native"),
+        (torch.float32, 1, TERM, "native"),
+    ):
+        query, key, value = inputs(40, dtype=dtype)
+        assert explain(query[:, :, :n_q], key, value, terms).backend == backend
+    assert explain(*inputs(4)).backend == "native"
+
+
 def test_says_that_the_compiled_kernel_is_missing_and_why(monkeypatch):
     why = "is not built: no compiler; install one"
     monkeypatch.setattr(module.native, "unavailable", lambda call, device: why)

@@ -36,6 +36,8 @@ Window: TypeAlias = int | tuple[int | None, int | None] | None
 
 FARTHEST = 2**62
 """Positions are below this number, so offsets are below twice this number."""
+FEW_QUERIES = 8
+"""For fewer queries, the compiled kernel spends more time on packing all keys than on attention."""
 MOST_SOFTCAP = 1e30
 """Soft caps beyond it, or below one divided by it, leave float32's range when they are multiplied."""
 
@@ -156,6 +158,11 @@ class Call:
         """Whether torch would run the call eagerly, on plain tensors and in their own dtype, under autocast too."""
         tensors = [each for each in (self.query, self.key, self.value) if each is not None]
         return all(map(is_plain, tensors)) and autocast_dtype(self.device) in (None, self.dtype)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a few queries attend to more keys, as in generation."""
+        return self.n_q < FEW_QUERIES and self.n_q < self.n_k
 
     @property
     def factors(self) -> int:

@@ -79,6 +79,8 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
         # Programs, transforms, subclasses of tensors and autocast know torch's own attention.
         if not_native is not None or not call.is_plain:
             return "fused", "no terms, so torch's own attention computes it"
+        if call.decodes and call.dtype == torch.float32:
+            return "fused", "no terms and few queries in float32, for which torch's own attention packs no keys"
     if taken:
         return "reference", "torch.func takes derivatives of the reference only"
     if not_native is None:

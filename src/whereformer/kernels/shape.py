@@ -28,6 +28,8 @@ class Shaped(Protocol):
     @property
     def is_plain(self) -> bool: ...
     @property
+    def decodes(self) -> bool: ...
+    @property
     def factors(self) -> int: ...
     @property
     def offset_range(self) -> tuple[int, int] | None: ...
@@ -48,6 +50,7 @@ class CallShape:
         is_packed: whether rows are packed.
         is_ordinary: whether there is neither a window, a soft cap nor sinks, and no log of sums is asked for.
         is_plain: whether it would run eagerly, on plain tensors and in their own dtype.
+        decodes: whether a few queries attend to more keys, as in generation.
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
         mixes_positions: whether tables between grids meet tables over one dimension, causality or a window.
@@ -61,6 +64,7 @@ class CallShape:
     is_packed: bool = False
     is_ordinary: bool = True
     is_plain: bool = True
+    decodes: bool = False
     factors: int = 0
     offset_range: tuple[int, int] | None = None
     mixes_positions: bool = False
