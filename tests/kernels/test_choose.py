@@ -87,8 +87,9 @@ def test_what_only_torchs_attention_can_do_is_left_to_it(native):
         assert explain(query, key, value, [OffsetBias(torch.zeros(1, 3), -1)]).backend != "fused"
 
 
-def test_generation_without_terms_in_float32_is_left_to_torch(native):
+def test_generation_without_terms_in_float32_is_left_to_torch():
     """The kernel would pack all keys for a single query."""
+    need_native()
     for dtype, n_q, terms, backend in (
         (torch.float32, 1, (), "fused"),
         (torch.bfloat16, 1, (), "native"),
