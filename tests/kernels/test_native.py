@@ -146,22 +146,23 @@ def test_a_fork_computes_the_same():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="the system does not tell")
+@pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="sanitizers keep what is freed")
 def test_lengths_leave_nothing_in_memory():
     in_a_process("""
         def pages():
             return int(open("/proc/self/statm").read().split()[1])
 
         def call(n):
-            leaves = [torch.randn(1, 2, n, 16, requires_grad=True) for _ in range(3)]
-            terms = [OffsetBias(torch.randn(2, 9), -4)]
+            leaves = [torch.randn(1, 1, n, 8, requires_grad=True) for _ in range(3)]
+            terms = [OffsetBias(torch.randn(1, 9), -4)]
             attention(*leaves, terms, backend="native").sum().backward()
             with torch.no_grad():
                 attention(*leaves, terms, backend="native")
 
-        for n in range(1, 1001, 10):
+        for n in range(1, 302, 10):
             call(n)
         before = pages()
-        for n in range(1, 1001):
+        for n in range(1, 302):
             call(n)
-        assert (pages() - before) * 4096 < 30e6
+        assert (pages() - before) * 4096 < 20e6
     """)
