@@ -249,7 +249,7 @@ def exactness(run, tmp_path):
 def memory(run, tmp_path):
     run("memory", "--length=64", "--steps=3", f"--out={tmp_path / 'memory.json'}")
     found = results_of(tmp_path / "memory.json")
-    assert set(found["peak_mib"]["torch"]) == set(found["growth_mib"]["tisa"]) == {"float32", "bfloat16"}
+    assert set(found["peak_mib"]["torch"]) == set(found["growth_mib"]["encoder"]) == {"float32", "bfloat16"}
 
 
 def models(run, tmp_path):
