@@ -155,9 +155,9 @@ class Call:
 
     @property
     def is_plain(self) -> bool:
-        """Whether torch would run the call eagerly, on plain tensors and in their own dtype, under autocast too."""
+        """Whether torch would run the call eagerly, on plain tensors and without autocast."""
         tensors = [each for each in (self.query, self.key, self.value) if each is not None]
-        return all(map(is_plain, tensors)) and autocast_dtype(self.device) in (None, self.dtype)
+        return all(map(is_plain, tensors)) and autocast_dtype(self.device) is None
 
     @property
     def decodes(self) -> bool:

@@ -49,7 +49,7 @@ class CallShape:
         has_terms: whether there are any terms.
         is_packed: whether rows are packed.
         is_ordinary: whether there is neither a window, a soft cap nor sinks, and no log of sums is asked for.
-        is_plain: whether it would run eagerly, on plain tensors and in their own dtype.
+        is_plain: whether it would run eagerly, on plain tensors and without autocast.
         decodes: whether a few queries attend to more keys, as in generation.
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
