@@ -3,7 +3,8 @@
 First, what a training step at 8192 tokens adds to the process at its peak, in a process of its own each: 1 sequence, 12
 heads of 64. The goal is at most 10% more than torch's attention without positions. Then 1,000 training steps of
 different lengths, up to 1,000 tokens: how much the process has grown since the first 100, which have the longest
-sequences. Attention is measured by itself, and in an encoder of two layers of width 64.
+sequences. Attention is measured by itself, and in an encoder of two layers of width 64, beside the same BERT of
+transformers: operations other than attention let a process grow too.
 
 Run: python benchmarks/memory.py [--length 8192] [--steps 1000] [--out FILE]
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from transformers import BertConfig, BertForMaskedLM
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
 from whereformer.experiments.bench.cases import Case, make_problem
@@ -28,7 +30,7 @@ DTYPES = "float32", "bfloat16"
 WAYS = {"torch": (FLOOR, "none")} | {kind: (backend("auto"), kind) for kind in ("none", "bias", "t5", "shaw")}
 """The ways, with the kind of terms that each computes."""
 
-GROWING = {"torch": "torch", "bias": "bias", "encoder": "encoder, shaw"}
+GROWING = {"torch": "torch", "bias": "bias", "encoder": "encoder, shaw", "bert": "transformers' BERT"}
 """What is measured over many lengths, and its label."""
 
 WARM = 100
@@ -58,7 +60,7 @@ def peak(way: str, dtype: str, length: int) -> float:
 
 def growth(what: str, dtype: str, steps: int) -> float:
     """Return how much the process grows in steps of different lengths, in MiB."""
-    train = _encoder(dtype) if what == "encoder" else _attention(what, dtype)
+    train = _model(what, dtype) if what in ("encoder", "bert") else _attention(what, dtype)
     lengths = torch.randperm(steps).add(1).tolist()
     lengths.sort(key=lambda n: n <= steps - WARM // 2)  # the longest first
     for index, n in enumerate(lengths):
@@ -77,11 +79,12 @@ def _attention(way: str, dtype: str) -> Callable[[int], object]:
     return train
 
 
-def _encoder(dtype: str) -> Callable[[int], object]:
-    config = EncoderConfig(
-        vocab_size=100, hidden_size=64, num_attention_heads=2, intermediate_size=128, blocks="2", position="shaw"
-    )
-    model = EncoderForMaskedLM(config)
+def _model(what: str, dtype: str) -> Callable[[int], object]:
+    sizes = {"vocab_size": 100, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
+    if what == "bert":
+        model = BertForMaskedLM(BertConfig(**sizes, num_hidden_layers=2, max_position_embeddings=1000))
+    else:
+        model = EncoderForMaskedLM(EncoderConfig(**sizes, blocks="2", position="shaw"))
 
     def train(n: int) -> None:
         ids = torch.randint(100, (1, n))
