@@ -18,30 +18,46 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
-from whereformer.experiments.bench.cases import Case, make_problem
-from whereformer.experiments.bench.ways import FLOOR, backend, make_step
+from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
 from whereformer.runs.provenance import write_results
 
+HEADS, HEAD_DIM = 12, 64
 CALLS = 20
 """Calls in a row in each round."""
 
 Step = Callable[[], object]
-WAYS = {
-    "torch": (FLOOR, "none"),
-    "no terms": (backend("auto"), "none"),
-    "a bias": (backend("auto"), "bias"),
-    "Shaw, keys and values": (backend("auto"), "shaw"),
-    "a bias, blockwise": (backend("blockwise"), "bias"),
-}
-"""The ways, with the kind of terms that each computes."""
 
 
 def steps(tokens: int, training: bool) -> dict[str, Step]:
-    """Return the calls to time, torch's attention first."""
-    cases = {kind: Case(kind, tokens, 1, 12, 64, "float32", training) for _, kind in WAYS.values()}
-    problems = {kind: make_problem(case, torch.device("cpu")) for kind, case in cases.items()}
-    return {name: make_step(way, problems[kind]) for name, (way, kind) in WAYS.items()}
+    """Return the calls to time, torch's attention first. Terms are made anew in each call, as a model does."""
+    query, key, value = content = [torch.randn(1, HEADS, tokens, HEAD_DIM, requires_grad=training) for _ in range(3)]
+    table = torch.randn(HEADS, 2 * tokens - 1, requires_grad=training)
+    keys, values = vectors = [torch.randn(1, 33, HEAD_DIM, requires_grad=training) for _ in range(2)]
+    seed = torch.randn(1, HEADS, tokens, HEAD_DIM)
+
+    def step(compute: Callable[[], Tensor], inputs: list[Tensor]) -> Step:
+        if training:
+            return lambda: torch.autograd.grad(compute(), inputs, seed)
+        return torch.no_grad()(compute)
+
+    def biased(backend: str) -> Step:
+        return step(
+            lambda: attention(query, key, value, [OffsetBias(table, 1 - tokens)], backend=backend), [*content, table]
+        )
+
+    def shaw() -> Tensor:
+        return attention(query, key, value, [OffsetKeys(keys, -16), OffsetValues(values, -16)])
+
+    return {
+        "torch": step(lambda: functional.scaled_dot_product_attention(query, key, value), content),
+        "no terms": step(lambda: attention(query, key, value), content),
+        "a bias": biased("auto"),
+        "Shaw, keys and values": step(shaw, [*content, *vectors]),
+        "a bias, blockwise": biased("blockwise"),
+    }
 
 
 def microseconds(step: Step) -> float:
@@ -57,6 +73,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--out", type=Path, help="file for the results, as JSON")
     given = parser.parse_args()
+    torch.manual_seed(0)
     torch.set_num_threads(1)
     print(f"{'microseconds / call':24} {'forward':>15} {'training':>15}")
     cells: dict[str, list[str]] = {}
