@@ -4,7 +4,8 @@ First, what a training step at 8192 tokens adds to the process at its peak, in a
 heads of 64. The goal is at most 10% more than torch's attention without positions. Then 1,000 training steps of
 different lengths, up to 1,000 tokens: how much the process has grown since the first 100, which have the longest
 sequences. Attention is measured by itself, and in an encoder of two layers of width 64, beside the same BERT of
-transformers: operations other than attention let a process grow too.
+transformers. The C library keeps what was freed in between, so what is held is measured too: the growth after it has
+returned (malloc_trim) what nobody uses.
 
 Run: python benchmarks/memory.py [--length 8192] [--steps 1000] [--out FILE]
 """
@@ -12,6 +13,7 @@ Run: python benchmarks/memory.py [--length 8192] [--steps 1000] [--out FILE]
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import subprocess
 import sys
@@ -58,15 +60,18 @@ def peak(way: str, dtype: str, length: int) -> float:
     return mebibytes("VmHWM") - before
 
 
-def growth(what: str, dtype: str, steps: int) -> float:
-    """Return how much the process grows in steps of different lengths, in MiB."""
+def growth(what: str, dtype: str, steps: int, held: bool) -> float:
+    """Return how much the process grows in steps of different lengths, in MiB: all, or what is held."""
+    trim = ctypes.CDLL("libc.so.6").malloc_trim if held else (lambda _: None)
     train = _model(what, dtype) if what in ("encoder", "bert") else _attention(what, dtype)
     lengths = torch.randperm(steps).add(1).tolist()
     lengths.sort(key=lambda n: n <= steps - WARM // 2)  # the longest first
     for index, n in enumerate(lengths):
         train(n)
         if index + 1 == min(WARM, steps):
+            trim(0)
             before = mebibytes("VmRSS")
+    trim(0)
     return mebibytes("VmRSS") - before
 
 
@@ -120,9 +125,17 @@ def main() -> None:
         print(f"{name:28} " + " ".join(f"{size:10.0f}" for size in found.values()))
     print(f"{'goal':28} " + " ".join(f"{1.1 * size:10.0f}" for size in peaks["torch"].values()))
     print(f"MiB of growth over {given.steps} lengths")
-    grown = {what: {dtype: measured("growth", what, dtype, given.steps) for dtype in DTYPES} for what in GROWING}
+    grown = {
+        what: {
+            f"{dtype}{', held' * held}": measured("growth", what, dtype, given.steps, held)
+            for dtype in DTYPES
+            for held in (False, True)
+        }
+        for what in GROWING
+    }
+    print(f"{'':28} " + " ".join(f"{column:>15}" for column in grown["torch"]))
     for name, found in grown.items():
-        print(f"{GROWING[name]:28} " + " ".join(f"{size:10.1f}" for size in found.values()))
+        print(f"{GROWING[name]:28} " + " ".join(f"{size:15.1f}" for size in found.values()))
     if given.out is not None:
         write_results(given.out, {"length": given.length, "steps": given.steps, "peak_mib": peaks, "growth_mib": grown})
 

@@ -92,6 +92,11 @@ def test_far_positions(queries, keys, listed):
         check("native", content(70, 70), window=window, **options)
 
 
+@pytest.mark.parametrize(("scale", "softcap"), [(1e30, 1e-30), (1e-30, 1e3), (0.0, 1.0)])
+def test_a_soft_cap_of_any_steepness(scale, softcap):
+    check("native", content(20, 30), scale=scale, softcap=softcap)
+
+
 def test_ids_that_do_not_exist_are_only_numbers():
     """Nothing is read at them."""
     far = torch.iinfo(torch.int64)

@@ -197,6 +197,18 @@ def test_a_conjugates_part_has_the_other_sign():
     torch.testing.assert_close(torch.autograd.grad(attention(leaf, k, v, terms), leaf, part), wanted)
 
 
+def test_zeros_without_memory():
+    zeros = torch._efficientzerotensor(1, HEADS, N, DIM)
+    q, k, v = rows(), rows(), rows()
+    terms = [OffsetBias(torch._efficientzerotensor(HEADS, 9), -4)]
+    given = torch.zeros(1, HEADS, N, DIM), k, v, [OffsetBias(torch.zeros(HEADS, 9), -4)]
+    for _ in range(2):
+        torch.testing.assert_close(attend(zeros, k, v, terms), attention(*given, backend="reference"))
+    leaf = v.requires_grad_()
+    (found,) = torch.autograd.grad(attention(q, k, leaf), leaf, zeros)
+    assert not found.any()
+
+
 def test_another_default_device_or_dtype_changes_nothing():
     given = rows(), rows(), rows()
     wanted = attend(*given)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import (  # type: ignore[attr-defined]
     ProfilerConfig,
     ProfilerState,
@@ -23,6 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+def zeros_without_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is one of the zeros of forward-mode differentiation, which have no memory."""
+    return tensor._is_zerotensor()
 
 
 # --- the state of torch

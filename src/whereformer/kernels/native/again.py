@@ -20,7 +20,7 @@ from ..call import Call
 from ..precision import autocast_dtype
 from ..problem import Problem
 from ..terms import OffsetBias, OffsetKeys, OffsetValues, Positions
-from ..torch_private import intercepted, transforming
+from ..torch_private import intercepted, transforming, zeros_without_memory
 from .arguments import THREADS, Arguments, Kept
 from .library import library
 
@@ -96,7 +96,10 @@ def kind_of(content: tuple[Any, ...], terms: Any, options: tuple[Any, ...]) -> K
     for each in given:
         kind = type(each)
         if kind is Tensor or kind is nn.Parameter:
-            if each.device != _CPU or each.layout != torch.strided or (records and each.requires_grad) or each.is_neg():
+            if each.device != _CPU or each.layout != torch.strided or (records and each.requires_grad):
+                return None
+            if each.is_neg() or zeros_without_memory(each):
+                # Its memory does not have its numbers.
                 return None
             parts += (each.dtype, each.shape, each.stride())
             tensors.append(each)

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..grids import CellOffsets
 from ..problem import Problem
 from ..terms import Positions, position_values
+from ..torch_private import zeros_without_memory
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
@@ -177,7 +178,7 @@ class Arguments:
         return tensor.data_ptr()
 
     def _contiguous(self, tensor: Tensor | None) -> int:
-        return 0 if tensor is None else self._keep(tensor.contiguous().resolve_neg())
+        return 0 if tensor is None else self._keep(_in_memory(tensor.contiguous()))
 
     def _whole_numbers(self, tensor: Tensor | None) -> int:
         return 0 if tensor is None else self._keep(tensor.to(torch.int64).contiguous())
@@ -186,8 +187,7 @@ class Arguments:
         """Return a tensor of four axes. Items of an axis of size 1 may be shared by more."""
         if tensor is None:
             return _ABSENT
-        # The memory of a part of a conjugate has the other sign.
-        tensor = tensor.resolve_neg()
+        tensor = _in_memory(tensor)
         strides = tensor.stride()
         return (self._keep(tensor), DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
 
@@ -226,7 +226,7 @@ class Arguments:
             # A head's part has to be in one piece; heads may lie apart, as in a longer table.
             if table.stride()[1:] != ((1,) if table.dim() == 2 else (table.shape[2], 1)):
                 table = table.contiguous()
-            table = table.resolve_neg()
+            table = _in_memory(table)
             pointers.append(self._keep(table))
             sizes += [table.shape[1], _near(first), 0 if len(table) == 1 else table.stride(0)]
         return *pointers, *sizes
@@ -259,6 +259,12 @@ class Arguments:
     def _tensor_of_parts(self, tensor: Tensor | None) -> tuple[int, ...]:
         """Return (row parts, batch, heads, n, dim) as one of row parts times batch."""
         return self._tensor(None if tensor is None else tensor.flatten(0, 1))
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """Return a tensor whose memory has its numbers: a part of a conjugate has the other sign there, and the zeros of
+    forward-mode differentiation have no memory."""
+    return torch.zeros_like(tensor) if zeros_without_memory(tensor) else tensor.resolve_neg()
 
 
 def _near(first: int) -> int:

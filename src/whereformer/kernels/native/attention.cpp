@@ -243,9 +243,11 @@ template <class F> struct Attention {
     else for (int64_t i = 0; i < t.rows; i++) zero(scores + i * ld, t.width);
     A factor = c.head_dim ? (A)c.scale : A(1);
     if (c.softcap) {
+      // Infinity times a score of 0 would be NaN.
+      const A steep = sizeof(A) == 8 ? (A)(c.scale / c.softcap) : (A)between<double>(c.scale / c.softcap, -3e38, 3e38);
       for (int64_t i = 0; i < t.rows; i++) {
         A* s = scores + i * ld;
-        tanh_row(s, t.width, (A)(c.scale / c.softcap));
+        tanh_row(s, t.width, steep);
         if (tangents) __builtin_memcpy(tangents + i * ld, s, sizeof(A) * t.width);
       }
       factor = (A)c.softcap;
