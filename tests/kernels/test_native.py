@@ -110,12 +110,13 @@ def test_ids_that_do_not_exist_are_only_numbers():
 
 @pytest.mark.parametrize("needed", [(True,) * 11, (False, False, True, *(False,) * 8)])
 def test_the_backward_is_an_operator(needed):
-    query, key, value = (tensor.float() for tensor in content(5, 7, batch=1))
+    # In the layout of a projection
+    query, key, value = (tensor.float().transpose(1, 2).contiguous().transpose(1, 2) for tensor in content(5, 7))
     terms = [OffsetBias(torch.randn(HEADS, 9), -4), DenseBias(torch.randn(1, HEADS, 5, 7))]
     problem = Problem.of(make_call(query, key, value, terms, return_lse=True))
     output, kept, _ = native._run_forward(*problem.arguments())
     needed = [need and getattr(problem, name) is not None for name, need in zip(native.GRADIENTS, needed, strict=True)]
-    arguments = torch.randn_like(output), torch.randn(1, HEADS, 5), output, kept, needed, *problem.arguments()
+    arguments = torch.randn_like(output), torch.randn(output.shape[:3]), output, kept, needed, *problem.arguments()
     torch.library.opcheck(backward_operator, arguments)
 
 

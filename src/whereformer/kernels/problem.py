@@ -191,13 +191,19 @@ class Problem:
         return self.value.new_empty(size, dtype=self.dtype)
 
     def new_gradients(self, needed: Sequence[bool]) -> list[Tensor]:
-        """Allocate the needed gradients of ``GRADIENTS``."""
-        inputs = (getattr(self, name) for name in GRADIENTS)
+        """Allocate the needed gradients of ``GRADIENTS``. Compilers count on layouts that follow from sizes alone."""
         return [
-            torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            for tensor, need in zip(inputs, needed, strict=True)
+            self.new_query_gradient()
+            if name == "query"
+            else torch.empty_like(getattr(self, name), memory_format=torch.contiguous_format)
+            for name, need in zip(GRADIENTS, needed, strict=True)
             if need
         ]
+
+    def new_query_gradient(self) -> Tensor:
+        """Allocate the query's gradient in the layout that suits the projection before it."""
+        assert self.query is not None
+        return torch.empty_permuted(self.query.shape, (0, 2, 1, 3), dtype=self.query.dtype, device=self.query.device)
 
 
 _FIELDS = tuple(Problem.__dataclass_fields__)

@@ -186,7 +186,7 @@ def _new_gradients(problem: Problem, needed: Sequence[str], parts: tuple[int, in
     if "dense" in needed and problem.dense is not None:
         dense = value.new_zeros(problem.dense.shape, dtype=wide)
     return Gradients(
-        query=torch.empty_like(problem.query) if "query" in needed and problem.query is not None else None,
+        query=problem.new_query_gradient() if "query" in needed else None,
         key=of_keys("key", problem.key),
         value=of_keys("value", value),
         bias=of_table("bias"),
