@@ -114,15 +114,8 @@ def attend(
     ]
     query, key, value = projected
     shared = position.shared(queries_at, keys_at, position.once())
-    place = Place(queries_at, keys_at, layer, shared, options.get("key_mask"), options.get("scale"))
-    terms = position.terms(queries, place)
-    options = {"query_positions": queries_at, "key_positions": keys_at, **options}
-    if position.content:
-        terms += position.content_terms(query, key, place)
-        query, key, value = position.rotate(query, key, value, place)
-        out = attention(query, key, value, terms, **options)
-    else:
-        out = attention(None, None, value, terms, **options)
+    place = Place(queries_at, keys_at, layer, shared, options.pop("key_mask", None), options.pop("scale", None))
+    out = position.attend(queries, query, key, value, place, **options)
     return out.transpose(1, 2).flatten(2)
 
 

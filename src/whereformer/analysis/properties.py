@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..kernels import Positions, attention
+from ..kernels import Positions
 from ..kernels.torch_private import DispatchMode, changes_arguments, leaves
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
@@ -356,13 +356,7 @@ def _work(position: Position, length: int, backend: str) -> Callable[[], None]:
     def work() -> None:
         position.embed(embedded, at)
         place = Place(at, at, shared=position.shared(at, at))
-        terms = position.terms(hidden, place)
-        if not position.content:
-            attention(None, None, value, terms, query_positions=at, key_positions=at, backend=backend)
-            return
-        terms += position.content_terms(query, key, place)
-        rotated = position.rotate(query, key, value, place)
-        attention(*rotated, terms, query_positions=at, key_positions=at, backend=backend)
+        position.attend(hidden, query, key, value, place, backend=backend)
 
     return work
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack, overload
 from torch import Tensor
 
 from . import blockwise, fused, grids, native, nested, reference, varlen
-from .call import Call, CallOptions, SequenceOptions, Window, check_names, make_call
+from .call import Call, CallOptions, SequenceOptions, Window, check_names, checks_names, make_call, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .dropout import draw_seed
 from .grids import decomposed_offset_keys
@@ -76,6 +76,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@checks_names
 def attention(
     query: Tensor | None,
     key: Tensor | None,
@@ -234,6 +235,7 @@ def attention_varlen(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@shows_options(attention, without=("key_mask", "query_documents", "key_documents"))
 def attention_varlen(
     query: Tensor | None,
     key: Tensor | None,
@@ -326,6 +328,7 @@ _RUN = {
 }
 
 
+@shows_options(attention)
 def explain(
     query: Tensor | None,
     key: Tensor | None,
@@ -357,6 +360,7 @@ def _check_backend(backend: str) -> None:
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
+@shows_options(attention, without=("return_lse", "backend"))
 def attention_weights(
     query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Unpack[CallOptions]
 ) -> Tensor:

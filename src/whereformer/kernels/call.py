@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, TypeAlias, TypedDict, Unpack, cast
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +32,8 @@ from .terms import (
     position_values,
 )
 from .tracing import are_numbers, can_look, holds, is_plain
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 Window: TypeAlias = int | tuple[int | None, int | None] | None
 """How far before and after its own position a query attends: one number for both sides, or one each; None: any."""
@@ -365,11 +369,60 @@ def check_flag(name: str, flag: Any) -> None:
         raise TypeError(f"{name}: expected True or False, got {flag!r}")
 
 
+_ELSEWHERE = {
+    "attn_mask": "give key_mask=(batch, n_k), True = may be attended, for padding, causal=True for causality, and "
+    "DenseBias(scores) among the terms for a number or -inf per pair",
+    "is_causal": "give causal=True; with fewer queries than keys, the last query is at the last key",
+    "enable_gqa": "leave it out; keys and values may have fewer heads",
+    "key_padding_mask": "give key_mask=~key_padding_mask, since True means that a key may be attended",
+    "attention_mask": "give key_mask=attention_mask.bool(), (batch, n_k)",
+    "score_mod": "give terms, such as OffsetBias for a number per offset",
+    "block_mask": "give causal=, window=, key_mask=, or query_documents= and key_documents=",
+    "window_size": "give window=(before, after)",
+    "softmax_scale": "give scale=",
+    "alibi_slopes": 'give the terms of build_position("alibi", ...)',
+    "dropout": "give dropout_p=",
+    "q": "give query, key and value",
+}
+"""What to write for an argument of another library: torch, its FlexAttention, flash_attn and transformers."""
+
+
 def check_names(function: str, options: Iterable[str], known: frozenset[str]) -> None:
     """Raise for the name of an option that a function does not have; our own functions would take some of them."""
     for name in options:
         if name not in known:
-            raise TypeError(f"{name}: {function} has no such argument")
+            instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise TypeError(f"{name}: {function} has no such argument{instead}")
+
+
+def checks_names(function: Function) -> Function:
+    """Let a function say what to write in place of an argument that it does not have."""
+    known = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        if not options.keys() <= known:
+            check_names(function.__name__, options, known)
+        return function(*arguments, **options)
+
+    return cast(Function, checked)
+
+
+def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> Callable[[Function], Function]:
+    """Let a function show, in place of ``**options``, the keyword arguments of another that it passes on."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        more = [
+            each
+            for each in inspect.signature(shown).parameters.values()
+            if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name not in {*signature.parameters, *without}
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 def _is_number(number: Any) -> bool:

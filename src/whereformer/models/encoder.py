@@ -64,7 +64,7 @@ class Embeddings(nn.Module):
             # BERT's default is type 0 for every token.
             types = self.token_type.weight[0] if token_type_ids is None else self.token_type(token_type_ids)
             hidden = hidden + types
-        hidden = position.embed(hidden, positions)
+        hidden = position("embed", hidden, positions)
         hidden = self.dropout(hidden if self.norm is None else self.norm(hidden))
         return hidden if self.projection is None else self.projection(hidden)
 
@@ -250,7 +250,7 @@ class _Run:
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
         self.share = may_share(encoder.layers)
-        self.once = encoder.position.once() if self.share else None
+        self.once = encoder.position("once") if self.share else None
         self.last_context: AttentionContext | None = None
         self.hidden: Tensor
         self.add(hidden)
@@ -260,7 +260,7 @@ class _Run:
         last = self.last_context
         if last is None or last.queries is not queries or last.keys is not keys:
             position = self.encoder.position
-            shared = position.shared(queries.positions, keys.positions, self.once) if self.share else None
+            shared = position("shared", queries.positions, keys.positions, self.once) if self.share else None
             last = AttentionContext(
                 position,
                 queries,

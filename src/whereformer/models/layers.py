@@ -122,9 +122,9 @@ class Attention(nn.Module):
         position, earlier = context.position, context.earlier
         place = replace(context.place(layer), scale=self.scale)
         rotated_at = context.place_of_new_keys(layer)
-        terms = position.terms(queries, place)
         value = self._heads(self.value(keys))
         query, key = None, None
+        types: tuple[Term, ...] = ()
         if self.query is not None and self.key is not None:
             query, key = self._heads(self.query(queries)), self._heads(self.key(keys))
             if self.query_norm is not None and self.key_norm is not None:
@@ -132,22 +132,18 @@ class Attention(nn.Module):
             if earlier is not None and position.reads_keys:
                 key, value = earlier.cache.update(key, value, layer)
                 rotated_at, earlier = place, None
-            terms += position.content_terms(query, key, place)
             if self.segments is not None and context.queries.segments is not None:
-                terms += (self.segments(query, context.queries.segments, context.keys.segments),)
-            query, key, value = position.rotate(query, key, value, rotated_at)
+                types = (self.segments(query, context.queries.segments, context.keys.segments),)
+        query, key, value, terms = position("act", queries, query, key, value, place, rotated_at)
         if earlier is not None:
             # A cache needs pairs; without keys it gets the value twice.
             key, value = earlier.cache.update(value if key is None else key, value, layer)
             key = None if query is None else key
-        return (query, key, value, terms), {
-            "key_mask": context.keys.key_mask,
-            "query_positions": place.queries,
-            "key_positions": place.keys,
+        return (query, key, value, (*terms, *types)), {
+            **place.options(query),
             "query_documents": context.queries.documents,
             "key_documents": context.keys.documents,
             "causal": context.causal,
-            "scale": self.scale,
             "window": context.windows[layer] if context.windows else None,
         }
 

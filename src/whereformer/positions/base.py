@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, shown
+from ..kernels import attention
+from ..kernels.call import CallOptions, shows_options
 from ..kernels.terms import (
     DenseBias,
     OffsetBias,
@@ -169,14 +173,14 @@ class ModelShape:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """What hooks learn about the attention layer that calls them: positions, the layer's number and shared results.
+    """What a method learns about the attention layer that calls it: positions, the layer's number and shared results.
 
     Args:
         queries: positions of the tokens that attend.
         keys: positions of the tokens that they attend to.
         layer: the attention layer's number, from 0; a shared layer counts once per pass.
         shared: what :meth:`Position.shared` returned for these positions; None if the hooks have to compute it.
-        key_mask: (batch, n_k) bool, True = real, for methods that count keys; None: all are real.
+        key_mask: (batch, n_k) bool, True = may be attended; None: all may.
         scale: the factor on query . key in this layer; None: head_dim ** -0.5.
     """
 
@@ -186,6 +190,20 @@ class Place:
     shared: Any = None
     key_mask: Tensor | None = None
     scale: float | None = None
+
+    def options(self, query: Tensor | None) -> CallOptions:
+        """Return the place as keyword arguments of :func:`whereformer.attention`, which takes no scale without a
+        query."""
+        return {
+            "query_positions": self.queries,
+            "key_positions": self.keys,
+            "key_mask": self.key_mask,
+            "scale": None if query is None else self.scale,
+        }
+
+
+_IN_PLACE = {"query_positions": "queries", "key_positions": "keys", "key_mask": "key_mask", "scale": "scale"}
+"""The arguments of ``attention`` that a place has, with their names there."""
 
 
 class Work(NamedTuple):
@@ -198,8 +216,10 @@ class Work(NamedTuple):
 class Position(nn.Module):
     """Base of all position methods.
 
-    A method overrides the hooks it needs. ``place.layer`` counts attention layers from 0, a shared layer once per
-    pass, so a method can have parameters of its own in every layer even where the layers share theirs.
+    Models call :meth:`embed` once, and :meth:`attend` in place of ``whereformer.attention`` in every layer. A method
+    overrides the hooks it needs: ``embed``, ``rotate``, ``terms`` and ``content_terms``. ``place.layer`` counts
+    attention layers from 0, a shared layer once per pass, so a method can have parameters of its own in every layer
+    even where the layers share theirs.
 
     A constructor takes the :class:`ModelShape` and the method's own options as keyword-only arguments.
     """
@@ -221,18 +241,136 @@ class Position(nn.Module):
     """Options for the methods that this one is joined with, where they have them."""
 
     _like: Tensor
+    _embedded: bool
+    """Whether ``embed`` has been called, or its lack told."""
 
     def __init__(self, model: ModelShape) -> None:
         super().__init__()
         self.model = model
+        self._embedded = False
         # It moves with the model, so that a method without parameters knows the device and dtype.
         self.register_buffer("_like", torch.empty(0), persistent=False)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "embed" in vars(cls):
+            cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
+
+    @property
+    def acts_on(self) -> frozenset[str]:
+        """Where the method acts: in "embeddings" (by ``embed``), in "attention" (by ``attend``), or in both.
+
+        A model has to call ``embed`` below layer 0 for a method that acts on embeddings.
+        """
+        hooks = {"embeddings": ("embed",), "attention": ("rotate", "terms", "content_terms")}
+        return frozenset(
+            where
+            for where, names in hooks.items()
+            if any(getattr(type(self), name) is not getattr(Position, name) for name in names)
+        )
+
+    def forward(self, hook: str, *arguments: Any) -> Any:
+        """Run a hook by its name.
+
+        Models call hooks through this, ``position("embed", hidden, positions)``, so that whatever is attached to a
+        module sees the call: forward hooks, profilers, accelerate's offloading.
+        """
+        return getattr(self, hook)(*arguments)
+
+    @shows_options(attention, without=_IN_PLACE)
+    def attend(
+        self,
+        hidden: Tensor,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor,
+        place: Place,
+        terms: Sequence[Term] = (),
+        *,
+        return_lse: bool = False,
+        backend: str = "auto",
+        **options: Unpack[CallOptions],
+    ) -> Any:
+        """Attention with everything that the method does in a layer: all its hooks but ``embed``, then
+        :func:`whereformer.attention`.
+
+        Any method takes the place of any other in this call. One that replaces query . key (a Synthesizer) ignores
+        query and key.
+
+        Args:
+            hidden: (batch, n_q, hidden_size), the input of the queries' projection.
+            query: (batch, heads, n_q, head_dim), projected; or None together with ``key`` for a method that replaces
+                their product.
+            key: (batch, heads, n_k, head_dim).
+            value: (batch, heads, n_k, head_dim).
+            place: the positions, the layer's number, the mask of the keys and the scale.
+            terms: more terms, besides the method's own.
+            options: the other keyword arguments of :func:`whereformer.attention`.
+
+        Returns:
+            What :func:`whereformer.attention` returns: (batch, heads, n_q, head_dim), with ``return_lse`` a pair.
+
+        Raises:
+            InputError: for a layer that the method was not built for.
+            TypeError, ValueError: as :func:`whereformer.attention`.
+        """
+        for name, field in _IN_PLACE.items():
+            if name in options:
+                raise TypeError(f"{name}: attend takes it from place; give Place(..., {field}=...)")
+        query, key, value, own = self("act", hidden, query, key, value, place)
+        call: CallOptions = {**place.options(query), **options}
+        # The checker chooses an overload by the value of return_lse.
+        return attention(query, key, value, (*own, *terms), return_lse=return_lse, backend=backend, **call)  # type: ignore[call-overload]
+
+    def act(
+        self,
+        hidden: Tensor,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor,
+        place: Place,
+        new: Place | None = None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]]:
+        """Run the hooks of a layer; arguments are as in :meth:`attend`, which calls this.
+
+        Args:
+            new: where query, key and value are for ``rotate``, if keys of earlier calls are in a cache and ``key`` and
+                ``value`` are only the new ones; by default they are at ``place``.
+
+        Returns:
+            Query, key and value for attention, and the terms. Query and key are None if the method replaces them.
+        """
+        if not 0 <= place.layer < self.model.num_layers:
+            raise InputError(
+                "place.layer",
+                f"the method was built for {self.model.num_layers} layers, got layer {place.layer}, counted from 0; "
+                "give build_position num_layers",
+            )
+        if place.layer == 0 and not self._embedded and not torch.compiler.is_compiling():
+            self._tell_of_embeddings()
+        terms = self.terms(hidden, place)
+        if not self.content or query is None or key is None:
+            return None, None, value, terms
+        terms += self.content_terms(query, key, place)
+        return (*self.rotate(query, key, value, place if new is None else new), terms)
+
+    def _tell_of_embeddings(self) -> None:
+        self._embedded = True
+        if "embeddings" in self.acts_on:
+            warnings.warn(
+                f"{type(self).__name__} acts on embeddings, and its embed has not been called: below the first layer, "
+                "hidden = position.embed(hidden, positions)",
+                stacklevel=4,
+            )
 
     def reset_parameters(self) -> None:
         """Draw the initial values, through ``torch.nn.init`` only: loaders switch it off to keep loaded weights."""
 
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
-        """Add position to the embeddings (batch, n, embedding_size). Models call this once, below layer 0."""
+        """Add position to the embeddings (batch, n, embedding_size). Models call this once, below layer 0.
+
+        ``hidden`` is multiplied by ``embedding_scale`` before.
+        """
         return hidden
 
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
@@ -309,6 +447,18 @@ class Position(nn.Module):
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         """The method's own parameters that are kernels; a training may give them a learning rate of their own."""
         return ()
+
+
+def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a method's ``embed`` with a note that it has been called."""
+
+    @functools.wraps(embed)
+    def noted(self: Position, hidden: Tensor, positions: PositionsLike) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self._embedded = True
+        return embed(self, hidden, positions)
+
+    return noted
 
 
 class OffsetFunction(Position):
@@ -444,25 +594,29 @@ class Sum(Position):
         self.reads_keys = any(part.reads_keys for part in self)
         self.embedding_scale = max(part.embedding_scale for part in self)
 
+    @property
+    def acts_on(self) -> frozenset[str]:
+        return frozenset().union(*(part.acts_on for part in self))
+
     def __iter__(self) -> Any:
         return iter(self.parts)
 
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
         for part in self:
-            hidden = part.embed(hidden, positions)
+            hidden = part("embed", hidden, positions)
         return hidden
 
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
         return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
 
     def once(self) -> tuple[Any, ...]:
-        return tuple(part.once() for part in self)
+        return tuple(part("once") for part in self)
 
     def shared(
         self, queries: PositionsLike, keys: PositionsLike, once: tuple[Any, ...] | None = None
     ) -> tuple[Any, ...]:
         given = [None] * len(self.parts) if once is None else once
-        return tuple(part.shared(queries, keys, own) for part, own in zip(self, given, strict=True))
+        return tuple(part("shared", queries, keys, own) for part, own in zip(self, given, strict=True))
 
     def _places(self, place: Place) -> list[tuple[Position, Place]]:
         """Pair every part with a place whose ``shared`` is what this part shares."""
@@ -471,14 +625,14 @@ class Sum(Position):
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         for part, own in self._places(place):
-            query, key, value = part.rotate(query, key, value, own)
+            query, key, value = part("rotate", query, key, value, own)
         return query, key, value
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        return tuple(term for part, own in self._places(place) for term in part.terms(hidden, own))
+        return tuple(term for part, own in self._places(place) for term in part("terms", hidden, own))
 
     def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
-        return tuple(term for part, own in self._places(place) for term in part.content_terms(query, key, own))
+        return tuple(term for part, own in self._places(place) for term in part("content_terms", query, key, own))
 
     def tabulate(self, length: int) -> None:
         for part in self:

@@ -111,23 +111,19 @@ class Trace:
             return self._made(n, config.num_attention_heads, config.head_dim).transpose(1, 2)
 
         hidden, value = self._made(at.n_q, config.hidden_size), heads(at.n_k)
-        terms = method.terms(hidden, place)
+        first_query, first_key = (heads(at.n_q), heads(at.n_k)) if self.content else (None, None)
+        query, key, new_value, terms = method.act(hidden, first_query, first_key, value, place)
         # The layer keeps its input anyway, and attention keeps one query, key and value; a method may also keep what it
         # changed.
-        self._kept.leave_out(hidden)
-        query, key = None, None
-        if self.content:
-            given = query, key, value = heads(at.n_q), heads(at.n_k), value
-            terms += method.content_terms(query, key, place)
-            if segments is not None:
-                types = (torch.empty(self.batch, n, dtype=torch.int64, device=META) for n in (at.n_q, at.n_k))
-                terms += (segments(query, *types),)
-            query, key, value = method.rotate(*given, place)
-            self._kept.leave_out(*(old for old, new in zip(given, (query, key, value), strict=True) if old is new))
+        pairs = ((first_query, query), (first_key, key), (value, new_value))
+        self._kept.leave_out(hidden, *(old for old, new in pairs if old is new and old is not None))
+        if segments is not None and first_query is not None:
+            types = (torch.empty(self.batch, n, dtype=torch.int64, device=META) for n in (at.n_q, at.n_k))
+            terms += (segments(first_query, *types),)
         return make_call(
             query,
             key,
-            value,
+            new_value,
             terms,
             dropout_p=config.attention_probs_dropout_prob,
             causal=config.causal,

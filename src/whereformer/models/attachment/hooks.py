@@ -36,13 +36,13 @@ class StackForward:
     def shared(self, queries: Positions, keys: Positions) -> Any:
         """Return what the method computes once for all layers; the first layer that asks computes it."""
         if not self.share:
-            return self.position.shared(queries, keys)
+            return self.position("shared", queries, keys)
         # Reentrant checkpointing runs layers without gradients first, and later again with gradients.
         with_gradients = torch.is_grad_enabled()
         if self.once is None or self.once[0] != with_gradients:
-            self.once, self.kept = (with_gradients, self.position.once()), None
+            self.once, self.kept = (with_gradients, self.position("once")), None
         if self.kept is None or self.kept[:-1] != (queries, keys):
-            self.kept = queries, keys, self.position.shared(queries, keys, self.once[1])
+            self.kept = queries, keys, self.position("shared", queries, keys, self.once[1])
         return self.kept[-1]
 
 

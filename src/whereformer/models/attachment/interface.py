@@ -89,8 +89,7 @@ def attend(
             # The vectors of a method belong to the heads of queries.
             groups = query.shape[1] // key.shape[1]
             key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
-        terms = (*position.terms(layer.hidden, place), *position.content_terms(query, key, place))
-        query, key, value = position.rotate(query, key, value, place)
+        query, key, value, terms = position("act", layer.hidden, query, key, value, place)
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
     call: dict[str, Any] = {
         "causal": layer_is_causal(module, is_causal),
