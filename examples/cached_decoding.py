@@ -19,23 +19,21 @@ if __name__ == "__main__":
     for name in ("alibi", "t5", "tisa", "rope", "shaw"):
         position = build_position(name, hidden_size=HEADS * WIDTH, num_heads=HEADS, causal=True)
 
-        def attend(first, last, position=position):
-            """Attend from the queries ``first`` to ``last - 1`` to all keys before ``last``."""
-            queries, keys = Positions(first, 1, last - first), Positions(0, 1, last)
-            new, known = Place(queries, queries), Place(queries, keys)
-            # Queries and keys are rotated at their own positions; of these methods, only rope rotates.
-            turned = position.rotate(query[:, :, first:last], key[:, :, first:last], value[:, :, first:last], new)[0]
-            at_keys = Place(keys, keys)
-            _, past_key, past_value = position.rotate(*(each[:, :, :last] for each in (query, key, value)), at_keys)
-            terms = position.terms(hidden[:, first:last], known)
-            return attention(
-                turned, past_key, past_value, terms, causal=True, query_positions=queries, key_positions=keys
-            )
+        def decode(first, last, cache, position=position):
+            """Attend from the new tokens ``first`` to ``last - 1`` to all before ``last``; earlier ones are cached."""
+            new, known = Positions(first, 1, last - first), Positions(0, 1, last)
+            tokens = (each[:, :, first:last] for each in (query, key, value))
+            # New queries and keys are rotated at their own positions, and the terms are those of all keys.
+            place = Place(new, known)
+            turned, *pair, terms = position.act(hidden[:, first:last], *tokens, place, new=Place(new, new))
+            cache[:] = [torch.cat(both, 2) for both in zip(cache, pair, strict=True)] if cache else pair
+            return attention(turned, *cache, terms, causal=True, **place.options(turned))
 
         with torch.no_grad():
-            whole = attend(0, LENGTH)
+            whole = decode(0, LENGTH, [])
+            cache = []
             start = time.perf_counter()
-            steps = [attend(token, token + 1) for token in range(LENGTH)]
+            steps = [decode(token, token + 1, cache) for token in range(LENGTH)]
             each = (time.perf_counter() - start) / LENGTH * 1e3
         difference = (torch.cat(steps, 2) - whole).abs().max().item()
         print(f"{name:6} one token at a time differs by at most {difference:.1e}, {each:.2f} ms per token")

@@ -62,7 +62,9 @@ class Embeddings(nn.Module):
         hidden = words * position.embedding_scale
         if self.token_type is not None:
             # BERT's default is type 0 for every token.
-            types = self.token_type.weight[0] if token_type_ids is None else self.token_type(token_type_ids)
+            types = self.token_type(
+                words.new_zeros((), dtype=torch.int64) if token_type_ids is None else token_type_ids
+            )
             hidden = hidden + types
         hidden = position("embed", hidden, positions)
         hidden = self.dropout(hidden if self.norm is None else self.norm(hidden))

@@ -317,6 +317,8 @@ class Position(nn.Module):
         for name, field in _IN_PLACE.items():
             if name in options:
                 raise TypeError(f"{name}: attend takes it from place; give Place(..., {field}=...)")
+        if not self._embedded and not torch.compiler.is_compiling():
+            self._tell_of_embeddings()
         query, key, value, own = self("act", hidden, query, key, value, place)
         call: CallOptions = {**place.options(query), **options}
         # The checker chooses an overload by the value of return_lse.
@@ -346,8 +348,6 @@ class Position(nn.Module):
                 f"the method was built for {self.model.num_layers} layers, got layer {place.layer}, counted from 0; "
                 "give build_position num_layers",
             )
-        if place.layer == 0 and not self._embedded and not torch.compiler.is_compiling():
-            self._tell_of_embeddings()
         terms = self.terms(hidden, place)
         if not self.content or query is None or key is None:
             return None, None, value, terms
@@ -360,7 +360,7 @@ class Position(nn.Module):
             warnings.warn(
                 f"{type(self).__name__} acts on embeddings, and its embed has not been called: below the first layer, "
                 "hidden = position.embed(hidden, positions)",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def reset_parameters(self) -> None:

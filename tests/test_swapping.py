@@ -1,0 +1,216 @@
+"""Any method takes the place of any other in the code that README and guides show: order, padding and layers count."""
+
+import inspect
+import re
+import warnings
+from pathlib import Path
+
+import accelerate
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import T5Config
+from transformers.models.swin.modeling_swin import SwinRelativePositionBias
+from transformers.models.t5.modeling_t5 import T5Attention
+
+import whereformer
+from whereformer.errors import InputError
+from whereformer.testing import spread
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+METHODS = whereformer.position_names()
+WITHOUT_ORDER = {"none"}
+"""Methods that do not tell one order of tokens from another."""
+
+
+def blocks(page):
+    return BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+def place_of(n, layer=0):
+    at = whereformer.Positions(0, 1, n)
+    return whereformer.Place(at, at, layer)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Methods begin with random parameters, since some begin at zero."""
+    build = whereformer.build_position
+
+    def build_and_draw(*arguments, **options):
+        position = build(*arguments, **options)
+        spread(position)
+        return position
+
+    monkeypatch.setattr(whereformer, "build_position", build_and_draw)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/guides/own-model.md"])
+def test_the_first_model_with_any_method(page, name, monkeypatch, drawn):
+    code = next(block for block in blocks(page) if "build_position" in block)
+    assert code.count('"tisa"') == code.count("torch.randn(") == 1
+    words, order = torch.randn(2, 100, 64), torch.randperm(100)
+    outputs = []
+    for given in (words, words[:, order]):
+        torch.manual_seed(0)
+        monkeypatch.setattr(torch, "randn", lambda *_, given=given: given)
+        namespace = {}
+        exec(code.replace('"tisa"', repr(name)).replace(".backward()", ""), namespace)
+        outputs.append(namespace["out"])
+    same = torch.allclose(outputs[0][:, :, order], outputs[1], atol=1e-4)
+    assert same == (name in WITHOUT_ORDER)
+
+
+@pytest.fixture
+def model(drawn):
+    """The class that the guide shows, and its layers' class."""
+    namespace = {"torch": torch, "whereformer": whereformer}
+    (code,) = (block for block in blocks("docs/guides/own-model.md") if "class Model" in block)
+    exec(code.partition("\nids = ")[0], namespace)
+    return namespace["Model"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_guides_model_with_any_method(name, model):
+    torch.manual_seed(0)
+    built = model(name).double()
+    ids, order = torch.randint(1, 1000, (2, 12)), torch.randperm(12)
+    real = torch.ones(2, 12, dtype=torch.bool)
+    whole = built(ids, real)
+    same = torch.allclose(whole[:, order], built(ids[:, order], real))
+    assert same == (name in WITHOUT_ORDER), "the order of tokens"
+    real[:, 9:] = False
+    first, second = built(ids, real), built(ids.where(real, ids.flip(0) + 1), real)
+    torch.testing.assert_close(first[:, :9], second[:, :9], msg="padding")
+    hidden = built.position.embed(built.words(ids), place_of(12).queries)
+    first, second = (built.layers[0](hidden, built.position, place_of(12, layer)) for layer in (0, 1))
+    sizes = [
+        sum(
+            each.numel()
+            for each in whereformer.build_position(name, hidden_size=64, num_heads=4, num_layers=n).parameters()
+        )
+        for n in (1, 2)
+    ]
+    assert torch.equal(first, second) == (sizes[0] == sizes[1]), "the layer"
+
+
+def test_a_method_that_acts_on_embeddings_is_told_once_if_it_cannot():
+    position = whereformer.build_position("learned+tisa", hidden_size=64, num_heads=4, num_layers=2)
+    assert position.acts_on == {"embeddings", "attention"}
+    hidden = torch.randn(1, 12, 64)
+    given = hidden, *torch.randn(3, 1, 4, 12, 16)
+    with pytest.warns(UserWarning, match=r"embed has not been called.*position\.embed\(hidden, positions\)") as told:
+        position.attend(*given, place_of(12))
+    assert [warning.filename for warning in told] == [__file__]
+    position.attend(*given, place_of(12, 1))
+    embedded = whereformer.build_position("learned", hidden_size=64, num_heads=4)
+    embedded.embed(hidden, place_of(12).queries)
+    embedded.attend(*given, place_of(12))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_says_where_it_acts(name):
+    position = whereformer.build_position(name, hidden_size=64, num_heads=4)
+    wanted = {"none": set(), "learned": {"embeddings"}, "sinusoidal": {"embeddings"}}
+    assert position.acts_on == wanted.get(name, {"attention"})
+
+
+def test_attend_refuses_what_belongs_to_the_place_and_layers_that_are_not_there():
+    position = whereformer.build_position("tisa", hidden_size=64, num_heads=4)
+    given = torch.randn(1, 12, 64), *torch.randn(3, 1, 4, 12, 16)
+    with pytest.raises(TypeError, match=r"key_mask: attend takes it from place; give Place\(\.\.\., key_mask=\.\.\.\)"):
+        position.attend(*given, place_of(12), key_mask=torch.ones(1, 12, dtype=torch.bool))
+    with pytest.raises(TypeError, match="is_causal: attention has no such argument; give causal=True"):
+        position.attend(*given, place_of(12), is_causal=True)
+    with pytest.raises(InputError, match=r"place\.layer: .* 1 layers, got layer 1.*num_layers"):
+        position.attend(*given, place_of(12, 1))
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "is_causal", "key_padding_mask", "score_mod", "enable_gqa"])
+@pytest.mark.parametrize("function", [whereformer.attention, whereformer.explain, whereformer.attention_weights])
+def test_arguments_of_other_libraries_get_an_answer(function, name):
+    with pytest.raises(TypeError, match=rf"{name}: {function.__name__} has no such argument; (give|leave)"):
+        function(*torch.randn(3, 1, 2, 5, 8), **{name: None})
+
+
+def test_signatures_show_every_option():
+    shown = set(inspect.signature(whereformer.attention).parameters)
+    assert set(inspect.signature(whereformer.explain).parameters) == shown
+    assert set(inspect.signature(whereformer.attention_weights).parameters) == shown - {"return_lse", "backend"}
+    of_place = {"query_positions", "key_positions", "key_mask", "scale"}
+    attend = set(inspect.signature(whereformer.positions.Position.attend).parameters)
+    assert attend == (shown - of_place) | {"self", "hidden", "place"}
+
+
+def test_hooks_of_modules_see_every_call_of_a_method():
+    config = whereformer.EncoderConfig(
+        vocab_size=10, hidden_size=8, num_attention_heads=2, intermediate_size=8, blocks="2", position="learned+tisa"
+    )
+    model = whereformer.EncoderForMaskedLM(config).eval()
+    called = []
+    for name, part in model.encoder.position.named_modules():
+        part.register_forward_pre_hook(lambda _, given, name=name: called.append((name, given[0])))
+    model(torch.tensor([[1, 2, 3]]))
+    assert [hook for name, hook in called if name == ""] == ["embed", "once", "shared", "act", "act"]
+    assert {("parts.0", "embed"), ("parts.1", "terms")} <= set(called)
+
+
+@pytest.mark.parametrize("name", [*METHODS, "learned+rope+tisa"])
+def test_accelerate_moves_a_methods_parameters_in_and_out(name):
+    """Between calls they are on the meta device."""
+    config = whereformer.EncoderConfig(
+        vocab_size=10, hidden_size=16, num_attention_heads=2, intermediate_size=8, blocks="2", position=name
+    )
+    model = whereformer.EncoderForMaskedLM(config).eval()
+    ids = torch.randint(10, (1, 9))
+    with torch.no_grad():
+        wanted = model(ids).logits
+        # FLOATER's solver reads the weights of two linear layers and never calls them.
+        given = {"execution_device": torch.device("cpu"), "preload_module_classes": ["Floater"]}
+        accelerate.cpu_offload(model, **given)
+        assert all(each.device.type == "meta" for each in model.encoder.position.parameters())
+        torch.testing.assert_close(model(ids).logits, wanted)
+
+
+def page_values(section):
+    """What the code of a section of the page "Coming from" leaves, after the code at the page's top."""
+    text = (ROOT / "docs/guides/coming-from.md").read_text(encoding="utf-8")
+    head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    body = next(each for each in sections if each.startswith(section))
+    values = {"real": torch.rand(2, 49) > 0.2}
+    for block in BLOCK.findall(head) + BLOCK.findall(body):
+        exec(block, values)
+    return values
+
+
+def test_coming_from_flex_attention():
+    values = page_values("FlexAttention")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = flex_attention(values["query"], values["key"], values["value"], score_mod=values["score_mod"])
+    torch.testing.assert_close(values["out"], wanted)
+
+
+def test_coming_from_t5():
+    values = page_values("T5")
+    sizes = {"d_model": 64, "d_kv": 16, "num_heads": 4, "relative_attention_num_buckets": 32}
+    theirs = T5Attention(T5Config(**sizes, relative_attention_max_distance=128), has_relative_attention_bias=True)
+    with torch.no_grad():
+        theirs.relative_attention_bias.weight.copy_(values["position"].weight.T)
+        bias = theirs.compute_bias(49, 49)
+        scores = values["query"] @ values["key"].mT + bias
+        wanted = scores.masked_fill(~values["real"][:, None, None], -torch.inf).softmax(-1) @ values["value"]
+    torch.testing.assert_close(values["out"], wanted)
+
+
+def test_coming_from_swin():
+    values = page_values("Swin")
+    index = SwinRelativePositionBias(4, (7, 7)).relative_position_index
+    bias = values["table"][index.flatten()].view(49, 49, 4).permute(2, 0, 1)
+    scores = values["query"] @ values["key"].mT / 4 + bias
+    torch.testing.assert_close(values["out"], scores.softmax(-1) @ values["value"])
+    regions = values["regions"]
+    apart = (regions[:, None] != regions[:, :, None])[:, None]
+    torch.testing.assert_close(values["shifted"], scores.masked_fill(apart, -100).softmax(-1) @ values["value"])
