@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from ..call import Call
-from ..precision import autocast_dtype
 from ..problem import Problem
 from ..terms import OffsetBias, OffsetKeys, OffsetValues, Positions
 from ..torch_private import intercepted, transforming, zeros_without_memory
@@ -26,6 +25,9 @@ from .library import library
 
 _MOST = 256
 """The kinds of calls that are remembered in a thread; the one that was used least recently is forgotten first."""
+
+_FEW = 4096
+"""Numbers few enough to keep memory for; to allocate more takes no time beside their call."""
 
 _CPU = torch.device("cpu")
 
@@ -57,6 +59,7 @@ class _Known:
         output, log_sums: the indices of the addresses of what the kernel writes.
         size, dtype: of the output, whose heads are the third axis in memory.
         sums: the dtype of ``LogSums``.
+        unread: where the kernel writes them if nobody asks for few of them; a thread computes one call at a time.
     """
 
     fields: array[int]
@@ -66,6 +69,7 @@ class _Known:
     size: tuple[int, ...]
     dtype: torch.dtype
     sums: torch.dtype
+    unread: Tensor | None
     returns_lse: bool
 
 
@@ -113,7 +117,7 @@ def kind_of(content: tuple[Any, ...], terms: Any, options: tuple[Any, ...]) -> K
             return None
     if transforming() or intercepted():
         return None
-    parts.append(autocast_dtype(_CPU))
+    parts.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
     return Kind(tuple(parts), tensors)
 
 
@@ -124,7 +128,9 @@ def attend_again(kind: Kind) -> tuple[Tensor, Tensor | None] | None:
         return None
     _memory.known.move_to_end(kind.key)
     output = torch.empty_permuted(known.size, (0, 2, 1, 3), dtype=known.dtype, device=_CPU)
-    log_sums = torch.empty((2, *known.size[:3]), dtype=known.sums, device=_CPU)
+    log_sums = known.unread
+    if log_sums is None:
+        log_sums = torch.empty((2, *known.size[:3]), dtype=known.sums, device=_CPU)
     fields = array("q", known.fields)
     for index, tensor, start in known.addresses:
         fields[index] = kind.tensors[tensor].data_ptr() + start
@@ -155,6 +161,7 @@ def remember(kind: Kind, call: Call, problem: Problem, arguments: Arguments, out
         tuple(output.shape),
         output.dtype,
         kept.log_sums.dtype,
+        None if call.return_lse or kept.log_sums.numel() > _FEW else kept.log_sums,
         call.return_lse,
     )
     if len(_memory.known) > _MOST:
