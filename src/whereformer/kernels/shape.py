@@ -35,6 +35,8 @@ class Shaped(Protocol):
     def offset_range(self) -> tuple[int, int] | None: ...
     @property
     def mixes_positions(self) -> bool: ...
+    @property
+    def only_reference(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class CallShape:
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
         mixes_positions: whether tables between grids meet tables over one dimension, causality or a window.
+        only_reference: whether there are terms that only the reference has.
     """
 
     device: torch.device
@@ -68,3 +71,4 @@ class CallShape:
     factors: int = 0
     offset_range: tuple[int, int] | None = None
     mixes_positions: bool = False
+    only_reference: bool = False
