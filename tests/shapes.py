@@ -19,10 +19,12 @@ from torch import Tensor
 from whereformer import build_position, position_names
 from whereformer.kernels.terms import (
     DenseBias,
+    DistanceDecay,
     FactorPair,
     OffsetBias,
     OffsetBias2d,
     OffsetKeys,
+    OffsetQueries,
     OffsetValues,
     Positions,
 )
@@ -55,19 +57,31 @@ SHAPES_OF_TERMS = {
     OffsetBias: {"table": Float[Tensor, "heads _"]},
     OffsetBias2d: {"table": Float[Tensor, "heads _ _"], "prefix": Float[Tensor, "heads 3"] | None},
     OffsetKeys: {"table": Float[Tensor, "#heads _ head_dim"]},
+    OffsetQueries: {"table": Float[Tensor, "#heads _ head_dim"]},
     OffsetValues: {"table": Float[Tensor, "#heads _ value_dim"]},
     FactorPair: {
         "query_factors": Float[Tensor, "#batch heads n_q _"],
         "key_factors": Float[Tensor, "#batch heads n_k _"],
     },
+    DistanceDecay: {
+        "query_levels": Float[Tensor, "#batch heads n_q"],
+        "key_levels": Float[Tensor, "#batch heads n_k"],
+    },
     DenseBias: {"scores": Float[Tensor, "#batch heads n_q n_k"]},
+}
+SHAPES_WITH_FACTORS = {
+    OffsetKeys: {"table": Float[Tensor, "#heads _ _"], "query_factors": Float[Tensor, "#batch heads n_q _"]},
+    OffsetQueries: {"table": Float[Tensor, "#heads _ _"], "key_factors": Float[Tensor, "#batch heads n_k _"]},
 }
 
 
 def terms_fit(terms: Sequence[Any]) -> None:
     for term in terms:
-        for name, shape in SHAPES_OF_TERMS[type(term)].items():
+        factors = getattr(term, "factors", None)
+        for name, shape in (SHAPES_OF_TERMS if factors is None else SHAPES_WITH_FACTORS)[type(term)].items():
             fits(getattr(term, name), shape)
+        if factors is not None:
+            assert term.table.shape[2] == factors.shape[3]
         if isinstance(term, FactorPair):
             assert term.query_factors.shape[3] == term.key_factors.shape[3]
 
@@ -104,8 +118,8 @@ def attention(
         assert (result[0] if return_lse else result).is_nested
         return
     if query is None:
-        # Vectors of keys need a query.
-        assert not any(isinstance(term, OffsetKeys) for term in terms)
+        # Vectors of keys and of queries need a query and a key, or factors in their place.
+        assert all(term.factors is not None for term in terms if isinstance(term, OffsetKeys | OffsetQueries))
         fits(value, Float[Tensor, "batch heads n_k value_dim"])
     else:
         fits(query, Float[Tensor, "batch heads n_q head_dim"])

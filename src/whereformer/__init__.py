@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     )
     from .kernels.terms import (
         DenseBias,
+        DistanceDecay,
         FactorPair,
         GridPositions,
         OffsetBias,
         OffsetBias2d,
         OffsetKeys,
+        OffsetQueries,
         OffsetValues,
         Positions,
     )
@@ -55,6 +57,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DenseBias",
+    "DistanceDecay",
     "Electra",
     "ElectraPretrainingConfig",
     "Encoder",
@@ -70,6 +73,7 @@ __all__ = [
     "OffsetBias",
     "OffsetBias2d",
     "OffsetKeys",
+    "OffsetQueries",
     "OffsetValues",
     "Place",
     "PositionRangeError",
@@ -102,8 +106,8 @@ _KERNELS = {
     "merge_attention",
 }
 _TERMS = {
-    *("DenseBias", "FactorPair", "OffsetBias", "OffsetBias2d", "OffsetKeys", "OffsetValues"),
-    *("GridPositions", "Positions"),
+    *("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetBias2d", "OffsetKeys", "OffsetQueries"),
+    *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
 _MODULES = {

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from whereformer import attention, attention_weights, explain, merge_attention
-from whereformer.kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+from whereformer.kernels.terms import (
+    DenseBias,
+    DistanceDecay,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Positions,
+)
 
 B, H, N_Q, N_K, D = 2, 3, 4, 6, 8
 
@@ -176,6 +185,65 @@ CASES = [
     ({"terms": [OffsetKeys(zeros(5, D), 0)]}, ValueError, r"OffsetKeys.table: .*head_dim 8\), got \(5, 8\)"),
     ({"terms": [OffsetKeys(zeros(1, 0, D), 0)]}, ValueError, r"OffsetKeys.table: needs at least one offset"),
     ({"terms": [OffsetKeys(zeros(1, 5, D), None)]}, TypeError, r"OffsetKeys.first: expected an int, got NoneType"),
+    # their factors
+    (
+        {**NO_CONTENT, "terms": [OffsetQueries(zeros(1, 3, D), -1)]},
+        ValueError,
+        r"OffsetQueries: needs a query, got query=None",
+    ),
+    ({"terms": [OffsetQueries(zeros(2, 5, D), 0)]}, ValueError, r"OffsetQueries.table: .*heads 1 or 3, T, head_dim 8"),
+    (
+        {"terms": [OffsetQueries(zeros(1, 5, 4), 0)]},
+        ValueError,
+        r"OffsetQueries.table: .*head_dim 8\), got \(1, 5, 4\)",
+    ),
+    ({"terms": [OffsetQueries(zeros(1, 0, D), 0)]}, ValueError, r"OffsetQueries.table: needs at least one offset"),
+    (
+        {"terms": [OffsetKeys(zeros(1, 5, D), 0, query_factors=zeros(1, H, N_Q, 2))]},
+        ValueError,
+        r"OffsetKeys.table: expected shape \(heads 1 or 3, T, r 2\), got \(1, 5, 8\)",
+    ),
+    (
+        {"terms": [OffsetKeys(zeros(1, 5, 2), 0, query_factors=zeros(1, H, N_K, 2))]},
+        ValueError,
+        r"OffsetKeys.query_factors: .*batch 1 or 2, heads 3, n_q 4, r\), got \(1, 3, 6, 2\)",
+    ),
+    (
+        {"terms": [OffsetQueries(zeros(1, 5, 2), 0, key_factors=zeros(1, 1, N_K, 2))]},
+        ValueError,
+        r"OffsetQueries.key_factors: .*batch 1 or 2, heads 3, n_k 6, r\), got \(1, 1, 6, 2\)",
+    ),
+    (
+        {"terms": [OffsetQueries(zeros(1, 5, 0), 0, key_factors=zeros(1, H, N_K, 0))]},
+        ValueError,
+        r"OffsetQueries.key_factors: needs at least one number, got shape \(1, 3, 6, 0\)",
+    ),
+    (
+        {"terms": [OffsetKeys(zeros(1, 5, 2), 0, query_factors=[1.0])]},
+        TypeError,
+        r"OffsetKeys.query_factors: expected a floating-point tensor, got list",
+    ),
+    (
+        {"terms": [OffsetKeys(zeros(1, 5, D), 0, zeros(1, H, N_Q, D))]},
+        ValueError,
+        r"OffsetKeys.step: expected an int of at least 1, got tensor",
+    ),
+    # levels
+    (
+        {"terms": [DistanceDecay(zeros(1, 1, N_Q), zeros(1, H, N_K))]},
+        ValueError,
+        r"DistanceDecay.query_levels: .*batch 1 or 2, heads 3, n_q 4\), got \(1, 1, 4\)",
+    ),
+    (
+        {"terms": [DistanceDecay(zeros(1, H, N_Q), zeros(1, H, N_Q))]},
+        ValueError,
+        r"DistanceDecay.key_levels: .*n_k 6\), got \(1, 3, 4\)",
+    ),
+    (
+        {"terms": [DistanceDecay(zeros(1, H, N_Q), zeros(1, H, N_K).long())]},
+        TypeError,
+        r"DistanceDecay.key_levels: expected a floating-point tensor, got torch.int64",
+    ),
     ({"terms": [OffsetValues(zeros(2, 5, D), 0)]}, ValueError, r"OffsetValues.table: .*heads 1 or 3, T, head_dim 8\)"),
     (
         {"value": zeros(B, H, N_K, 5), "terms": [OffsetValues(zeros(1, 5, D), 0)]},

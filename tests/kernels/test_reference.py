@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from whereformer import attention, attention_weights
-from whereformer.kernels.terms import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions
+from whereformer.kernels.terms import (
+    DenseBias,
+    DistanceDecay,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Positions,
+)
 
 BATCH, HEADS, DIM = 2, 3, 4
 
@@ -30,6 +39,22 @@ TERMS = {
     "offset_bias_wider_than_the_grid": lambda n_q, n_k: OffsetBias(random(HEADS, 41), -20),
     "offset_keys_shared": lambda n_q, n_k: OffsetKeys(random(1, 5, DIM), -3),
     "offset_keys_per_head": lambda n_q, n_k: OffsetKeys(random(HEADS, 4, DIM), -1),
+    "offset_keys_with_factors": lambda n_q, n_k: OffsetKeys(
+        random(1, 6, 3), -4, query_factors=random(BATCH, HEADS, n_q, 3)
+    ),
+    "offset_keys_with_a_gate": lambda n_q, n_k: OffsetKeys(
+        random(HEADS, 4, 1), -1, query_factors=random(1, HEADS, n_q, 1)
+    ),
+    "offset_queries_shared": lambda n_q, n_k: OffsetQueries(random(1, 5, DIM), -2),
+    "offset_queries_per_head": lambda n_q, n_k: OffsetQueries(random(HEADS, 4, DIM), -2),
+    "offset_queries_with_factors": lambda n_q, n_k: OffsetQueries(
+        random(HEADS, 5, 3), -3, key_factors=random(BATCH, HEADS, n_k, 3)
+    ),
+    "offset_queries_with_a_gate": lambda n_q, n_k: OffsetQueries(
+        random(1, 3, 1), 0, key_factors=random(1, HEADS, n_k, 1)
+    ),
+    "distance_decay": lambda n_q, n_k: DistanceDecay(random(BATCH, HEADS, n_q), random(BATCH, HEADS, n_k)),
+    "distance_decay_of_all_rows": lambda n_q, n_k: DistanceDecay(random(1, HEADS, n_q), random(BATCH, HEADS, n_k)),
     "offset_values_shared": lambda n_q, n_k: OffsetValues(random(1, 5, DIM), -3),
     "offset_values_per_head": lambda n_q, n_k: OffsetValues(random(HEADS, 4, DIM), -1),
     "factor_pair": lambda n_q, n_k: FactorPair(random(BATCH, HEADS, n_q, 2), random(BATCH, HEADS, n_k, 2)),
@@ -91,8 +116,16 @@ def naive(
             for term in terms:
                 if isinstance(term, OffsetBias):
                     score += float(term.table[h, column(term, offset)])
+                elif isinstance(term, OffsetKeys) and term.query_factors is not None:
+                    score += float(row(term.query_factors, b)[h, i] @ vector(term, h, offset))
                 elif isinstance(term, OffsetKeys):
                     score += scale * float(query[b, h, i] @ vector(term, h, offset))
+                elif isinstance(term, OffsetQueries) and term.key_factors is not None:
+                    score += float(row(term.key_factors, b)[h, j] @ vector(term, h, offset))
+                elif isinstance(term, OffsetQueries):
+                    score += scale * float(key[b, h, j] @ vector(term, h, offset))
+                elif isinstance(term, DistanceDecay):
+                    score -= abs(float(row(term.query_levels, b)[h, i] - row(term.key_levels, b)[h, j]))
                 elif isinstance(term, FactorPair):
                     score += float(row(term.query_factors, b)[h, i] @ row(term.key_factors, b)[h, j])
                 elif isinstance(term, DenseBias):
@@ -177,9 +210,10 @@ def test_the_same_term_twice_counts_twice():
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, -0.7, 2.5])
-def test_scale_is_the_factor_on_content_and_offset_keys_alone(scale):
+def test_scale_is_the_factor_on_content_and_vectors_of_offsets_alone(scale):
     inputs = content(5, 7)
-    terms = [TERMS[name](5, 7) for name in ("offset_keys_per_head", "offset_bias", "factor_pair", "dense_bias")]
+    names = ("offset_keys_per_head", "offset_queries_shared", "offset_keys_with_factors", "offset_queries_with_factors")
+    terms = [TERMS[name](5, 7) for name in (*names, "offset_bias", "factor_pair", "distance_decay", "dense_bias")]
     assert_same(reference(*inputs, terms, scale=scale), naive(*inputs, terms, scale=scale))
 
 
@@ -215,7 +249,9 @@ POSITIONS = {
 def test_positions(case, causal):
     query_positions, key_positions = POSITIONS[case]
     inputs = content(4, 7)
-    terms = [TERMS[name](4, 7) for name in ("offset_bias", "offset_keys_per_head", "offset_values_shared")]
+    names = ("offset_bias", "offset_keys_per_head", "offset_values_shared")
+    mirrored = ("offset_queries_per_head", "offset_queries_with_factors", "offset_keys_with_factors")
+    terms = [TERMS[name](4, 7) for name in (*names, *mirrored)]
     options = {"causal": causal, "query_positions": query_positions, "key_positions": key_positions}
     assert_same(reference(*inputs, terms, **options), naive(*inputs, terms, **options))
 
@@ -279,7 +315,10 @@ def test_documents_may_be_interleaved_and_differ_between_rows_of_the_batch():
 # --- without content scores
 
 
-@pytest.mark.parametrize("term", [term for term in TERMS if "offset_keys" not in term])
+NEEDS_CONTENT = {f"offset_{rows}_{which}" for rows in ("keys", "queries") for which in ("shared", "per_head")}
+
+
+@pytest.mark.parametrize("term", [term for term in TERMS if term not in NEEDS_CONTENT])
 def test_each_term_without_content(term):
     value, terms = content(6, 6)[2], [TERMS[term](6, 6)]
     assert_same(reference(None, None, value, terms), naive(None, None, value, terms, n_q=6))
@@ -410,8 +449,14 @@ def parts(term):
     match term:
         case FactorPair():
             return [term.query_factors, term.key_factors], FactorPair
+        case DistanceDecay():
+            return [term.query_levels, term.key_levels], DistanceDecay
         case DenseBias():
             return [term.scores], DenseBias
+        case OffsetKeys(query_factors=torch.Tensor() as factors):
+            return [term.table, factors], lambda table, given: OffsetKeys(table, term.first, query_factors=given)
+        case OffsetQueries(key_factors=torch.Tensor() as factors):
+            return [term.table, factors], lambda table, given: OffsetQueries(table, term.first, key_factors=given)
         case _:
             return [term.table], lambda table: type(term)(table, term.first)
 
@@ -459,12 +504,20 @@ def plain(query, key, value, terms):
             scores = scores + term.query_factors @ term.key_factors.mT
         elif isinstance(term, DenseBias):
             scores = scores + term.scores
+        elif isinstance(term, DistanceDecay):
+            scores = scores - (term.query_levels.unsqueeze(-1) - term.key_levels.unsqueeze(-2)).abs()
         else:
             columns = (offsets - term.first).clamp(0, term.table.shape[1] - 1)
             if isinstance(term, OffsetBias):
                 scores = scores + term.table[:, columns]
             elif isinstance(term, OffsetKeys):
-                scores = scores + (query.unsqueeze(-2) @ term.table[:, columns].mT).squeeze(-2) / math.sqrt(DIM)
+                rows = query / math.sqrt(DIM) if term.query_factors is None else term.query_factors
+                scores = scores + (rows.unsqueeze(-2) @ term.table[:, columns].mT).squeeze(-2)
+            elif isinstance(term, OffsetQueries):
+                rows = key / math.sqrt(DIM) if term.key_factors is None else term.key_factors
+                scores = scores + torch.einsum(
+                    "bhjd,hijd->bhij", rows, term.table[:, columns].expand(HEADS, -1, -1, -1)
+                )
             else:
                 extra = term.table[:, columns]
     weights = scores.softmax(-1)

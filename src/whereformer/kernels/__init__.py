@@ -17,11 +17,13 @@ from .parts import attend_in_parts, merge_attention
 from .precision import without_autocast
 from .terms import (
     DenseBias,
+    DistanceDecay,
     FactorPair,
     GridPositions,
     OffsetBias,
     OffsetBias2d,
     OffsetKeys,
+    OffsetQueries,
     OffsetValues,
     Positions,
     PositionsLike,
@@ -32,11 +34,13 @@ from .triton import launch as triton
 __all__ = [
     "Choice",
     "DenseBias",
+    "DistanceDecay",
     "FactorPair",
     "GridPositions",
     "OffsetBias",
     "OffsetBias2d",
     "OffsetKeys",
+    "OffsetQueries",
     "OffsetValues",
     "Positions",
     "PositionsLike",
@@ -125,8 +129,9 @@ def attention(
             positions from 0 on and below this number (StreamingLLM, Xiao et al. 2024). Causality and the window's limit
             after a query hold for them as for all keys. In packed rows they are the first tokens of each document only
             if ``key_positions`` begin at 0 in each.
-        scale: the finite factor on query . key (and on query . OffsetKeys); ``head_dim ** -0.5`` by default. Calls
-            without a query refuse it, as they refuse ``softcap``.
+        scale: the finite factor on query . key, and on products of either with the vectors of :class:`OffsetKeys` and
+            :class:`OffsetQueries` without factors; ``head_dim ** -0.5`` by default. Calls without a query refuse it, as
+            they refuse ``softcap``.
         softcap: the number, from 1e-30 to 1e30, that bounds what ``query . key`` contributes: scaled, it becomes
             ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
@@ -255,8 +260,8 @@ def attention_varlen(
             without content scores, and total_q is then total_k.
         key: (total_k, key heads, head_dim). As in :func:`attention`, key heads may be fewer than heads.
         value: (total_k, key heads, value_dim).
-        terms: what position adds; offsets count within each sequence. A :class:`FactorPair` and a :class:`DenseBias`
-            have a batch of 1 and rows for all total_q queries and total_k keys.
+        terms: what position adds; offsets count within each sequence. Factors, levels and dense scores have a batch of
+            1 and rows for all total_q queries and total_k keys.
         cu_seqlens_q: (number of sequences + 1,) whole numbers, on the value's device: sequence s has the queries from
             ``cu_seqlens_q[s]`` up to, but without, ``cu_seqlens_q[s + 1]``. Sequences may be empty. The numbers are
             checked on the CPU only; elsewhere wrong ones give wrong results.

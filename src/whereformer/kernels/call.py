@@ -8,19 +8,21 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast, get_args
 
 import torch
 from torch import Tensor
 
 from .precision import as_autocast, autocast_dtype
 from .terms import (
+    TABLES,
     DenseBias,
+    DistanceDecay,
     FactorPair,
     GridPositions,
-    OffsetBias,
     OffsetBias2d,
     OffsetKeys,
+    OffsetQueries,
     OffsetValues,
     Positions,
     PositionsLike,
@@ -176,9 +178,14 @@ class Call:
     @property
     def mixes_positions(self) -> bool:
         """Whether terms between grids meet what looks at the call's own positions: other tables, causality, windows."""
-        others = any(isinstance(term, OffsetBias | OffsetKeys | OffsetValues) for term in self.terms)
+        others = any(isinstance(term, TABLES) for term in self.terms)
         limits = self.causal or self.window != (None, None)
         return (others or limits) and any(isinstance(term, OffsetBias2d) for term in self.terms)
+
+    @property
+    def beyond_triton(self) -> bool:
+        """Whether there are terms that Triton's kernels lack."""
+        return any(isinstance(term, OffsetQueries | DistanceDecay) for term in self.terms)
 
     @property
     def offset_range(self) -> tuple[int, int] | None:
@@ -281,8 +288,9 @@ def make_call(
         query, key, value = _check_content(query, key, value)
         _, heads, n_q, head_dim = query.shape
     else:
-        if any(isinstance(term, OffsetKeys) for term in terms):
-            raise ValueError("OffsetKeys: needs a query, got query=None")
+        for term in terms:
+            if isinstance(term, OffsetKeys | OffsetQueries) and term.factors is None:
+                raise ValueError(f"{type(term).__name__}: needs a query, got query=None")
         for name in ("scale", "softcap"):
             if options.get(name) is not None:
                 raise ValueError(f"{name}: needs a query, got query=None")
@@ -516,7 +524,7 @@ def _without_idle_window(call: Call) -> Call:
 
 def _without_steps(call: Call) -> Call:
     """Return the same call in units of the tables' step, so that backends need only tables with step 1."""
-    tables = [term for term in call.terms if isinstance(term, OffsetBias | OffsetKeys | OffsetValues)]
+    tables = [term for term in call.terms if isinstance(term, TABLES)]
     steps = {term.step for term in tables if term.step != 1}
     if not steps:
         return call
@@ -533,12 +541,12 @@ def _without_steps(call: Call) -> Call:
     low, high = offset_range(query_positions, key_positions) or (0, 0)
     rescaled: list[Term] = []
     for term in call.terms:
-        if isinstance(term, OffsetBias | OffsetKeys | OffsetValues):
+        if isinstance(term, TABLES):
             table, first = term.table, term.first
             if term.step == 1:
                 rows = torch.arange(low, high + 1, step, device=table.device) - first
                 table, first = table[:, rows.clamp(0, table.shape[1] - 1)], low
-            rescaled.append(type(term)(table, first // step))
+            rescaled.append(replace(term, table=table, first=first // step, step=1))
         else:
             rescaled.append(term)
     query_stride, key_stride = (
@@ -615,7 +623,7 @@ def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
     terms = tuple(terms)
     for term in terms:
         if not isinstance(term, Term):
-            known = "OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, FactorPair, DenseBias"
+            known = ", ".join(kind.__name__ for kind in get_args(Term))
             raise TypeError(f"terms: expected {known}, got {type(term).__name__}")
     return terms
 
@@ -645,10 +653,13 @@ def _query_length(terms: tuple[Term, ...], query_positions: PositionsLike | None
     for term in terms:
         if isinstance(term, OffsetBias2d) and isinstance(term.queries, GridPositions):
             return term.queries.length
-        if isinstance(term, DenseBias | FactorPair):
-            rows = term.scores if isinstance(term, DenseBias) else term.query_factors
-            if isinstance(rows, Tensor) and rows.dim() == 4:
-                return rows.shape[2]
+        rows = term.scores if isinstance(term, DenseBias) else None
+        if isinstance(term, FactorPair | OffsetKeys):
+            rows = term.query_factors
+        elif isinstance(term, DistanceDecay):
+            rows = term.query_levels
+        if isinstance(rows, Tensor) and rows.dim() == (3 if isinstance(term, DistanceDecay) else 4):
+            return rows.shape[2]
     return n_k
 
 
@@ -670,7 +681,7 @@ def _check_positions(
         raise TypeError(f"{name}: expected numbers, got {positions.dtype}")
     if not positions.is_floating_point():
         return _signed(positions)
-    if any(isinstance(term, OffsetBias | OffsetKeys | OffsetValues) for term in terms):
+    if any(isinstance(term, TABLES) for term in terms):
         raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")
     if can_look(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")

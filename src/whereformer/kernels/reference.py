@@ -16,7 +16,17 @@ from .call import Call
 from .dropout import keep_mask, row_seeds
 from .logsums import LogSums
 from .precision import without_autocast
-from .terms import DenseBias, FactorPair, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, Term
+from .terms import (
+    DenseBias,
+    DistanceDecay,
+    FactorPair,
+    OffsetBias,
+    OffsetBias2d,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Term,
+)
 from .tracing import can_look
 
 
@@ -110,14 +120,35 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
             case OffsetBias2d():
                 scores = scores + grids.written_out(term).to(dtype)
             case OffsetKeys():
-                assert query is not None
-                per_offset = _times(query, term.table.to(dtype))
-                scores = scores + per_offset.gather(-1, columns_of(call, term).unsqueeze(1).expand_as(scores))
+                columns = columns_of(call, term).unsqueeze(1).expand_as(scores)
+                scores = scores + _per_offset(term, query, dtype).expand(batch, -1, -1, -1).gather(-1, columns)
+            case OffsetQueries():
+                scores = scores + scores_of_queries(call, term, columns_of(call, term), dtype)
             case FactorPair():
                 scores = scores + term.query_factors.to(dtype) @ term.key_factors.to(dtype).mT
+            case DistanceDecay():
+                scores = (
+                    scores - (term.query_levels.to(dtype)[..., None] - term.key_levels.to(dtype)[..., None, :]).abs()
+                )
             case DenseBias():
                 scores = scores + term.scores.to(dtype)
     return scores, call.allowed()
+
+
+def scores_of_queries(call: Call, term: OffsetQueries, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what the term adds, (1 or batch, heads, n_q, n_k), where pairs read ``columns`` (1 or batch, n_q, n_k)."""
+    key = None if call.key is None else _for_each_head(call, call.key).to(dtype) * call.scale
+    per_offset = _per_offset(term, key, dtype)
+    batch = len(per_offset) if len(columns) == 1 else len(columns)
+    columns = columns.mT.unsqueeze(1).expand(batch, per_offset.shape[1], -1, -1)
+    return per_offset.expand(batch, -1, -1, -1).gather(-1, columns).mT
+
+
+def _per_offset(term: OffsetKeys | OffsetQueries, rows: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Multiply the term's factors, or else ``rows``, with its vectors: (1 or batch, heads, n, T)."""
+    rows = rows if term.factors is None else term.factors.to(dtype)
+    assert rows is not None
+    return _times(rows, term.table.to(dtype))
 
 
 def _for_each_head(call: Call, rows: Tensor) -> Tensor:
@@ -135,6 +166,6 @@ def _times(rows: Tensor, table: Tensor) -> Tensor:
     return functional.linear(rows.transpose(1, 2), table[0]).transpose(1, 2)
 
 
-def columns_of(call: Call, term: OffsetBias | OffsetKeys | OffsetValues) -> Tensor:
+def columns_of(call: Call, term: OffsetBias | OffsetKeys | OffsetQueries | OffsetValues) -> Tensor:
     """Return the column of the term's table that each pair reads, (1 or batch, n_q, n_k)."""
     return (call.offsets() - term.first).clamp(0, term.table.shape[1] - 1)

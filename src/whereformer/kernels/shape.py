@@ -35,6 +35,8 @@ class Shaped(Protocol):
     def offset_range(self) -> tuple[int, int] | None: ...
     @property
     def mixes_positions(self) -> bool: ...
+    @property
+    def beyond_triton(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class CallShape:
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
         mixes_positions: whether tables between grids meet tables over one dimension, causality or a window.
+        beyond_triton: whether there are terms that Triton's kernels lack.
     """
 
     device: torch.device
@@ -68,3 +71,4 @@ class CallShape:
     factors: int = 0
     offset_range: tuple[int, int] | None = None
     mixes_positions: bool = False
+    beyond_triton: bool = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -257,12 +257,80 @@ class OffsetBias2d:
 class OffsetKeys(_OffsetTable):
     """``score_ij += scale * <query_i, table[h, clamped offset]>`` (Shaw et al. 2018, eq. 4: the a^K).
 
+    With factors it is ``score_ij += <query_factors_i, table[h, clamped offset]>``, which is not scaled and needs no
+    query. Factors of one number are a gate: a number per query times a number per offset.
+
     Args:
-        table: (heads or 1, T, head_dim), a vector per offset.
+        table: (heads or 1, T, head_dim), a vector per offset; (heads or 1, T, r) beside factors.
         first: the offset of the table's first row.
         step: the offset from one row to the next. It is more than 1 where only multiples of it occur, as between
             pooled sequences.
+        query_factors: (1 or batch, heads, n_q, r) with any r of at least 1; None takes the queries.
     """
+
+    query_factors: Tensor | None = None
+
+    @property
+    def factors(self) -> Tensor | None:
+        """The rows that the table's vectors are multiplied with, if they are not the queries."""
+        return self.query_factors
+
+    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
+        name = "OffsetKeys.query_factors"
+        width = _width_of(name, self.query_factors, batch, heads, ("n_q", n_q), head_dim)
+        super().check(batch, heads, n_q, n_k, width)
+
+    def _wanted(self, heads: int, head_dim: int) -> _Wanted:
+        return _vectors(heads, head_dim, self.query_factors)
+
+
+@dataclass(frozen=True, eq=False)
+class OffsetQueries(_OffsetTable):
+    """``score_ij += scale * <key_j, table[h, clamped offset]>``, the mirror of :class:`OffsetKeys`.
+
+    This is the position-to-content term of DeBERTa (He et al. 2021, eq. 4). With factors it is ``score_ij +=
+    <key_factors_j, table[h, clamped offset]>``, which is not scaled and needs no key.
+
+    Args:
+        table: (heads or 1, T, head_dim), a vector per offset; (heads or 1, T, r) beside factors. Heads are those of
+            queries, also where several share the keys of one.
+        first: the offset of the table's first row; as everywhere, offsets are key - query.
+        step: the offset from one row to the next. It is more than 1 where only multiples of it occur, as between
+            pooled sequences.
+        key_factors: (1 or batch, heads, n_k, r) with any r of at least 1, and as many heads as queries have; None takes
+            the keys.
+    """
+
+    key_factors: Tensor | None = None
+
+    @property
+    def factors(self) -> Tensor | None:
+        """The rows that the table's vectors are multiplied with, if they are not the keys."""
+        return self.key_factors
+
+    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
+        name = "OffsetQueries.key_factors"
+        width = _width_of(name, self.key_factors, batch, heads, ("n_k", n_k), head_dim)
+        super().check(batch, heads, n_q, n_k, width)
+
+    def _wanted(self, heads: int, head_dim: int) -> _Wanted:
+        return _vectors(heads, head_dim, self.key_factors)
+
+
+def _width_of(name: str, factors: Any, batch: int, heads: int, axis: tuple[str, int], head_dim: int) -> int:
+    """Return the width of vectors that meet factors, after checking these; without factors that of a head."""
+    if factors is None:
+        return head_dim
+    axes = (("batch", (1, batch)), ("heads", (heads,)), (axis[0], (axis[1],)), ("r", None))
+    check_shape(name, factors, axes)
+    if factors.shape[3] == 0:
+        raise ValueError(f"{name}: needs at least one number, got shape {tuple(factors.shape)}")
+    width: int = factors.shape[3]
+    return width
+
+
+def _vectors(heads: int, width: int, factors: Tensor | None) -> _Wanted:
+    return (("heads", (1, heads)), ("T", None), ("head_dim" if factors is None else "r", (width,)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,6 +365,30 @@ class FactorPair:
 
 
 @dataclass(frozen=True, eq=False)
+class DistanceDecay:
+    """``score_ij -= |query_levels_i - key_levels_j|``: scores fall with the distance between two numbers.
+
+    Levels are sums of what the tokens before say, such as the forget gates of the Forgetting Transformer (Lin et al.
+    2025, arXiv 2503.02130): ``c_i = sum of log sigmoid(f_t) for t <= i``. There it is ``c_i - c_j`` for earlier keys,
+    which is the same. With levels of ``slope * i`` it is ALiBi. Levels are numbers like any others: the call's
+    positions play no part in this.
+
+    Args:
+        query_levels: (1 or batch, heads, n_q), not scaled. Differences are computed in float32 or wider.
+        key_levels: (1 or batch, heads, n_k), with as many heads as queries have.
+    """
+
+    query_levels: Tensor
+    key_levels: Tensor
+
+    def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
+        """Raise a TypeError or ValueError unless the term fits a call of these sizes."""
+        rows = (("batch", (1, batch)), ("heads", (heads,)))
+        check_shape("DistanceDecay.query_levels", self.query_levels, (*rows, ("n_q", (n_q,))))
+        check_shape("DistanceDecay.key_levels", self.key_levels, (*rows, ("n_k", (n_k,))))
+
+
+@dataclass(frozen=True, eq=False)
 class DenseBias:
     """``score_ij += scores[b, h, i, j]``, for scores that really have one number per query and key.
 
@@ -311,12 +403,15 @@ class DenseBias:
         check_shape("DenseBias.scores", self.scores, wanted)
 
 
-Term: TypeAlias = OffsetBias | OffsetBias2d | OffsetKeys | OffsetValues | FactorPair | DenseBias
+Term: TypeAlias = (
+    OffsetBias | OffsetBias2d | OffsetKeys | OffsetQueries | OffsetValues | FactorPair | DistanceDecay | DenseBias
+)
+
+TABLES = (OffsetBias, OffsetKeys, OffsetQueries, OffsetValues)
+"""The terms with a table over offsets between the call's own positions."""
 
 # This lets ``torch.load`` with its default ``weights_only=True`` read files that contain them.
-torch.serialization.add_safe_globals(
-    [Positions, GridPositions, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, FactorPair, DenseBias]
-)
+torch.serialization.add_safe_globals([Positions, GridPositions, *get_args(Term)])
 
 
 _Wanted: TypeAlias = tuple[tuple[str, tuple[int, ...] | None], ...]

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from .call import Call, can_share, check_device, check_heads_tensor, check_terms, make_call
-from .terms import DenseBias, FactorPair, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, Term
+from .terms import (
+    TABLES,
+    DenseBias,
+    DistanceDecay,
+    FactorPair,
+    OffsetBias2d,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Term,
+)
 from .tracing import can_look
 
 
@@ -52,7 +62,7 @@ def as_batch(
     for term in terms:
         if isinstance(term, OffsetBias2d):
             raise ValueError("terms: OffsetBias2d is about one grid of tokens, not about sequences one after another")
-        if isinstance(term, OffsetBias | OffsetKeys | OffsetValues) and term.step != 1:
+        if isinstance(term, TABLES) and term.step != 1:
             raise ValueError(f"{type(term).__name__}.step: expected 1 for sequences without padding, got {term.step}")
     _check_options(options, n_q, n_k)
     if cu_seqlens_k is None:
@@ -111,6 +121,13 @@ def _batch(given: Arguments, count: int, n_q: int, n_k: int) -> Arguments:
             case FactorPair():
                 query_factors, key_factors = _cut(term.query_factors, count, n_q), _cut(term.key_factors, count, n_k)
                 terms.append(replace(term, query_factors=query_factors, key_factors=key_factors))
+            case OffsetKeys(query_factors=Tensor() as factors):
+                terms.append(replace(term, query_factors=_cut(factors, count, n_q)))
+            case OffsetQueries(key_factors=Tensor() as factors):
+                terms.append(replace(term, key_factors=_cut(factors, count, n_k)))
+            case DistanceDecay():
+                query_levels, key_levels = _cut(term.query_levels, count, n_q), _cut(term.key_levels, count, n_k)
+                terms.append(DistanceDecay(query_levels, key_levels))
             case DenseBias():
                 # The blocks of a matrix on its diagonal.
                 blocks = (
@@ -135,7 +152,7 @@ def _batch(given: Arguments, count: int, n_q: int, n_k: int) -> Arguments:
 
 
 def _cut(rows: Tensor, count: int, n: int) -> Tensor:
-    """View (1, heads, count * n, dim) as (count, heads, n, dim)."""
+    """View (1, heads, count * n, ...) as (count, heads, n, ...)."""
     # The gradient of squeeze is a view, that of an index is not.
     return rows.squeeze(0).unflatten(1, (count, n)).transpose(0, 1)
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels import OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues
+from ...kernels import DistanceDecay, OffsetBias2d, OffsetKeys, OffsetQueries, OffsetValues
 from ...kernels.call import Call
 from ...kernels.choose import choose
 from ...kernels.problem import GRADIENTS, Problem
+from ...kernels.terms import TABLES
 
 
 class Training(NamedTuple):
@@ -45,16 +46,20 @@ def _written_out(call: Call) -> int:
     size = max(4, call.value.element_size())
     kept = 0
     for term in call.terms:
-        if isinstance(term, OffsetBias | OffsetKeys | OffsetValues):
+        if isinstance(term, TABLES):
             # The column that each pair reads
             kept += call.n_q * call.n_k * torch.int64.itemsize
         elif isinstance(term, OffsetBias2d):
             # The row and the column that each pair reads
             kept += 2 * call.n_q * call.n_k * torch.int64.itemsize
-        if isinstance(term, OffsetKeys | OffsetValues):
-            # A number per query and offset, and a second copy of the queries besides that for content
-            width = sum(term.table.shape[1:]) if isinstance(term, OffsetKeys) else term.table.shape[1]
-            kept += batch * heads * call.n_q * width * size
+        elif isinstance(term, DistanceDecay):
+            # The difference of every pair
+            kept += max(len(term.query_levels), len(term.key_levels)) * heads * call.n_q * call.n_k * size
+        if isinstance(term, OffsetKeys | OffsetQueries | OffsetValues):
+            # A number per row and offset, and a second copy of the rows besides that for content
+            width = term.table.shape[1] if isinstance(term, OffsetValues) else sum(term.table.shape[1:])
+            rows = call.n_k if isinstance(term, OffsetQueries) else call.n_q
+            kept += batch * heads * rows * width * size
             if len(term.table) > 1:
                 # To multiply it in batches, torch copies each head's vectors for every item.
                 kept += batch * term.table.numel() * size

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from ...kernels import DenseBias, FactorPair, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, Positions
+from ...kernels import (
+    DenseBias,
+    DistanceDecay,
+    FactorPair,
+    OffsetBias,
+    OffsetBias2d,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Positions,
+)
 from ...kernels.call import Call, make_call
 from ...kernels.choose import choose
 from ...kernels.terms import Term
@@ -152,16 +162,17 @@ class Trace:
         """
         heads = self.config.num_attention_heads
         match term:
-            case OffsetKeys() | OffsetValues():
-                # Every query takes one product with the whole table, or with what its window shows of it, and every key
+            case OffsetKeys() | OffsetQueries() | OffsetValues():
+                # Every row takes one product with the whole table, or with what its window shows of it, and every pair
                 # picks its offset's number.
                 low, high = call.offset_limits()
                 columns = term.table.shape[1]
                 if low is not None and high is not None:
                     columns = min(columns, high - low + 1)
-                return self.batch * heads * call.n_q * columns * term.table.shape[2]
+                rows = call.n_k if isinstance(term, OffsetQueries) else call.n_q
+                return self.batch * heads * rows * columns * term.table.shape[2]
             case FactorPair():
                 items = max(len(term.query_factors), len(term.key_factors))
                 return items * heads * self.pairs(layer) * term.query_factors.shape[3]
-            case OffsetBias() | OffsetBias2d() | DenseBias():
+            case OffsetBias() | OffsetBias2d() | DistanceDecay() | DenseBias():
                 return 0
