@@ -61,8 +61,12 @@ METHODS = {
         "rope2d",
         {"columns": 4, "prefix": 2, "frequencies": "alternate", "normalize": False, "layout": "interleaved"},
     ),
+    "logn su": ("logn", {"kind": "su", "train_length": 4}),
+    "logn causal": ("logn", {"causal": True}),
     "learned+tisa": ("learned+tisa", {}),
     "tupe+t5": ("tupe+t5", {}),
+    "rope+logn": ("rope+logn", {}),
+    "cope+logn": ("cope+logn", {"num_positions": 3}),
     "sinusoidal+floater": ("sinusoidal+floater", {"substeps": 1}),
 }
 

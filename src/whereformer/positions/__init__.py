@@ -47,6 +47,7 @@ METHODS: dict[str, str | type[Position]] = {
     "tisa2d": "tisa2d:Tisa2d",
     "grid_bias": "grid_bias:GridBias",
     "rope2d": "rope2d:Rope2d",
+    "logn": "logn:Logn",
 }
 """The class of each method by name, or "module:Class" for a class of this package that is imported on first use."""
 
