@@ -372,6 +372,14 @@ class Position(nn.Module):
                 stacklevel=3,
             )
 
+    def methods(self) -> tuple[Position, ...]:
+        """The methods that this one is made of: itself, unless it joins others."""
+        return (self,)
+
+    def in_layer(self, layer: int) -> Position:
+        """The method of one layer: itself, unless layers have different ones."""
+        return self
+
     def reset_parameters(self) -> None:
         """Draw the initial values, through ``torch.nn.init`` only: loaders switch it off to keep loaded weights."""
 
@@ -621,6 +629,15 @@ class Sum(Position):
 
     def __iter__(self) -> Any:
         return iter(self.parts)
+
+    def methods(self) -> tuple[Position, ...]:
+        return tuple(method for part in self for method in part.methods())
+
+    def in_layer(self, layer: int) -> Position:
+        parts = [part.in_layer(layer) for part in self]
+        if all(own is part for own, part in zip(parts, self, strict=True)):
+            return self
+        return Sum(self.model, parts)
 
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
         for part in self:
