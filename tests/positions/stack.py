@@ -42,6 +42,7 @@ METHODS = {
         "rope",
         {"scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4.0}},
     ),
+    "rope proportional": ("rope", {"scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
     "tisa shared": ("tisa", {"share_layers": True}),
     "tisa without kernels": ("tisa", {"num_kernels": 0}),
     "alibi learned": ("alibi", {"learned": True}),

@@ -245,6 +245,8 @@ def _check_options(method: type[Position], given: Mapping[str, Any]) -> None:
 
 def _find(name: str) -> type[Position]:
     """Return the class registered under ``name``."""
+    if not isinstance(name, str):
+        raise InputError("position", f"expected the name of a method, got {shown(name)}")
     name = ALIASES.get(name, name)
     if name not in METHODS:
         close = get_close_matches(name, [*METHODS, *ALIASES], n=1)
