@@ -67,7 +67,7 @@ class Rope(Position):
             if number <= 0:
                 raise InputError("base", f"expected a positive number, got {number}")
         self.layout = layout
-        given = scaling if isinstance(scaling, list | tuple) else [scaling]
+        given: Sequence[Any] = scaling if isinstance(scaling, list | tuple) else [scaling]
         if not 0 < len(given) <= model.num_layers:
             raise InputError("scaling", f"expected 1 to {model.num_layers}, one per layer, got {len(given)}")
         self.bases = tuple(map(float, bases))
