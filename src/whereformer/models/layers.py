@@ -149,8 +149,6 @@ class Attention(nn.Module):
             key = None if query is None else key
         return (query, key, value, (*terms, *types)), {
             **place.options(query),
-            "query_documents": context.queries.documents,
-            "key_documents": context.keys.documents,
             "causal": context.causal,
             "window": context.windows[layer] if context.windows else None,
         }

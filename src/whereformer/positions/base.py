@@ -326,8 +326,11 @@ class Position(nn.Module):
         if not self._embedded and not torch.compiler.is_compiling():
             self._tell_of_embeddings()
         # A method that counts keys looks for documents in its place.
-        documents = {side: options[side] for side in ("query_documents", "key_documents") if side in options}
-        place = replace(place, **documents)
+        place = replace(
+            place,
+            query_documents=options.get("query_documents", place.query_documents),
+            key_documents=options.get("key_documents", place.key_documents),
+        )
         query, key, value, own = self("act", hidden, query, key, value, place)
         call: CallOptions = {**place.options(query), **options}
         # The checker chooses an overload by the value of return_lse.
@@ -674,7 +677,7 @@ class Sum(Position):
         places = [found for found in self._places(place) if type(found[0]).content_terms is not Position.content_terms]
         if places:
             for part, own in self._places(place):
-                if (factor := part.query_factor(query, own)) is not None:
+                if (factor := part("query_factor", query, own)) is not None:
                     query = (query * factor).to(query.dtype)
         return tuple(term for part, own in places for term in part("content_terms", query, key, own))
 
