@@ -18,7 +18,7 @@ from whereformer.positions.rope import Rope
 from whereformer.positions.tisa import Tisa
 from whereformer.testing import check_position
 
-SHIFT_INVARIANT = {"none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta", "cope"}
+SHIFT_INVARIANT = {"none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta", "cope", "logn"}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ class Inplace(Position):
 
 class NeedsShared(Rope):
     def rotate(self, query, key, value, place):
-        query_turns, key_turns = (turns[self.bases[0]] for turns in place.shared)
+        query_turns, key_turns = (turns[self.kinds[0]] for turns in place.shared)
         return self._rotate(query, *query_turns), self._rotate(key, *key_turns), value
 
 

@@ -9,8 +9,10 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
+from transformers import modeling_rope_utils
 from transformers.models.modernbert import modeling_modernbert as modernbert
 
+from tests.positions.test_rope_scaling import InFloat64
 from whereformer import (
     Encoder,
     EncoderForCausalLM,
@@ -62,6 +64,33 @@ CASES = {
     "modernbert, all global": ("ModernBert", {**MODERN, "global_attn_every_n_layers": 1}),
     "modernbert, window of the text": ("ModernBert", {**MODERN, "local_attention": 1000}),
     "modernbert, bases": ("ModernBert", {**MODERN, "global_rope_theta": 500.0, "local_rope_theta": 20.0}),
+    **{
+        f"modernbert, {scaling['rope_type']} rotations": (
+            "ModernBert",
+            {
+                **MODERN,
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 500.0, **scaling},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+                },
+            },
+        )
+        for scaling in (
+            {"rope_type": "linear", "factor": 3.0},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+            {
+                "rope_type": "llama3",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        )
+    },
+    "modernbert, one scaling for all": (
+        "ModernBert",
+        {**MODERN, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ),
     "modernbert, layer types": (
         "ModernBert",
         {**MODERN, "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"]},
@@ -83,10 +112,17 @@ def exact_rotations(monkeypatch):
     """ModernBERT turns in float32 whatever its dtype; here it does so in float64."""
 
     def turns(self, x, position_ids, layer_type):
-        base = self.config.rope_parameters[layer_type]["rope_theta"]
+        parameters = self.config.rope_parameters[layer_type]
+        base, factor = parameters["rope_theta"], 1.0
         width = self.config.hidden_size // self.config.num_attention_heads
-        angles = position_ids[..., None].double() / base ** (torch.arange(0, width, 2).double() / width)
-        return torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+        frequencies = base ** (-torch.arange(0, width, 2).double() / width)
+        if parameters["rope_type"] != "default":
+            scaled = modeling_rope_utils.ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(modeling_rope_utils, "torch", InFloat64())
+                frequencies, factor = scaled(self.config, torch.device("cpu"), layer_type=layer_type)
+        angles = position_ids[..., None].double() * frequencies
+        return torch.cat((angles, angles), -1).cos() * factor, torch.cat((angles, angles), -1).sin() * factor
 
     def turned(query, key, cos, sin, unsqueeze_dim=1):
         cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
@@ -371,13 +407,13 @@ def test_what_does_not_fit_is_one_line(case, head, fields, message, tmp_path):
         load_pretrained(tmp_path)
 
 
-def test_rope_with_scaling_is_refused(tmp_path):
+def test_rope_with_a_base_by_length_is_refused(tmp_path):
     theirs("ModernBert", MODERN).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
-    config["rope_parameters"]["full_attention"] |= {"rope_type": "linear", "factor": 2.0}
+    config["rope_parameters"]["full_attention"] |= {"rope_type": "dynamic", "factor": 2.0}
     path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"^rope_parameters: expected the rope_type 'default', got 'linear'$"):
+    with pytest.raises(ValueError, match=r"^scaling: 'dynamic' has other frequencies at every length"):
         load_pretrained(tmp_path)
 
 

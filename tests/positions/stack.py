@@ -42,6 +42,7 @@ METHODS = {
         "rope",
         {"scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 4.0}},
     ),
+    "rope proportional": ("rope", {"scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
     "tisa shared": ("tisa", {"share_layers": True}),
     "tisa without kernels": ("tisa", {"num_kernels": 0}),
     "alibi learned": ("alibi", {"learned": True}),
@@ -61,8 +62,12 @@ METHODS = {
         "rope2d",
         {"columns": 4, "prefix": 2, "frequencies": "alternate", "normalize": False, "layout": "interleaved"},
     ),
+    "logn su": ("logn", {"kind": "su", "train_length": 4}),
+    "logn causal": ("logn", {"causal": True}),
     "learned+tisa": ("learned+tisa", {}),
     "tupe+t5": ("tupe+t5", {}),
+    "rope+logn": ("rope+logn", {}),
+    "cope+logn": ("cope+logn", {"num_positions": 3}),
     "sinusoidal+floater": ("sinusoidal+floater", {"substeps": 1}),
 }
 

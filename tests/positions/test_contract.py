@@ -477,7 +477,7 @@ def test_the_floater_operator_is_well_formed():
 # Their effect on a score is more than a number per head and offset, or nothing.
 WITHOUT_CURVE = {
     *("none", "sinusoidal", "learned", "shaw", "floater", "synthesizer", "tupe", "rope", "transformer_xl"),
-    *("deberta", "cope"),
+    *("deberta", "cope", "logn"),
     *("tisa2d", "grid_bias", "rope2d"),
 }
 WITH_CURVE = [method for method in METHODS if not parts_of(method) <= WITHOUT_CURVE]
@@ -580,7 +580,11 @@ WRONG_OPTIONS = [
     ("rope", {"rotary_dim": 10}, r"rotary_dim: expected an even number up to head_dim 8, got 10"),
     ("rope", {"rotary_dim": 0}, r"rotary_dim: expected an even number up to head_dim 8, got 0"),
     ("rope", {"head_dim": 5}, r"rotary_dim: expected an even number up to head_dim 5, got 5"),
-    ("rope", {"scaling": {}}, r"scaling: expected a rope_type of default, linear, ntk, yarn, llama3, got None"),
+    (
+        "rope",
+        {"scaling": {}},
+        r"scaling: expected a rope_type of default, linear, ntk, yarn, llama3, longrope, proportional, got None",
+    ),
     ("rope", {"scaling": "yarn"}, r"scaling: expected numbers by their names, such as rope_type, got 'yarn'"),
     ("rope", {"scaling": {"rope_type": "dynamic"}}, r"scaling: 'dynamic' has other frequencies at every length, .*ntk"),
     ("rope", {"scaling": {"rope_type": "linear"}}, r"scaling: 'linear' needs factor"),
@@ -612,6 +616,12 @@ WRONG_OPTIONS = [
         "rope",
         {"scaling": {"rope_type": "llama3", "factor": 2, "original_max_position_embeddings": 9, "low_freq_factor": 4}},
         r"scaling: expected low_freq_factor < high_freq_factor, got 4 and 4.0",
+    ),
+    ("rope", {"scaling": [None, None]}, r"scaling: expected 1 to 1, one per layer, got 2"),
+    (
+        "rope",
+        {"scaling": {"rope_type": "proportional", "partial_rotary_factor": 1.5}},
+        r"scaling: expected a partial_rotary_factor of at most 1, got 1.5",
     ),
     ("rope2d", {"head_dim": 6}, r"head_dim: rope2d needs a multiple of 4, got 6"),
     ("rope2d", {"base": -1.0}, r"base: expected a positive number, got -1.0"),

@@ -62,6 +62,8 @@ INVARIANT = [
     "alibi learned",
     "kerple",
     "kerple power",
+    "logn",
+    "logn causal",
 ]
 
 

@@ -24,12 +24,12 @@ class InFloat64:
         return getattr(torch, name)
 
 
-def theirs(parameters, base, dim, monkeypatch, **more):
-    """The frequencies and the attention factor of transformers."""
+def theirs(parameters, base, dim, monkeypatch, *, longest=None, **more):
+    """The frequencies and the attention factor of transformers, in a model for texts up to ``longest``."""
     config = LlamaConfig(
         hidden_size=dim,
         num_attention_heads=1,
-        max_position_embeddings=parameters.get("original_max_position_embeddings", 64),
+        max_position_embeddings=longest or parameters.get("original_max_position_embeddings", 64),
         rope_parameters={**parameters, "rope_theta": base},
     )
     with monkeypatch.context() as patch:
@@ -88,6 +88,54 @@ def test_llama3(monkeypatch, dim, base, factor, length, low, wider):
     assert_same({"rope_type": "llama3", **numbers, **bounds}, base, dim, monkeypatch)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    data=st.data(),
+    dim=dims,
+    base=bases,
+    length=st.integers(16, 4096),
+    longest=st.integers(16, 10**5),
+    more=st.sampled_from([{}, {"factor": 8.0}, {"attention_factor": 0.7}]),
+)
+def test_longrope(monkeypatch, data, dim, base, length, longest, more):
+    """Theirs chooses the list by the text at hand: here it is the longest text."""
+    lists = {
+        name: data.draw(st.lists(st.floats(0.5, 64.0), min_size=dim // 2, max_size=dim // 2))
+        for name in ("short_factor", "long_factor")
+    }
+    parameters = {"rope_type": "longrope", **lists, "original_max_position_embeddings": length, **more}
+    expected, factor = theirs(parameters, base, dim, monkeypatch, longest=longest, seq_len=longest)
+    found = Scaling(parameters, rotary_dim=dim, bases=[base], max_length=longest)
+    # They compute the exponents in float32, whatever is asked for.
+    torch.testing.assert_close(found.frequencies(base, CPU), expected, rtol=2e-6, atol=0)
+    assert found.attention_factor == pytest.approx(factor, rel=1e-14)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    dim=dims,
+    base=bases,
+    more=st.fixed_dictionaries({}, optional={"factor": factors, "partial_rotary_factor": st.floats(0.01, 1.0)}),
+)
+def test_proportional(monkeypatch, dim, base, more):
+    assert_same({"rope_type": "proportional", **more}, base, dim, monkeypatch)
+
+
+def test_layers_may_be_scaled_in_different_ways():
+    linear = {"rope_type": "linear", "factor": 4.0}
+    mixed = build("rope", base=[100.0, 20.0], scaling=[linear, None, None])
+    at = Positions(3, 2, 5)
+    query, key = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
+    for layer, (base, scaling) in enumerate([(100.0, linear), (20.0, None), (100.0, None), (20.0, linear)]):
+        alone = build("rope", base=base, scaling=scaling)
+        expected = alone.rotate(query, key, key, Place(at, at, layer))
+        for shared in (None, mixed.shared(at, at)):
+            for found, wanted in zip(
+                mixed.rotate(query, key, key, Place(at, at, layer, shared)), expected, strict=True
+            ):
+                assert torch.equal(found, wanted)
+
+
 @settings(max_examples=20, deadline=None)
 @given(dim=dims, base=bases, factor=st.integers(1, 32))
 def test_ntk_is_the_dynamic_one_of_transformers_for_a_text_of_one_length(monkeypatch, dim, base, factor):
@@ -144,9 +192,18 @@ def test_a_scaled_model_survives_its_configuration(tmp_path):
             {"rope_type": "llama3", "low_freq_factor": 4.0},
             "expected low_freq_factor < high_freq_factor, got 4.0 and 4.0",
         ),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 4},
+            r"expected short_factor as 4 numbers, one per pair, got \[1.0, 1.0, 1.0\]",
+        ),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0, 1.0, 1.0, 0.0], "long_factor": [1.0] * 4},
+            "expected a positive short_factor, got 0.0",
+        ),
+        ({"rope_type": "longrope", "long_factor": [1.0] * 4}, "'longrope' needs short_factor"),
     ],
 )
-def test_bounds_in_the_wrong_order_are_refused(scaling, message):
-    """They would scale the short waves and keep the long ones."""
+def test_numbers_that_do_not_fit_are_refused(scaling, message):
+    """Bounds in the wrong order would scale the short waves and keep the long ones."""
     with pytest.raises(ValueError, match=f"^scaling: {message}$"):
         build("rope", scaling={"factor": 2.0, "original_max_position_embeddings": 512, **scaling})

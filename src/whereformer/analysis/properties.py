@@ -23,7 +23,7 @@ from ..kernels.torch_private import DispatchMode, changes_arguments, leaves
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
 from ..models.layers import AttentionContext, Layer
-from ..positions import Place, Position, PositionRangeError, build_position
+from ..positions import Place, Position, PositionRangeError, build_position, layer_pattern
 from ..positions.none import NoPosition
 
 SHIFTS = (1, 10, 100, 1000)
@@ -93,6 +93,8 @@ def parameter_growth(name: str, **options: Any) -> Growth:
 
     def count(**doubled: bool) -> int:
         sizes: dict[str, Any] = {size: value * (2 if doubled.get(size) else 1) for size, value in BASE_SIZES.items()}
+        places = len(layer_pattern(name)) if isinstance(name, str) else 1
+        sizes["num_layers"] = -(-sizes["num_layers"] // places) * places  # a pattern divides the layers
         with torch.device("meta"):
             position = build_position(name, **sizes, **options)
         return sum(parameter.numel() for parameter in position.parameters())

@@ -22,7 +22,7 @@ from ..kernels.reference import attention_scores
 from ..models import Encoder
 from ..models.layers import AttentionContext, Layer
 from ..models.pooling import Tokens
-from ..positions import Position, Sum
+from ..positions import Position
 from .costs.passes import layer_passes
 
 WORDS = 512
@@ -82,14 +82,20 @@ def acts_in_layers(position: Position) -> bool:
     return _has(position, "rotate", "terms", "content_terms")
 
 
+def layers_with_position(position: Position) -> list[int]:
+    """Return the layers in which a method acts by itself; others have only what positions in the embeddings give."""
+    return [layer for layer in range(position.model.num_layers) if acts_in_layers(position.in_layer(layer))]
+
+
 def _has(position: Position, *hooks: str) -> bool:
-    parts = position if isinstance(position, Sum) else [position]
-    return any(getattr(type(part), hook) is not getattr(Position, hook) for part in parts for hook in hooks)
+    return any(
+        getattr(type(part), hook) is not getattr(Position, hook) for part in position.methods() for hook in hooks
+    )
 
 
 @torch.no_grad()
 def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
-    """Yield the scores of the layers in which position acts by itself: all if the method acts in all, else the first.
+    """Yield the scores of the layers in which position acts by itself, and of the first if it is in the embeddings.
 
     The mean is over words of type 0, after position embeddings, norm and ALBERT's projection; then come query and key
     with their biases, and the scale. In deeper layers every token is the mean state that the layer reads for random
@@ -104,12 +110,14 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
         PositionRangeError: for more positions than the method covers.
     """
     embedded = acts_on_input(encoder.position)
-    everywhere = acts_in_layers(encoder.position)
-    if not (embedded or everywhere):
+    acting = set(layers_with_position(encoder.position))
+    if not (embedded or acting):
         return
-    states = {0: _mean_input(encoder, length)} | (_mean_states(encoder, length) if everywhere else {})
+    states = {0: _mean_input(encoder, length)} | (_mean_states(encoder, length) if acting else {})
     passes = layer_passes(encoder.config, length)
-    for layer in range(len(encoder.passes) if everywhere else 1):
+    for layer in range(len(encoder.passes)):
+        if layer not in acting and not (embedded and layer == 0):
+            continue
         attention = _layer(encoder, encoder.passes[layer]).attention
         positions = passes[layer].queries
         tokens, shared = Tokens(positions), encoder.position.shared(positions, positions)

@@ -67,7 +67,7 @@ class Cost:
     """Tokens in the vocabulary."""
 
     position: str = "learned"
-    """A position method, or several joined by "+"."""
+    """A position method, several joined by "+", or a pattern over layers: rope/rope/rope/none."""
 
     segments: Literal["embedding", "attention"] = "embedding"
     """Where token types act: added to the embeddings (BERT), or to the scores (Funnel)."""

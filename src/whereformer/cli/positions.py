@@ -29,4 +29,6 @@ class ListPositions:
             names = [name, *(alias for alias, method in ALIASES.items() if method == name)]
             table.add_row(" or ".join(names), summary, ", ".join(shown))
         console.print(table)
-        console.print("Join several by '+': learned+tisa, tupe+t5.")
+        console.print(
+            "Join several by '+': learned+tisa, tupe+t5. Give layers different ones by '/': rope/rope/rope/none."
+        )

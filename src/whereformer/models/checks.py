@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.activations import ACT2FN
 
 from ..errors import InputError, shown
 from ..kernels.tracing import can_look
+from ..positions import describe, method_names
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
@@ -71,6 +74,69 @@ def check_kinds(config: Any, extra: Mapping[str, Any]) -> None:
         hides = name == "attribute_map" or callable(getattr(type(config), name, None))
         if hides or not name.isidentifier():
             raise InputError("config", f"it has no field {shown(name)}")
+
+
+LOADED = "_loaded"
+"""The argument by which :func:`set_unknown_apart` hands a configuration the entries of a file that are no fields."""
+
+_OF_TRANSFORMERS = {
+    *("num_labels", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "per_layer_config"),
+    *("attn_implementation", "experts_implementation", "output_attentions", "use_return_dict", "use_cache"),
+    *("bos_token_id", "eos_token_id", "sep_token_id", "num_hidden_layers"),
+}
+"""What transformers takes besides fields, or reads from any configuration. ``num_hidden_layers`` has its own error."""
+
+_OTHER_NAMES = {
+    **dict.fromkeys(("num_heads", "n_heads", "heads", "n_head", "nhead"), "num_attention_heads"),
+    **dict.fromkeys(("num_layers", "n_layers", "n_layer", "layers", "depth"), "blocks"),
+    **dict.fromkeys(("d_model", "dim", "width", "hidden_dim", "n_embd"), "hidden_size"),
+    **dict.fromkeys(("max_length", "max_len", "max_seq_len", "n_positions"), "max_position_embeddings"),
+    **dict.fromkeys(("dropout", "hidden_dropout"), "hidden_dropout_prob"),
+    **dict.fromkeys(("attention_dropout", "attn_dropout"), "attention_probs_dropout_prob"),
+    **dict.fromkeys(("activation", "activation_function"), "hidden_act"),
+    **dict.fromkeys(("d_ff", "ffn_dim", "feed_forward_size"), "intermediate_size"),
+    **dict.fromkeys(("pos", "position_method", "position_embedding_type"), "position"),
+}
+"""Fields by the names that they have elsewhere."""
+
+
+def _known(config_class: Any) -> set[str]:
+    own = {*config_class.__dataclass_fields__, *config_class.attribute_map, *_OF_TRANSFORMERS, LOADED}
+    return own | GenerationConfig._get_default_generation_params().keys()
+
+
+def set_unknown_apart(config_class: Any, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a file for a configuration's constructor, which refuses unknown ones otherwise.
+
+    A config.json of other hands may say more than a model needs.
+    """
+    known = _known(config_class)
+    unknown = {name: value for name, value in entries.items() if name not in known}
+    return {name: value for name, value in entries.items() if name in known} | ({LOADED: unknown} if unknown else {})
+
+
+def _position_options(config: Any) -> set[str]:
+    try:
+        return {option for part in method_names(config.position) for option in describe(part)[1]}
+    except ValueError:  # the method has an error of its own
+        return set()
+
+
+def check_fields(config: Any, extra: Mapping[str, Any]) -> None:
+    """Raise an InputError for an entry that is no field of a configuration, with the field that was probably meant."""
+    for name in extra:
+        if name in _known(type(config)):
+            continue
+        if name in _position_options(config):
+            raise InputError(
+                name, f"it is an option of the position method; say position_options={{{name!r}: {shown(extra[name])}}}"
+            )
+        fields = [field for field in type(config).__dataclass_fields__ if not field.startswith("_")]
+        meant = _OTHER_NAMES.get(name)
+        if meant not in fields:
+            meant = next(iter(get_close_matches(name, fields, n=1)), None)
+        hint = f"; did you mean {meant!r}?" if meant else ""
+        raise InputError(name, f"{type(config).__name__} has no such field{hint}")
 
 
 def check_bounds(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None:

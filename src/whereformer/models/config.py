@@ -7,14 +7,18 @@ from typing import Any, Self
 from transformers import PreTrainedConfig
 
 from ..errors import InputError, shown
+from ..positions import check_name
 from .blocks import parse_blocks
 from .checks import (
+    LOADED,
     MOST_IDS,
     MOST_WIDTH,
     check_activation,
     check_bounds,
     check_choices,
+    check_fields,
     check_kinds,
+    set_unknown_apart,
     width_of_heads,
 )
 from .pooling import Pooling
@@ -83,8 +87,9 @@ class EncoderConfig(PreTrainedConfig):
         truncate_seq: with a separate [CLS], every pooling drops the last token, so that 512 tokens become 256.
         mask_pooling: a pooled token is real if "any" of its tokens is (Funnel-Transformer), or if "all" are
             (transformers' FunnelModel, which therefore loses tokens before the padding).
-        position: a position method, or several joined by "+".
-        position_options: the method's options.
+        position: a position method, several joined by "+", or a pattern over layers such as "rope/rope/rope/none",
+            repeated to the depth. Layers are counted as for windows, and the pattern must divide them.
+        position_options: the method's options; in a dictionary by the method's name those of one of several.
         max_position_embeddings: the number of positions for methods that have a fixed number.
         norm: "post" (BERT: normalize after adding) or "pre" (normalize a layer's input, and once more at the end).
         norm_type: "layer" or "rms" (no mean is subtracted and no bias added, as in NeoBERT).
@@ -181,13 +186,16 @@ class EncoderConfig(PreTrainedConfig):
         for name in ("blocks", "decoder_layers", "windows"):
             if type(getattr(self, name)) is int:
                 setattr(self, name, shown(getattr(self, name)))
+        for name in ELECTRA_FIELDS:
+            if name in kwargs:
+                raise InputError(name, f"only ElectraPretrainingConfig has this option, got {kwargs[name]!r}")
+        loaded = kwargs.pop(LOADED, {})
+        check_fields(self, kwargs)
+        kwargs |= loaded
         check_kinds(self, kwargs)
         parse_blocks(self.blocks)
         if "num_hidden_layers" in kwargs:
             raise InputError("num_hidden_layers", f"say blocks={shown(kwargs['num_hidden_layers'])!r} instead")
-        for name in ELECTRA_FIELDS:
-            if name in kwargs:
-                raise InputError(name, f"only ElectraPretrainingConfig has this option, got {kwargs[name]!r}")
         check_bounds(self, BOUNDS)
         # That of padding is a row of the table.
         if self.pad_token_id is not None:
@@ -206,6 +214,7 @@ class EncoderConfig(PreTrainedConfig):
                     f"a single block is never pooled, so there is nothing to undo; got "
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}",
                 )
+        check_name(self.position, self.num_hidden_layers)
         self.layer_windows()
         if not self.first_norm and self.norm != "pre":
             raise InputError("first_norm", f"False needs norm 'pre', got {self.norm!r}")
@@ -251,11 +260,17 @@ class EncoderConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build a configuration from a dictionary, as transformers does.
 
-        Other configurations drop the fields that only ELECTRA's has: earlier versions wrote them for every model, and
+        Entries of a file that are no fields become attributes, while the constructor refuses them. Other configurations
+        drop the fields that only ELECTRA's has: earlier versions wrote them for every model, and
         the discriminator's configuration is read from an Electra's.
         """
         foreign = {"model_type", *ELECTRA_FIELDS} - cls.__dataclass_fields__.keys()
-        return super().from_dict({name: value for name, value in config_dict.items() if name not in foreign}, **kwargs)
+        own = {name: value for name, value in config_dict.items() if name not in foreign}
+        return super().from_dict(set_unknown_apart(cls, own), **kwargs)
+
+    @classmethod
+    def from_json_file(cls, json_file: Any) -> Any:
+        return cls.from_dict(cls._dict_from_json_file(json_file))
 
     @property
     def full_length(self) -> bool:

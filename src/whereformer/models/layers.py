@@ -51,7 +51,15 @@ class AttentionContext:
 
     def place(self, layer: int) -> Place:
         """Return the place that the position method's hooks get in one layer."""
-        return Place(self.queries.positions, self.keys.positions, layer, self.shared, self.keys.key_mask)
+        return Place(
+            self.queries.positions,
+            self.keys.positions,
+            layer,
+            self.shared,
+            self.keys.key_mask,
+            query_documents=self.queries.documents,
+            key_documents=self.keys.documents,
+        )
 
     def place_of_new_keys(self, layer: int) -> Place:
         """Return the same place with only the keys that the cache does not hold yet, for ``Position.rotate``."""
@@ -141,8 +149,6 @@ class Attention(nn.Module):
             key = None if query is None else key
         return (query, key, value, (*terms, *types)), {
             **place.options(query),
-            "query_documents": context.queries.documents,
-            "key_documents": context.keys.documents,
             "causal": context.causal,
             "window": context.windows[layer] if context.windows else None,
         }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InputError, shown
+from ..positions import method_names
 from .blocks import parse_blocks
 
 _WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -73,8 +74,7 @@ def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or name not in PRESETS:
         raise InputError("preset", f"expected one of {', '.join(PRESETS)}, got {shown(name)}")
     preset = {field: value for field, value in PRESETS[name].items() if field not in changes}
-    parts = [part.strip() for part in str(changes.get("position", "")).split("+")]
-    if "position" in changes and PRESETS[name].get("position") not in parts:
+    if "position" in changes and PRESETS[name].get("position") not in method_names(changes["position"]):
         preset.pop("position_options", None)
     layers = sum(
         block.layers * block.repeats

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from ..errors import InputError, shown
 from .base import ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, Work, check_value
+from .by_layer import ByLayer, check_places
+from .none import NoPosition
 
 __all__ = [
+    "ByLayer",
     "ModelShape",
     "OffsetFunction",
     "Place",
@@ -21,7 +25,10 @@ __all__ = [
     "Sum",
     "Work",
     "build_position",
+    "check_name",
     "describe",
+    "layer_pattern",
+    "method_names",
     "own_name",
     "position_names",
     "register",
@@ -47,6 +54,7 @@ METHODS: dict[str, str | type[Position]] = {
     "tisa2d": "tisa2d:Tisa2d",
     "grid_bias": "grid_bias:GridBias",
     "rope2d": "rope2d:Rope2d",
+    "logn": "logn:Logn",
 }
 """The class of each method by name, or "module:Class" for a class of this package that is imported on first use."""
 
@@ -63,19 +71,35 @@ def position_names() -> list[str]:
 
 
 def own_name(name: str) -> str:
-    """Return the name of a method, or of several joined by "+", with the names of the registry instead of aliases."""
-    return "+".join(ALIASES.get(part, part) for part in _parts(name))
+    """Return the name of a method, or of several joined by "+" and "/", with the registry's names in place of aliases.
+
+    A pattern whose places are all the same is that method in all layers.
+    """
+    places = ["+".join(ALIASES.get(part, part) for part in parts) for parts in layer_pattern(name)]
+    return places[0] if len(set(places)) == 1 else "/".join(places)
+
+
+def layer_pattern(name: str) -> list[list[str]]:
+    """Return the names of the joined methods at each place of a pattern over layers; most names have one place."""
+    if not isinstance(name, str):
+        raise InputError("position", f"expected the name of a method, got {shown(name)}")
+    return [[part.strip() for part in place.split("+")] for place in name.split("/")]
+
+
+def method_names(name: str) -> list[str]:
+    """Return the distinct methods that a name joins by "+" and "/", in order, as they are written."""
+    return list(dict.fromkeys(part for parts in layer_pattern(name) for part in parts))
 
 
 def register(name: str, method: type[Position]) -> None:
     """Make ``method`` available under ``name`` everywhere: in models, in commands and in ``a+b`` compositions.
 
     Raises:
-        ValueError: if the name is taken, or contains "+", "," or a blank.
+        ValueError: if the name is taken, or contains "+", "/", "," or a blank.
         TypeError: if ``method`` is not a subclass of :class:`Position`.
     """
-    if not name or any(mark in name for mark in "+, "):
-        raise InputError("name", f"expected a word without '+', ',' or blanks, got {name!r}")
+    if not name or any(mark in name for mark in "+/, "):
+        raise InputError("name", f"expected a word without '+', '/', ',' or blanks, got {name!r}")
     if name in METHODS or name in ALIASES:
         raise InputError("name", f"{name!r} is taken by {METHODS[ALIASES.get(name, name)]}")
     if not (isinstance(method, type) and issubclass(method, Position)):
@@ -84,15 +108,18 @@ def register(name: str, method: type[Position]) -> None:
 
 
 def build_position(name: str | type[Position], *, hidden_size: int, num_heads: int, **options: Any) -> Position:
-    """Build a position method, or several joined by "+".
+    """Build a position method, several joined by "+", or different ones by layer.
 
     Args:
-        name: one of :func:`position_names`, or a composition such as ``learned+tisa``, where each option goes to every
-            part that has it; or a class, which need not be registered.
+        name: one of :func:`position_names`; or a composition such as ``learned+tisa``; or a pattern over layers such as
+            ``rope/rope/rope/none``, which is repeated to the depth; or a class, which need not be registered. In a
+            pattern every method has parameters for its own layers only. A method that acts on the embeddings is below
+            all layers, so it stands at every place: ``learned+tisa/learned``.
         hidden_size: width of the hidden states.
         num_heads: attention heads.
-        options: other sizes, and the method's own options, as its class documents them. The sizes are those of
-            :meth:`ModelShape.of`:
+        options: other sizes, and the method's own options, as its class documents them. Each goes to every part that
+            has it; an option with the name of a part is a dictionary, and goes to this part alone:
+            ``tisa={"num_kernels": 3}``. The sizes are those of :meth:`ModelShape.of`:
 
             - ``num_layers``: attention layers; a shared layer counts once per pass. 1 by default.
             - ``max_length``: the number of positions for methods that have a fixed number; 512 by default.
@@ -105,36 +132,94 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
             - ``separate_cls``: whether the first token is [CLS], which pooling leaves alone; False by default.
 
     Raises:
-        InputError: for an unknown name or a size that does not fit.
+        InputError: for an unknown name or a size that does not fit, or a pattern that does not divide the layers.
         TypeError: for an option that no part has.
     """
     sizes = {option: options.pop(option) for option in _SIZES & options.keys()}
     model = ModelShape.of(hidden_size=hidden_size, num_heads=num_heads, **sizes)
-    classes = [name] if isinstance(name, type) else [_find(part) for part in _parts(name)]
-    if len(set(classes)) < len(classes):
-        raise InputError("position", f"{name!r} names a method twice")
-    wanted = {option: value for part in classes for option, value in part.asks_of_others.items()}
-    unused = set(options)
-    parts = []
-    for part in classes:
-        own = _options(part)
-        unused -= own.keys()
-        given = {option: value for option, value in {**wanted, **options}.items() if option in own}
-        _check_options(part, given)
-        parts.append(part(model, **given))
-    if unused:
-        known = sorted(set().union(*(_options(part) for part in classes)))
-        named = name if isinstance(name, str) else name.__name__
-        raise TypeError(
-            f"position {named!r} has no option {sorted(unused)[0]!r}; it has {', '.join(known) or 'no options'}"
-        )
-    return parts[0] if len(parts) == 1 else Sum(model, parts)
+    if isinstance(name, type):
+        named = {name.__name__: name}
+        places = [[name.__name__]]
+    else:
+        check_name(name, model.num_layers)
+        places = [[ALIASES.get(part, part) for part in parts] for parts in layer_pattern(name)]
+        named = {part: _find(part) for parts in places for part in parts}
+    given = _sort_options(name if isinstance(name, str) else name.__name__, named, options)
+
+    def build(parts: Sequence[str], model: ModelShape) -> Position:
+        wanted = {option: value for part in parts for option, value in named[part].asks_of_others.items()}
+        built = []
+        for part in parts:
+            asked = {option: value for option, value in wanted.items() if option in _options(named[part])}
+            own = {**asked, **given[part]}
+            _check_options(named[part], own)
+            built.append(named[part](model, **own))
+        return built[0] if len(built) == 1 else Sum(model, built)
+
+    if len(places) == 1:
+        return build(places[0], model)
+    below = [part for part in named if named[part].embed is not Position.embed]
+    for parts in places:
+        for part in below:
+            if part not in parts:
+                raise InputError(
+                    "position",
+                    f"{part} acts on the embeddings, below all layers, so it must stand at every place of {name!r}",
+                )
+    in_layers = [tuple(part for part in parts if part not in below) or ("none",) for parts in places]
+    named.setdefault("none", NoPosition)
+    given.setdefault("none", {})
+    builders = {parts: partial(build, parts) for parts in in_layers}
+    by_layer = ByLayer(model, [builders[parts] for parts in in_layers])
+    return Sum(model, [*(build([part], model) for part in below), by_layer]) if below else by_layer
+
+
+def check_name(name: str, num_layers: int) -> None:
+    """Check without building anything that methods of this name exist, each once at a place, and fit the layers.
+
+    Raises:
+        InputError: if not.
+    """
+    places = layer_pattern(name)
+    for parts in places:
+        if len({_find(part) for part in parts}) < len(parts):
+            raise InputError("position", f"{name!r} names a method twice")
+    check_places(len(places), num_layers)
 
 
 def describe(name: str) -> tuple[str, dict[str, Any]]:
     """Return the first line of a method's docstring, and its options with their defaults."""
     method = _find(name)
     return (inspect.getdoc(method) or "").partition("\n")[0], _options(method)
+
+
+def _sort_options(
+    name: str, methods: Mapping[str, type[Position]], options: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the options of each method: those that it has, and after them those that are given for it alone.
+
+    Raises:
+        TypeError: for an option that no method has.
+    """
+    known = {part: _options(method) for part, method in methods.items()}
+    found: dict[str, dict[str, Any]] = {part: {} for part in methods}
+    alone = {part: value for part, value in options.items() if part in methods and isinstance(value, Mapping)}
+    for option, value in options.items():
+        if option in alone:
+            continue
+        having = [part for part in methods if option in known[part]]
+        if not having:
+            every = sorted(set().union(*known.values()))
+            raise TypeError(f"position {name!r} has no option {option!r}; it has {', '.join(every) or 'no options'}")
+        for part in having:
+            found[part][option] = value
+    for part, own in alone.items():
+        if unknown := sorted(own.keys() - known[part].keys(), key=str):
+            raise TypeError(
+                f"position {part!r} has no option {unknown[0]!r}; it has {', '.join(known[part]) or 'no options'}"
+            )
+        found[part] |= own
+    return found
 
 
 def _options(method: type[Position]) -> dict[str, Any]:
@@ -156,11 +241,6 @@ def _check_options(method: type[Position], given: Mapping[str, Any]) -> None:
     parameters = inspect.signature(method.__init__).parameters
     for option, value in given.items():
         check_value(option, value, str(parameters[option].annotation))
-
-
-def _parts(name: str) -> list[str]:
-    """Return the names of the methods that are joined by "+"."""
-    return [part.strip() for part in name.split("+")] if isinstance(name, str) else [name]
 
 
 def _find(name: str) -> type[Position]:

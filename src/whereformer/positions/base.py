@@ -182,6 +182,8 @@ class Place:
         shared: what :meth:`Position.shared` returned for these positions; None if the hooks have to compute it.
         key_mask: (batch, n_k) bool, True = may be attended; None: all may.
         scale: the factor on query . key in this layer; None: head_dim ** -0.5.
+        query_documents, key_documents: (batch, n_q) and (batch, n_k), the documents of packed rows, for methods that
+            count keys: a query sees those of its own document. None: each row is one document.
     """
 
     queries: PositionsLike
@@ -190,6 +192,8 @@ class Place:
     shared: Any = None
     key_mask: Tensor | None = None
     scale: float | None = None
+    query_documents: Tensor | None = None
+    key_documents: Tensor | None = None
 
     def options(self, query: Tensor | None) -> CallOptions:
         """Return the place as keyword arguments of :func:`whereformer.attention`, which takes no scale without a
@@ -199,6 +203,8 @@ class Place:
             "key_positions": self.keys,
             "key_mask": self.key_mask,
             "scale": None if query is None else self.scale,
+            "query_documents": self.query_documents,
+            "key_documents": self.key_documents,
         }
 
 
@@ -319,6 +325,12 @@ class Position(nn.Module):
                 raise TypeError(f"{name}: attend takes it from place; give Place(..., {field}=...)")
         if not self._embedded and not torch.compiler.is_compiling():
             self._tell_of_embeddings()
+        # A method that counts keys looks for documents in its place.
+        place = replace(
+            place,
+            query_documents=options.get("query_documents", place.query_documents),
+            key_documents=options.get("key_documents", place.key_documents),
+        )
         query, key, value, own = self("act", hidden, query, key, value, place)
         call: CallOptions = {**place.options(query), **options}
         # The checker chooses an overload by the value of return_lse.
@@ -362,6 +374,14 @@ class Position(nn.Module):
                 "hidden = position.embed(hidden, positions)",
                 stacklevel=3,
             )
+
+    def methods(self) -> tuple[Position, ...]:
+        """The methods that this one is made of: itself, unless it joins others."""
+        return (self,)
+
+    def in_layer(self, layer: int) -> Position:
+        """The method of one layer: itself, unless layers have different ones."""
+        return self
 
     def reset_parameters(self) -> None:
         """Draw the initial values, through ``torch.nn.init`` only: loaders switch it off to keep loaded weights."""
@@ -410,6 +430,14 @@ class Position(nn.Module):
         After a key-value cache, ``key`` holds the new keys only unless the method sets ``reads_keys``.
         """
         return ()
+
+    def query_factor(self, query: Tensor, place: Place) -> Tensor | None:
+        """What ``rotate`` multiplies the query by, (1 or batch, 1 or heads, n_q, 1); None if by nothing.
+
+        Methods that are joined with this one get the query with this factor in ``content_terms``, so that all products
+        with the query have it.
+        """
+        return None
 
     def content_scale(self, place: Place) -> float:
         """The factor on query . key in the layer that calls, for terms that are to have the same."""
@@ -577,6 +605,10 @@ def out_of_range(name: str, rows: int, position: int, sized_by: str = "max_lengt
     )
 
 
+def _has_factor(part: Position) -> bool:
+    return type(part).query_factor is not Position.query_factor
+
+
 class Sum(Position):
     """Several methods at once, such as ``learned+tisa``: each acts as it would alone, in the given order."""
 
@@ -601,6 +633,15 @@ class Sum(Position):
     def __iter__(self) -> Any:
         return iter(self.parts)
 
+    def methods(self) -> tuple[Position, ...]:
+        return tuple(method for part in self for method in part.methods())
+
+    def in_layer(self, layer: int) -> Position:
+        parts = [part.in_layer(layer) for part in self]
+        if all(own is part for own, part in zip(parts, self, strict=True)):
+            return self
+        return Sum(self.model, parts)
+
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
         for part in self:
             hidden = part("embed", hidden, positions)
@@ -624,7 +665,8 @@ class Sum(Position):
         return [(part, replace(place, shared=own)) for part, own in zip(self, shared, strict=True)]
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        for part, own in self._places(place):
+        # A factor comes first, so that it is the same in ``content_terms``, whatever others add to the query.
+        for part, own in sorted(self._places(place), key=lambda pair: not _has_factor(pair[0])):
             query, key, value = part("rotate", query, key, value, own)
         return query, key, value
 
@@ -632,7 +674,12 @@ class Sum(Position):
         return tuple(term for part, own in self._places(place) for term in part("terms", hidden, own))
 
     def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
-        return tuple(term for part, own in self._places(place) for term in part("content_terms", query, key, own))
+        places = [found for found in self._places(place) if type(found[0]).content_terms is not Position.content_terms]
+        if places:
+            for part, own in self._places(place):
+                if (factor := part("query_factor", query, own)) is not None:
+                    query = (query * factor).to(query.dtype)
+        return tuple(term for part, own in places for term in part("content_terms", query, key, own))
 
     def tabulate(self, length: int) -> None:
         for part in self:

@@ -15,8 +15,11 @@ from .rope_scaling import Scaling
 
 LAYOUTS = ("half", "interleaved")
 
-Turns: TypeAlias = dict[float, tuple[Tensor, Tensor]]
-"""Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2), for each base."""
+Kind: TypeAlias = tuple[float, int]
+"""How a layer turns: its base, and the number of its scaling."""
+
+Turns: TypeAlias = dict[Kind, tuple[Tensor, Tensor]]
+"""Cosine and sine of every angle, (n, rotary_dim / 2) or (batch, 1, n, rotary_dim / 2), for each kind of layer."""
 
 
 class Rope(Position):
@@ -31,9 +34,10 @@ class Rope(Position):
         base: sets the longest wavelength, ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens. A list has one number per
             layer, repeated over the layers in turn (ModernBERT: 160000 where a layer attends to all, else 10000).
         rotary_dim: rotated features of each head, even; all by default.
-        scaling: how angles change for text longer than was trained on: ``rope_type`` ("linear", "ntk", "yarn" or
-            "llama3") and its numbers, such as ``factor``, with the names of transformers' ``rope_parameters``
-            (:class:`~whereformer.positions.rope_scaling.Scaling`).
+        scaling: how angles change for text longer than was trained on: ``rope_type`` ("linear", "ntk", "yarn",
+            "longrope", "llama3" or "proportional") and its numbers, such as ``factor``, with the names of transformers'
+            ``rope_parameters`` (:class:`~whereformer.positions.rope_scaling.Scaling`). A list has one for each layer,
+            or None, repeated over the layers in turn.
     Extrapolation: any length and any real position, though angles beyond the trained length are untrained.
     Source: Su et al. (2021), arXiv 2104.09864, eq. 34.
     """
@@ -47,7 +51,7 @@ class Rope(Position):
         layout: str = "half",
         base: Sequence[float] | float = 10_000.0,
         rotary_dim: int | None = None,
-        scaling: Mapping[str, Any] | None = None,
+        scaling: Sequence[Mapping[str, Any] | None] | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(model)
         if layout not in LAYOUTS:
@@ -63,9 +67,17 @@ class Rope(Position):
             if number <= 0:
                 raise InputError("base", f"expected a positive number, got {number}")
         self.layout = layout
+        given: Sequence[Any] = scaling if isinstance(scaling, list | tuple) else [scaling]
+        if not 0 < len(given) <= model.num_layers:
+            raise InputError("scaling", f"expected 1 to {model.num_layers}, one per layer, got {len(given)}")
         self.bases = tuple(map(float, bases))
         self.rotary_dim = rotary_dim
-        self.scaling = Scaling(scaling, rotary_dim=rotary_dim, bases=self.bases)
+        self.scalings = tuple(
+            Scaling(each, rotary_dim=rotary_dim, bases=self.bases, max_length=model.max_length) for each in given
+        )
+        self.kinds: tuple[Kind, ...] = tuple(
+            (self.bases[layer % len(self.bases)], layer % len(self.scalings)) for layer in range(model.num_layers)
+        )
 
     def once(self) -> list[tuple[PositionsLike, Turns]]:
         """Start the list that will hold the turns of this forward's positions."""
@@ -80,8 +92,8 @@ class Rope(Position):
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         query_turns, key_turns = self.shared(place.queries, place.keys) if place.shared is None else place.shared
-        base = self.bases[place.layer % len(self.bases)]
-        return self._rotate(query, *query_turns[base]), self._rotate(key, *key_turns[base]), value
+        kind = self.kinds[place.layer % len(self.kinds)]
+        return self._rotate(query, *query_turns[kind]), self._rotate(key, *key_turns[kind]), value
 
     def _turns_once(self, positions: PositionsLike, met: list[tuple[PositionsLike, Turns]]) -> Turns:
         """Return the turns of these positions, computed once for pooled layers and their neighbors."""
@@ -93,19 +105,19 @@ class Rope(Position):
         return turns
 
     def _turns(self, positions: PositionsLike) -> Turns:
-        """Return cosines and sines of these positions for each base."""
+        """Return cosines and sines of these positions for each kind of layer."""
         device = positions.device if isinstance(positions, Tensor) else self._like.device
         if device.type == "mps":
             device = torch.device("cpu")  # MPS has no float64
         # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
         values = position_values(positions, device).to(torch.float64).unsqueeze(-1)
-        factor = self.scaling.attention_factor
-        turns = {}
-        for base in set(self.bases):
-            angles = values * self.scaling.frequencies(base, device)
+        turns: Turns = {}
+        for base, number in dict.fromkeys(self.kinds):
+            scaling = self.scalings[number]
+            angles = values * scaling.frequencies(base, device)
             if angles.dim() == 3:
                 angles = angles.unsqueeze(1)
-            turns[base] = (angles.cos() * factor, angles.sin() * factor)
+            turns[base, number] = (angles.cos() * scaling.attention_factor, angles.sin() * scaling.attention_factor)
         return turns
 
     def _rotate(self, features: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

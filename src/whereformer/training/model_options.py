@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
-from ..positions import Position, describe
+from ..positions import Position, describe, method_names
 
 
 def check_position_options(position: str, options: Mapping[str, Any]) -> None:
@@ -18,15 +18,20 @@ def check_position_options(position: str, options: Mapping[str, Any]) -> None:
     Raises:
         InputError: if a value has another type, or the method is unknown.
     """
-    defaults = {name: value for part in position.split("+") for name, value in describe(part.strip())[1].items()}
-    for name, value in options.items():
+    of_method = {part: describe(part)[1] for part in method_names(position)}
+    given = [(name, value, name) for name, value in options.items()]
+    for part, own in options.items():
+        if part in of_method and isinstance(own, dict):
+            given += [(name, value, f"{part}: {name}") for name, value in own.items()]
+    defaults = {name: value for own in of_method.values() for name, value in own.items()}
+    for name, value, where in given:
         # Options that the method does not have are refused when it is built.
         default = defaults.get(name)
         kinds = (float, int) if type(default) is float else (type(default),)
         # A list has a number per layer. A method that takes one number refuses it when it is built.
         values = value if type(value) is list and value else [value]
         if default is not None and any(type(each) not in kinds for each in values):
-            reason = f"{name}: expected a value like {json.dumps(default)}, got {json.dumps(value)}"
+            reason = f"{where}: expected a value like {json.dumps(default)}, got {json.dumps(value)}"
             raise InputError("position_options", reason)
 
 

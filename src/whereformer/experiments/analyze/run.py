@@ -11,7 +11,14 @@ from torch import Tensor
 from ...analysis.findings import HeadFindings, ModelFindings, TableFindings
 from ...analysis.fit import fit_tisa_up_to
 from ...analysis.naming import name_heads
-from ...analysis.reading import LayerScores, acts_in_layers, acts_on_input, position_scores, position_vectors
+from ...analysis.reading import (
+    LayerScores,
+    acts_in_layers,
+    acts_on_input,
+    layers_with_position,
+    position_scores,
+    position_vectors,
+)
 from ...analysis.tables import bucket_curves, embedding_table
 from ...analysis.toeplitz import diagonals, from_diagonals, pairs, toeplitz_part, toeplitzness
 from ...errors import InputError
@@ -103,16 +110,19 @@ def analyze_model(source: ModelSource, options: AnalyzeOptions, progress: Progre
         vectors = position_vectors(encoder, length)
         table = None if vectors is None else _table(vectors)
         heads: list[HeadFindings] = []
-        layers = len(encoder.passes) if acts_in_layers(encoder.position) else 1
+        acting = [layer for layer in layers_with_position(encoder.position) if layer < len(encoder.passes)]
         for index, read in enumerate(position_scores(encoder, length)):
             heads += _heads(read, options.max_kernels)
-            report.upto(10 + 60 * (index + 1) / layers)
+            report.upto(10 + 60 * (index + 1) / max(1, len(acting)))
     except PositionRangeError:
         raise InputError(
             "length", f"expected at most {positions}, the number of positions of {source.path}, got {length}"
         ) from None
     report.upto(70)
     attention, notes = None, []
+    if 0 < len(acting) < len(encoder.passes):
+        without = ", ".join(str(layer) for layer in range(len(encoder.passes)) if layer not in acting)
+        notes.append(f"{source.path}: the position method acts in some layers alone; not in {without}")
     if length == 1:
         notes.append(f"{source.path}: a single position has no distances, so its Toeplitzness and fits mean nothing")
     if options.pages is not None:

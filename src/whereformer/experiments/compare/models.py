@@ -68,7 +68,8 @@ def build_model(sizes: Sizes, position: str, vocab_size: int, seed: int) -> Enco
 
 def model_folder(out: Path, position: str, seed: int) -> Path:
     """Return the folder in ``out`` for the trained model of a method and seed."""
-    return out / "models" / f"{position}-{seed}"
+    # No name of a method has a comma.
+    return out / "models" / f"{position.replace('/', ',')}-{seed}"
 
 
 def model_facts(settings: CompareSettings, position: str, seed: int) -> dict[str, Any]:

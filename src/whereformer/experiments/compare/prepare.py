@@ -16,6 +16,7 @@ from ...data.seen import SeenText, look_at
 from ...data.streams import Stream
 from ...errors import InputError
 from ...files import write_atomically
+from ...models.blocks import parse_blocks
 from ...positions import build_position, own_name
 from ...training.model_options import about_method
 from ...training.text import text_facts
@@ -133,6 +134,10 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
     chosen = list(dict.fromkeys(own_name("".join(name.split())) for name in names if name.strip()))
     if not chosen:
         raise InputError("positions", "expected at least one method, got none")
+    blocks = parse_blocks(sizes.blocks)
+    if sizes.decoder_layers != "0":
+        blocks += parse_blocks(sizes.decoder_layers, "decoder_layers")
+    layers = sum(block.layers * block.repeats for block in blocks)
     for name in chosen:
         try:
             with torch.device("meta"):  # where tables of any size take no memory
@@ -140,6 +145,7 @@ def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
                     name,
                     hidden_size=sizes.hidden_size,
                     num_heads=sizes.num_heads,
+                    num_layers=layers,
                     max_length=sizes.length,
                 )
         except (ValueError, TypeError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from ...files import write_atomically
-from ...positions import describe
+from ...positions import describe, method_names
 from ...report import figures, heads, losses, page
 from ...report.page import Cell, Column
 from ..seeds import Spread
@@ -211,7 +211,7 @@ def method(row: RankedMethod, by_seed: Mapping[int, Run], look: figures.Series, 
 def summaries(position: str) -> list[str]:
     """Return a sentence about each part of a method. Parts that are not registered here are skipped."""
     sentences = []
-    for part in position.split("+"):
+    for part in method_names(position):
         try:
             sentences.append(describe(part)[0])
         except ValueError:

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from ...errors import InputError
 from ...models import EncoderForSequenceClassification, load_pretrained
+from ...positions import method_names
 from ...training.model_options import about_method
 from ...training.trainer import quiet_transformers
 from .variants import OWN, Variant
@@ -65,7 +66,7 @@ def load(
             raise InputError("model", str(error)) from None
         # If the model itself is at fault, loading it without the method fails too.
         own = load(model, Variant(OWN, None), classes)
-        if variant.kernels is not None and "tisa" in own.config.position.split("+"):
+        if variant.kernels is not None and "tisa" in method_names(own.config.position):
             raise InputError(
                 "kernels",
                 "the model was pretrained with TISA, and its number of kernels can't change; use `position` own "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import InputError
+from ...positions import layer_pattern, method_names, own_name
 
 OWN = "own"
 """The setting that keeps the model's own positions, as it was pretrained."""
@@ -63,9 +64,10 @@ def settings_of(positions: Sequence[str], kernels: Sequence[int]) -> list[Settin
     """
     found = []
     for position in positions:
-        parts = position.split("+")
+        parts = method_names(position)
         if "tisa" in parts:
-            rest = "+".join(part for part in parts if part != "tisa") or "none"
+            without = ("+".join(part for part in place if part != "tisa") for place in layer_pattern(position))
+            rest = own_name("/".join(place or "none" for place in without))
             others = [Variant(f"S = {number}", position, number) for number in kernels if number]
         else:
             rest = "learned" if "learned" in parts and len(parts) > 1 else "none"

@@ -56,8 +56,8 @@ class ModelSettings:
     so on in turn. Default: the preset's, or no windows."""
 
     position: str | None = None
-    """Position method, or several joined by "+"; `whereformer positions` lists them. Default: the preset's, or
-    tisa."""
+    """Position method, several joined by "+", or a pattern over layers as rope/rope/rope/none; `whereformer positions`
+    lists them. Default: the preset's, or tisa."""
 
     position_options: str | None = None
     """The method's options as a JSON object, such as '{"num_kernels": 3}'; `whereformer positions` lists these too."""

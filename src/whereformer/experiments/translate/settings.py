@@ -112,8 +112,8 @@ class TranslatorSettings:
     1024) are those of Vaswani et al. and Shaw et al."""
 
     position: str = "shaw"
-    """Position method of the self-attention in encoder and decoder, or several joined by "+"; `whereformer positions`
-    lists them."""
+    """Position method of the self-attention in encoder and decoder, several joined by "+", or a pattern over layers;
+    `whereformer positions` lists them."""
 
     position_options: str | None = None
     """The method's options as a JSON object, such as '{"clip": 8}'; `whereformer positions` lists these too."""

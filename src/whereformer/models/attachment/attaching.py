@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
-from ...positions import Position, Sum, build_position
+from ...positions import Position, build_position, method_names
 from .found import AttentionCall, around, by_stack, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
 from .images import CheckImage, check_grid, grid_options
@@ -37,7 +37,8 @@ def attach(
 
     Args:
         model: any text or image model that dispatches its attention through transformers' ``AttentionInterface``.
-        position: a method that acts in attention, or several joined by "+"; "none" adds nothing.
+        position: a method that acts in attention, several joined by "+", or a pattern over layers such as
+            "rope/rope/rope/none"; "none" adds nothing.
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
             removes their parameters from the state dict.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
@@ -66,8 +67,7 @@ def attach(
     grouped = by_stack(model, calls)
     if not grouped:
         raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
-    parts = [part.strip() for part in position.split("+")]
-    if keep_absolute and "t5" in parts and any(own_table(call.module) for call in calls):
+    if keep_absolute and "t5" in method_names(position) and any(own_table(call.module) for call in calls):
         raise InputError(
             "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
         )
@@ -170,7 +170,7 @@ class Stack:
         self.has_grid = bool(grid)
         if grid:
             check_grid(self.position, calls[0].n_q)
-        for part in self.position if isinstance(self.position, Sum) else [self.position]:
+        for part in self.position.methods():
             if type(part).embed is not Position.embed:
                 raise InputError(
                     "position",

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import InputError
-from ...positions import Position, Sum, describe
+from ...positions import Position, describe, method_names
 from ...positions.grids import GridMethod
 
 
@@ -23,7 +23,7 @@ def grid_options(config: Any, n: int, name: str) -> dict[str, int]:
         ``rows``, ``columns`` and ``prefix``; nothing for other models and for methods without such options.
     """
     sides = [_both(getattr(config, field, None)) for field in ("image_size", "patch_size")]
-    takes_grids = any("columns" in describe(part.strip())[1] for part in name.split("+"))
+    takes_grids = any("columns" in describe(part)[1] for part in method_names(name))
     if not takes_grids or sides[0] is None or sides[1] is None:
         return {}
     rows, columns = (size // patch for size, patch in zip(*sides, strict=True))
@@ -39,7 +39,7 @@ def grid_options(config: Any, n: int, name: str) -> dict[str, int]:
 
 def check_grid(position: Position, n: int) -> None:
     """Raise an InputError if a method's grid is not that of the n tokens of an image model."""
-    for part in position if isinstance(position, Sum) else [position]:
+    for part in position.methods():
         if isinstance(part, GridMethod) and part.length != n:
             raise InputError(
                 "rows",

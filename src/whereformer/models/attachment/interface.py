@@ -20,7 +20,7 @@ from transformers.masking_utils import (
 
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_weights
-from ...positions import Position, Sum
+from ...positions import Position
 from .hooks import NAME, LayerInput
 
 
@@ -85,7 +85,7 @@ def attend(
     if layer is not None:
         position = layer.forward.position
         place = layer.place(query.shape[2], key.shape[2], limits.get("key_mask"), scaling)
-        if key.shape[1] != query.shape[1] and _acts_on_keys(position):
+        if key.shape[1] != query.shape[1] and _acts_on_keys(position.in_layer(layer.layer)):
             # The vectors of a method belong to the heads of queries.
             groups = query.shape[1] // key.shape[1]
             key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
@@ -125,8 +125,7 @@ def check_options(options: dict[str, Any]) -> None:
 
 def _acts_on_keys(position: Position) -> bool:
     """Whether a method reads keys, or may change query, key or value."""
-    parts = position if isinstance(position, Sum) else [position]
-    return position.reads_keys or any(type(part).rotate is not Position.rotate for part in parts)
+    return position.reads_keys or any(type(part).rotate is not Position.rotate for part in position.methods())
 
 
 def _limits(mask: Tensor | WindowMask | None, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[Term, ...]]:

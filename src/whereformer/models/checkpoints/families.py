@@ -186,16 +186,22 @@ def _modernbert(config: Any, masked_lm: bool) -> dict[str, Any]:
         reason = f"expected hidden_activation's {config.hidden_activation!r} in a masked-LM head"
         raise InputError("classifier_activation", f"{reason}, got {config.classifier_activation!r}")
     rotations = [config.rope_parameters[kind] for kind in config.layer_types]
-    for rotation in rotations:
-        if rotation["rope_type"] != "default":
-            raise InputError("rope_parameters", f"expected the rope_type 'default', got {shown(rotation['rope_type'])}")
+    scalings = [
+        None
+        if rotation["rope_type"] == "default"
+        else {name: value for name, value in rotation.items() if name not in ("rope_theta", "type")}
+        for rotation in rotations
+    ]
     # The option counts both sides together.
     window = config.local_attention // 2
     if window < 1 and "sliding_attention" in config.layer_types:
         raise InputError("local_attention", f"expected at least 2, got {shown(config.local_attention)}")
     windows = _in_turn([0 if kind == "full_attention" else window for kind in config.layer_types])
     return {
-        "position_options": {"base": _in_turn([rotation["rope_theta"] for rotation in rotations])},
+        "position_options": {
+            "base": _in_turn([rotation["rope_theta"] for rotation in rotations]),
+            **({"scaling": _in_turn(scalings)} if any(scalings) else {}),
+        },
         "windows": ",".join(map(str, windows)) if any(windows) else None,
         # The masked-LM head here has biases if the layers do.
         "biases": config.norm_bias

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from ...errors import InputError, one_line
-from ...positions import describe
+from ...positions import describe, layer_pattern, method_names, own_name
 from ..config import EncoderConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
 from .files import find_config, find_weights, read_header, read_tensors
@@ -123,22 +123,22 @@ def _changed(fields: Mapping[str, Any], position: str | None, options: Mapping[s
     changed = {name: value for name, value in fields.items() if name not in gone} | own
     kept = fields.get("position_options") or {}
     if position is not None:
-        stay = [part for part in _parts(fields.get("position", "learned")) if part in _parts(position)]
+        stay = [part for part in method_names(fields.get("position", "learned")) if part in method_names(position)]
         known = {option for part in stay for option in describe(part)[1]}
         changed["position"] = position
-        kept = {name: value for name, value in kept.items() if name in known}
+        kept = {name: value for name, value in kept.items() if name in known or name in stay}
     others = {name: value for name, value in options.items() if name not in own}
     changed["position_options"] = kept | (own.get("position_options") or {}) | others
     return changed
 
 
-def _parts(position: str) -> list[str]:
-    return [part.strip() for part in position.split("+")]
-
-
 def _places(position: str) -> dict[str, str]:
-    """Return the beginning of the names of each method's tensors, for a composition or a single method."""
-    parts = _parts(position)
+    """Return the beginning of the names of each method's tensors, for a composition or a single method.
+
+    A pattern over layers counts as a method of its own: its tensors fit no other method.
+    """
+    pattern = layer_pattern(position)
+    parts = pattern[0] if len(pattern) == 1 else [own_name(position)]
     if len(parts) == 1:
         return {parts[0]: f"{BODY}position."}
     return {part: f"{BODY}position.parts.{index}." for index, part in enumerate(parts)}
@@ -146,7 +146,7 @@ def _places(position: str) -> dict[str, str]:
 
 def _recomposed(checkpoint: Checkpoint, before: str, after: str) -> tuple[Checkpoint, list[str]]:
     """Rename a checkpoint's tensors for another position method; return it with the beginnings of fresh names."""
-    if _parts(before) == _parts(after):
+    if own_name(before) == own_name(after):
         return checkpoint, []
     old, new = _places(before), _places(after)
     state, names, unused = {}, dict(checkpoint.names), list(checkpoint.unused)

@@ -5,8 +5,19 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from ...errors import InputError, shown
+from ...positions import check_name
 from ..blocks import MOST_LAYERS
-from ..checks import MOST_IDS, check_activation, check_bounds, check_choices, check_kinds, width_of_heads
+from ..checks import (
+    LOADED,
+    MOST_IDS,
+    check_activation,
+    check_bounds,
+    check_choices,
+    check_fields,
+    check_kinds,
+    set_unknown_apart,
+    width_of_heads,
+)
 from ..config import BOUNDS as ENCODER_BOUNDS
 from ..config import CHOICES
 
@@ -110,7 +121,16 @@ class Seq2SeqConfig(PreTrainedConfig):
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
+        loaded = kwargs.pop(LOADED, {})
+        check_fields(self, kwargs)
+        kwargs |= loaded
         check_kinds(self, kwargs)
+        for name in ("position", "cross_position"):
+            for layers in {self.decoder_layers, *([self.encoder_layers] if name == "position" else [])}:
+                try:
+                    check_name(getattr(self, name), layers)
+                except InputError as error:
+                    raise InputError(name, error.reason) from None
         check_bounds(self, BOUNDS)
         self.head_dim = width_of_heads(self)
         check_choices(self, {"norm": CHOICES["norm"]})
@@ -127,6 +147,15 @@ class Seq2SeqConfig(PreTrainedConfig):
             if getattr(self, name) is None:
                 setattr(self, name, {})
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build a configuration from a dictionary, where entries that are no fields become attributes."""
+        return super().from_dict(set_unknown_apart(cls, config_dict), **kwargs)
+
+    @classmethod
+    def from_json_file(cls, json_file: Any) -> Any:
+        return cls.from_dict(cls._dict_from_json_file(json_file))
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "Seq2SeqConfig":

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ...errors import InputError
 from ...kernels import Positions
-from ...positions import Position, Sum, build_position
+from ...positions import Position, build_position
 from ..checks import check_shape
 from ..inputs import SourceInputs, asks_for, takes
 from ..layers import Attention, AttentionContext, Earlier, Layer, may_share
@@ -116,8 +116,7 @@ class Seq2SeqDecoder(_Stack):
             )
         except InputError as error:
             raise InputError("cross_position" if error.field == "position" else error.field, error.reason) from None
-        parts = self.cross_position if isinstance(self.cross_position, Sum) else [self.cross_position]
-        if any(type(part).embed is not Position.embed for part in parts):
+        if any(type(part).embed is not Position.embed for part in self.cross_position.methods()):
             raise InputError(
                 "cross_position",
                 f"expected methods that act in attention, got {config.cross_position!r}, which adds to embeddings",

@@ -1,0 +1,142 @@
+"""Scores that grow with the logarithm of the number of keys, so that attention stays sharp on long text."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import InputError
+from ..kernels.terms import Positions, position_values
+from .base import ModelShape, Place, Position, float_dtype
+
+KINDS = ("ssmax", "su", "llama4", "inkling")
+
+
+class Logn(Position):
+    """Multiplies the query by a factor that grows with the logarithm of the number of keys that it sees.
+
+    With n keys, softmax spreads its weight ever thinner as n grows; a larger product of query and key makes up for it.
+    The method tells nothing about order, so it is usually joined with one that does: ``rope+logn``. With m for
+    ``train_length``, the factor is
+
+    - "ssmax": ``s * log(n)``, with a trained s per head and layer;
+    - "su": ``log(n) / log(m)`` for n above m, else 1;
+    - "llama4": ``1 + alpha * log(floor(n / m) + 1)``;
+    - "inkling": ``1 + alpha * log(n / m)`` for n above m, else 1.
+
+    n is the number of keys that the query may attend to: the real tokens of its document and, in a causal model, only
+    those at its position or before. So padding changes nothing. A window is not counted. Where some layers have one,
+    join ``logn`` in the others, as in ``rope/rope/rope/rope+logn``.
+
+    The query is multiplied before any other method changes it. So the factor reaches query . key, and the products of
+    the query with the vectors of a joined method such as shaw, cope or transformer_xl. Numbers that the query has no
+    part in stay as they are: the biases of t5, tisa or alibi, transformer_xl's own, and deberta's product of key and
+    offset.
+
+    Args:
+        kind: one of the four factors.
+        train_length: the length of the texts in training, m; for all kinds but "ssmax". Llama 4 has 8192.
+        alpha: the growth of "llama4" and "inkling"; both models have 0.1.
+    Shape:
+        s: (num_layers, num_heads) for "ssmax", at first 1 / log(max_length), so that a text of ``max_length`` begins as
+            in plain attention.
+    Extrapolation: any length; this is what the method was made for.
+    Source: "ssmax": Nakanishi (2025), arXiv 2501.19399, eq. 3. "su": Su (2021), https://kexue.fm/archives/8823, with
+        Qwen's rule that shorter texts stay as they are. "llama4": Llama 4's attention in layers without rotations.
+        "inkling": the attention of Inkling's layers without windows.
+    """
+
+    needs_content = True
+    # Not for their numbers: with a cache, ``rotate`` would otherwise be told of the new keys alone.
+    reads_keys = True
+
+    def __init__(
+        self, model: ModelShape, *, kind: str = "ssmax", train_length: int | None = None, alpha: float = 0.1
+    ) -> None:
+        super().__init__(model)
+        if kind not in KINDS:
+            raise InputError("kind", f"expected one of {', '.join(KINDS)}, got {kind!r}")
+        if kind == "ssmax" and train_length is not None:
+            raise InputError("train_length", f"'ssmax' trains its factor and has none, got {train_length}")
+        if kind != "ssmax" and train_length is None:
+            raise InputError("train_length", f"{kind!r} needs the length of the texts in training, got None")
+        if train_length is not None and train_length < 2:
+            raise InputError("train_length", f"expected at least 2, got {train_length}")
+        if alpha < 0:
+            raise InputError("alpha", f"expected at least 0, got {alpha}")
+        self.kind, self.train_length, self.alpha = kind, train_length, alpha
+        self.s = nn.Parameter(torch.empty(model.num_layers, model.num_heads)) if kind == "ssmax" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.s is not None:
+            nn.init.constant_(self.s, 1 / math.log(max(self.model.max_length, 2)))
+
+    def query_factor(self, query: Tensor, place: Place) -> Tensor:
+        n = visible_keys(place, causal=self.model.causal, device=query.device)
+        # A row without a key has no weights that a factor could change.
+        n = n.clamp(min=1).to(float_dtype(query))[:, None, :, None]
+        if self.s is not None:
+            return self.s[place.layer].to(n.dtype)[:, None, None] * n.log()
+        assert self.train_length is not None
+        if self.kind == "su":
+            return n.log().clamp(min=math.log(self.train_length)) / math.log(self.train_length)
+        growth = (
+            torch.log1p((n / self.train_length).floor())
+            if self.kind == "llama4"
+            else (n / self.train_length).clamp(min=1).log()
+        )
+        return 1 + self.alpha * growth
+
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        factor = self.query_factor(query, place)
+        return (query * factor).to(query.dtype), key, value
+
+
+def visible_keys(place: Place, *, causal: bool, device: torch.device) -> Tensor:
+    """Count the keys that each query may attend to, (1 or batch, n_q) int64, in O(n log n) and without all pairs.
+
+    These are the real keys of the query's document; if ``causal``, those at its position or before.
+    """
+    mask = None if place.key_mask is None else place.key_mask.to(torch.int64)
+    queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (place.queries, place.keys))
+    if place.query_documents is None or place.key_documents is None:
+        if not causal:
+            total = torch.full((1, 1), keys.shape[-1], device=device) if mask is None else mask.sum(-1, keepdim=True)
+            return total.expand(-1, queries.shape[-1])
+        if isinstance(place.keys, Positions):
+            first, stride, length = place.keys.start, place.keys.stride, place.keys.length
+            reached = ((queries - first).div(stride, rounding_mode="floor") + 1).clamp(0, length).long()
+            return reached if mask is None else _up_to(mask, reached)
+        query_documents, key_documents = torch.zeros_like(queries), torch.zeros_like(keys)
+    else:
+        query_documents, key_documents = place.query_documents, place.key_documents
+    if mask is None:
+        mask = torch.ones_like(keys, dtype=torch.int64)
+    shared = (queries, keys, query_documents, key_documents, mask)
+    batch = max(len(tensor) for tensor in shared)
+    queries, keys, query_documents, key_documents, mask = (tensor.expand(batch, -1) for tensor in shared)
+    documents, order = key_documents.sort(-1)
+    by_document = mask.gather(-1, order)
+    query_documents = query_documents.to(documents.dtype).contiguous()
+    earlier = _up_to(by_document, torch.searchsorted(documents, query_documents))
+    if not causal:
+        return _up_to(by_document, torch.searchsorted(documents, query_documents, right=True)) - earlier
+    # Keys and queries in one row, ordered by document and then by position; a key comes before a query at its position.
+    dtype = torch.promote_types(keys.dtype, queries.dtype)
+    at, document = (
+        torch.cat(pair, -1) for pair in ((keys.to(dtype), queries.to(dtype)), (key_documents, query_documents))
+    )
+    order = at.argsort(dim=-1, stable=True)
+    order = order.gather(-1, document.gather(-1, order).argsort(dim=-1, stable=True))
+    counted = functional.pad(mask, (0, queries.shape[-1])).gather(-1, order).cumsum(-1)
+    found = torch.zeros_like(counted).scatter(-1, order, counted)
+    return found[:, keys.shape[-1] :] - earlier
+
+
+def _up_to(mask: Tensor, count: Tensor) -> Tensor:
+    """Sum the first ``count`` (1 or batch, n_q) entries of each row of a mask (batch, n_k)."""
+    return functional.pad(mask.cumsum(-1), (1, 0)).gather(-1, count.expand(len(mask), -1))

@@ -1,0 +1,89 @@
+"""Configurations refuse what is no field of theirs, while files of other hands may say more."""
+
+import json
+
+import pytest
+import transformers
+
+from whereformer import Encoder, EncoderConfig, Seq2SeqConfig
+from whereformer.models import ElectraPretrainingConfig
+
+SIZES = {"vocab_size": 20, "hidden_size": 16, "num_attention_heads": 2, "blocks": "2"}
+
+
+@pytest.mark.parametrize("config_class", [EncoderConfig, ElectraPretrainingConfig, Seq2SeqConfig])
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("num_heads", "num_attention_heads"),
+        ("n_heads", "num_attention_heads"),
+        ("hiden_size", "hidden_size"),
+        ("d_model", "hidden_size"),
+        ("dropout", "hidden_dropout_prob"),
+        ("postion", "position"),
+        ("max_len", "max_position_embeddings"),
+    ],
+)
+def test_misspelt_fields_are_refused_with_the_right_name(config_class, field, meant):
+    message = rf"^{field}: {config_class.__name__} has no such field; did you mean '{meant}'\?$"
+    with pytest.raises(ValueError, match=message):
+        config_class(**{field: 4})
+
+
+def test_other_errors_of_fields():
+    for changes, message in [
+        ({"zzz": 1}, r"zzz: EncoderConfig has no such field$"),
+        ({"num_layers": 3}, r"num_layers: .*did you mean 'blocks'\?$"),
+        ({"num_hidden_layers": 3}, r"num_hidden_layers: say blocks='3' instead"),
+        ({"position": "tisa", "num_kernels": 3}, r"num_kernels: .*say position_options=\{'num_kernels': 3\}$"),
+        ({"generator_size": 0.5}, r"generator_size: only ElectraPretrainingConfig has this option"),
+        ({"position": "tsia"}, r"position: unknown position method 'tsia'; did you mean 'tisa'"),
+        ({"position": "rope+"}, r"position: unknown position method ''"),
+        ({"position": "rope/none", "blocks": "3"}, r"position: a pattern of 2 layers does not divide the model's 3"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{message}"):
+            EncoderConfig(**changes)
+    with pytest.raises(ValueError, match=r"^num_heads: .*did you mean 'num_attention_heads'"):
+        EncoderConfig.preset("modernbert", num_heads=4)
+    with pytest.raises(ValueError, match=r"^cross_position: unknown position method 'tsia'"):
+        Seq2SeqConfig(cross_position="tsia")
+    with pytest.raises(ValueError, match=r"^position: a pattern of 4 layers does not divide the model's 6 layers"):
+        Seq2SeqConfig(position="rope/rope/rope/none")
+
+
+def test_what_transformers_takes_is_taken():
+    config = EncoderConfig(
+        **SIZES,
+        num_labels=3,
+        output_attentions=True,
+        torch_dtype="float32",
+        bos_token_id=1,
+        eos_token_id=2,
+        problem_type="regression",
+        label2id={"a": 0, "b": 1, "c": 2},
+    )
+    assert config.num_labels == 3
+    assert config.output_attentions
+
+
+def test_files_of_other_hands_are_read(tmp_path):
+    model = Encoder(EncoderConfig(**SIZES))
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    entries |= {"num_heads": 7, "some_tool": {"version": 1}, "architectures": ["Encoder"], "auto_map": {}}
+    path.write_text(json.dumps(entries), encoding="utf-8")
+    for config in (
+        EncoderConfig.from_pretrained(tmp_path),
+        EncoderConfig.from_json_file(path),
+        EncoderConfig.from_dict(entries),
+        transformers.AutoConfig.from_pretrained(tmp_path),
+        Encoder.from_pretrained(tmp_path).config,
+    ):
+        assert config.num_attention_heads == 2
+        assert config.some_tool == {"version": 1}
+        assert EncoderConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+        assert "_loaded" not in config.to_dict()
+    entries["save_pretrained"] = 1
+    with pytest.raises(ValueError, match=r"^config: it has no field 'save_pretrained'"):
+        EncoderConfig.from_dict(entries)

@@ -1,0 +1,237 @@
+"""Patterns over layers: every method acts in its own layers as it would in a model of these alone."""
+
+import pytest
+import torch
+from transformers import Cohere2Config, Cohere2Model, SmolLM3Config, SmolLM3Model
+
+from tests.positions.stack import HEADS, WIDTH, attend, embeddings
+from whereformer import Encoder, EncoderConfig, Place, Positions, attach, build_position, detach, load_pretrained
+from whereformer.analysis.reading import layers_with_position, position_scores
+from whereformer.positions import ByLayer, Position, layer_pattern, method_names, own_name, register
+from whereformer.testing import check_position, spread
+
+SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "max_length": 24}
+
+
+def build(name, num_layers, **options):
+    position = build_position(name, **SIZES, num_layers=num_layers, **options).double()
+    spread(position)
+    return position
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rope/none",
+        "tisa/shaw",
+        "learned+tisa/learned",
+        "cope/rope+logn",
+        "transformer_xl/none",
+        "floater/t5/floater/none",
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_patterns_keep_the_laws(name, causal):
+    options = {"floater": {"substeps": 1}} if "floater" in name else {}
+    check_position(name, causal=causal, compiles=causal, **options)
+
+
+def test_every_layer_is_that_of_its_method_alone():
+    position = build("tisa/rope/tisa/shaw", 8, shaw={"clip": 2})
+    tisa, rope, shaw = position.parts
+    assert tisa.amplitude.shape[0] == 4
+    assert shaw.keys.shape[:2] == (2, 5)
+    assert position.layers == [[0, 2, 4, 6], [1, 5], [3, 7]]
+    words = embeddings(9)
+    for layer, (part, own) in enumerate(
+        [(tisa, 0), (rope, 0), (tisa, 1), (shaw, 0), (tisa, 2), (rope, 1), (tisa, 3), (shaw, 1)]
+    ):
+        assert position.in_layer(layer) is part
+        found, expected = attend(position, words, layer=layer), attend(part, words, layer=own)
+        assert torch.equal(found, expected)
+
+
+def test_a_shared_layer_is_counted_among_the_passes_of_its_method():
+    position = build("transformer_xl/none/transformer_xl/transformer_xl", 8, passes=[0, 0, 0, 0, 1, 1, 2, 2])
+    assert position.parts[0].model.passes == (0, 0, 0, 1, 2, 2)
+    assert len(position.parts[0].kernel) == 3
+
+
+def test_one_pattern_of_one_method_is_that_method():
+    assert type(build_position("tisa", **SIZES)) is type(build("tisa/tisa", 2).parts[0])
+    assert own_name(" rope / rope") == "rope"
+    assert own_name("nope/rope+nope") == "none/rope+none"
+    assert layer_pattern("a + b/c") == [["a", "b"], ["c"]]
+    assert method_names("rope+logn/rope/none") == ["rope", "logn", "none"]
+
+
+def test_a_method_of_the_embeddings_is_below_all_layers():
+    position = build("learned+tisa/learned/rope+learned/learned", 4)
+    assert [type(part).__name__ for part in position.methods()] == ["Learned", "Tisa", "NoPosition", "Rope"]
+    words, at = embeddings(5), Positions(0, 1, 5)
+    assert torch.equal(position.embed(words, at), position.parts[0].embed(words, at))
+    with pytest.raises(
+        ValueError, match=r"^position: learned acts on the embeddings, below all layers, so it must stand"
+    ):
+        build("learned+tisa/rope", 2)
+
+
+def test_options_of_one_part_win_over_those_for_all():
+    position = build("tisa/t5+rope", 2, max_distance=40, t5={"max_distance": 20}, tisa={"num_kernels": 2})
+    assert position.parts[0].amplitude.shape[-1] == 2
+    assert position.parts[1].parts[0].max_distance == 20
+    with pytest.raises(TypeError, match=r"^position 't5' has no option 'clip'; it has max_distance, num_buckets"):
+        build("tisa/t5", 2, t5={"clip": 3})
+    with pytest.raises(TypeError, match=r"^position 'tisa/t5' has no option 'shaw'"):
+        build("tisa/t5", 2, shaw={"clip": 3})
+    joined = build("alibi+tisa", 1, learned=True, tisa={"num_kernels": 3})
+    assert joined.parts[0].scale is not None
+
+
+def test_curves():
+    position = build("tisa/none/rope", 3)
+    assert position.curve([-1, 0, 1]).equal(position.parts[0].curve([-1, 0, 1]))
+    assert position.curve([-1, 0, 1], layer=1).equal(torch.zeros(HEADS, 3, dtype=torch.float64))
+    assert position.curve([-1, 0, 1], layer=2) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "message"),
+    [
+        ("rope/rope/rope/none", 6, "a pattern of 4 layers does not divide the model's 6 layers"),
+        ("rope/none", 1, "a pattern of 2 layers does not divide the model's 1 layers"),
+        ("rope//none", 3, "unknown position method ''; known: "),
+        ("rope/tsia", 2, "unknown position method 'tsia'; did you mean 'tisa'"),
+        ("rope/tisa+tisa", 2, r"'rope/tisa\+tisa' names a method twice"),
+        ("synthesizer/rope", 2, r"a Synthesizer with content='none' replaces query \. key in all layers or in none"),
+    ],
+)
+def test_patterns_that_do_not_fit_are_refused(name, layers, message):
+    with pytest.raises(ValueError, match=f"^position: {message}"):
+        build(name, layers)
+    with pytest.raises(ValueError, match=f"^position: {message}"):
+        Encoder(EncoderConfig(hidden_size=8, num_attention_heads=2, vocab_size=9, blocks=str(layers), position=name))
+
+
+def test_a_name_has_no_slash():
+    with pytest.raises(ValueError, match=r"^name: expected a word without '\+', '/'"):
+        register("a/b", Position)
+
+
+# --- in models
+
+
+def encoder(position, blocks="4", **options):
+    config = EncoderConfig(
+        vocab_size=20,
+        hidden_size=16,
+        num_attention_heads=2,
+        max_position_embeddings=24,
+        blocks=blocks,
+        position=position,
+        initializer_range=0.3,
+        **options,
+    )
+    return Encoder(config).double().eval()
+
+
+def test_an_encoder_has_the_pattern():
+    ids = torch.randint(1, 20, (2, 9))
+    mixed, alone = encoder("tisa/none"), encoder("none")
+    alone.load_state_dict(mixed.state_dict(), strict=False)
+    hidden = mixed(ids, output_hidden_states=True).hidden_states
+    at = Positions(0, 1, 9)
+    assert not mixed.position.terms(hidden[1], Place(at, at, 1))
+    assert mixed.position.terms(hidden[1], Place(at, at, 2))
+    spread(mixed.position)
+    assert (mixed(ids)[0] - alone(ids)[0]).abs().max() > 1e-3
+    mixed.position.parts[0].amplitude.data.zero_()
+    torch.testing.assert_close(mixed(ids)[0], alone(ids)[0])
+
+
+@pytest.mark.parametrize("options", [{"blocks": "1x4"}, {"blocks": "2-2"}, {"blocks": "2-1", "decoder_layers": "1"}])
+def test_other_shapes_of_encoders(options):
+    model = encoder("rope/shaw", **options)
+    out = model(torch.randint(1, 20, (2, 9)))[0]
+    out.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.position.parameters())
+
+
+def test_saved_and_loaded(tmp_path):
+    model = encoder("tisa/rope", position_options={"tisa": {"num_kernels": 2}})
+    model.save_pretrained(tmp_path)
+    ids = torch.randint(1, 20, (2, 9))
+    for loaded in (Encoder.from_pretrained(tmp_path).double(), load_pretrained(tmp_path).double()):
+        torch.testing.assert_close(loaded.eval()(ids)[0], model(ids)[0], rtol=1e-5, atol=1e-5)
+    other = load_pretrained(tmp_path, position="tisa")
+    assert other.position.amplitude.shape == (4, 2, 2)
+    assert any("position." in name for name in other.loading_report.initialised)
+
+
+def test_which_layers_use_position():
+    assert layers_with_position(encoder("rope/none/none/tisa").position) == [0, 3]
+    assert layers_with_position(encoder("learned+rope/learned").position) == [0, 2]
+    assert [found.layer for found in position_scores(encoder("rope/none/none/tisa"), 5)] == [0, 3]
+    assert not list(position_scores(encoder("none"), 5))
+    assert [found.layer for found in position_scores(encoder("learned/learned+tisa"), 5)] == [0, 1, 3]
+
+
+def outputs(model, ids, mask):
+    with torch.no_grad():
+        return model(ids, attention_mask=mask).last_hidden_state
+
+
+@pytest.mark.parametrize(
+    ("config", "model_class", "pattern", "options"),
+    [
+        (
+            SmolLM3Config(
+                vocab_size=40,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=8,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+                pad_token_id=0,
+                use_sliding_window=False,
+            ),
+            SmolLM3Model,
+            "rope/rope/rope/none",
+            {"base": 2_000_000.0},
+        ),
+        (
+            Cohere2Config(
+                vocab_size=40,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=8,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+                sliding_window=5,
+                pad_token_id=0,
+            ),
+            Cohere2Model,
+            "rope/rope/rope/none",
+            {"layout": "interleaved"},
+        ),
+    ],
+    ids=["SmolLM3", "Cohere2"],
+)
+def test_parity_with_models_that_rotate_in_some_layers(config, model_class, pattern, options):
+    """Their own rotations, switched off and attached again, give the same numbers; in all layers they do not."""
+    torch.manual_seed(0)
+    model = model_class(config).double().eval()
+    ids = torch.randint(1, 40, (2, 13))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0  # on the left: the positions of all tokens move
+    real = mask.bool()
+    expected = outputs(model, ids, mask)[real]
+    base = {"base": config.rope_parameters["rope_theta"]}
+    attach(model, pattern, keep_absolute=False, **{**options, **base})
+    assert isinstance(model.whereformer, ByLayer)
+    assert layers_with_position(model.whereformer) == [0, 1, 2, 4, 5, 6]
+    torch.testing.assert_close(outputs(model, ids, mask)[real], expected, rtol=1e-5, atol=1e-6)  # theirs is in float32
+    attach(detach(model), "rope", keep_absolute=False, **{**options, **base})
+    assert (outputs(model, ids, mask)[real] - expected).abs().max() > 1e-3

@@ -1,0 +1,250 @@
+"""``logn`` has the factors of papers and models, counts the keys that a query sees, and reaches its products."""
+
+import math
+
+import pytest
+import torch
+from transformers import Llama4TextConfig
+from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
+
+from tests.positions.stack import HEADS, MAX_LENGTH, WIDTH, attend, build, embeddings
+from whereformer import (
+    Encoder,
+    EncoderConfig,
+    EncoderForCausalLM,
+    OffsetKeys,
+    Place,
+    Positions,
+    attention,
+    attention_weights,
+    build_position,
+)
+from whereformer.positions.logn import visible_keys
+
+SIZES = {"hidden_size": 16, "num_heads": 2, "num_layers": 2, "max_length": 24}
+KINDS = [{}, *({"kind": kind, "train_length": 3, "alpha": 0.7} for kind in ("su", "llama4", "inkling"))]
+
+
+def assert_close(actual, expected, tolerance=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+# --- the number of keys
+
+
+def counted(place, causal):
+    """The pairs that attention would compute, one by one."""
+    queries, keys = (
+        torch.atleast_2d(at.values() if isinstance(at, Positions) else at) for at in (place.queries, place.keys)
+    )
+    seen = torch.ones(1, queries.shape[-1], keys.shape[-1], dtype=torch.bool)
+    if causal:
+        seen = seen & (keys[:, None] <= queries[..., None])
+    if place.key_mask is not None:
+        seen = seen & place.key_mask[:, None]
+    if place.query_documents is not None:
+        seen = seen & (place.query_documents[..., None] == place.key_documents[:, None])
+    return seen.sum(-1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("kind", ["affine", "strided", "row", "batch", "fractions"])
+def test_the_keys_that_a_query_sees_are_counted(kind, documents, masked, causal):
+    n_q, n_k = 7, 11
+    places = {
+        "affine": (Positions(4, 1, n_q), Positions(0, 1, n_k)),
+        "strided": (Positions(-3, 4, n_q), Positions(1, 2, n_k)),
+        "row": (torch.randint(-3, 9, (n_q,)), torch.randint(-3, 9, (n_k,))),
+        "batch": (torch.randint(-3, 9, (3, n_q)), torch.randint(-3, 9, (3, n_k))),
+        "fractions": (torch.rand(3, n_q) * 5, torch.rand(n_k) * 5),
+    }[kind]
+    mask = torch.rand(3, n_k) < 0.6 if masked else None
+    # In any order, and some documents without keys
+    ids = (torch.randint(0, 4, (3, n_q)) * 5 - 3, torch.randint(0, 3, (3, n_k)) * 5 - 3) if documents else (None, None)
+    place = Place(*places, key_mask=mask, query_documents=ids[0], key_documents=ids[1])
+    found, expected = visible_keys(place, causal=causal, device=torch.device("cpu")), counted(place, causal)
+    assert torch.equal(*torch.broadcast_tensors(found, expected))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_keys_are_none(causal):
+    for keys in (Positions(0, 1, 0), torch.zeros(2, 0)):
+        place = Place(Positions(0, 1, 3), keys)
+        assert not visible_keys(place, causal=causal, device=torch.device("cpu")).any()
+
+
+# --- the factors
+
+
+def factors(position, n, layer=0):
+    """The factors of a query that sees 1, 2, ... keys, (heads or 1, n)."""
+    at = Positions(0, 1, n)
+    return position.query_factor(torch.zeros(1, 2, n, 8, dtype=torch.float64), Place(at, at, layer))[0, ..., 0]
+
+
+def test_ssmax_is_the_softmax_of_the_paper():
+    """n ** (s z_i) over the sum of all n ** (s z_j), Nakanishi (2025), eq. 3."""
+    position = build_position("logn", **SIZES, causal=True).double()
+    torch.nn.init.uniform_(position.s, 0.2, 0.6)
+    at = Positions(0, 1, 9)
+    query, key = torch.randn(2, 3, 2, 9, 8, dtype=torch.float64)
+    rotated, *_ = position.rotate(query, key, key, Place(at, at, 1))
+    weights = attention_weights(rotated, key, key, causal=True)
+    z = query @ key.mT / 8**0.5
+    for row in range(9):
+        powers = (row + 1.0) ** (position.s[1, :, None] * z[:, :, row, : row + 1])
+        assert_close(weights[:, :, row, : row + 1], powers / powers.sum(-1, keepdim=True))
+
+
+def test_ssmax_begins_as_plain_attention_at_max_length():
+    assert_close(factors(build_position("logn", **SIZES, causal=True), 24)[:, -1], torch.ones(2).double(), 1e-6)
+    assert build_position("logn", hidden_size=4, num_heads=1, max_length=1).s.isfinite().all()
+
+
+def test_su_is_the_list_in_qwens_code():
+    position = build_position("logn", **SIZES, causal=True, kind="su", train_length=5)
+    expected = [math.log(i, 5) if i > 5 else 1 for i in range(1, 20)]
+    assert_close(factors(position, 19), torch.tensor([expected], dtype=torch.float64))
+
+
+def test_inkling_is_its_formula():
+    position = build_position("logn", **SIZES, causal=True, kind="inkling", train_length=5, alpha=0.3)
+    expected = [1 + 0.3 * math.log(max((i + 1) / 5, 1)) for i in range(19)]
+    assert_close(factors(position, 19), torch.tensor([expected], dtype=torch.float64))
+
+
+def test_llama4_is_the_attention_of_transformers():
+    config = Llama4TextConfig(
+        hidden_size=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_hidden_layers=2,
+        no_rope_layers=[1, 0],
+        floor_scale=4,
+        attn_scale=0.3,
+        attn_implementation="eager",
+    )
+    theirs = Llama4TextAttention(config, 1).double()
+    x = torch.randn(2, 13, 16, dtype=torch.float64)
+    mask = torch.full((13, 13), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    expected = theirs(x, (None, None), mask)[0]
+    position = build_position("logn", **SIZES, causal=True, kind="llama4", train_length=4, alpha=0.3)
+    query, key, value = (
+        projection(x).unflatten(-1, (-1, 8)).transpose(1, 2)
+        for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+    )
+    at = Positions(0, 1, 13)
+    query, key, value = position.rotate(query, key, value, Place(at, at))
+    out = attention(query, key, value, causal=True)
+    assert_close(theirs.o_proj(out.transpose(1, 2).flatten(-2)), expected, 1e-6)  # their factor is in float32
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_gradients_by_numbers(options):
+    position = build_position("logn", **SIZES, causal=True, **options).double()
+    query, key = (torch.randn(1, 2, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    at = Positions(0, 1, 4)
+
+    def run(query, key, *parameters):
+        rotated, key, value = position.rotate(query, key, key, Place(at, at))
+        return attention(rotated, key, value, causal=True)
+
+    torch.autograd.gradcheck(run, (query, key, *position.parameters()))
+
+
+def test_half_precision_counts_every_key():
+    position = build_position("logn", **SIZES, causal=True, kind="inkling", train_length=2)
+    at, everything = Positions(5000, 1, 3), Positions(0, 1, 5003)
+    query = torch.ones(1, 2, 3, 8, dtype=torch.bfloat16)
+    factor = position.query_factor(query, Place(at, everything))
+    assert factor.dtype == torch.float32
+    assert (factor.diff(dim=2) > 0).all()
+
+
+# --- in models
+
+
+@pytest.mark.parametrize("position", ["logn", "rope+logn", "logn+cope", "transformer_xl+logn"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding_and_packing_change_nothing(position, causal):
+    config = EncoderConfig(
+        vocab_size=30,
+        hidden_size=16,
+        num_attention_heads=2,
+        blocks="2",
+        position=position,
+        causal=causal,
+        separate_cls=False,
+        max_position_embeddings=24,
+    )
+    model = (EncoderForCausalLM if causal else Encoder)(config).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.4)
+
+    def run(*args, **options):
+        return model(*args, **options)[0]
+
+    first, second = torch.randint(1, 30, (1, 5)), torch.randint(1, 30, (1, 8))
+    expected = [run(first), run(second)]
+    assert (run(first)[:, -1] - run(torch.cat((first, first), 1))[:, -1]).abs().max() > 1e-6
+    pad, ones, zeros = torch.zeros(1, 3, dtype=torch.long), torch.ones_like(first), torch.zeros(1, 3, dtype=torch.long)
+    right = run(torch.cat((first, pad), 1), torch.cat((ones, zeros), 1))[:, :5]
+    left = run(torch.cat((pad, first), 1), torch.cat((zeros, ones), 1))[:, 3:]
+    packed = run(
+        torch.cat((first, second), 1),
+        position_ids=torch.cat((torch.arange(5), torch.arange(8)))[None],
+        document_ids=torch.tensor([[3] * 5 + [1] * 8]),
+    )
+    for found, alone in ((right, expected[0]), (left, expected[0]), (packed, torch.cat(expected, 1))):
+        assert_close(found, alone, 1e-9)
+
+
+@pytest.mark.parametrize("other", ["rope", "cope", "shaw", "transformer_xl", "deberta"])
+def test_the_order_of_joined_methods_changes_nothing(other):
+    options = {"deberta": {"num_buckets": 8, "max_distance": 12}}.get(other, {})
+    first, second = (build(name, **options) for name in (f"{other}+logn", f"logn+{other}"))
+    second.parts[0].load_state_dict(first.parts[1].state_dict())
+    second.parts[1].load_state_dict(first.parts[0].state_dict())
+    words = embeddings(7)
+    assert_close(attend(first, words, layer=1), attend(second, words, layer=1))
+
+
+def test_the_factor_reaches_products_with_the_query_and_no_others():
+    """A longer query is the same as a factor, wherever the query takes part."""
+    at = Positions(0, 1, 6)
+    query, key, value = torch.randn(3, 2, HEADS, 6, WIDTH // HEADS, dtype=torch.float64)
+    for other in ("shaw", "cope", "transformer_xl"):
+        joined = build(f"{other}+logn")
+        alone, logn = joined.parts
+        factor = logn.query_factor(query, Place(at, at, 1))
+        outputs = []
+        for position, q in ((joined, query), (alone, query * factor)):
+            place = Place(at, at, 1)
+            terms = position.terms(embeddings(6), place) + position.content_terms(q, key, place)
+            assert other == "cope" or any(isinstance(term, OffsetKeys) for term in terms)
+            outputs.append(attention(*position.rotate(q, key, value, place), terms))
+        assert_close(*outputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "log"}, "kind: expected one of ssmax, su, llama4, inkling, got 'log'"),
+        ({"kind": "su"}, "train_length: 'su' needs the length of the texts in training, got None"),
+        ({"kind": "llama4"}, "train_length: 'llama4' needs the length of the texts in training, got None"),
+        ({"kind": "su", "train_length": 1}, "train_length: expected at least 2, got 1"),
+        ({"train_length": 8}, "train_length: 'ssmax' trains its factor and has none, got 8"),
+        ({"kind": "llama4", "train_length": 8, "alpha": -1.0}, r"alpha: expected at least 0, got -1\.0"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        build_position("rope+logn", **SIZES, **options)
+
+
+def test_nothing_is_left_to_multiply_without_content_scores():
+    with pytest.raises(ValueError, match=r"^position: Logn acts on query and key"):
+        build_position("synthesizer+logn", hidden_size=8, num_heads=2, max_length=MAX_LENGTH)
