@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..served import Served
 from ..undo import Undo
-from . import grids
+from . import deberta, grids, inkling, sound
 
 KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "swin.SwinAttention": {"forward": grids.swin},
@@ -24,6 +24,19 @@ KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "beit.BeitRelativePositionBias": {"forward": grids.beit_bias},
     "data2vec_vision.Data2VecVisionRelativePositionBias": {"forward": grids.beit_bias},
     "data2vec_vision.Data2VecVisionSelfAttention": {"forward": grids.data2vec},
+    "wav2vec2_bert.Wav2Vec2BertSelfAttention": {"forward": sound.conformer},
+    "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention": {"forward": sound.conformer},
+    "seamless_m4t.SeamlessM4TConformerSelfAttention": {"forward": sound.conformer},
+    "seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention": {"forward": sound.conformer},
+    "seamless_m4t_v2.SeamlessM4Tv2ConformerEncoder": {"_apply_chunk_attention": sound.chunks},
+    "parakeet.ParakeetEncoderAttention": {"forward": sound.parakeet},
+    "parakeet.ParakeetEncoder": {"_get_output_attention_mask": sound.parakeet_padding},
+    "wavlm.WavLMAttention": {"forward": sound.wavlm},
+    "deberta.DisentangledSelfAttention": {"forward": deberta.deberta},
+    "deberta.DebertaEncoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
+    "deberta_v2.DisentangledSelfAttention": {"forward": deberta.deberta_v2},
+    "deberta_v2.DebertaV2Encoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
+    "inkling.InklingAttention": {"forward": inkling.inkling},
 }
 """By model and class, the functions that compute its methods."""
 
