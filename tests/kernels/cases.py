@@ -6,11 +6,13 @@ import torch
 from tests.kernels.rounding import allowed_errors
 from whereformer import (
     DenseBias,
+    DistanceDecay,
     FactorPair,
     GridPositions,
     OffsetBias,
     OffsetBias2d,
     OffsetKeys,
+    OffsetQueries,
     OffsetValues,
     attention,
 )
@@ -64,6 +66,11 @@ def on_grids(first, queries, keys):
     return lambda table, prefix=None: OffsetBias2d(table, first, queries, keys, prefix)
 
 
+def with_factors(kind, first):
+    """What builds an ``OffsetKeys`` or ``OffsetQueries`` of its table and factors."""
+    return lambda table, factors: kind(table, first, 1, factors)
+
+
 # A term as its class, its tensors and its first offset, so that tests can put other tensors in their place.
 TERMS = {
     "bias": lambda n_q, n_k: (OffsetBias, [random(HEADS, 9)], -4),
@@ -91,6 +98,31 @@ TERMS = {
     ),
     "keys": lambda n_q, n_k: (OffsetKeys, [random(1, 9, DIM)], -5),
     "keys_per_head": lambda n_q, n_k: (OffsetKeys, [random(HEADS, 2, DIM)], 0),
+    "keys_with_factors": lambda n_q, n_k: (
+        with_factors(OffsetKeys, -7),
+        [random(HEADS, 9, 5), random(BATCH, HEADS, n_q, 5)],
+        None,
+    ),
+    "keys_with_a_gate": lambda n_q, n_k: (
+        with_factors(OffsetKeys, -20),
+        [random(1, 41, 1), random(1, HEADS, n_q, 1)],
+        None,
+    ),
+    "queries": lambda n_q, n_k: (OffsetQueries, [random(1, 9, DIM)], -5),
+    "queries_per_head": lambda n_q, n_k: (OffsetQueries, [random(HEADS, 2, DIM)], 0),
+    "queries_for_all_offsets": lambda n_q, n_k: (OffsetQueries, [random(1, n_q + n_k, DIM)], -n_q),
+    "queries_with_factors": lambda n_q, n_k: (
+        with_factors(OffsetQueries, -30),
+        [random(HEADS, 50, 17), random(BATCH, HEADS, n_k, 17)],
+        None,
+    ),
+    "queries_with_a_gate": lambda n_q, n_k: (
+        with_factors(OffsetQueries, 3),
+        [random(1, 6, 1), random(1, HEADS, n_k, 1)],
+        None,
+    ),
+    "decay": lambda n_q, n_k: (DistanceDecay, [random(BATCH, HEADS, n_q), random(BATCH, HEADS, n_k)], None),
+    "decay_of_all_rows": lambda n_q, n_k: (DistanceDecay, [random(1, HEADS, n_q), random(1, HEADS, n_k)], None),
     "values": lambda n_q, n_k: (OffsetValues, [random(1, 7, DIM)], -2),
     "values_per_head": lambda n_q, n_k: (OffsetValues, [random(HEADS, 20, DIM)], -9),
     "values_of_one_vector": lambda n_q, n_k: (OffsetValues, [random(1, 1, DIM)], 4),
@@ -101,6 +133,10 @@ TERMS = {
 }
 EVERY_KIND = ("bias", "keys", "values", "factors", "dense_of_all_rows")
 TABLES = ("bias", "keys", "values")
+MIRRORED = ("bias", "keys_with_factors", "queries", "decay")
+JOINED = ("keys", "keys_with_factors", "queries", "queries_with_factors", "decay", "decay_of_all_rows")
+BEYOND_TRITON = ("queries", "decay")
+"""What names of terms begin with that Triton's kernels lack."""
 
 
 def terms_of(names, n_q, n_k):

@@ -23,11 +23,13 @@ from torch import Tensor
 from tests.kernels import oracle
 from whereformer import (
     DenseBias,
+    DistanceDecay,
     FactorPair,
     GridPositions,
     OffsetBias,
     OffsetBias2d,
     OffsetKeys,
+    OffsetQueries,
     OffsetValues,
     Positions,
     attention,
@@ -36,7 +38,7 @@ from whereformer import (
 from whereformer.kernels import Choice, blockwise
 
 CPU = ("auto", "reference", "blockwise", "native")
-TABLES = {"OffsetBias": OffsetBias, "OffsetKeys": OffsetKeys, "OffsetValues": OffsetValues}
+TABLES = {kind.__name__: kind for kind in (OffsetBias, OffsetKeys, OffsetQueries, OffsetValues)}
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,12 @@ class TermCase:
     shared: bool = False  # by all heads (tables of vectors) or items
     rank: int = 1
     dtype: str = ""  # another than the value's
+    factors: bool = False  # whether vectors meet factors in place of queries and keys
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it tells how many queries there are."""
+        return self.kind in ("DenseBias", "FactorPair", "DistanceDecay") or (self.kind == "OffsetKeys" and self.factors)
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
                 term = replace(term, low=-1e9)
             huge = True
         terms.append(term)
+    terms += _draw_mirrors(seed, kind, n_q, n_k, bool(head_dim), dtype)
     tables = any(term.kind in TABLES for term in terms)
     positions = one_of("", "", "", "", "affine", "affine", "ids", "ids per item", "one place")
     step = 1
@@ -134,8 +143,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         positions, step = "affine", one_of(2, 3)
     if not tables and chance(0.15):
         positions = "fractional"
-    rows = any(term.kind in ("DenseBias", "FactorPair") for term in terms)
-    if not head_dim and not positions and not rows:
+    if not head_dim and not positions and not any(term.has_rows for term in terms):
         n_q = n_k
     causal = chance(0.35)
     terms += _draw_grids(seed, kind, n_q, n_k, tables or causal)
@@ -225,6 +233,33 @@ def _draw_term(rng: random.Random, n_q: int, n_k: int, content: bool, dtype: str
     return term
 
 
+def _draw_mirrors(seed: int, kind: str, n_q: int, n_k: int, content: bool, dtype: str) -> list[TermCase]:
+    """In some cases, vectors that meet keys or factors, and levels."""
+    rng = random.Random(f"mirrors {kind} {seed}")
+    if rng.random() < 0.6:
+        return []
+    kinds = ["OffsetKeys"] if kind == "triton" else ["OffsetKeys", "OffsetQueries", "OffsetQueries", "DistanceDecay"]
+    longest = n_q + n_k + 3
+    terms = []
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        length = rng.choice([1, 2, rng.randint(1, 12), rng.randint(1, longest), longest])
+        what = rng.choice(kinds)
+        terms.append(
+            TermCase(
+                what,
+                style=rng.choice(["plain", "plain", "few levels"]) if what == "DistanceDecay" else "plain",
+                size=rng.choice([1.0, 1.0, 30.0]) if what == "DistanceDecay" else 1.0,
+                length=length,
+                first=rng.choice([0, -length // 2, -length // 2, rng.randint(-longest, longest), -n_q]),
+                shared=rng.random() < 0.5,
+                rank=rng.choice([1, 1, 2, 3, 16, 17]),
+                dtype=rng.choice(["", "", "float32"]) if dtype in ("bfloat16", "float16") else "",
+                factors=what != "DistanceDecay" and (what == "OffsetKeys" or not content or rng.random() < 0.5),
+            )
+        )
+    return terms
+
+
 def _draw_grids(seed: int, kind: str, n_q: int, n_k: int, positions: bool) -> list[TermCase]:
     """Terms between grids, in some cases; ``positions`` says whether the call looks at positions in a row."""
     rng = random.Random(f"grids {kind} {seed}")
@@ -268,7 +303,7 @@ class Built:
             self.query = self.tensor("query", self.normal(batch, self.heads, case.n_q, case.head_dim) * case.size)
             self.key = self.tensor("key", self.normal(batch, heads, case.n_k, case.head_dim) * case.size)
         self.terms: list[Any] = []
-        self.numbers: list[oracle.Table | oracle.Table2d | oracle.Factors | oracle.Dense] = []
+        self.numbers: list[oracle.Table | oracle.Table2d | oracle.Factors | oracle.Decay | oracle.Dense] = []
         for index, term in enumerate(case.terms):
             self.add_term(f"terms[{index}]", term)
         self.options: dict[str, Any] = {"causal": case.causal, "scale": case.scale, "softcap": case.softcap}
@@ -318,8 +353,8 @@ class Built:
             step = case.step
             shape = (heads, term.length)
             if term.kind != "OffsetBias":
-                width = case.head_dim if term.kind == "OffsetKeys" else case.value_dim
-                shape = (1 if term.shared else heads, term.length, width)
+                width = case.value_dim if term.kind == "OffsetValues" else case.head_dim
+                shape = (1 if term.shared else heads, term.length, term.rank if term.factors else width)
             numbers = self.normal(*shape) * term.size
             offsets = torch.arange(term.length) + term.first
             forbidden = float("-inf")
@@ -333,8 +368,17 @@ class Built:
                 case "constant":
                     numbers[:] = term.low
             table = self.tensor(f"{name}.table", numbers, term.dtype)
-            self.terms.append(TABLES[term.kind](table, term.first * step, step))
-            self.numbers.append(oracle.Table(term.kind, _numbers(table), term.first * step, step))
+            arguments, factors = (table, term.first * step, step), None
+            if term.factors:
+                which, length = ("query", case.n_q) if term.kind == "OffsetKeys" else ("key", case.n_k)
+                numbers = self.normal(1 if case.seed % 2 == 0 else batch, heads, length, term.rank) * term.rank**-0.5
+                factors = self.tensor(f"{name}.{which}_factors", numbers, term.dtype)
+                arguments += (factors,)
+            self.terms.append(TABLES[term.kind](*arguments))
+            drawn = None if factors is None else _numbers(factors)
+            self.numbers.append(oracle.Table(term.kind, _numbers(table), term.first * step, step, drawn))
+        elif term.kind == "DistanceDecay":
+            self.add_decay(name, term)
         elif term.kind == "OffsetBias2d":
             self.add_grid(name, term)
         elif term.kind == "FactorPair":
@@ -370,6 +414,18 @@ class Built:
             scores = self.tensor(f"{name}.scores", numbers, term.dtype)
             self.terms.append(DenseBias(scores))
             self.numbers.append(oracle.Dense(_numbers(scores)))
+
+    def add_decay(self, name: str, term: TermCase) -> None:
+        case, levels = self.case, []
+        for which, length in (("query", case.n_q), ("key", case.n_k)):
+            items = 1 if term.shared and (which == "query" or case.seed % 2 == 0) else case.batch
+            numbers = self.normal(items, self.heads, length) * term.size
+            if term.style == "few levels":
+                # Some are equal, where the distance has no slope.
+                numbers = numbers.round()
+            levels.append(self.tensor(f"{name}.{which}_levels", numbers, term.dtype))
+        self.terms.append(DistanceDecay(*levels))
+        self.numbers.append(oracle.Decay(*map(_numbers, levels)))
 
     def add_grid(self, name: str, term: TermCase) -> None:
         """A table between grids, which are the same for all terms of a case up to their origins."""

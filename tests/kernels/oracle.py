@@ -46,12 +46,22 @@ class Precision:
 
 
 class Table(NamedTuple):
-    """``OffsetBias`` (no width), ``OffsetKeys`` or ``OffsetValues``: (heads or 1, T) or (heads or 1, T, width)."""
+    """``OffsetBias`` (no width), ``OffsetKeys``, ``OffsetQueries`` or ``OffsetValues``: (heads or 1, T) or (heads or 1,
+    T, width); and the factors of queries or keys, if it has any."""
 
     kind: str
     table: Array
     first: int
     step: int
+    factors: Array | None = None
+
+    def rows(self, inputs: Inputs, item: int, head: int, key_head: int) -> tuple[Array, float]:
+        """What vectors of keys or queries meet in a head, and the factor on their products."""
+        if self.factors is not None:
+            return self.factors[item % len(self.factors), head], 1.0
+        rows = inputs.query if self.kind == "OffsetKeys" else inputs.key
+        assert rows is not None
+        return rows[item, head if self.kind == "OffsetKeys" else key_head], inputs.scale
 
 
 class Factors(NamedTuple):
@@ -59,6 +69,17 @@ class Factors(NamedTuple):
 
     query: Array
     key: Array
+
+
+class Decay(NamedTuple):
+    """``DistanceDecay``."""
+
+    query: Array
+    key: Array
+
+    def differences(self, item: int, head: int) -> Array:
+        query, key = (each[item % len(each), head] for each in self)
+        return query[:, None] - key[None, :]
 
 
 class Dense(NamedTuple):
@@ -113,7 +134,7 @@ class Inputs:
     query: Array | None
     key: Array | None
     value: Array
-    terms: list[Table | Table2d | Factors | Dense]
+    terms: list[Table | Table2d | Factors | Decay | Dense]
     scale: float
     causal: bool
     query_positions: Array
@@ -182,7 +203,10 @@ class Oracle:
         for index, term in enumerate(inputs.terms):
             match term:
                 case Table():
-                    named.append((f"terms[{index}].table", term.table))
+                    which = "query" if term.kind == "OffsetKeys" else "key"
+                    named += [(f"terms[{index}].table", term.table), (f"terms[{index}].{which}_factors", term.factors)]
+                case Decay():
+                    named += [(f"terms[{index}].{which}_levels", each) for which, each in term._asdict().items()]
                 case Table2d():
                     named += [(f"terms[{index}].table", term.table), (f"terms[{index}].prefix", term.prefix)]
                 case Factors():
@@ -265,11 +289,24 @@ class Oracle:
                 case Table(kind="OffsetKeys"):
                     columns[index] = self.columns(term, item)
                     vectors = term.table[head % len(term.table)]
-                    assert query is not None
-                    per_offset = inputs.scale * (query @ vectors.T)
+                    rows, scale = term.rows(inputs, item, head, head // self.sharing)
+                    inner += len(vectors[0]) * (term.factors is not None)
+                    per_offset = scale * (rows @ vectors.T)
                     scores += np.take_along_axis(per_offset, columns[index], 1)
                     # A backend may take a row's first product off the others.
-                    parts += (abs(inputs.scale) * (abs(query) @ abs(vectors).T)).max(1, keepdims=True)
+                    parts += (abs(scale) * (abs(rows) @ abs(vectors).T)).max(1, keepdims=True)
+                case Table(kind="OffsetQueries"):
+                    columns[index] = self.columns(term, item)
+                    vectors = term.table[head % len(term.table)]
+                    rows, scale = term.rows(inputs, item, head, head // self.sharing)
+                    inner += len(vectors[0]) * (term.factors is not None)
+                    at = np.arange(self.n_k)[None, :], columns[index]
+                    scores += scale * (rows @ vectors.T)[at]
+                    parts += abs(scale) * (abs(rows) @ abs(vectors).T)[at]
+                case Decay():
+                    difference = abs(term.differences(item, head))
+                    scores -= difference
+                    parts += difference
                 case Table():
                     columns[index] = self.columns(term, item)
                 case Factors():
@@ -427,13 +464,14 @@ class Oracle:
             return Bounded(bounded.number.T, bounded.error.T)
 
         def by_column(bounded: Bounded, column: Array, length: int) -> Bounded:
-            """Sums over a row's keys with the same offset, (n_q, length)."""
-            at = (np.arange(self.n_q)[:, None] * length + column).ravel()
+            """Sums over a row's pairs with the same offset, (rows, length)."""
+            rows, others = bounded.number.shape
+            at = (np.arange(rows)[:, None] * length + column).ravel()
             sums = [
-                np.bincount(at, numbers.ravel(), self.n_q * length).reshape(self.n_q, length)
+                np.bincount(at, numbers.ravel(), rows * length).reshape(rows, length)
                 for numbers in (bounded.number, bounded.error, abs(bounded.number))
             ]
-            error = sums[1] + precision.unit * (terms_in_a_sum(self.n_k) + 10) * sums[2]
+            error = sums[1] + precision.unit * (terms_in_a_sum(others) + 10) * sums[2]
             return Bounded(sums[0], error)
 
         # A sum may go on over all heads and items of the batch.
@@ -453,13 +491,31 @@ class Oracle:
                     ones = np.ones((self.n_q, 1))
                     number, error = product(transposed(sums), ones, self.n_k + all_rows)
                     results[f"{name}.table"].add(head % len(term.table), number[:, 0], error[:, 0])
-                case Table(kind="OffsetKeys"):
-                    assert query is not None
-                    table = term.table[head % len(term.table)]
-                    sums = by_column(d_scores, columns[index], len(table))
-                    results["query"].add((item, head), *product(sums, table, self.n_k, scale))
-                    found = product(transposed(sums), query, all_rows, scale)
+                case Table(kind="OffsetKeys" | "OffsetQueries"):
+                    table, of_queries = term.table[head % len(term.table)], term.kind == "OffsetQueries"
+                    rows, factor = term.rows(inputs, item, head, head // self.sharing)
+                    if of_queries:
+                        sums = by_column(transposed(d_scores), columns[index].T, len(table))
+                    else:
+                        sums = by_column(d_scores, columns[index], len(table))
+                    at = of_key if of_queries else (item, head)
+                    what, n = ("key", self.n_q * self.sharing) if of_queries else ("query", self.n_k)
+                    if term.factors is not None:
+                        at, n = (item % len(term.factors), head), n * batch
+                        what = f"{name}.{what}_factors"
+                    results[what].add(at, *product(sums, table, n, factor))
+                    found = product(
+                        transposed(sums), rows, (self.n_k if of_queries else self.n_q) * batch * heads, factor
+                    )
                     results[f"{name}.table"].add(head % len(term.table), *found)
+                case Decay():
+                    sign = np.sign(term.differences(item, head))
+                    of_pairs = Bounded(d_scores.number * sign, d_scores.error * abs(sign))
+                    for which, some, factor in (("query", of_pairs, -1), ("key", transposed(of_pairs), 1)):
+                        rows, others = some.number.shape
+                        number, error = product(some, np.ones((others, 1)), others * batch, factor)
+                        at = item % len(getattr(term, which)), head
+                        results[f"{name}.{which}_levels"].add(at, number[:, 0], error[:, 0])
                 case Table():
                     sums = by_column(weights, columns[index], term.table.shape[1])
                     found = product(transposed(sums), d_out, all_rows)

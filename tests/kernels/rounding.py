@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from whereformer import OffsetValues
+from whereformer import DistanceDecay, FactorPair, OffsetValues
 from whereformer.kernels.call import make_call
 from whereformer.kernels.dropout import draw_seed, keep_mask, row_seeds
 from whereformer.kernels.reference import attention_scores, attention_weights
@@ -43,7 +43,7 @@ def _sizes(inputs, terms, options, d_out, seed, exact_scores, smallest):
         leaves += parts
         first = () if first is None else (first,)
         exact.append(kind(*(tensor.detach().double() for tensor in tensors), *first))
-        positive.append(kind(*parts, *first))
+        positive.append(_sum_of_levels(*parts) if kind is DistanceDecay else kind(*parts, *first))
     call = make_call(*inputs, exact, **options)
     # A soft cap makes errors smaller.
     positive = replace(make_call(*leaves[:3], positive, **options), scale=abs(call.scale), softcap=None)
@@ -82,6 +82,13 @@ def _sizes(inputs, terms, options, d_out, seed, exact_scores, smallest):
 def _size(tensor):
     """The magnitudes of numbers, but -inf, which forbids a pair, as it is."""
     return torch.where(tensor.isneginf(), tensor, tensor.abs())
+
+
+def _sum_of_levels(query_levels, key_levels):
+    """What a difference of levels gives when all is positive."""
+    levels = (query_levels.unsqueeze(-1), key_levels.unsqueeze(-1))
+    query, key = (torch.cat((each, torch.ones_like(each)), -1) for each in levels)
+    return FactorPair(query, key.flip(-1))
 
 
 def _mix(call, weights):

@@ -13,10 +13,13 @@ import torch
 
 from tests.kernels.cases import (
     BATCH,
+    BEYOND_TRITON,
     DEVICE,
     DIM,
     EVERY_KIND,
     HEADS,
+    JOINED,
+    MIRRORED,
     SEED,
     TABLES,
     TERMS,
@@ -32,7 +35,16 @@ from tests.kernels.cases import (
     run,
     terms_of,
 )
-from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention, merge_attention
+from whereformer import (
+    DenseBias,
+    OffsetBias,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Positions,
+    attention,
+    merge_attention,
+)
 from whereformer.kernels import blockwise
 
 WAYS = ("blockwise", "blockwise in small blocks", "native", "triton")
@@ -57,6 +69,22 @@ def fast(request, monkeypatch):
     return name
 
 
+@pytest.fixture(params=[EVERY_KIND, MIRRORED], ids=["every_kind", "mirrored"])
+def kinds(request, fast):
+    """Names of terms that a backend has."""
+    return those_of(fast, request.param)
+
+
+@pytest.fixture(params=[TABLES, ("queries", "keys_with_a_gate")], ids=["tables", "mirrored"])
+def tables(request, fast):
+    """Names of terms with tables over offsets that a backend has."""
+    return those_of(fast, request.param)
+
+
+def those_of(fast, names):
+    return [name for name in names if fast != "triton" or not name.startswith(BEYOND_TRITON)]
+
+
 # --- what is computed
 
 LENGTHS = [(1, 1), (2, 2), (1, 35), (33, 5), (35, 40)]
@@ -69,17 +97,24 @@ def test_content_alone(fast, n_q, n_k):
 
 @pytest.mark.parametrize("term", TERMS)
 def test_each_term(fast, term):
+    if not those_of(fast, [term]):
+        pytest.skip("has no such term")
     check(fast, content(33, 40), terms_of([term], 33, 40))
 
 
-@pytest.mark.parametrize("term", ["bias", "bias_right_of_all_offsets", "keys_per_head", "values"])
+@pytest.mark.parametrize(
+    "term", ["bias", "bias_right_of_all_offsets", "keys_per_head", "keys_with_factors", "queries", "decay", "values"]
+)
 def test_each_term_causal(fast, term):
+    if not those_of(fast, [term]):
+        pytest.skip("has no such term")
     check(fast, content(40, 33), terms_of([term], 40, 33), causal=True)
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), LENGTHS)
-def test_terms_add_up(fast, n_q, n_k):
-    check(fast, content(n_q, n_k), terms_of(EVERY_KIND, n_q, n_k), causal=True, scale=-0.3)
+@pytest.mark.parametrize("names", [EVERY_KIND, MIRRORED, JOINED])
+def test_terms_add_up(fast, n_q, n_k, names):
+    check(fast, content(n_q, n_k), terms_of(those_of(fast, names), n_q, n_k), causal=True, scale=-0.3)
 
 
 @pytest.mark.parametrize("how", ["", "causal", "window", "masked", "packed", "explicit positions"])
@@ -118,24 +153,26 @@ def test_several_tables_between_grids(fast):
 
 def test_the_same_kind_twice(fast):
     names = ("bias", "bias_for_all_offsets", "keys", "keys_per_head", "values", "values_of_one_vector")
+    more = ("queries", "queries_per_head", "keys_with_factors", "keys_with_a_gate", "decay", "decay")
     check(fast, content(20, 20), terms_of(names, 20, 20))
+    check(fast, content(20, 20), terms_of(those_of(fast, more), 20, 20))
 
 
-def test_masks(fast):
+def test_masks(fast, kinds):
     mask = torch.rand(BATCH, 40) > 0.3
     mask[1, 15:] = False
-    check(fast, content(33, 40), terms_of(EVERY_KIND, 33, 40), key_mask=mask)
+    check(fast, content(33, 40), terms_of(kinds, 33, 40), key_mask=mask)
 
 
 @pytest.mark.parametrize("positions", [False, True])
-def test_packed_rows(fast, positions):
+def test_packed_rows(fast, tables, positions):
     lengths = [13, 1, 20]
     documents = torch.repeat_interleave(torch.tensor([7, 2, 5]), torch.tensor(lengths)).expand(BATCH, -1)
     options = {"query_documents": documents, "key_documents": documents.int()}
     if positions:
         ids = torch.cat([torch.arange(length) for length in lengths])
         options |= {"query_positions": ids, "key_positions": ids, "causal": True}
-    check(fast, content(34, 34), terms_of(TABLES, 34, 34), **options)
+    check(fast, content(34, 34), terms_of(tables, 34, 34), **options)
 
 
 POSITIONS = {
@@ -153,10 +190,10 @@ POSITIONS = {
 
 
 @pytest.mark.parametrize("case", POSITIONS)
-def test_positions(fast, case):
+def test_positions(fast, tables, case):
     query_positions, key_positions = (at.to(DEVICE) if isinstance(at, torch.Tensor) else at for at in POSITIONS[case])
     options = {"query_positions": query_positions, "key_positions": key_positions, "causal": case != "ids"}
-    check(fast, content(37, 50), terms_of(TABLES, 37, 50), **options)
+    check(fast, content(37, 50), terms_of(tables, 37, 50), **options)
 
 
 def test_causal_with_fractional_positions(fast):
@@ -164,8 +201,12 @@ def test_causal_with_fractional_positions(fast):
     check(fast, content(20, 30), terms_of(["dense"], 20, 30), causal=True, **options)
 
 
-@pytest.mark.parametrize("term", [None, "bias", "values", "factors", "dense"])
+@pytest.mark.parametrize(
+    "term", [None, "bias", "keys_with_factors", "queries_with_factors", "decay", "values", "factors", "dense"]
+)
 def test_without_content(fast, term):
+    if term is not None and not those_of(fast, [term]):
+        pytest.skip("has no such term")
     terms = [] if term is None else terms_of([term], 37, 37)
     check(fast, [None, None, content(37, 37)[2]], terms, causal=True)
 
@@ -177,6 +218,8 @@ def test_widths(fast, head_dim, value_dim):
         (OffsetKeys, [random(1, 5, head_dim)], -2),
         (OffsetValues, [random(1, 5, value_dim)], -2),
     ]
+    if fast != "triton":
+        terms.append((OffsetQueries, [random(1, 5, head_dim)], -2))
     check(fast, content(20, 20, head_dim, value_dim), terms)
 
 
@@ -194,15 +237,15 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_windows(fast, window):
-    check(fast, content(33, 40), terms_of(EVERY_KIND, 33, 40), window=WINDOWS[window])
+def test_windows(fast, kinds, window):
+    check(fast, content(33, 40), terms_of(kinds, 33, 40), window=WINDOWS[window])
 
 
 @pytest.mark.parametrize("case", POSITIONS)
-def test_windows_of_positions(fast, case):
+def test_windows_of_positions(fast, tables, case):
     query_positions, key_positions = POSITIONS[case]
     options = {"query_positions": query_positions, "key_positions": key_positions, "causal": case == "cache"}
-    check(fast, content(37, 50), terms_of(TABLES, 37, 50), window=(9, 5), **options)
+    check(fast, content(37, 50), terms_of(tables, 37, 50), window=(9, 5), **options)
 
 
 @pytest.mark.parametrize("case", ["", "masked", "packed", "stepped"])
@@ -264,14 +307,14 @@ def test_numbers_that_no_int64_holds_forbid_nothing(fast, number):
 
 
 @pytest.mark.parametrize("options", [{}, {"window": (4, 1)}, {"softcap": 0.7}], ids=str)
-def test_heads_that_share_keys(fast, options):
+def test_heads_that_share_keys(fast, kinds, options):
     mask = torch.rand(BATCH, 40) > 0.3
-    check(fast, content(33, 40, key_heads=1), terms_of(EVERY_KIND, 33, 40), key_mask=mask, **options)
+    check(fast, content(33, 40, key_heads=1), terms_of(kinds, 33, 40), key_mask=mask, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": 5}], ids=str)
-def test_soft_caps(fast, options):
-    check(fast, content(33, 40), terms_of(EVERY_KIND, 33, 40), softcap=0.6, scale=2.0, **options)
+def test_soft_caps(fast, kinds, options):
+    check(fast, content(33, 40), terms_of(kinds, 33, 40), softcap=0.6, scale=2.0, **options)
 
 
 def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
@@ -295,8 +338,8 @@ def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
     "options", [{}, {"causal": True}, {"window": (3, 0)}, {"window": 3, "sink_tokens": 4, "softcap": 2.0}], ids=str
 )
 @pytest.mark.parametrize("with_sinks", [False, True])
-def test_log_sums(fast, options, with_sinks):
-    inputs, terms = content(37, 30), terms_of(EVERY_KIND, 37, 30)
+def test_log_sums(fast, kinds, options, with_sinks):
+    inputs, terms = content(37, 30), terms_of(kinds, 37, 30)
     sinks = random(HEADS) if with_sinks else None
     expected = with_log_sums("reference", torch.float64, inputs, terms, sinks, **options)
     found = with_log_sums(fast, torch.float32, inputs, terms, sinks, **options)
@@ -400,9 +443,9 @@ def test_nobody_beyond_the_window_matters(fast, window):
 
 
 @pytest.mark.parametrize("positions", ["affine", "ids"])
-def test_dropout_drops_what_the_reference_drops(fast, positions):
+def test_dropout_drops_what_the_reference_drops(fast, kinds, positions):
     options = {"query_positions": torch.arange(37)} if positions == "ids" else {}
-    check(fast, content(37, 30), terms_of(EVERY_KIND, 37, 30), dropout_p=0.6, **options)
+    check(fast, content(37, 30), terms_of(kinds, 37, 30), dropout_p=0.6, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"sinks": True}, {"causal": True}], ids=str)
@@ -427,18 +470,18 @@ def test_dropout_drops_what_the_reference_drops_beside_sink_tokens(fast, options
 
 
 @pytest.mark.parametrize(("batch", "n_q", "n_k"), [(2, 0, 5), (2, 5, 0), (0, 4, 5)])
-def test_nothing(fast, batch, n_q, n_k):
-    terms = terms_of(TABLES, n_q, n_k)
+def test_nothing(fast, tables, batch, n_q, n_k):
+    terms = terms_of(tables, n_q, n_k)
     out, *gradients = check(fast, content(n_q, n_k, batch=batch), terms)
     assert out.shape == (batch, HEADS, n_q, DIM)
     assert all((gradient == 0).all() for gradient in gradients)
 
 
-def test_memory_layout_does_not_matter(fast):
+def test_memory_layout_does_not_matter(fast, kinds):
     query, key, value = content(20, 20)
     key, value = key[:1, :1].expand(BATCH, HEADS, -1, -1), value[:, :1].expand(-1, HEADS, -1, -1)
     query = query.transpose(1, 2).contiguous().transpose(1, 2)
-    terms = terms_of(EVERY_KIND, 20, 20)
+    terms = terms_of(kinds, 20, 20)
     strange = [lambda tensor: tensor, lambda tensor: tensor.mT.contiguous().mT]
     outs = []
     for change in strange:
@@ -506,9 +549,11 @@ def test_errors_are_those_of_plain_float32_over_many_seeds(fast):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("terms", [("bias",), ("keys", "values"), ("factors", "dense")])
+@pytest.mark.parametrize("terms", [("bias",), ("keys", "values"), ("factors", "dense"), ("queries", "decay")])
 def test_half_precision_rounds_after_the_softmax_alone(fast, dtype, terms):
     """Scores are float32, as in torch's fused attention, even if they are large."""
+    if not those_of(fast, terms):
+        pytest.skip("has no such term")
     query, key, value = content(37, 50)
     inputs = [tensor.to(dtype).double() for tensor in (4 * query, key, value)]
     terms = [
@@ -548,8 +593,8 @@ def test_autocast_changes_nothing(fast):
 # --- as an operator of torch
 
 
-def test_the_same_bits_every_time(fast):
-    inputs, terms = content(20, 20), terms_of(EVERY_KIND, 20, 20)
+def test_the_same_bits_every_time(fast, kinds):
+    inputs, terms = content(20, 20), terms_of(kinds, 20, 20)
     first, second = (run(fast, torch.float32, inputs, terms, {"dropout_p": 0.1}) for _ in range(2))
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 

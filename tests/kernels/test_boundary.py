@@ -7,7 +7,17 @@ from fractions import Fraction
 import pytest
 import torch
 
-from whereformer import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer import (
+    DenseBias,
+    DistanceDecay,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Positions,
+    attention,
+)
 from whereformer.kernels.call import Call
 
 B, H, D = 2, 3, 8
@@ -84,6 +94,10 @@ def test_positions_and_documents_of_any_whole_dtype(backend, dtype):
 TERMS = {
     "bias": lambda: OffsetBias(torch.randn(H, 5), -2),
     "keys": lambda: OffsetKeys(torch.randn(1, 5, D), -2),
+    "keys with factors": lambda: OffsetKeys(torch.randn(1, 5, 2), -2, query_factors=torch.randn(1, H, 5, 2)),
+    "queries": lambda: OffsetQueries(torch.randn(1, 5, D), -2),
+    "queries with factors": lambda: OffsetQueries(torch.randn(H, 5, 2), -2, key_factors=torch.randn(1, H, 5, 2)),
+    "decay": lambda: DistanceDecay(torch.randn(1, H, 5), torch.randn(1, H, 5)),
     "values": lambda: OffsetValues(torch.randn(1, 5, D), -2),
     "factors": lambda: FactorPair(torch.randn(1, H, 5, 2), torch.randn(1, H, 5, 2)),
     "dense": lambda: DenseBias(torch.randn(1, H, 5, 5)),

@@ -5,7 +5,17 @@ import torch
 from torch import nn
 from torch.export import Dim, export
 
-from whereformer import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer import (
+    DenseBias,
+    DistanceDecay,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Positions,
+    attention,
+)
 
 HEADS, DIM = 3, 8
 LENGTHS = (2, 30, 120, 300)
@@ -39,6 +49,10 @@ class Attention(nn.Module):
             "other bias": lambda: OffsetBias(self.bias[:, 2:4], 1),
             "stepped bias": lambda: OffsetBias(self.bias, -4, 2),
             "keys": lambda: OffsetKeys(self.vectors, -2),
+            "keys with factors": lambda: OffsetKeys(self.vectors[..., :5], -2, query_factors=self.linear(query)),
+            "queries": lambda: OffsetQueries(self.vectors, -2),
+            "queries with factors": lambda: OffsetQueries(self.vectors[..., :5], -2, key_factors=self.linear(key)),
+            "decay": lambda: DistanceDecay(self.linear(query)[..., 0], self.linear(key)[..., 0]),
             "values": lambda: OffsetValues(self.vectors, -2),
             "factors": lambda: FactorPair(self.linear(query), self.linear(key)),
             "dense": lambda: DenseBias((query @ key.mT).sin()),
@@ -55,6 +69,8 @@ KINDS = {
     "two biases": ("bias", "other bias"),
     "stepped bias": ("stepped bias",),
     "vectors": ("keys", "values"),
+    "vectors with factors": ("keys with factors", "queries"),
+    "all vectors": ("keys", "keys with factors", "queries with factors", "queries", "decay"),
     "factors": ("factors",),
     "dense": ("dense",),
 }

@@ -8,12 +8,13 @@ import textwrap
 import pytest
 import torch
 
-from tests.kernels.cases import EVERY_KIND, HEADS, check, content, need_native, run, terms_of
-from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions
+from tests.kernels.cases import EVERY_KIND, HEADS, JOINED, MIRRORED, check, content, need_native, run, terms_of
+from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions
 from whereformer.kernels import native
 from whereformer.kernels.call import make_call
 from whereformer.kernels.native import Problem
 from whereformer.kernels.native import _backward as backward_operator
+from whereformer.kernels.problem import GRADIENTS
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +28,7 @@ def vectors(head_dim, value_dim):
         (OffsetBias, [torch.randn(HEADS, 9, dtype=torch.float64)], -4),
         (OffsetKeys, [torch.randn(1, 9, head_dim, dtype=torch.float64)], -4),
         (OffsetValues, [torch.randn(HEADS, 9, value_dim, dtype=torch.float64)], -4),
+        (OffsetQueries, [torch.randn(1, 9, head_dim, dtype=torch.float64)], -4),
     ]
 
 
@@ -44,12 +46,13 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
-def test_many_tiles(options, dtype):
+@pytest.mark.parametrize("kinds", [EVERY_KIND, MIRRORED, ("queries_for_all_offsets", "queries_with_factors")])
+def test_many_tiles(options, dtype, kinds):
     """Sequences longer than a tile, of odd lengths."""
     given = {
         name: value.expand(2, -1) if name.endswith("documents") else value for name, value in OPTIONS[options].items()
     }
-    check("native", content(600, 1100), terms_of(EVERY_KIND, 600, 1100), dtype, **given)
+    check("native", content(600, 1100), terms_of(kinds, 600, 1100), dtype, **given)
 
 
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(0, 5), (1, 0), (1, 1), (17, 33), (33, 2), (300, 280)])
@@ -61,8 +64,9 @@ def test_widths(head_dim, value_dim, dtype, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("options", ["plain", "window", "softcap", "dropout"])
-def test_memory_that_nobody_has_written_is_not_read(options, dtype, monkeypatch):
-    inputs, terms = content(133, 90), terms_of(EVERY_KIND, 133, 90)
+@pytest.mark.parametrize("kinds", [EVERY_KIND, MIRRORED, JOINED])
+def test_memory_that_nobody_has_written_is_not_read(options, dtype, kinds, monkeypatch):
+    inputs, terms = content(133, 90), terms_of(kinds, 133, 90)
     results = []
     for poisons in (False, True):
         monkeypatch.setattr(native, "poisons", poisons)
@@ -108,13 +112,13 @@ def test_ids_that_do_not_exist_are_only_numbers():
     assert all(tensor.isfinite().all() for tensor in wild)
 
 
-@pytest.mark.parametrize("needed", [(True,) * 11, (False, False, True, *(False,) * 8)])
+@pytest.mark.parametrize("needed", [(True,) * len(GRADIENTS), tuple(name == "value" for name in GRADIENTS)])
 def test_the_backward_is_an_operator(needed):
     query, key, value = (tensor.float() for tensor in content(5, 7, batch=1))
     terms = [OffsetBias(torch.randn(HEADS, 9), -4), DenseBias(torch.randn(1, HEADS, 5, 7))]
     problem = Problem.of(make_call(query, key, value, terms, return_lse=True))
     output, kept, _ = native._run_forward(*problem.arguments())
-    needed = [need and getattr(problem, name) is not None for name, need in zip(native.GRADIENTS, needed, strict=True)]
+    needed = [need and getattr(problem, name) is not None for name, need in zip(GRADIENTS, needed, strict=True)]
     arguments = torch.randn_like(output), torch.randn(1, HEADS, 5), output, kept, needed, *problem.arguments()
     torch.library.opcheck(backward_operator, arguments)
 

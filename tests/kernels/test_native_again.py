@@ -9,7 +9,17 @@ import torch
 from torch import nn
 
 from tests.kernels.cases import need_native
-from whereformer import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer import (
+    DenseBias,
+    DistanceDecay,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    Positions,
+    attention,
+)
 from whereformer.kernels.native import again
 
 N, HEADS, DIM = 24, 2, 16
@@ -62,6 +72,10 @@ TERMS = {
     "more than the offsets that occur": lambda: [OffsetBias(rows(HEADS, 200), -120)],
     "vectors": lambda: [OffsetKeys(rows(1, 9, DIM), -4), OffsetValues(rows(HEADS, 9, DIM), -4)],
     "parts of tables": lambda: [OffsetKeys(table(HEADS, 9, DIM), -4), OffsetValues(table(1, 9, DIM), -4)],
+    "keys with factors": lambda: [OffsetKeys(table(HEADS, 9, 3), -4, query_factors=rows(1, HEADS, N, 3))],
+    "queries": lambda: [OffsetQueries(table(1, 9, DIM), -4)],
+    "queries with factors": lambda: [OffsetQueries(rows(1, 9, 3), -4, key_factors=rows(1, HEADS, N, 3))],
+    "decay": lambda: [DistanceDecay(rows(1, HEADS, N), rows(1, HEADS, N))],
     "factors": lambda: [FactorPair(rows(1, HEADS, N, 3), rows(1, HEADS, N, 3))],
     "dense": lambda: [DenseBias(rows(1, HEADS, N, N).mT)],
 }
@@ -76,6 +90,9 @@ def test_inputs_that_are_copied_are_not_remembered():
     check(lambda: (rows(), rows(), rows(), [OffsetBias(rows(HEADS, 9).double(), -4)]), kinds=0)
     check(lambda: (rows(), rows(), rows(), [OffsetBias(rows(9, HEADS).mT, -4)]), kinds=0)
     check(lambda: (rows(), rows(), rows(), [OffsetBias(rows(HEADS, 9), -4), OffsetBias(rows(HEADS, 5), 0)]), kinds=0)
+    check(lambda: (rows(), rows(), rows(), [DistanceDecay(rows(1, HEADS, N), rows(1, HEADS, N))] * 2), kinds=0)
+    joined = lambda: [OffsetKeys(rows(1, 9, 2), -4, 1, rows(1, HEADS, N, 2)), OffsetKeys(rows(1, 9, DIM), -4)]  # noqa: E731
+    check(lambda: (rows(), rows(), rows(), joined()), kinds=0)
 
 
 def test_shaws_tables_beside_bfloat16():

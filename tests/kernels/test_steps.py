@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.cases import DIM, HEADS, check, content, random
-from whereformer import FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
+from whereformer import FactorPair, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions, attention
 
-KINDS = [OffsetBias, OffsetKeys, OffsetValues]
+KINDS = [OffsetBias, OffsetKeys, OffsetQueries, OffsetValues]
 
 
 def table_of(kind, entries, heads=HEADS):

@@ -7,11 +7,13 @@ import whereformer.kernels.varlen
 from tests.kernels.cases import DEVICE, HEADS, random
 from whereformer import (
     DenseBias,
+    DistanceDecay,
     FactorPair,
     GridPositions,
     OffsetBias,
     OffsetBias2d,
     OffsetKeys,
+    OffsetQueries,
     OffsetValues,
     attention,
     attention_varlen,
@@ -54,17 +56,22 @@ def content(lengths, key_heads=HEADS):
 
 def term_tensors(total_q, total_k):
     shapes = (HEADS, 7), (1, 5, DIM), (HEADS, 4, DIM), (1, HEADS, total_q, 3), (1, HEADS, total_k, 3)
-    return [random(*shape).requires_grad_() for shape in (*shapes, (1, HEADS, total_q, total_k))]
+    levels = (1, HEADS, total_q), (1, HEADS, total_k)
+    return [random(*shape).requires_grad_() for shape in (*shapes, *levels, (1, HEADS, total_q, total_k))]
 
 
 def terms_of(tensors, queries=slice(None), keys=slice(None)):
     """One term of each kind, for some rows of queries and of keys."""
-    bias, of_keys, of_values, query_factors, key_factors, scores = tensors
+    bias, of_keys, of_values, query_factors, key_factors, query_levels, key_levels, scores = tensors
     return [
         OffsetBias(bias, -3),
         OffsetKeys(of_keys, -2),
+        OffsetKeys(of_values[..., :3], -3, query_factors=query_factors[:, :, queries]),
+        OffsetQueries(of_keys, -1),
+        OffsetQueries(of_values[..., :3], -1, key_factors=key_factors[:, :, keys]),
         OffsetValues(of_values, -1),
         FactorPair(query_factors[:, :, queries], key_factors[:, :, keys]),
+        DistanceDecay(query_levels[:, :, queries], key_levels[:, :, keys]),
         DenseBias(scores[:, :, queries, keys]),
     ]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ from .precision import without_autocast
 from .problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
 from .terms import (
     DenseBias,
+    DistanceDecay,
     FactorPair,
     OffsetBias,
     OffsetKeys,
+    OffsetQueries,
     OffsetValues,
     Positions,
     Term,
@@ -40,10 +43,10 @@ BLOCK_SCORES = 2**22
 FEWEST_ROWS = 64
 """A narrow window makes blocks of no fewer queries, because each block takes some time."""
 
-_BY_QUERY = ("query", "query_factors", "dense")
+_BY_QUERY = ("query", "key_table_factors", "query_factors", "query_levels", "dense")
 """The inputs with a row for each query, on the axis 2."""
 
-_BY_KEY = {"key": 2, "value": 2, "key_factors": 2, "dense": 3}
+_BY_KEY = {"key": 2, "value": 2, "query_table_factors": 2, "key_factors": 2, "key_levels": 2, "dense": 3}
 """The axis of the keys in the inputs that have one."""
 
 
@@ -123,7 +126,7 @@ class _Block:
 
     def _terms(self, inputs: Mapping[str, Tensor], call: Call) -> tuple[Term, ...]:
         """Return the terms of a call, given it without them."""
-        first_bias, first_key, first_value = self.problem.first
+        first_bias, first_key, first_query, first_value = self.problem.first
         terms: list[Term] = []
         if "bias" in inputs:
             # By rows, so that the table's gradient is a sum of sums: one sum of so many numbers would round too often.
@@ -131,11 +134,17 @@ class _Block:
             table = inputs["bias"].unsqueeze(1).expand(len(columns), -1, call.n_q, -1)
             terms.append(DenseBias(table.gather(-1, columns.expand(-1, call.heads, -1, -1))))
         if "key_table" in inputs:
-            terms.append(OffsetKeys(inputs["key_table"], first_key))
+            terms.append(OffsetKeys(inputs["key_table"], first_key, 1, inputs.get("key_table_factors")))
+        if "query_table" in inputs:
+            of_queries = OffsetQueries(inputs["query_table"], first_query, 1, inputs.get("query_table_factors"))
+            terms.append(DenseBias(_by_keys(call, of_queries)))
         if "value_table" in inputs:
             terms.append(OffsetValues(inputs["value_table"], first_value))
         if "query_factors" in inputs:
             terms.append(FactorPair(inputs["query_factors"], inputs["key_factors"]))
+        if "query_levels" in inputs:
+            levels = (inputs[name].unbind(-1) for name in ("query_levels", "key_levels"))
+            terms.extend(starmap(DistanceDecay, zip(*levels, strict=True)))
         if "dense" in inputs:
             terms.append(DenseBias(inputs["dense"]))
         if "grid_bias" in inputs:
@@ -146,6 +155,28 @@ class _Block:
             bias = inputs["grid_bias"][:, columns.clamp(0, offsets.length - 1)]
             terms.append(DenseBias(bias.unsqueeze(0)))
         return tuple(terms)
+
+
+def _by_keys(call: Call, term: OffsetQueries) -> Tensor:
+    """Return what the term adds to a block's scores, (1 or batch, heads, rows, keys).
+
+    The products of all keys with all vectors could be as many as the scores of a whole call. Some neighboring keys at a
+    time need only the vectors that the block's queries read.
+    """
+    columns, size = reference.columns_of(call, term), max(call.n_q, FEWEST_ROWS)
+    if columns.numel() == 0:
+        return call.value.new_zeros(1, call.heads, call.n_q, call.n_k)
+    parts = []
+    for start in range(0, call.n_k, size):
+        keys = slice(start, start + size)
+        some = columns[..., keys]
+        low, high = int(some.min()), int(some.max())
+        part = OffsetQueries(
+            term.table[:, low : high + 1], 0, 1, None if term.factors is None else term.factors[:, :, keys]
+        )
+        key = None if call.key is None else call.key[:, :, keys]
+        parts.append(reference.scores_of_queries(replace(call, key=key), part, some - low, call.value.dtype))
+    return torch.cat(parts, -1)
 
 
 def _keys_of(problem: Problem, rows: range) -> list[range]:
@@ -180,7 +211,7 @@ def _rows_per_block(problem: Problem) -> int:
         reach = min(reach, (high - low + sink_tokens) // keys.stride + 2)
         # All queries of a block together reach twice as many keys as each of them, or a few more.
         most = max(reach, FEWEST_ROWS) * keys.stride // queries.stride
-    tables = (problem.bias, problem.key_table, problem.value_table)
+    tables = (problem.bias, problem.key_table, problem.query_table, problem.value_table)
     width = max(min(2 * reach, problem.n_k), *(0 if table is None else table.shape[1] for table in tables))
     scores = len(problem.value) * problem.heads * width
     return max(1, min(most, BLOCK_SCORES // max(1, scores)))

@@ -179,13 +179,9 @@ class Call:
         return (others or limits) and any(isinstance(term, OffsetBias2d) for term in self.terms)
 
     @property
-    def only_reference(self) -> bool:
-        """Whether there are terms that only the reference has."""
-        return any(
-            isinstance(term, OffsetQueries | DistanceDecay)
-            or (isinstance(term, OffsetKeys) and term.query_factors is not None)
-            for term in self.terms
-        )
+    def beyond_triton(self) -> bool:
+        """Whether there are terms that Triton's kernels lack."""
+        return any(isinstance(term, OffsetQueries | DistanceDecay) for term in self.terms)
 
     @property
     def offset_range(self) -> tuple[int, int] | None:

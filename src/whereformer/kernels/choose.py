@@ -72,8 +72,6 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
     taken = derivatives()
     if forward_mode() or taken > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
-    if call.only_reference:
-        return "reference", _ONLY_REFERENCE
     not_native = native.unavailable(call, device)
     if not call.has_terms and call.head_dim is not None and call.is_ordinary:
         if call.is_packed and not on_cpu and not taken and _no_triton(call, device) is None:
@@ -93,13 +91,8 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
     return "blockwise", f"{slow}; the compiled kernel would be faster, but it {not_native}" if on_cpu else slow
 
 
-_ONLY_REFERENCE = "only the reference has OffsetQueries, OffsetKeys with factors and DistanceDecay"
-
-
 def _unavailable(call: Shaped, device: torch.device) -> dict[str, str]:
     """Return the reason of each backend that cannot take the call on that device, and which backend can."""
-    if call.only_reference:
-        return dict.fromkeys(("blockwise", "native", "triton"), f"{_ONLY_REFERENCE}; use backend='reference'")
     not_native = native.unavailable(call, device)
     reasons = {
         "triton": _no_triton(call, device),
@@ -112,6 +105,8 @@ def _no_triton(call: Shaped, device: torch.device) -> str | None:
     """Return why "triton" cannot take the call on that device, and which backend can; None if it can."""
     if (reason := triton.unavailable(call, device)) is not None:
         return reason
+    if call.beyond_triton:
+        return "'triton' has no OffsetQueries and no DistanceDecay; use backend='blockwise'"
     if not call.mixes_positions:
         return None
     return (

@@ -5,6 +5,7 @@ The fast backends take merged terms, so that they neither loop over terms nor lo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,21 +13,36 @@ from torch import Tensor
 
 from . import grids
 from .call import Call
-from .terms import DenseBias, FactorPair, OffsetBias, OffsetBias2d, OffsetKeys, OffsetValues, offset_range
+from .terms import (
+    DenseBias,
+    DistanceDecay,
+    FactorPair,
+    OffsetBias,
+    OffsetBias2d,
+    OffsetKeys,
+    OffsetQueries,
+    OffsetValues,
+    offset_range,
+)
 from .tracing import are_numbers
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged terms: tables and factors in float32 or wider; a single ``dense`` term keeps its dtype.
+    """The merged terms: tables, factors and levels in float32 or wider; a single ``dense`` term keeps its dtype.
 
-    ``grid_bias`` is a row of numbers, (heads, length), as in ``grids.CellOffsets``, and ``grids`` are its sizes.
+    Where some of several :class:`OffsetKeys` have factors, all have; likewise :class:`OffsetQueries`. ``query_levels``
+    and ``key_levels`` are (1 or batch, heads, n, number of ``DistanceDecay`` terms). ``grid_bias`` is a row of numbers,
+    (heads, length), as in ``grids.CellOffsets``, and ``grids`` are its sizes.
     """
 
     bias: OffsetBias | None
     key_table: OffsetKeys | None
+    query_table: OffsetQueries | None
     value_table: OffsetValues | None
     factors: FactorPair | None
+    query_levels: Tensor | None
+    key_levels: Tensor | None
     dense: Tensor | None
     grid_bias: Tensor | None
     grids: list[int]
@@ -45,20 +61,25 @@ def merge(call: Call) -> Merged:
         low = low if call.always_within is None else None
         span = span[0] if low is None else max(span[0], low), span[1] if high is None else min(span[1], high)
     biases = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetBias)]
-    keys = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetKeys)]
+    keys = [term for term in call.terms if isinstance(term, OffsetKeys)]
+    queries = [term for term in call.terms if isinstance(term, OffsetQueries)]
     values = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetValues)]
     pairs = [term for term in call.terms if isinstance(term, FactorPair)]
+    decays = [term for term in call.terms if isinstance(term, DistanceDecay)]
     dense = [term.scores for term in call.terms if isinstance(term, DenseBias)]
     grid_bias, sizes = grids.merged([term for term in call.terms if isinstance(term, OffsetBias2d)], dtype)
     return Merged(
         bias=OffsetBias(*_merge_tables(biases, span, dtype)) if biases else None,
-        key_table=OffsetKeys(*_merge_tables(keys, span, dtype)) if keys else None,
+        key_table=OffsetKeys(*_merge_vectors(keys, call.query, call, span, dtype)) if keys else None,
+        query_table=OffsetQueries(*_merge_vectors(queries, call.key, call, span, dtype)) if queries else None,
         value_table=OffsetValues(*_merge_tables(values, span, dtype)) if values else None,
         factors=FactorPair(
             _join([pair.query_factors for pair in pairs], dtype), _join([pair.key_factors for pair in pairs], dtype)
         )
         if pairs
         else None,
+        query_levels=_stack([term.query_levels for term in decays], dtype),
+        key_levels=_stack([term.key_levels for term in decays], dtype),
         dense=_add_up(dense, dtype),
         grid_bias=grid_bias,
         grids=sizes,
@@ -76,16 +97,51 @@ def _merge_tables(
     tables: list[tuple[Tensor, int]], span: tuple[int, int] | None, dtype: torch.dtype
 ) -> tuple[Tensor, int]:
     """Sum tables on the offsets of ``span`` (None: on all) into one; return it with its first offset."""
+    parts, first = _on_same_offsets(tables, span, dtype)
+    return sum(parts[1:], parts[0]), first
+
+
+def _merge_vectors(
+    terms: Sequence[OffsetKeys | OffsetQueries],
+    rows: Tensor | None,
+    call: Call,
+    span: tuple[int, int] | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, int, int, Tensor | None]:
+    """Merge tables of vectors into one; return it with its first offset, its step of 1, and its factors if any have.
+
+    Those without factors meet ``rows``, the queries or keys of ``call``.
+    """
+    plain = [(term.table, term.first) for term in terms if term.factors is None]
+    if len(plain) == len(terms):
+        return *_merge_tables(plain, span, dtype), 1, None
+    tables = [(term.table, term.first) for term in terms if term.factors is not None]
+    factors = [term.factors for term in terms if term.factors is not None]
+    if plain:
+        assert rows is not None
+        tables.append(_merge_tables(plain, span, dtype))
+        # Query heads that share keys have factors of their own.
+        factors.append((rows.to(dtype) * call.scale).repeat_interleave(call.heads // rows.shape[1], 1))
+    parts, first = _on_same_offsets(tables, span, dtype)
+    heads = max(len(part) for part in parts)
+    # A sum of products is one product of longer vectors.
+    table = parts[0] if len(parts) == 1 else torch.cat([part.expand(heads, -1, -1) for part in parts], -1)
+    return table, first, 1, _join(factors, dtype)
+
+
+def _on_same_offsets(
+    tables: list[tuple[Tensor, int]], span: tuple[int, int] | None, dtype: torch.dtype
+) -> tuple[list[Tensor], int]:
+    """Give tables the same offsets, those of ``span`` that any has (None: all); return them with the first offset."""
     if span is not None:
         tables = [_trim(table, first, *span) for table, first in tables]
     if len(tables) == 1:
         table, first = tables[0]
-        return table.to(dtype), first
+        return [table.to(dtype)], first
     first = min(first for _, first in tables)
     last = max(first + table.shape[1] - 1 for table, first in tables)
     offsets = torch.arange(first, last + 1, device=tables[0][0].device)
-    parts = [table.to(dtype)[:, (offsets - start).clamp(0, table.shape[1] - 1)] for table, start in tables]
-    return sum(parts[1:], parts[0]), first
+    return [table.to(dtype)[:, (offsets - start).clamp(0, table.shape[1] - 1)] for table, start in tables], first
 
 
 def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
@@ -103,3 +159,8 @@ def _join(factors: list[Tensor], dtype: torch.dtype) -> Tensor:
         return factors[0].to(dtype)
     batch = next((part.shape[0] for part in factors if part.shape[0] != 1), 1)
     return torch.cat([part.to(dtype).expand(batch, -1, -1, -1) for part in factors], -1)
+
+
+def _stack(levels: list[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """Put levels side by side, (1 or batch, heads, n, number of them); None without any."""
+    return _join([each.unsqueeze(-1) for each in levels], dtype) if levels else None

@@ -21,8 +21,10 @@ from .tracing import is_plain
 LOG2E = math.log2(math.e)
 
 ARGUMENTS = (
-    "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? key_table, Tensor? value_table, "
-    "Tensor? query_factors, Tensor? key_factors, Tensor? dense, Tensor? grid_bias, Tensor? sinks, Tensor? key_mask, "
+    "Tensor? query, Tensor? key, Tensor value, Tensor? bias, Tensor? key_table, Tensor? query_table, "
+    "Tensor? value_table, Tensor? key_table_factors, Tensor? query_table_factors, Tensor? query_factors, "
+    "Tensor? key_factors, Tensor? query_levels, Tensor? key_levels, Tensor? dense, Tensor? grid_bias, Tensor? sinks, "
+    "Tensor? key_mask, "
     "Tensor? query_positions, Tensor? key_positions, Tensor? query_documents, Tensor? key_documents, Tensor? seed, "
     "SymInt n_q, SymInt[] first, SymInt[] affine, SymInt[] grids, "
     "SymInt? min_offset, SymInt? max_offset, SymInt[] always_within, float scale, float? softcap, float dropout_p, "
@@ -31,8 +33,9 @@ ARGUMENTS = (
 """The fields of :class:`Problem` as the arguments of an operator, in torch's schema language."""
 
 GRADIENTS = (
-    *("query", "key", "value", "bias", "key_table", "value_table"),
-    *("query_factors", "key_factors", "dense", "grid_bias", "sinks"),
+    *("query", "key", "value", "bias", "key_table", "query_table", "value_table"),
+    *("key_table_factors", "query_table_factors", "query_factors", "key_factors", "query_levels", "key_levels"),
+    *("dense", "grid_bias", "sinks"),
 )
 """The names of the inputs that have gradients: the first fields of :class:`Problem`."""
 
@@ -43,11 +46,17 @@ class Problem:
 
     Args:
         seed: the seed of dropout; None without dropout.
-        bias, key_table, value_table: the tables of an ``OffsetBias`` (heads, T), ``OffsetKeys`` and ``OffsetValues``
-            (heads or 1, T, dim). ``bias`` and ``dense`` are in natural units, not scaled; rows are in their own order.
+        bias, key_table, query_table, value_table: the tables of an ``OffsetBias`` (heads, T), ``OffsetKeys``,
+            ``OffsetQueries`` and ``OffsetValues`` (heads or 1, T, dim). ``bias`` and ``dense`` are in natural units,
+            not scaled; rows are in their own order.
+        key_table_factors: what ``key_table`` meets, (1 or batch, heads, n_q, dim), not scaled; None for the query,
+            scaled.
+        query_table_factors: what ``query_table`` meets, (1 or batch, heads, n_k, dim), not scaled; None for the key,
+            scaled.
+        query_levels, key_levels: the levels of ``DistanceDecay`` terms, (1 or batch, heads, n, number of terms).
         grid_bias: the numbers of an ``OffsetBias2d`` as a row, (heads, length), as in ``grids.CellOffsets``.
         sinks: the logits of the sinks, (heads,), in float32 or wider.
-        first: the offsets of the first columns of ``bias``, ``key_table`` and ``value_table``.
+        first: the offsets of the first columns of ``bias``, ``key_table``, ``query_table`` and ``value_table``.
         affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
         grids: the sizes of the grids of ``grid_bias``, the fields of ``CellOffsets``; empty without one.
         min_offset, max_offset: the offsets that causality and the window allow; None without a limit.
@@ -62,9 +71,14 @@ class Problem:
     value: Tensor
     bias: Tensor | None
     key_table: Tensor | None
+    query_table: Tensor | None
     value_table: Tensor | None
+    key_table_factors: Tensor | None
+    query_table_factors: Tensor | None
     query_factors: Tensor | None
     key_factors: Tensor | None
+    query_levels: Tensor | None
+    key_levels: Tensor | None
     dense: Tensor | None
     grid_bias: Tensor | None
     sinks: Tensor | None
@@ -91,8 +105,8 @@ class Problem:
     def of(cls, call: Call) -> Problem:
         """Build the problem of a call. Autocast must be off, or it would change the tables' dtype."""
         terms = merge(call)
-        tables = (terms.bias, terms.key_table, terms.value_table)
-        bias, key_table, value_table = (None if term is None else term.table for term in tables)
+        tables = (terms.bias, terms.key_table, terms.query_table, terms.value_table)
+        bias, key_table, query_table, value_table = (None if term is None else term.table for term in tables)
         query_positions, key_positions = call.query_positions, call.key_positions
         min_offset, max_offset = call.offset_limits()
         affine = [
@@ -106,9 +120,14 @@ class Problem:
             value=call.value,
             bias=bias,
             key_table=key_table,
+            query_table=query_table,
             value_table=value_table,
+            key_table_factors=None if terms.key_table is None else terms.key_table.query_factors,
+            query_table_factors=None if terms.query_table is None else terms.query_table.key_factors,
             query_factors=None if terms.factors is None else terms.factors.query_factors,
             key_factors=None if terms.factors is None else terms.factors.key_factors,
+            query_levels=terms.query_levels,
+            key_levels=terms.key_levels,
             dense=terms.dense,
             grid_bias=terms.grid_bias,
             sinks=None if call.sinks is None else call.sinks.to(torch.promote_types(call.dtype, torch.float32)),

@@ -123,9 +123,7 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
                 columns = columns_of(call, term).unsqueeze(1).expand_as(scores)
                 scores = scores + _per_offset(term, query, dtype).expand(batch, -1, -1, -1).gather(-1, columns)
             case OffsetQueries():
-                columns = columns_of(call, term).unsqueeze(1).mT.expand_as(scores.mT)
-                key = None if call.key is None else _for_each_head(call, call.key).to(dtype) * call.scale
-                scores = scores + _per_offset(term, key, dtype).expand(batch, -1, -1, -1).gather(-1, columns).mT
+                scores = scores + scores_of_queries(call, term, columns_of(call, term), dtype)
             case FactorPair():
                 scores = scores + term.query_factors.to(dtype) @ term.key_factors.to(dtype).mT
             case DistanceDecay():
@@ -135,6 +133,15 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
             case DenseBias():
                 scores = scores + term.scores.to(dtype)
     return scores, call.allowed()
+
+
+def scores_of_queries(call: Call, term: OffsetQueries, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what the term adds, (1 or batch, heads, n_q, n_k), where pairs read ``columns`` (1 or batch, n_q, n_k)."""
+    key = None if call.key is None else _for_each_head(call, call.key).to(dtype) * call.scale
+    per_offset = _per_offset(term, key, dtype)
+    batch = len(per_offset) if len(columns) == 1 else len(columns)
+    columns = columns.mT.unsqueeze(1).expand(batch, per_offset.shape[1], -1, -1)
+    return per_offset.expand(batch, -1, -1, -1).gather(-1, columns).mT
 
 
 def _per_offset(term: OffsetKeys | OffsetQueries, rows: Tensor | None, dtype: torch.dtype) -> Tensor:

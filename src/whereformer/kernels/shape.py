@@ -36,7 +36,7 @@ class Shaped(Protocol):
     @property
     def mixes_positions(self) -> bool: ...
     @property
-    def only_reference(self) -> bool: ...
+    def beyond_triton(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CallShape:
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
         mixes_positions: whether tables between grids meet tables over one dimension, causality or a window.
-        only_reference: whether there are terms that only the reference has.
+        beyond_triton: whether there are terms that Triton's kernels lack.
     """
 
     device: torch.device
@@ -71,4 +71,4 @@ class CallShape:
     factors: int = 0
     offset_range: tuple[int, int] | None = None
     mixes_positions: bool = False
-    only_reference: bool = False
+    beyond_triton: bool = False

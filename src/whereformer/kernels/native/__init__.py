@@ -129,7 +129,7 @@ def _run_backward(
         found = [gradient.zero_() for gradient in problem.new_gradients(needed)]
         if "sinks" in names and lse_gradient is not None:
             # Without keys, the sink is all of a row's sum.
-            found[-1].copy_(lse_gradient.sum((0, 2)))
+            found[names.index("sinks")].copy_(lse_gradient.sum((0, 2)))
         return found
     parts = parts_of_backward(problem, names)
     into = _new_gradients(problem, names, parts)
@@ -160,6 +160,11 @@ def _(
     return Problem(*arguments).new_gradients(needed)
 
 
+_BY_QUERY = ("key_table_factors", "query_factors", "query_levels")
+_BY_KEY = ("query_table_factors", "key_factors", "key_levels")
+"""The inputs with numbers for each query, or for each key, besides queries, keys and values."""
+
+
 def _new_gradients(problem: Problem, needed: Sequence[str], parts: tuple[int, int]) -> Gradients:
     """Allocate what the kernel fills."""
     batch, heads, n_q, n_k = problem.value.shape[0], problem.heads, problem.n_q, problem.n_k
@@ -177,12 +182,15 @@ def _new_gradients(problem: Problem, needed: Sequence[str], parts: tuple[int, in
             return None
         return tensor.new_empty((row_parts, *tensor.shape), dtype=wide if row_parts > 1 else tensor.dtype)
 
-    query_factors = key_factors = dense = None
-    factors = "query_factors" in needed or "key_factors" in needed
-    if factors and problem.query_factors is not None and problem.query_factors.shape[3]:
-        rank = problem.query_factors.shape[3]
-        query_factors = value.new_empty((batch, heads, n_q, rank), dtype=wide)
-        key_factors = value.new_empty((row_parts, batch, heads, n_k, rank), dtype=wide)
+    def of_rows(name: str, *together: str) -> Tensor | None:
+        """Allocate the gradient of rows of factors or levels, also where the kernel computes it beside another's."""
+        rows: Tensor | None = getattr(problem, name)
+        if rows is None or rows.shape[3] == 0 or not any(each in needed for each in (name, *together)):
+            return None
+        first = (batch, heads, n_q) if name in _BY_QUERY else (row_parts, batch, heads, n_k)
+        return value.new_empty((*first, rows.shape[3]), dtype=wide)
+
+    dense = None
     if "dense" in needed and problem.dense is not None:
         dense = value.new_zeros(problem.dense.shape, dtype=wide)
     return Gradients(
@@ -191,9 +199,14 @@ def _new_gradients(problem: Problem, needed: Sequence[str], parts: tuple[int, in
         value=of_keys("value", value),
         bias=of_table("bias"),
         key_table=of_table("key_table"),
+        query_table=of_table("query_table"),
         value_table=of_table("value_table"),
-        query_factors=query_factors,
-        key_factors=key_factors,
+        key_table_factors=of_rows("key_table_factors"),
+        query_table_factors=of_rows("query_table_factors"),
+        query_factors=of_rows("query_factors", "key_factors"),
+        key_factors=of_rows("key_factors", "query_factors"),
+        query_levels=of_rows("query_levels", "key_levels"),
+        key_levels=of_rows("key_levels", "query_levels"),
         dense=dense,
         grid_bias=of_table("grid_bias"),
         sinks=of_table("sinks"),
@@ -209,8 +222,8 @@ def _finished(problem: Problem, name: str, into: Gradients) -> Tensor:
         return torch.zeros_like(like)
     if name in ("key", "value"):
         found = _sum(found)
-    elif name in ("query_factors", "key_factors"):
-        found = found if name == "query_factors" else _sum(found)
+    elif name in _BY_QUERY or name in _BY_KEY:
+        found = found if name in _BY_QUERY else _sum(found)
         found = _sum(found).unsqueeze(0) if len(like) < len(found) else found
     elif name not in ("query", "dense"):
         found = _sum(found.flatten(0, 1))

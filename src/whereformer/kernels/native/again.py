@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..call import Call
 from ..precision import autocast_dtype
 from ..problem import Problem
-from ..terms import OffsetBias, OffsetKeys, OffsetValues, Positions
+from ..terms import DistanceDecay, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions
 from ..torch_private import intercepted, transforming, zeros_without_memory
 from .arguments import THREADS, Arguments, Kept
 from .library import library
@@ -32,6 +32,17 @@ _CPU = torch.device("cpu")
 _VALUES = frozenset({type(None), bool, int, float, str, Positions})
 """The types of options and of terms' numbers that never change; calls with others, such as NumPy's, are not
 remembered."""
+
+
+_PARTS: tuple[tuple[str, type, str], ...] = (
+    ("bias", OffsetBias, "table"),
+    ("key_table", OffsetKeys, "table"),
+    ("query_table", OffsetQueries, "table"),
+    ("value_table", OffsetValues, "table"),
+    ("query_levels", DistanceDecay, "query_levels"),
+    ("key_levels", DistanceDecay, "key_levels"),
+)
+"""Tensors of a problem, the terms that they come from, and the names there."""
 
 
 @dataclass(frozen=True)
@@ -171,12 +182,12 @@ def _places(kind: Kind, call: Call, problem: Problem, arguments: Arguments) -> d
     if len({0, *(tensor.data_ptr() for tensor in kind.tensors)}) <= len(kind.tensors):
         return None
     owners = {id(tensor): tensor for tensor in kind.tensors}
-    for name, of in (("bias", OffsetBias), ("key_table", OffsetKeys), ("value_table", OffsetValues)):
-        # A table may be a part of what was given.
-        tables = [term.table for term in call.terms if isinstance(term, of)]
+    for name, of, field in _PARTS:
+        # What is read may be a part of what was given.
+        given = [getattr(term, field) for term in call.terms if isinstance(term, of)]
         part = getattr(problem, name)
-        if len(tables) == 1 and part.untyped_storage().data_ptr() == tables[0].untyped_storage().data_ptr():
-            owners[id(part)] = tables[0]
+        if len(given) == 1 and part.untyped_storage().data_ptr() == given[0].untyped_storage().data_ptr():
+            owners[id(part)] = given[0]
     places: dict[int, tuple[int, int]] = {}
     for tensor in arguments.read:
         owner = owners.get(id(tensor))

@@ -21,7 +21,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 
 THREADS = 2
 """The index of the number of threads among the fields."""
 
-_LAYOUT = struct.Struct("=36q3d97q")
+_LAYOUT = struct.Struct("=39q3d131q")
 """Pointers and numbers, with scale, soft cap and dropout in between."""
 
 _ABSENT = (0, 0, 0, 0, 0, 0)
@@ -33,8 +33,8 @@ _FARTHEST = 2**62 + 2**61
 class Gradients:
     """Where the kernel puts gradients; None where one is not needed.
 
-    Tables' are (batch parts, row parts, heads, ...), those of keys, values and key factors (row parts, batch, ...),
-    those of queries and query factors (batch, ...), and that of ``dense`` (1 or batch, ...).
+    Tables' are (batch parts, row parts, heads, ...). Those of keys, values and what else has a row per key are (row
+    parts, batch, ...), those of queries and what else has a row per query (batch, ...). That of ``dense`` is like it.
     """
 
     query: Tensor | None = None
@@ -42,9 +42,14 @@ class Gradients:
     value: Tensor | None = None
     bias: Tensor | None = None
     key_table: Tensor | None = None
+    query_table: Tensor | None = None
     value_table: Tensor | None = None
+    key_table_factors: Tensor | None = None
+    query_table_factors: Tensor | None = None
     query_factors: Tensor | None = None
     key_factors: Tensor | None = None
+    query_levels: Tensor | None = None
+    key_levels: Tensor | None = None
     dense: Tensor | None = None
     grid_bias: Tensor | None = None
     sinks: Tensor | None = None
@@ -80,7 +85,8 @@ class Kept:
         batch, _, _, value_dim = problem.value.shape
         rows = batch * problem.heads * problem.n_q
         # All keys beyond a table's end share a vector, whose gradient sums what is wrong with all of their weights.
-        rounds = for_backward and problem.key_table is not None and problem.value.dtype != problem.dtype
+        vectors = problem.key_table is not None or problem.query_table is not None
+        rounds = for_backward and vectors and problem.value.dtype != problem.dtype
         numbers = 2 * rows
         if whole is None:
             whole = problem.value.new_empty(numbers + (rows * value_dim + 1) // 2 * rounds, dtype=problem.dtype)
@@ -102,7 +108,7 @@ def parts_of_backward(problem: Problem, needed: Sequence[str]) -> tuple[int, int
     """
     batch, key_heads = problem.value.shape[:2]
     parts = batch
-    if any(name in needed for name in ("bias", "key_table", "value_table", "grid_bias", "sinks")):
+    if any(name in needed for name in ("bias", "key_table", "query_table", "value_table", "grid_bias", "sinks")):
         parts = min(batch, -(-_TASKS // key_heads))
     if "dense" in needed and problem.dense is not None and len(problem.dense) < batch:
         parts = 1
@@ -143,21 +149,23 @@ class Arguments:
         batch, key_heads, n_k, value_dim = problem.value.shape
         query = problem.query
         head_dim = 0 if query is None else query.shape[3]
-        rank = 0 if problem.query_factors is None else problem.query_factors.shape[3]
+        factors = (problem.query_factors, problem.key_table_factors, problem.query_table_factors, problem.query_levels)
+        ranks = [0 if each is None else each.shape[3] for each in factors]
+        rank = ranks[0]
         threads = torch.get_num_threads()
         seed = 0 if problem.seed is None else int(problem.seed)
         least, most = problem.min_offset, problem.max_offset
         always = problem.always_within or (0, 0)
         self.data = _LAYOUT.pack(
             *(_LAYOUT.size, level, threads, backward is not None, poison),
-            *(batch, problem.heads, key_heads, problem.n_q, n_k, head_dim, value_dim, rank),
+            *(batch, problem.heads, key_heads, problem.n_q, n_k, head_dim, value_dim, *ranks),
             *(DTYPES[problem.value.dtype], *parts),
             *self._positions(problem),
             *(least is not None, most is not None, least or 0, most or 0, *always),
             *self._key_mask(problem.key_mask),
             self._whole_numbers(problem.query_documents),
             self._whole_numbers(problem.key_documents),
-            *(problem.scale, problem.softcap or 0.0, problem.dropout_p, seed),
+            *(problem.scale, problem.softcap or 0.0, problem.dropout_p, seed, 0),
             *self._tensor(query),
             *self._tensor(problem.key),
             *self._tensor(problem.value),
@@ -165,9 +173,13 @@ class Arguments:
             kept.log_sums.data_ptr(),
             0 if kept.rounded_off is None else kept.rounded_off.data_ptr(),
             *self._tables(problem),
+            *self._tensor(problem.key_table_factors),
+            *self._tensor(problem.query_table_factors),
             *self._tensor(problem.query_factors if rank else None),
             *self._tensor(problem.key_factors if rank else None),
-            *self._dense(problem.dense),
+            *self._tensor(problem.query_levels),
+            *self._tensor(problem.key_levels),
+            *self._dense(problem),
             *self._cells(problem),
             self._contiguous(problem.sinks),
             *self._backward(problem, backward),
@@ -191,13 +203,16 @@ class Arguments:
         strides = tensor.stride()
         return (self._keep(tensor), DTYPES[tensor.dtype], 0 if tensor.shape[0] == 1 else strides[0], *strides[1:])
 
-    def _dense(self, dense: Tensor | None) -> tuple[int, ...]:
-        return self._tensor(dense if dense is None or dense.dtype in DTYPES else dense.float())
+    def _dense(self, problem: Problem) -> tuple[int, ...]:
+        """Return the scores of pairs, and how many batch items share them."""
+        dense = problem.dense
+        if dense is None:
+            return *_ABSENT, 1
+        return *self._tensor(dense if dense.dtype in DTYPES else dense.float()), len(problem.value) // len(dense)
 
     def _positions(self, problem: Problem) -> tuple[int, ...]:
         """Return the fields from ``listed`` to ``rounding``."""
-        tables = problem.bias is not None or problem.key_table is not None or problem.value_table is not None
-        if not (tables or problem.limits_offsets):
+        if all(table is None for table in _tables_of(problem)) and not problem.limits_offsets:
             return 0, 0, 1, 0, 0, 0, 0, 0, 0
         queries, keys = problem.positions()
         if isinstance(queries, Positions) and isinstance(keys, Positions) and (keys.stride == 1 or keys.length <= 1):
@@ -218,7 +233,7 @@ class Arguments:
     def _tables(self, problem: Problem) -> tuple[int, ...]:
         """Return the pointers to the tables over offsets; then of each its length, its first offset, and its stride."""
         pointers, sizes = [], []
-        for table, first in zip((problem.bias, problem.key_table, problem.value_table), problem.first, strict=True):
+        for table, first in zip(_tables_of(problem), problem.first, strict=True):
             if table is None:
                 pointers.append(0)
                 sizes += [0, 0, 0]
@@ -240,7 +255,7 @@ class Arguments:
 
     def _backward(self, problem: Problem, given: Backward | None) -> tuple[int, ...]:
         if given is None:
-            return (*_ABSENT, 0, *_ABSENT * 3, *(0,) * 9)
+            return (*_ABSENT, 0, *_ABSENT * 3, *(0,) * 13)
         into = given.gradients
         return (
             *self._tensor(given.d_output),
@@ -248,17 +263,20 @@ class Arguments:
             *self._tensor(into.query),
             *self._tensor_of_parts(into.key),
             *self._tensor_of_parts(into.value),
-            *(
-                self._contiguous(each)
-                for each in (into.bias, into.key_table, into.value_table, into.grid_bias, into.sinks)
-            ),
-            *(self._contiguous(each) for each in (into.query_factors, into.key_factors, into.dense)),
-            1 if into.dense is None else len(into.dense),
+            *map(self._contiguous, (into.bias, into.key_table, into.query_table, into.value_table)),
+            *map(self._contiguous, (into.grid_bias, into.sinks)),
+            *map(self._contiguous, (into.key_table_factors, into.query_factors, into.query_levels)),
+            *map(self._contiguous, (into.query_table_factors, into.key_factors, into.key_levels)),
+            self._contiguous(into.dense),
         )
 
     def _tensor_of_parts(self, tensor: Tensor | None) -> tuple[int, ...]:
         """Return (row parts, batch, heads, n, dim) as one of row parts times batch."""
         return self._tensor(None if tensor is None else tensor.flatten(0, 1))
+
+
+def _tables_of(problem: Problem) -> tuple[Tensor | None, ...]:
+    return problem.bias, problem.key_table, problem.query_table, problem.value_table
 
 
 def _in_memory(tensor: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 // Softmax attention with position terms, forward and backward, in tiles of scores that never leave a core's cache. It is
 // compiled once for each set of instructions (LEVEL). The formulas are those of reference.py.
 //
-//   score_ij = softcap(scale <q_i, k_j>) + bias[o] + scale <q_i, key_table[o]> + <qf_i, kf_j> + dense_ij + cells[o']
+//   score_ij = softcap(scale <q_i, k_j>) + bias[o] + <f_i, key_table[o]> + <g_j, query_table[o]> + <qf_i, kf_j>
+//              - sum |ql_i - kl_j| + dense_ij + cells[o'], or with the soft cap over all of it;
+//              f and g are factors, or scale q and scale k
 //   out_i    = sum_j w_ij (v_j + value_table[o]),  w = dropout(softmax(score)),  o = offset of key j from query i
 //
 // For every block of queries and every tile of keys: multiply, add the terms, forbid, take the softmax (with a running
@@ -11,6 +13,7 @@
 // Nothing here may come from the standard library but what is compiled away: an object file of one level must not bring
 // functions that the linker could take for those of another.
 #include "limits.h"
+#include "mirror.h"
 
 namespace whereformer {
 namespace LEVEL {
@@ -23,30 +26,36 @@ template <class F> struct Attention {
   const Call& c;
   const bool backward;
   const int64_t group, dk, dv, rk, bq, bk, ld, keys_up, blocks;
+  const int64_t key_width, query_width;  // of the vectors of tables
   Line line, cell_line{};
   Limits<A> limits;
   uint8_t *runs = nullptr, *cell_runs = nullptr;
   Ends bias_ends, cell_ends;
   Vectors<A> key_vectors, value_vectors;
+  Mirror<A> query_vectors;
   const A minus_infinity = -(A)__builtin_inf();
 
   // Right factors: keys and values transposed, as they are, and factors
   Unit<F> *keys_turned = nullptr, *values_turned = nullptr, *keys_packed = nullptr, *values_packed = nullptr;
   F *keys_copy = nullptr, *values_copy = nullptr, *query_copy = nullptr, *gradient_copy = nullptr;
   A *factors_turned = nullptr, *factors_copy = nullptr, *query_factors = nullptr, *factors_turned_rows = nullptr, *d_factors = nullptr, *d_query_factors = nullptr;
+  // What the tables of vectors meet, where it is not the rows of queries and keys themselves, and its gradient
+  A *key_table_rows = nullptr, *key_table_turned = nullptr, *d_key_table_rows = nullptr;
+  A *query_table_rows = nullptr, *query_table_turned = nullptr, *d_query_table_rows = nullptr;
+  A *query_levels = nullptr, *key_levels = nullptr, *d_query_levels = nullptr, *d_key_levels = nullptr, *tile_levels = nullptr;
   A *bias = nullptr, *bias_sums = nullptr, *cells = nullptr, *cell_sums = nullptr;
   // Tiles: scores or weights, their gradient, the soft cap's tangents; for bfloat16 as pairs of rows and as rows
-  A *scores = nullptr, *gradients = nullptr, *tangents = nullptr;
+  A *scores = nullptr, *gradients = nullptr, *tangents = nullptr, *capped = nullptr;
   uint32_t *weight_pairs = nullptr, *gradient_pairs = nullptr;
   F *narrow_rows = nullptr;
   // Numbers of a block's rows
-  A *output = nullptr, *tops = nullptr, *totals = nullptr, *deltas = nullptr, *wide = nullptr, *gradient_wide_copy = nullptr, *wide_output = nullptr, *turned_wide = nullptr, *kept = nullptr, *block16 = nullptr;
+  A *output = nullptr, *tops = nullptr, *totals = nullptr, *deltas = nullptr, *gradient_wide_copy = nullptr, *wide_output = nullptr, *turned_wide = nullptr, *kept = nullptr, *block16 = nullptr;
   A *d_query = nullptr, *d_keys = nullptr, *d_values = nullptr;
   F *query_turned = nullptr, *gradient_turned = nullptr;
   uint32_t* pair_scratch = nullptr;
   // Where the rows of the head and block are
   Rows<F> query{}, value{}, key{}, d_output{};
-  Rows<A> wide_query{}, wide_gradient{};
+  Rows<A> key_table_left{}, query_table_left{}, wide_gradient{};
   int64_t b = 0, h = 0;
   bool in_place_query, in_place_key, in_place_value, in_place_gradient;
 
@@ -61,7 +70,8 @@ template <class F> struct Attention {
   Attention(const Call& call, Scratch& memory)
       : c(call), backward(call.backward != 0), group(call.heads / call.key_heads), dk(up(call.head_dim, 16 * step)), dv(up(call.value_dim, 16 * step)),
         rk(up(call.rank, 16)), bq(block_rows(call)), bk(smaller<int64_t>(512, up(call.n_k, 64))), ld(bk + 16), keys_up(up(call.n_k, 64)),
-        blocks((call.n_q + bq - 1) / bq), line{call.listed == 1, call.query_start, call.query_stride, call.key_start, nullptr, nullptr, nullptr},
+        blocks((call.n_q + bq - 1) / bq), key_width(call.key_rank ? call.key_rank : call.head_dim), query_width(call.query_rank ? call.query_rank : call.head_dim),
+        line{call.listed == 1, call.query_start, call.query_stride, call.key_start, nullptr, nullptr, nullptr},
         limits(call, line, memory, bk) {
     in_place_query = in_place(c.query, c.head_dim, dk), in_place_key = in_place(c.key, c.head_dim, dk);
     in_place_value = in_place(c.value, c.value_dim, dv), in_place_gradient = in_place(c.d_output, c.value_dim, dv);
@@ -84,10 +94,15 @@ template <class F> struct Attention {
     // The most offsets in a tile
     constexpr int64_t any = (int64_t)1 << 40;
     const int64_t most = c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1) + bk, any);
-    key_vectors.reserve(memory, {c.key_first, c.key_length}, c.head_dim, bq, most, true, backward, backward && c.d_key_table);
+    key_vectors.reserve(memory, {c.key_first, c.key_length}, key_width, bq, most, true, backward, backward && c.d_key_table);
+    query_vectors.reserve(memory, {c.query_first, c.query_length}, query_width, c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1), any), backward, backward && c.d_query_table);
+    if (key_vectors.on() && (c.key_rank || halves)) key_table_rows = memory.take<A>(bq * (c.key_rank ? up(c.key_rank, 16) : dk));
+    const bool copies_keys = query_vectors.on() && (c.query_rank || halves);
+    if (copies_keys) query_table_rows = memory.take<A>(keys_up * up(query_width, 16));
+    if (c.levels) query_levels = memory.take<A>(bq * c.levels), key_levels = memory.take<A>(c.levels * keys_up);
     value_vectors.reserve(memory, {c.value_first, c.value_length}, c.value_dim, bq, most, backward, true, backward && c.d_value_table);
-    if (halves && key_vectors.on()) wide = memory.take<A>(bq * dk);
     if (c.dropout_p > 0) kept = memory.take<A>(bk);
+    if (c.caps_terms && !backward) capped = memory.take<A>(ld);
     if (!backward) {
       output = memory.take<A>(bq * dv), tops = memory.take<A>(bq), totals = memory.take<A>(bq);
       if constexpr (halves) values_packed = memory.take<Unit<F>>(keys_up / 2 * dv), narrow_rows = memory.take<F>(bq * bk);
@@ -96,7 +111,7 @@ template <class F> struct Attention {
     values_turned = memory.take<Unit<F>>(keys_up * dv / step);
     gradients = memory.take<A>(bq * ld + 32);
     if (gradients) gradients += 16;
-    if (c.softcap) tangents = memory.take<A>(bq * ld);
+    if (c.softcap) tangents = memory.take<A>(bq * ld), capped = tangents;
     if (!in_place_gradient) gradient_copy = memory.take<F>(bq * dv);
     wide_output = memory.take<A>(bq * dv);
     if constexpr (halves) {
@@ -110,6 +125,11 @@ template <class F> struct Attention {
     d_query = memory.take<A>(bq * dk);
     d_keys = memory.take<A>(keys_up * dk), d_values = memory.take<A>(keys_up * dv);
     if (c.d_query_factors) d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk), factors_turned_rows = memory.take<A>(rk * up(bq, 16));
+    if (c.key_rank && c.d_key_table_factors) d_key_table_rows = memory.take<A>(bq * up(c.key_rank, 16));
+    if (c.key_rank && c.d_key_table) key_table_turned = memory.take<A>(up(c.key_rank, 16) * up(bq, 16));
+    if (query_vectors.on() && (c.query_rank ? c.d_query_table_factors != nullptr : c.d_key.data != nullptr)) d_query_table_rows = memory.take<A>(keys_up * up(query_width, 16));
+    if (copies_keys && c.d_query_table) query_table_turned = memory.take<A>(keys_up * up(query_width, 16));
+    if (c.d_query_levels) d_query_levels = memory.take<A>(bq * c.levels), d_key_levels = memory.take<A>(c.levels * keys_up), tile_levels = memory.take<A>(c.levels * bk);
     if (c.d_bias) bias_sums = memory.take<A>(bias_ends.pitch());
     if (c.d_cells) cell_sums = memory.take<A>(cell_ends.pitch());
   }
@@ -132,6 +152,7 @@ template <class F> struct Attention {
       pack_transposed<F>(key.at, key.pitch, c.n_k, dk, keys_turned);
     }
     value = rows_of(c.value, key_head, 0, c.n_k, c.value_dim, dv, in_place_value, values_copy);
+    if (query_vectors.on() && !c.query_rank) enter_keys_of_table(c.key, key_head);
     if (!backward) {
       if constexpr (halves) pack_pairs(value.at, value.pitch, c.n_k, dv, values_packed);
       return;
@@ -139,6 +160,17 @@ template <class F> struct Attention {
     pack_transposed<F>(value.at, value.pitch, c.n_k, dv, values_turned);
     if constexpr (halves) if (c.head_dim) pack_pairs(key.at, key.pitch, c.n_k, dk, keys_packed);
     zero(d_keys, keys_up * dk), zero(d_values, keys_up * dv);
+  }
+
+  // Prepares what the table of queries' vectors meets: keys, or factors of them.
+  void enter_keys_of_table(const Tensor& x, int64_t head) {
+    const int64_t depth = query_vectors.vectors.depth;
+    if (d_query_table_rows) zero(d_query_table_rows, keys_up * depth);
+    if constexpr (!halves) if (!query_table_rows) query_table_left = key;
+    if (!query_table_rows) return;
+    read_rows(x, b, head, 0, c.n_k, query_width, query_table_rows, depth);
+    query_table_left = {query_table_rows, depth};
+    if (query_table_turned) pack_transposed<A>(query_table_rows, depth, c.n_k, depth, query_table_turned);
   }
 
   Rows<F> rows_of(const Tensor& x, int64_t head, int64_t from, int64_t count, int64_t width, int64_t padded, bool as_it_is, F* copy) {
@@ -161,7 +193,19 @@ template <class F> struct Attention {
       cell_ends.pad(cells);
       if (cell_sums) zero(cell_sums, cell_ends.pitch());
     }
-    if (key_vectors.on()) key_vectors.enter((const A*)c.key_table + h * c.key_stride, c.head_dim);
+    if (key_vectors.on()) key_vectors.enter((const A*)c.key_table + h * c.key_stride, key_width);
+    if (query_vectors.on()) {
+      query_vectors.vectors.enter((const A*)c.query_table + h * c.query_table_stride, query_width);
+      if (c.query_rank) enter_keys_of_table(c.query_table_factors, h);
+    }
+    if (c.levels) {
+      zero(key_levels, c.levels * keys_up);
+      by_dtype(c.key_levels.dtype, c.key_levels.data, [&](const auto* data) {
+        for (int64_t j = 0; j < c.n_k; j++)
+          for (int64_t l = 0; l < c.levels; l++) copy_number(data[start_of(c.key_levels, b, h, j) + l * c.key_levels.stride[3]], key_levels[l * keys_up + j]);
+      });
+      if (d_key_levels) zero(d_key_levels, c.levels * keys_up);
+    }
     if (value_vectors.on()) value_vectors.enter((const A*)c.value_table + h * c.value_stride, c.value_dim);
     if (c.rank) {
       read_rows(c.key_factors, b, h, 0, c.n_k, c.rank, factors_copy, rk);
@@ -175,7 +219,12 @@ template <class F> struct Attention {
     limits.enter_block(t.i, t.rows);
     if (c.head_dim) query = rows_of(c.query, h, t.i, t.rows, c.head_dim, dk, in_place_query, query_copy);
     if (c.rank) read_rows(c.query_factors, b, h, t.i, t.rows, c.rank, query_factors, rk);
-    if (key_vectors.on()) wide_query = widened(c.query, query, t, c.head_dim, dk, wide);
+    if (key_vectors.on()) {
+      const int64_t depth = key_vectors.depth;
+      if (c.key_rank) read_rows(c.key_table_factors, b, h, t.i, t.rows, c.key_rank, key_table_rows, depth), key_table_left = {key_table_rows, depth};
+      else key_table_left = widened(c.query, query, t, c.head_dim, dk, key_table_rows);
+    }
+    if (c.levels) read_rows(c.query_levels, b, h, t.i, t.rows, c.levels, query_levels, c.levels);
   }
 
   // A block's rows in the dtype of scores
@@ -200,14 +249,14 @@ template <class F> struct Attention {
     if (key_vectors.on()) {
       key_vectors.look_at(least, most);
       sides.keys = line.listed ? 0 : key_vectors.part.side(least, most);
-      key_vectors.multiply(wide_query, t.rows, (A)c.scale);
+      key_vectors.multiply(key_table_left, t.rows, c.key_rank ? A(1) : (A)c.scale);
     }
     if (value_vectors.on()) value_vectors.look_at(least, most), sides.values = line.listed ? 0 : value_vectors.part.side(least, most);
     return sides;
   }
 
   // Whether something is added that only a pass of its own over a row can
-  bool adds_by_row() const { return c.cells || c.dense.data || (line.listed && (c.bias || key_vectors.on())); }
+  bool adds_by_row() const { return c.cells || c.dense.data || c.levels || (line.listed && (c.bias || key_vectors.on())); }
 
   // Calls f(first row, rows, first column, end of columns) for parts of a tile that have all allowed pairs: where causality or
   // a window cuts through it, a few rows reach fewer keys than all. Columns begin and end at multiples of 16.
@@ -242,7 +291,7 @@ template <class F> struct Attention {
     if (c.head_dim) multiply_rows(t, query, dk, keys_turned, scores);
     else for (int64_t i = 0; i < t.rows; i++) zero(scores + i * ld, t.width);
     A factor = c.head_dim ? (A)c.scale : A(1);
-    if (c.softcap) {
+    if (c.softcap && !c.caps_terms) {
       // Infinity times a score of 0 would be NaN.
       const A steep = sizeof(A) == 8 ? (A)(c.scale / c.softcap) : (A)between<double>(c.scale / c.softcap, -3e38, 3e38);
       for (int64_t i = 0; i < t.rows; i++) {
@@ -257,6 +306,13 @@ template <class F> struct Attention {
       factor = 1;
       product_of_panels<A>(t.rows, t.width, rk, query_factors, rk, factors_turned, rk, t.j, scores, ld, true);
     }
+    if (query_vectors.on()) {
+      // Products with keys lack the same factor as those of queries and keys, unless these have it already.
+      const bool both = !c.query_rank && !c.rank && (!c.softcap || c.caps_terms);
+      if (!both && factor != 1) for (int64_t i = 0; i < t.rows; i++) times_row(scores + i * ld, t.width, factor);
+      if (!both) factor = 1;
+      query_vectors.add(t, line, query_table_left, both || c.query_rank ? A(1) : (A)c.scale, scores, ld);
+    }
     return factor;
   }
   INLINE void times_row(A* s, int64_t width, A factor) { for (int64_t j = 0; j < width; j += L) store(s + j, load(s + j) * set(factor)); }
@@ -266,9 +322,14 @@ template <class F> struct Attention {
     if (line.listed && c.bias) add_listed(s, t, t.i + i, line, bias_ends, bias);
     if (line.listed && key_vectors.on()) add_listed(s, t, t.i + i, line, key_vectors.part, key_vectors.products + i * key_vectors.pitch);
     if (c.cells) add_listed(s, t, t.i + i, cell_line, cell_ends, cells);
+    for (int64_t l = 0; l < c.levels; l++) {
+      const Vec<A> level = set(query_levels[i * c.levels + l]);
+      const A* x = key_levels + l * keys_up + t.j;
+      for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) - size_of(level - load(x + j)));
+    }
     if (c.dense.data)
       by_dtype(c.dense.dtype, c.dense.data, [&](const auto* data) {
-        const auto* x = data + start_of(c.dense, b, h, t.i + i) + t.j * c.dense.stride[3];
+        const auto* x = data + start_of(c.dense, b / c.dense_shared, h, t.i + i) + t.j * c.dense.stride[3];
         if (c.dense.stride[3] == 1) for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j]);
         else for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j * c.dense.stride[3]]);
       });
@@ -298,6 +359,27 @@ template <class F> struct Attention {
   // Adds to a row of products what the terms add, and forbids; returns the largest score. Behind the row's ``span`` all is
   // forbidden, and what stands there has no meaning.
   A finish(const Tile& t, const Sides& sides, int64_t i, A factor, Span& span) {
+    const A top = finish_terms(t, sides, i, factor, span);
+    return c.caps_terms ? cap_row(t, i, span) : top;
+  }
+
+  // Caps a row of whole scores. What is forbidden stays so.
+  A cap_row(const Tile& t, int64_t i, Span span) {
+    A *s = scores + i * ld, *tangent = capped + (tangents ? i * ld : 0);
+    const Vec<A> never = set(minus_infinity), most = set((A)c.softcap);
+    __builtin_memcpy(tangent, s, sizeof(A) * t.width);
+    tanh_row(tangent + span.begin, span.end - span.begin, (A)(1 / c.softcap));
+    clear_around(tangent, t.width, span);
+    Vec<A> top = never;
+    for (int64_t j = span.begin; j < span.end; j += L) {
+      const Vec<A> x = where_equal(load(s + j), never, never, load(tangent + j) * most);
+      store(s + j, x);
+      top = larger_of(top, x);
+    }
+    return largest(top);
+  }
+
+  A finish_terms(const Tile& t, const Sides& sides, int64_t i, A factor, Span& span) {
     A* s = scores + i * ld;
     if (adds_by_row()) add_by_row(t, i, s, factor), factor = 1;
     Added<A> added[2];
@@ -460,6 +542,11 @@ template <class F> struct Attention {
       leave_head(part, row_part, d_sink, first);
     }
     const int64_t item = row_part * c.batch + b;
+    if (d_query_table_rows && !c.query_rank) {
+      const int64_t depth = query_vectors.vectors.depth;
+      for (int64_t j = 0; j < c.n_k; j++)
+        for (int64_t e = 0; e < depth; e++) d_keys[(j / 64 * dk + e) * 64 + j % 64] += d_query_table_rows[j * depth + e];
+    }
     if (c.d_key.data) write_transposed<A>(d_keys, c.n_k, c.head_dim, dk, c.d_key, item, key_head, (A)c.scale, block16);
     if (c.d_value.data) write_transposed<A>(d_values, c.n_k, c.value_dim, dv, c.d_value, item, key_head, A(1), block16);
   }
@@ -487,6 +574,9 @@ template <class F> struct Attention {
     if (c.head_dim) transpose_rows<F>(query.at, query.pitch, t.rows, dk, query_turned, pitch, pair_scratch);
     transpose_rows<F>(d_output.at, d_output.pitch, t.rows, dv, gradient_turned, pitch, pair_scratch);
     if (d_factors) transpose_rows<A>(query_factors, rk, t.rows, rk, factors_turned_rows, up(bq, 16), nullptr), zero(d_query_factors, bq * rk);
+    if (key_table_turned) transpose_rows<A>(key_table_rows, key_vectors.depth, t.rows, key_vectors.depth, key_table_turned, up(bq, 16), nullptr);
+    if (d_key_table_rows) zero(d_key_table_rows, t.rows * key_vectors.depth);
+    if (d_query_levels) zero(d_query_levels, t.rows * c.levels);
     zero(d_query, t.rows * dk);
   }
 
@@ -525,6 +615,11 @@ template <class F> struct Attention {
     if (across) weigh<true>(s, d, t.width, span, top, sums[i], delta, values);
     else weigh<false>(s, d, t.width, span, top, sums[i], delta, values);
     if (kept) for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) * load(kept + j));
+    if (c.caps_terms)
+      for (int64_t j = 0; j < t.width; j += L) {
+        const Vec<A> x = load(tangents + i * ld + j), y = load(d + j);
+        store(d + j, y - y * x * x);
+      }
   }
 
   void differentiate(const Tile& t) {
@@ -543,13 +638,33 @@ template <class F> struct Attention {
       if (value_vectors.on()) collect_row(t, i, s, value_vectors);
       if (bias_sums && line.listed) collect_listed(d, t, t.i + i, line, bias_ends, bias_sums);
       if (cell_sums) collect_listed(d, t, t.i + i, cell_line, cell_ends, cell_sums);
+      if (d_query_levels) collect_levels(t, i, d);
       if (c.d_dense) {
-        A* to = (A*)c.d_dense + (((c.d_dense_batch > 1 ? b : 0) * c.heads + h) * c.n_q + t.i + i) * c.n_k + t.j;
+        A* to = (A*)c.d_dense + ((b / c.dense_shared * c.heads + h) * c.n_q + t.i + i) * c.n_k + t.j;
         for (int64_t j = 0; j < t.real; j++) to[j] += d[j];
       }
     }
     if (bias_sums && !line.listed) collect_bias(t, sides.bias);
+    if (d_query_levels)
+      for (int64_t l = 0; l < c.levels; l++)
+        for (int64_t j = 0; j < t.real; j++) d_key_levels[l * keys_up + t.j + j] += tile_levels[l * bk + j];
     add_products(t);
+  }
+
+  // The levels' part of a row's gradient: -d sign(query's - key's) for the query, and the opposite for the key
+  void collect_levels(const Tile& t, int64_t i, const A* d) {
+    for (int64_t l = 0; l < c.levels; l++) {
+      const Vec<A> level = set(query_levels[i * c.levels + l]);
+      const A* x = key_levels + l * keys_up + t.j;
+      A* to = tile_levels + l * bk;
+      Vec<A> sum = set(A(0));
+      for (int64_t j = 0; j < t.width; j += L) {
+        const Vec<A> signed_ = signed_like(level - load(x + j), load(d + j));
+        sum = sum + signed_;
+        store(to + j, i == 0 ? signed_ : load(to + j) + signed_);
+      }
+      d_query_levels[i * c.levels + l] -= total(sum);
+    }
   }
 
   void collect_bias(const Tile& t, int side) {
@@ -577,10 +692,13 @@ template <class F> struct Attention {
     }
     if (key_vectors.on()) {
       key_vectors.fold(t.rows);
-      key_vectors.add_to(d_query, dk, t.rows);
-      if (c.d_key_table) key_vectors.learn(turned(wide_query, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch, t.rows);
+      if (!c.key_rank) key_vectors.add_to(d_query, dk, t.rows);
+      else if (d_key_table_rows) key_vectors.add_to(d_key_table_rows, key_vectors.depth, t.rows);
+      if (key_table_turned) key_vectors.learn(key_table_turned, up(bq, 16), t.rows);
+      else if (c.d_key_table) key_vectors.learn(turned(key_table_left, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch, t.rows);
     }
-    if (tangents)  // The cap holds for products of queries and keys alone.
+    if (query_vectors.on()) query_vectors.collect(t, line, gradients, ld, turned_keys_of_table(), d_query_table_rows);
+    if (tangents && !c.caps_terms)  // The cap holds for products of queries and keys alone.
       for (int64_t i = 0; i < t.rows; i++)
         for (int64_t j = 0; j < t.width; j += L) {
           const Vec<A> x = load(tangents + i * ld + j), d = load(gradients + i * ld + j);
@@ -599,6 +717,12 @@ template <class F> struct Attention {
     if (c.d_value.data) product_to_panels<F>(dv, t.width, rows, gradient_turned, pitch, weights, units, d_values, dv, t.j);
     if (c.d_key.data) product_to_panels<F>(dk, t.width, rows, query_turned, pitch, changes, units, d_keys, dk, t.j);
     if (c.d_query.data) multiply_keys(t, dk, left, left_pitch, right, right_pitch, d_query, true);
+  }
+
+  // What the table of queries' vectors meets as columns, in panels
+  const A* turned_keys_of_table() const {
+    if constexpr (halves) return query_table_turned;
+    else return query_table_rows ? query_table_turned : keys_turned;
   }
 
   // A block's rows as columns in the dtype of scores; those in the inputs' dtype are there already.
@@ -628,7 +752,11 @@ template <class F> struct Attention {
   void leave_block(const Tile& t) {
     for (int64_t i = 0; i < t.rows; i++) {
       if (c.d_query.data) write_row(c.d_query, b, h, t.i + i, c.head_dim, d_query + i * dk, (A)c.scale);
-      if (d_factors) __builtin_memcpy((A*)c.d_query_factors + ((b * c.heads + h) * c.n_q + t.i + i) * c.rank, d_query_factors + i * rk, sizeof(A) * c.rank);
+      const int64_t row = (b * c.heads + h) * c.n_q + t.i + i;
+      auto put = [&](void* out, const A* from, int64_t width, int64_t pitch) { __builtin_memcpy((A*)out + row * width, from + i * pitch, sizeof(A) * width); };
+      if (d_factors) put(c.d_query_factors, d_query_factors, c.rank, rk);
+      if (d_key_table_rows) put(c.d_key_table_factors, d_key_table_rows, c.key_rank, key_vectors.depth);
+      if (d_query_levels) put(c.d_query_levels, d_query_levels, c.levels, c.levels);
     }
   }
 
@@ -643,10 +771,21 @@ template <class F> struct Attention {
     if (bias_sums) put_table(c.d_bias, bias_sums, bias_ends);
     if (cell_sums) put_table(c.d_cells, cell_sums, cell_ends);
     if (c.d_sinks) { A* to = (A*)c.d_sinks + place; *to = first ? d_sink : *to + d_sink; }
-    if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * c.head_dim, c.head_dim, (A)c.scale, first);
+    if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width, c.key_rank ? A(1) : (A)c.scale, first);
+    if (c.d_query_table) {
+      const Vectors<A>& vectors = query_vectors.vectors;
+      vectors.put_gradient((A*)c.d_query_table + place * vectors.whole.length * query_width, query_width, c.query_rank ? A(1) : (A)c.scale, first);
+    }
+    const int64_t rows = ((row_part * c.batch + b) * c.heads + h) * c.n_k;
+    if (d_query_table_rows && c.query_rank)
+      for (int64_t j = 0; j < c.n_k; j++)
+        __builtin_memcpy((A*)c.d_query_table_factors + (rows + j) * c.query_rank, d_query_table_rows + j * query_vectors.vectors.depth, sizeof(A) * c.query_rank);
+    if (d_key_levels)
+      for (int64_t j = 0; j < c.n_k; j++)
+        for (int64_t l = 0; l < c.levels; l++) ((A*)c.d_key_levels)[(rows + j) * c.levels + l] = d_key_levels[l * keys_up + j];
     if (c.d_value_table) value_vectors.put_gradient((A*)c.d_value_table + place * value_vectors.whole.length * c.value_dim, c.value_dim, A(1), first);
     if (d_factors) {
-      A* to = (A*)c.d_key_factors + ((row_part * c.batch + b) * c.heads + h) * c.n_k * c.rank;
+      A* to = (A*)c.d_key_factors + rows * c.rank;
       const Tensor out{(char*)to, DTYPE<A>, {0, 0, c.rank, 1}};
       write_transposed<A>(d_factors, c.n_k, c.rank, rk, out, 0, 0, A(1), block16);
     }

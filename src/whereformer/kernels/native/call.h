@@ -22,6 +22,8 @@ struct Call {
   int64_t poison;    // whether to fill scratch memory with NaN, for tests
 
   int64_t batch, heads, key_heads, n_q, n_k, head_dim, value_dim, rank;  // head_dim 0: no query; rank: of the factors
+  int64_t key_rank, query_rank;  // of the factors of the tables of vectors; 0: they meet queries, and keys
+  int64_t levels;                // the number of levels of each query and key
   int64_t dtype;                    // of query, key, value and output
   int64_t batch_parts, row_parts;   // the parts whose gradients are summed one by one; they do not depend on threads
 
@@ -40,30 +42,36 @@ struct Call {
 
   double scale, softcap, dropout_p;  // softcap 0: none
   int64_t seed;                      // of dropout
+  int64_t caps_terms;                // whether the soft cap is over the terms too
 
   Tensor query, key, value, output;  // output is read by the backward
   void* log_sums;                    // (2, batch, heads, n_q) sums
   void* rounded_off;                 // null, or what rounding took from the output, (batch, heads, n_q, value_dim) in its dtype
 
-  const void *bias, *key_table, *value_table;  // (heads, T), (heads or 1, T, head_dim), (heads or 1, T, value_dim)
-  int64_t bias_length, bias_first, bias_stride, key_length, key_first, key_stride, value_length, value_first, value_stride;  // of heads
-  Tensor query_factors, key_factors;  // (1 or batch, heads, n, rank) sums
-  Tensor dense;                       // (1 or batch, heads, n_q, n_k) in any dtype; without one, data is null
+  // Tables: (heads, T), and (heads or 1, T, dim). That of keys meets queries or factors of them, that of queries keys or factors.
+  const void *bias, *key_table, *query_table, *value_table;
+  int64_t bias_length, bias_first, bias_stride, key_length, key_first, key_stride;  // strides are from head to head
+  int64_t query_length, query_first, query_table_stride, value_length, value_first, value_stride;
+  Tensor key_table_factors, query_table_factors;  // (1 or batch, heads, n_q, key_rank), (1 or batch, heads, n_k, query_rank) sums
+  Tensor query_factors, key_factors;              // (1 or batch, heads, n, rank) sums
+  Tensor query_levels, key_levels;                // (1 or batch, heads, n, levels) sums
+  Tensor dense;          // (items, heads, n_q, n_k) in any dtype; without one, data is null
+  int64_t dense_shared;  // so many neighboring batch items share one of its items
   const void* cells;                  // (heads, T), a table between cells of grids, read at the offsets of their own lists
   const int64_t *query_cells, *key_cells;
   int64_t cells_length, cells_first;
   const void* sinks;  // (heads,)
 
   // The backward: null pointers where a gradient is not needed. Those of tables are (batch_parts, row_parts, heads, ...),
-  // those of keys, values and key factors (row_parts, batch, ...) in float32 or wider, of query and query factors as they
-  // are. ``d_dense`` is (1 or batch, heads, n_q, n_k) and begins as zeros.
+  // those of keys, values and what else has a row per key (row_parts, batch, ...) in float32 or wider, of query and what else
+  // has a row per query as they are. ``d_dense`` is like ``dense`` and begins as zeros.
   Tensor d_output;
   const void* d_log_sums;  // (batch, heads, n_q) sums, or null
   Tensor d_query, d_key, d_value;
-  void *d_bias, *d_key_table, *d_value_table, *d_cells, *d_sinks;
-  void *d_query_factors, *d_key_factors;  // (batch, heads, n_q, rank); (row_parts, batch, heads, n_k, rank)
+  void *d_bias, *d_key_table, *d_query_table, *d_value_table, *d_cells, *d_sinks;
+  void *d_key_table_factors, *d_query_factors, *d_query_levels;    // (batch, heads, n_q, numbers)
+  void *d_query_table_factors, *d_key_factors, *d_key_levels;      // (row_parts, batch, heads, n_k, numbers)
   void* d_dense;
-  int64_t d_dense_batch;  // 1 or batch
 };
 
 // One set of instructions: computes part ``task`` of a call, and says how many there are. The functions return 0, or 1 if

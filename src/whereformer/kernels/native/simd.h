@@ -121,6 +121,17 @@ template <class E> INLINE Vec<E> within(int64_t j, int64_t low, int64_t high, Ve
 // x where ``flags`` is not zero, else y
 template <class E> INLINE Vec<E> where(Vec<E> flags, Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] = flags.p[i_] != Part<E>{} ? x.p[i_] : y.p[i_]; return x; }
 
+// |x|, and y with the sign of x, which is 0 where x is
+template <class E> INLINE Vec<E> size_of(Vec<E> x) { EACH(E) x.p[i_] = x.p[i_] < Part<E>{} ? -x.p[i_] : x.p[i_]; return x; }
+template <class E> INLINE Vec<E> signed_like(Vec<E> x, Vec<E> y) {
+  const Part<E> zero{};
+  EACH(E) y.p[i_] = x.p[i_] > zero ? y.p[i_] : x.p[i_] < zero ? -y.p[i_] : zero;
+  return y;
+}
+
+// x where ``a`` and ``b`` are equal, else y
+template <class E> INLINE Vec<E> where_equal(Vec<E> a, Vec<E> b, Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] = a.p[i_] == b.p[i_] ? x.p[i_] : y.p[i_]; return x; }
+
 template <class E> INLINE E total(Vec<E> x) {
   Part<E> y = x.p[0];
   UNROLL for (int i = 1; i < Vec<E>::N; i++) y += x.p[i];

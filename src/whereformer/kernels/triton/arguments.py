@@ -371,15 +371,15 @@ def _ranks(positions: Tensor) -> Tensor:
 
 def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     """Return what makes the problem's scores; the gradient kernels also need the output's gradient."""
-    tables = (problem.bias, problem.key_table, problem.value_table)
+    tables = (problem.bias, problem.key_table, problem.query_table, problem.value_table)
     spans = [(first, table.shape[1]) for first, table in zip(problem.first, tables, strict=True) if table is not None]
     first = last = None
     # If some pairs read beyond the ends of one table, the span is that of all: beyond it, every table is constant.
     if not all(_covers(problem, *span) for span in spans):
         first, last = min(first for first, _ in spans), max(first + length - 1 for first, length in spans)
     key_products = value_products = None
-    if problem.key_table is not None and problem.query is not None:
-        key_products = (problem.query.float() @ (problem.key_table * (problem.scale * LOG2E)).mT).contiguous()
+    if problem.key_table is not None:
+        key_products = (key_table_rows(problem) @ (problem.key_table * LOG2E).mT).contiguous()
     if problem.value_table is not None and d_out is not None:
         value_products = (d_out.float() @ problem.value_table.mT).contiguous()
     return Terms(
@@ -388,9 +388,17 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
         span=TableSpan(first, last),
         bias=_bias_table(problem),
         key_table=_vector_table(key_products, problem.key_table, problem.first[1]),
-        value_table=_vector_table(value_products, problem.value_table, problem.first[2]),
+        value_table=_vector_table(value_products, problem.value_table, problem.first[3]),
         dense=pair_matrix(problem.dense, problem.value.shape[0]),
     )
+
+
+def key_table_rows(problem: Problem) -> Tensor:
+    """Return what the vectors of ``key_table`` meet, (batch, heads, n_q, dim), in float32."""
+    if problem.key_table_factors is not None:
+        return problem.key_table_factors.expand(problem.value.shape[0], -1, -1, -1)
+    assert problem.query is not None
+    return problem.query.float() * problem.scale
 
 
 def _scale_of(problem: Problem) -> Scale:
@@ -454,6 +462,9 @@ def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
                 problem,
                 query=None if problem.query is None else problem.query[:, :, rows],
                 query_factors=None if problem.query_factors is None else problem.query_factors[:, :, rows],
+                key_table_factors=(
+                    None if problem.key_table_factors is None else problem.key_table_factors[:, :, rows]
+                ),
                 dense=None if problem.dense is None else problem.dense[:, :, rows],
                 query_positions=None if problem.query_positions is None else problem.query_positions[..., rows],
                 query_documents=None if problem.query_documents is None else problem.query_documents[:, rows],

@@ -25,6 +25,7 @@ from .arguments import (
     constant,
     dropout_seeds_of,
     inputs_of,
+    key_table_rows,
     new_ends,
     new_rows,
     norm_of,
@@ -110,7 +111,7 @@ class Backward:
     def _run_deterministic_kernels(self) -> None:
         for problem, rows in self.parts:
             part = self._part(problem, rows)
-            if self.needs("query", "query_factors", "bias", "key_table", "value_table"):
+            if self.needs("query", "query_factors", "key_table_factors", "bias", "key_table", "value_table"):
                 self._query_gradients(part)
             if self.needs("key", "value", "key_factors"):
                 self._key_gradients(part)
@@ -189,7 +190,7 @@ class Backward:
 
         needs_bias = self.needs("bias") and not bias_covers(problem)
         bias_rows = rows_of(problem.bias, needs_bias and problem.query_positions is not None)
-        key_rows = rows_of(problem.key_table, self.needs("key_table", "query"))
+        key_rows = rows_of(problem.key_table, self.needs("key_table", "key_table_factors", "query"))
         value_rows = rows_of(problem.value_table, self.needs("value_table"))
         bias_ends, key_ends, value_ends = (
             new_ends(d_out, self.heads, problem.n_q) if needed else None
@@ -216,18 +217,14 @@ class Backward:
                 left, right = bias_ends.sum((0, 3)).unbind(1)
                 d_bias[:, 0] += left
                 d_bias[:, -1] += right
-        key_table, query = problem.key_table, problem.query
-        if (
-            key_ends is not None
-            and key_rows is not None
-            and d_key_table is not None
-            and key_table is not None
-            and query is not None
-        ):
+        key_table = problem.key_table
+        if key_ends is not None and key_rows is not None and d_key_table is not None and key_table is not None:
             found = by_column(key_ends, key_rows, key_table.shape[1])
-            if d_query is not None:
+            if (d_table_factors := self.sums["key_table_factors"]) is not None:
+                d_table_factors[:, :, rows] += found @ key_table
+            elif d_query is not None:
                 d_query[:, :, rows] += found @ (key_table * problem.scale)
-            d_key_table += _fold(found.mT @ (query.float() * problem.scale), d_key_table)
+            d_key_table += _fold(found.mT @ key_table_rows(problem), d_key_table)
         if value_ends is not None and value_rows is not None and d_value_table is not None:
             found = by_column(value_ends, value_rows, d_value_table.shape[1])
             d_value_table += _fold(found.mT @ d_out.float(), d_value_table)
