@@ -746,13 +746,10 @@ def test_a_failed_attach_leaves_the_model_alone(monkeypatch):
 FUNNEL = {"vocab_size": 50, "block_sizes": [1, 1], "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32}
 
 
-# Importing DeBERTa scripts functions in older releases of transformers.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "model",
     [
         lambda: transformers.FunnelModel(transformers.FunnelConfig(**FUNNEL)),
-        lambda: transformers.DebertaV2Model(transformers.DebertaV2Config(**SIZES)),
         lambda: transformers.MPNetModel(transformers.MPNetConfig(**SIZES)),
         lambda: Encoder(EncoderConfig(vocab_size=50, hidden_size=16, num_attention_heads=2, blocks="1")),
     ],

@@ -11,11 +11,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
 from ...positions import Position, build_position, method_names
+from ...positions.none import NoPosition
 from .found import AttentionCall, around, by_stack, record_calls, set_implementation
 from .hooks import NAME, Enter, Start
 from .images import CheckImage, check_grid, grid_options
 from .interface import layer_is_causal
+from .kinds import serve
 from .own import OwnBias, own_table, switches, takes_bias
+from .served import is_served
 from .undo import Undo
 
 _UNDO = "_whereformer_undo"
@@ -30,13 +33,15 @@ def attach(
     pass. Cross-attention has no positions and stays as it is. In a model with an encoder and a decoder, each gets its
     own method. Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say.
 
-    T5's own relative biases become a table over offsets instead of a matrix, so ``attach(t5, "none")`` is the same
-    model with less memory. Sliding windows (ModernBERT, Mistral, Gemma), soft caps (Gemma 2), sinks (GPT-OSS) and
-    grouped heads stay what they are, without matrices or copies; other masks than padding stay matrices, and so do
-    windows in compiled code. A query that may not attend to anything gets zeros; transformers averages all values.
+    Relative positions that a model computes itself become tables over offsets instead of matrices, so ``attach(t5,
+    "none")`` is the same model with less memory; the guide lists these models. Sliding windows (ModernBERT, Mistral,
+    Gemma), soft caps (Gemma 2), sinks (GPT-OSS) and grouped heads stay what they are, without matrices or copies. Other
+    masks than padding stay matrices, and so do windows in compiled code. A query that may not attend to anything gets
+    zeros; transformers averages all values.
 
     Args:
-        model: any text or image model that dispatches its attention through transformers' ``AttentionInterface``.
+        model: any model of text, images or sound that dispatches its attention through transformers'
+            ``AttentionInterface``, and those that the guide lists.
         position: a method that acts in attention, several joined by "+", or a pattern over layers such as
             "rope/rope/rope/none"; "none" adds nothing.
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
@@ -53,7 +58,8 @@ def attach(
     Raises:
         TypeError: if ``model`` is not a PreTrainedModel, or for an option that the method does not have.
         ValueError: for an unknown method, or one that does not act in attention; for a model that does not dispatch its
-            attention, already has a method, or whose positions cannot be switched off.
+            attention and is not of a kind that the guide lists, already has a method, or whose positions cannot be
+            switched off.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
@@ -61,40 +67,10 @@ def attach(
         raise TypeError(f"position: expected the name of a method, got {type(position).__name__}")
     if any(hasattr(module, NAME) for module in model.modules() if isinstance(module, PreTrainedModel)):
         raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
-    calls = record_calls(model)
-    if not calls:
-        raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
-    grouped = by_stack(model, calls)
-    if not grouped:
-        raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
-    if keep_absolute and "t5" in method_names(position) and any(own_table(call.module) for call in calls):
-        raise InputError(
-            "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
-        )
-    stacks = [Stack(stack, own, position, position_options) for stack, own in grouped]
-    own = [] if keep_absolute else switches(model)
-    if not (keep_absolute or own):
-        raise InputError("keep_absolute", f"{type(model).__name__} has no positions of a kind that can be switched off")
-
     undo = Undo()
     try:
-        for switch_off in own:
-            switch_off(undo)
-        for stack in stacks:
-            stack.attach(undo)
-        for module in {id(call.module): call.module for call in calls}.values():
-            if takes_bias(module):
-                undo.add(module.register_forward_pre_hook(OwnBias(module), with_kwargs=True).remove)
-        arrived = [call for call in record_calls(model) if call.received is not None]
-        if len(arrived) < sum(len(stack.calls) for stack in stacks):
-            raise InputError(
-                "model", f"{type(model).__name__} does not hand keyword arguments to its attention function"
-            )
-        for stack in stacks:
-            # Whichever part takes the images: the model, one inside it, or the stack.
-            for part in around(model, stack.stack) if stack.has_grid else ():
-                check = CheckImage(stack.stack.config)
-                undo.add(part.register_forward_pre_hook(check, with_kwargs=True).remove)
+        serve(model, undo)
+        _attach(model, position, keep_absolute, position_options, undo)
     except Exception:
         undo.run()
         raise
@@ -107,6 +83,44 @@ def attach(
     undo.add(delattr, model.config, NAME)
     setattr(model, _UNDO, undo)
     return model
+
+
+def _attach(
+    model: PreTrainedModel, position: str, keep_absolute: bool, position_options: dict[str, Any], undo: Undo
+) -> None:
+    """Do what :func:`attach` says; ``undo`` gets what takes it back, as far as it got."""
+    calls = record_calls(model)
+    if not calls:
+        raise InputError("model", f"{type(model).__name__} does not dispatch attention through AttentionInterface")
+    grouped = by_stack(model, calls)
+    if not grouped:
+        raise InputError("model", f"{type(model).__name__} has no layer in which tokens attend to one another alone")
+    if keep_absolute and "t5" in method_names(position) and any(own_table(call.module) for call in calls):
+        raise InputError(
+            "position", "the model has T5's biases of its own; 'none' keeps them, keep_absolute=False draws new ones"
+        )
+    stacks = [Stack(stack, own, position, position_options) for stack, own in grouped]
+    if not keep_absolute and any(map(is_served, model.modules())):
+        raise InputError("keep_absolute", f"{type(model).__name__} computes positions in its attention, which stay")
+    own = [] if keep_absolute else switches(model)
+    if not (keep_absolute or own):
+        raise InputError("keep_absolute", f"{type(model).__name__} has no positions of a kind that can be switched off")
+
+    for switch_off in own:
+        switch_off(undo)
+    for stack in stacks:
+        stack.attach(undo)
+    for module in {id(call.module): call.module for call in calls}.values():
+        if takes_bias(module):
+            undo.add(module.register_forward_pre_hook(OwnBias(module), with_kwargs=True).remove)
+    arrived = [call for call in record_calls(model) if call.received is not None]
+    if len(arrived) < sum(len(stack.calls) for stack in stacks):
+        raise InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
+    for stack in stacks:
+        # Whichever part takes the images: the model, one inside it, or the stack.
+        for part in around(model, stack.stack) if stack.has_grid else ():
+            check = CheckImage(stack.stack.config)
+            undo.add(part.register_forward_pre_hook(check, with_kwargs=True).remove)
 
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
@@ -124,10 +138,6 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     undo.run()
     delattr(model, _UNDO)
     return model
-
-
-def _without_keywords(model: PreTrainedModel) -> InputError:
-    return InputError("model", f"{type(model).__name__} does not hand keyword arguments to its attention function")
 
 
 def _takes_keywords(module: nn.Module) -> bool:
@@ -150,11 +160,11 @@ class Stack:
         self.stack = stack
         self.calls = calls
         config = stack.config
-        if not (_takes_keywords(stack) and all(_takes_keywords(call.module) for call in calls)):
-            raise _without_keywords(stack)
-        if len({(call.num_heads, call.head_dim) for call in calls}) > 1:
-            raise InputError("model", f"the layers of {type(stack).__name__} differ in their heads")
         modules = list({id(call.module): call.module for call in calls}.values())
+        for module in modules:
+            if not is_served(module) and not _takes_keywords(module):
+                name = type(module).__name__
+                raise InputError("model", f"{name} does not hand keyword arguments to its attention function")
         sizes = {
             "hidden_size": config.hidden_size,
             "num_heads": calls[0].num_heads,
@@ -167,6 +177,10 @@ class Stack:
         }
         grid = grid_options(config, calls[0].n_q, name)
         self.position = build_position(name, **{**sizes, **grid, **options})
+        if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not isinstance(self.position, NoPosition):
+            raise InputError(
+                "position", f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
+            )
         self.has_grid = bool(grid)
         if grid:
             check_grid(self.position, calls[0].n_q)
@@ -190,9 +204,10 @@ class Stack:
         for layer, call in enumerate(self.calls):
             layers.setdefault(id(call.module), []).append(layer)
         counted = len(layers) < len(self.calls)
-        start = Start([part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
-        undo.add(stack.register_forward_pre_hook(start, with_kwargs=True).remove)
+        if _takes_keywords(stack):
+            start = Start([part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
+            undo.add(stack.register_forward_pre_hook(start, with_kwargs=True).remove)
         for call in self.calls:
             if (own := layers.pop(id(call.module), None)) is not None:
-                enter = Enter(tuple(own), counted)
+                enter = Enter(stack, tuple(own), counted)
                 undo.add(call.module.register_forward_pre_hook(enter, with_kwargs=True).remove)

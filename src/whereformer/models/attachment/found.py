@@ -13,6 +13,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from ...errors import InputError
 from .hooks import PROBE, LayerInput
 from .interface import check_options
+from .served import is_served
 from .undo import Undo
 
 
@@ -57,7 +58,7 @@ def _probe(
 @torch.no_grad()
 def record_calls(model: PreTrainedModel) -> list[AttentionCall]:
     """Record the attention calls of one small forward, in order; none if the model does not dispatch them."""
-    if not model._can_set_attn_implementation():
+    if not (model._can_set_attn_implementation() or any(map(is_served, model.modules()))):
         return []
     training = [module for module in model.modules() if module.training]
     undo = Undo()
@@ -80,19 +81,40 @@ def record_calls(model: PreTrainedModel) -> list[AttentionCall]:
 
 def _example(model: PreTrainedModel) -> dict[str, Tensor]:
     """Build a small input. Encoder and decoder get different lengths, which identify cross-attention."""
-    config = model.config
-    if model.main_input_name == "pixel_values":
-        size = config.image_size
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        shape = (1, config.num_channels, height, width)
-        return {"pixel_values": torch.zeros(shape, device=model.device, dtype=model.dtype)}
-    if model.main_input_name != "input_ids":
-        raise InputError("model", f"expected one of text or images, got one of {model.main_input_name}")
+    config, name = model.config, model.main_input_name
     token = 1 if getattr(config, "pad_token_id", None) == 0 else 0
-    inputs = {"input_ids": torch.full((1, 5), token, device=model.device)}
+    if name == "input_ids":
+        inputs = {name: torch.full((1, 5), token, device=model.device)}
+    else:
+        inputs = {name: torch.zeros(1, *_example_shape(name, config), device=model.device, dtype=model.dtype)}
     if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.full((1, 3), token, device=model.device)
     return inputs
+
+
+def _example_shape(name: str, config: Any) -> tuple[int, ...]:
+    """Return the shape of a small image or sound, without the batch."""
+    if name == "pixel_values":
+        size = config.image_size
+        return (config.num_channels, *(size if isinstance(size, list | tuple) else (size, size)))
+    config = getattr(config, "encoder_config", config)
+    bins = getattr(config, "num_mel_bins", None)
+    if name == "input_values" and hasattr(config, "conv_stride"):
+        samples = 5  # what convolutions make this number of
+        for kernel, stride in reversed(list(zip(config.conv_kernel, config.conv_stride, strict=True))):
+            samples = (samples - 1) * stride + kernel
+        return (samples,)
+    if name == "input_values" and bins and hasattr(config, "max_length"):
+        return config.max_length, bins
+    if name == "input_features" and bins and hasattr(config, "max_source_positions"):
+        return bins, 2 * config.max_source_positions
+    if name == "input_features":
+        width = getattr(config, "feature_projection_input_dim", bins)
+        if width is None and hasattr(config, "input_feat_per_channel"):
+            width = config.input_feat_per_channel * config.input_channels
+        if width is not None:
+            return 40, width  # enough for convolutions that make one of eight
+    raise InputError("model", f"expected one of text, images or sound of a known form, got one of {name}")
 
 
 def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
@@ -104,8 +126,12 @@ def set_implementation(model: PreTrainedModel, name: str, undo: Undo) -> None:
         undo.add(setattr, config, field, getattr(config, field))
     # Before some version of transformers, a model leaves the configs of its encoder and decoder alone.
     for part in parts:
-        if part.config._attn_implementation != name:
+        if part.config._attn_implementation == name:
+            continue
+        if part._can_set_attn_implementation():
             part.set_attn_implementation(name)
+        else:
+            setattr(part.config, field, name)  # for its layers that are served
 
 
 def by_stack(model: PreTrainedModel, calls: list[AttentionCall]) -> list[tuple[PreTrainedModel, list[AttentionCall]]]:

@@ -82,9 +82,16 @@ class Start:
 
 
 class Enter:
-    """A hook that runs before a self-attention layer and passes it its number."""
+    """A hook that runs before a self-attention layer and passes it its number.
 
-    def __init__(self, layers: tuple[int, ...], counted: bool) -> None:
+    Args:
+        stack: the model that has the method.
+        layers: the layer's numbers, one for each of its passes.
+        counted: whether the layers that ran before have to be counted to tell the pass.
+    """
+
+    def __init__(self, stack: Any, layers: tuple[int, ...], counted: bool) -> None:
+        self.stack = stack
         self.layers = layers
         self.counted = counted
 
@@ -93,12 +100,16 @@ class Enter:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         forward = kwargs.get("whereformer_forward")
         if forward is None:
-            raise RuntimeError(f"whereformer: {type(module).__name__} ran outside of the model it was attached to")
-        if module.config._attn_implementation not in (NAME, PROBE):
+            # The stack gives its layers no keyword arguments, or the layer runs alone. It then shares nothing.
+            if self.counted:
+                raise RuntimeError(f"whereformer: {type(module).__name__} ran outside of the model it was attached to")
+            forward = StackForward(getattr(self.stack, NAME), share=False)
+        config = getattr(module, "config", self.stack.config)
+        if config._attn_implementation not in (NAME, PROBE):
             # Another attention function would silently ignore the positions.
             raise RuntimeError(
                 f"attn_implementation: a position method is attached, so it must be {NAME!r}, "
-                f"got {module.config._attn_implementation!r}; set it back or call whereformer.detach(model)"
+                f"got {config._attn_implementation!r}; set it back or call whereformer.detach(model)"
             )
         layer = self.layers[0]
         if self.counted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,24 +22,10 @@ from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_weights
 from ...positions import Position
 from .hooks import NAME, LayerInput
+from .masks import BiasMask, Regions, WindowMask
 
-
-class WindowMask(NamedTuple):
-    """The mask of a sliding window, which models hand to their layers in place of a tensor; causality is part of it.
-
-    Only the attention function looks inside. Models that take FlexAttention's masks let other objects pass, too, and
-    what moves or checkpoints their arguments looks into tuples.
-
-    Args:
-        before, after: how far each query attends.
-        n_k: the number of keys; the last of them is at the last query.
-        padding: (batch, 1, 1, n_k) bool, True = may be attended; None without padding.
-    """
-
-    before: int
-    after: int
-    n_k: int
-    padding: Tensor | None
+Mask: TypeAlias = Tensor | WindowMask | Regions | BiasMask | None
+"""What arrives as a mask."""
 
 
 def layer_is_causal(module: nn.Module, stated: bool | None = None) -> bool:
@@ -52,7 +38,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | WindowMask | None,
+    attention_mask: Mask,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -64,13 +50,14 @@ def attend(
         module: the layer that calls it.
         query: (batch, heads, n_q, head_dim).
         key, value: (batch, heads or a divisor of them, n_k, head_dim).
-        attention_mask: a mask made by :func:`mask`, or by the model itself.
+        attention_mask: a mask made by :func:`mask`, by a layer of :data:`KINDS`, or by the model itself.
         scaling: the factor on query . key; head_dim ** -0.5 if None.
         dropout: the dropout probability of the attention weights.
         is_causal: whether later keys are masked; None: the layer decides.
         options: everything else that the layer passes. ``whereformer`` and ``whereformer_first`` come from our hooks,
-            ``position_bias``, ``softcap`` (Gemma 2), ``s_aux`` (the sinks of GPT-OSS) and ``output_attentions`` from
-            the model. Windows come with the mask, so ``sliding_window`` is not read.
+            ``whereformer_terms`` from a layer of :data:`KINDS`, ``position_bias``, ``softcap`` (Gemma 2), ``s_aux``
+            (the sinks of GPT-OSS) and ``output_attentions`` from the model. Windows come with the mask, so
+            ``sliding_window`` is not read.
 
     Returns:
         (batch, n_q, heads, head_dim), and the weights (batch, heads, n_q, n_k) if the model returns them.
@@ -90,6 +77,7 @@ def attend(
             groups = query.shape[1] // key.shape[1]
             key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
         query, key, value, terms = position("act", layer.hidden, query, key, value, place)
+    terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
     call: dict[str, Any] = {
         "causal": layer_is_causal(module, is_causal),
@@ -128,7 +116,7 @@ def _acts_on_keys(position: Position) -> bool:
     return position.reads_keys or any(type(part).rotate is not Position.rotate for part in position.methods())
 
 
-def _limits(mask: Tensor | WindowMask | None, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[Term, ...]]:
+def _limits(mask: Mask, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[Term, ...]]:
     """Return how a mask limits attention: options of the call, and terms."""
     if mask is None:
         return {}, ()
@@ -137,6 +125,12 @@ def _limits(mask: Tensor | WindowMask | None, query: Tensor, n_k: int) -> tuple[
             raise InputError("attention_mask", f"expected the {mask.n_k} keys that the window is over, got {n_k}")
         options, terms = _limits(mask.padding, query, n_k)
         return {**options, "window": (mask.before, mask.after), "causal": False}, terms
+    if isinstance(mask, BiasMask):
+        options, terms = _limits(mask.mask, query, n_k)
+        return options, mask.terms + terms
+    if isinstance(mask, Regions):
+        ids = mask.ids.repeat(len(query) // len(mask.ids), 1)
+        return {"query_documents": ids, "key_documents": ids}, ()
     if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
         # It has an entry for every pair and includes causal masking.
         return {"causal": False}, (_mask_term(mask, query, n_k),)

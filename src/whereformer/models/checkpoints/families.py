@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ...errors import InputError, shown
@@ -17,6 +18,7 @@ from ..heads import (
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
 )
+from .deberta import deberta_names, deberta_options, deberta_state
 from .funnel import both
 
 _WORDS = "embeddings.word_embeddings.weight"
@@ -70,6 +72,8 @@ class Family(NamedTuple):
         renamed: their options, by our fields of another name.
         fixed: fields that all models of the family have.
         options: a function of their configuration and of whether there is a masked-LM head, which returns more fields.
+        positions: a function of our configuration, which returns more names of tensors.
+        prepared: a function of the tensors and of their configuration, which returns the tensors to read instead.
         biases: patterns of the biases that an option leaves out, with its name.
         defaults: the options that its config.json may omit; None if transformers knows the family.
     """
@@ -93,6 +97,8 @@ class Family(NamedTuple):
     renamed: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
     options: Callable[[PreTrainedConfig, bool], dict[str, Any]] | None = None
+    positions: Callable[[EncoderConfig], dict[str, str]] | None = None
+    prepared: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] | None = None
     biases: Mapping[str, str] = {}
     defaults: Mapping[str, Any] | None = None
 
@@ -105,7 +111,8 @@ class Family(NamedTuple):
         }
         if config.embedding_size != config.hidden_size:
             modules["embeddings.projection"] = self.projection
-        return {**self.embeddings, **both(modules)}
+        more = {} if self.positions is None else self.positions(config)
+        return {**self.embeddings, **both(modules), **more}
 
     def decoder_names(self) -> dict[str, str]:
         """Return our name and theirs for a masked-LM decoder that is not tied to the embeddings."""
@@ -394,6 +401,27 @@ FAMILIES = {
             r"head\.dense\.bias": "classifier_bias",
             r"decoder\.bias": "decoder_bias",
         },
+    ),
+    "deberta-v2": Family(
+        name="DebertaV2",
+        prefix="deberta.",
+        models=_models(_BERT_MASKED_LM, {**_BERT_POOLER, **both({"classifier.out": "classifier"})}),
+        tied={"cls.predictions.decoder.weight": _WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
+        embeddings={
+            **_WORDS_AND_NORM,
+            "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
+        },
+        layer={
+            **_LAYER,
+            "attention.query": "attention.self.query_proj",
+            "attention.key": "attention.self.key_proj",
+            "attention.value": "attention.self.value_proj",
+        },
+        pooler=_BERT_POOLER,
+        unused=("pooler.", "lm_predictions.", "mask_predictions."),
+        options=deberta_options,
+        positions=deberta_names,
+        prepared=deberta_state,
     ),
     # Not in transformers; as in github.com/pszemraj/NeoBERT, src/neobert/huggingface/modeling_neobert.py.
     "neobert": Family(

@@ -79,12 +79,8 @@ def _source_of_kind(
         return _of_funnel(found, options)
     if kind in OURS:
         return _of_ours(found)
-    if kind in ("deberta", "deberta-v2"):
-        raise InputError(
-            "path_or_id",
-            "DeBERTa's checkpoints can't be read, because each of their layers projects one shared table of positions; "
-            "its attention with a table for each layer is the method 'deberta'",
-        )
+    if kind == "deberta":
+        raise InputError("path_or_id", "of DeBERTa's checkpoints, those of versions 2 and 3 can be read, got version 1")
     kinds = ", ".join(KINDS)
     raise InputError("path_or_id", f"expected a checkpoint of model_type {kinds}; got {kind!r}")
 
@@ -97,7 +93,7 @@ def _of_family(
     # A causal model has the same head.
     masked_lm = built_as is EncoderForMaskedLM and issubclass(model_class or built_as, EncoderWithLMHead)
     fields = bert_config(found, family, masked_lm=masked_lm)
-    config = EncoderConfig.from_dict(fields)
+    config, original = EncoderConfig.from_dict(fields), their_config(found, family)
     return CheckpointSource(
         built_as,
         fields,
@@ -105,9 +101,10 @@ def _of_family(
             from_bert,
             family=family,
             config=config,
+            original=original,
             head=head,
             tied=masked_lm,
-            without=family.modules_without_bias(their_config(found, family)),
+            without=family.modules_without_bias(original),
         ),
     )
 

@@ -1,0 +1,71 @@
+"""``KINDS``: the layers of transformers whose own position scores this library says in terms.
+
+Each function computes what the layer's own method does, from the same arguments and parameters, without an (n, n)
+matrix. It gets a ``Served``, then the method's arguments. ``serve`` puts them in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..served import Served
+from ..undo import Undo
+from . import deberta, grids, inkling, sound
+
+KINDS: dict[str, dict[str, Callable[..., Any]]] = {
+    "swin.SwinAttention": {"forward": grids.swin},
+    "swin.SwinLayer": {"get_attn_mask": grids.regions},
+    "swinv2.Swinv2SelfAttention": {"forward": grids.swinv2},
+    "swinv2.Swinv2Layer": {"get_attn_mask": grids.regions},
+    "beit.BeitRelativePositionBias": {"forward": grids.beit_bias},
+    "data2vec_vision.Data2VecVisionRelativePositionBias": {"forward": grids.beit_bias},
+    "data2vec_vision.Data2VecVisionSelfAttention": {"forward": grids.data2vec},
+    "wav2vec2_bert.Wav2Vec2BertSelfAttention": {"forward": sound.conformer},
+    "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention": {"forward": sound.conformer},
+    "seamless_m4t.SeamlessM4TConformerSelfAttention": {"forward": sound.conformer},
+    "seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention": {"forward": sound.conformer},
+    "seamless_m4t_v2.SeamlessM4Tv2ConformerEncoder": {"_apply_chunk_attention": sound.chunks},
+    "parakeet.ParakeetEncoderAttention": {"forward": sound.parakeet},
+    "parakeet.ParakeetEncoder": {"_get_output_attention_mask": sound.parakeet_padding},
+    "wavlm.WavLMAttention": {"forward": sound.wavlm},
+    "deberta.DisentangledSelfAttention": {"forward": deberta.deberta},
+    "deberta.DebertaEncoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
+    "deberta_v2.DisentangledSelfAttention": {"forward": deberta.deberta_v2},
+    "deberta_v2.DebertaV2Encoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
+    "inkling.InklingAttention": {"forward": inkling.inkling},
+}
+"""By model and class, the functions that compute its methods."""
+
+
+def serve(model: PreTrainedModel, undo: Undo) -> None:
+    """Let this library compute the methods of a model's layers that :data:`KINDS` names."""
+
+    def visit(module: nn.Module, config: Any) -> None:
+        config = module.config if isinstance(module, PreTrainedModel) else config
+        for name, function in _functions(type(module)).items():
+            undo.add(_put_back, module, name, vars(module).get(name))
+            setattr(module, name, Served(module, config, function))
+        for child in module.children():
+            visit(child, config)
+
+    visit(model, model.config)
+
+
+def _functions(kind: type) -> dict[str, Callable[..., Any]]:
+    """Return the functions for a class of transformers, or for the nearest class that it is derived from."""
+    for each in kind.__mro__:
+        package, _, model = each.__module__.rpartition(".modeling_")
+        if package.startswith("transformers.models.") and (found := KINDS.get(f"{model}.{each.__name__}")):
+            return found
+    return {}
+
+
+def _put_back(module: nn.Module, name: str, own: Any) -> None:
+    """Restore a method: ``own`` is what the module itself had under its name, None if its class's counts."""
+    delattr(module, name)
+    if own is not None:
+        setattr(module, name, own)

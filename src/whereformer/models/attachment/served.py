@@ -1,0 +1,75 @@
+"""``Served``: a method of a model's own layer, computed by a function that says its position scores in terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ...kernels import Term
+
+
+class Served:
+    """Stands for one method of a layer, mostly its ``forward``, with the same arguments and the same results.
+
+    Args:
+        layer: the layer, which keeps its class, its parameters and its hooks.
+        config: the configuration of the model around it, which names the attention function.
+        function: what computes the method; it gets this object, then the method's own arguments.
+    """
+
+    def __init__(self, layer: nn.Module, config: Any, function: Callable[..., Any]) -> None:
+        self.layer: Any = layer
+        self.config = config
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        terms: tuple[Term, ...] = (),
+        mask: Any = None,
+        *,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend with the layer's own terms and those of the attached method.
+
+        Args:
+            query, key, value: (batch, heads, n, head_dim), those of keys with as many heads or a divisor of them.
+            terms: what the layer's own positions add.
+            mask: what the attention function of transformers takes.
+            scaling: the factor on query . key; head_dim ** -0.5 if None.
+            dropout: the probability of dropping a weight in training.
+            is_causal: whether later keys are masked.
+            options: what the layer got beside, for the attention function.
+
+        Returns:
+            (batch, n, heads * head_dim), and the weights (batch, heads, n, n) if the model returns them.
+        """
+        out, weights = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation](
+            self.layer,
+            query,
+            key,
+            value,
+            mask,
+            scaling=scaling,
+            dropout=dropout if self.layer.training else 0.0,
+            is_causal=is_causal,
+            whereformer_terms=terms,
+            **options,
+        )
+        return out.flatten(2), weights
+
+
+def is_served(layer: nn.Module) -> bool:
+    """Whether this library computes a layer's forward."""
+    return isinstance(vars(layer).get("forward"), Served)
