@@ -5,6 +5,7 @@ The fast backends take merged terms, so that they neither loop over terms nor lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,7 +91,13 @@ def _add_up(dense: list[Tensor], dtype: torch.dtype) -> Tensor | None:
     """Sum scores of pairs; a single one is returned unchanged."""
     if len(dense) <= 1:
         return dense[0] if dense else None
-    return sum((scores.to(dtype) for scores in dense[1:]), dense[0].to(dtype))
+    # Each of them may be shared by another number of neighboring items.
+    items = math.lcm(*map(len, dense)) if all(map(len, dense)) else 0
+    parts = [
+        part.to(dtype) if len(part) in (1, items) else part.to(dtype).repeat_interleave(items // len(part), 0)
+        for part in dense
+    ]
+    return sum(parts[1:], parts[0])
 
 
 def _merge_tables(
