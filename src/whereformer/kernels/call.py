@@ -499,7 +499,7 @@ def _without_steps(call: Call) -> Call:
             table, first = term.table, term.first
             if term.step == 1:
                 rows = torch.arange(low, high + 1, step, device=table.device) - first
-                table, first = table[:, rows.clamp(0, table.shape[1] - 1)], low
+                table, first = table.index_select(1, rows.clamp(0, table.shape[1] - 1)), low
             rescaled.append(replace(term, table=table, first=first // step, step=1))
         else:
             rescaled.append(term)

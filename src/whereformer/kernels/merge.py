@@ -148,7 +148,9 @@ def _on_same_offsets(
     first = min(first for _, first in tables)
     last = max(first + table.shape[1] - 1 for table, first in tables)
     offsets = torch.arange(first, last + 1, device=tables[0][0].device)
-    return [table.to(dtype)[:, (offsets - start).clamp(0, table.shape[1] - 1)] for table, start in tables], first
+    # Not an index, whose gradient takes many times as long.
+    columns = [(offsets - start).clamp(0, table.shape[1] - 1) for table, start in tables]
+    return [table.to(dtype).index_select(1, some) for (table, _), some in zip(tables, columns, strict=True)], first
 
 
 def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
