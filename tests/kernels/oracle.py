@@ -144,6 +144,7 @@ class Inputs:
     window: tuple[int | None, int | None] = (None, None)
     sink_tokens: int = 0
     softcap: float | None = None
+    softcap_terms: bool = False
 
 
 @dataclass
@@ -216,6 +217,10 @@ class Oracle:
                     named.append((f"terms[{index}].scores", term.scores))
         return [(name, array) for name, array in named if array is not None]
 
+    def matrix_of(self, term: Dense, item: int) -> int:
+        """The matrix that a batch item reads: neighboring items may share one."""
+        return item * len(term.scores) // len(self.d_out)
+
     def offsets(self, item: int) -> Array:
         queries, keys = self.inputs.query_positions, self.inputs.key_positions
         return keys[item % len(keys)][None, :] - queries[item % len(queries)][:, None]
@@ -264,7 +269,7 @@ class Oracle:
             inner += query.shape[1]
             products = inputs.scale * (query @ key.T)
             parts += abs(inputs.scale) * (abs(query) @ abs(key).T)
-            if inputs.softcap is not None:
+            if inputs.softcap is not None and not inputs.softcap_terms:
                 tangents = np.tanh(products / inputs.softcap)
                 products = inputs.softcap * tangents
                 rounding = (unit * (terms_in_a_sum(inner) + 6) + 4 * precision.narrow_scores) * parts
@@ -316,11 +321,20 @@ class Oracle:
                     scores += query_factors @ key_factors.T
                     parts += abs(query_factors) @ abs(key_factors).T
                 case Dense():
-                    biases.append(term.scores[item % len(term.scores), head])
+                    biases.append(term.scores[self.matrix_of(term, item), head])
         for bias in biases:
             allowed &= bias != -np.inf
         some = allowed.any(1)
         biases = [np.where(allowed, bias, 0.0) for bias in biases]
+        cap = inputs.softcap if inputs.softcap_terms else None
+        term_slope = Bounded(np.ones_like(scores), np.zeros_like(scores))
+        if cap is not None:
+            total, parts = scores + sum(biases), parts + 6 * sum(map(abs, biases))
+            rounding = (unit * (terms_in_a_sum(inner) + 6) + 4 * precision.narrow_scores) * parts
+            tangents = np.tanh(total / cap)
+            term_slope = Bounded(1 - tangents**2, np.minimum(1.0, 0.77 / cap * rounding + 8 * unit))
+            # What is rounded before the cap makes no larger difference behind it, and the cap rounds too.
+            scores, parts, biases = cap * tangents, np.minimum(parts, 2 * cap / unit) + cap, []
         weights, weights_error, again, lse = self.softmax(scores, parts, inner, biases, allowed)
         self.results["lse"].number[item, head], self.results["lse"].error[item, head] = lse.number, lse.error
 
@@ -372,6 +386,9 @@ class Oracle:
             + lost * allowed * (1 + d_weights_size + delta_size)
         )
 
+        # What must hold whatever the scores are is about scores behind the cap.
+        d_scores_error = d_scores_error * term_slope.number + abs(d_scores) * term_slope.error
+        d_scores = d_scores * term_slope.number
         self.gradients(
             *(item, head, query, key, d_out, columns, slope),
             Bounded(weights, weights_error + again + lost * allowed * (1 + self.n_k * weights)),
@@ -538,7 +555,7 @@ class Oracle:
                     results[f"{name}.key_factors"].add((item % len(term.key), head), *found)
                 case Dense():
                     error = d_scores.error + precision.unit * batch * abs(d_scores.number)
-                    results[f"{name}.scores"].add((item % len(term.scores), head), d_scores.number, error)
+                    results[f"{name}.scores"].add((self.matrix_of(term, item), head), d_scores.number, error)
 
     def sums(self, name: str, found: Array, narrow: float) -> list[tuple[str, Array, Array, Array]]:
         """Sums over a gradient that scores' errors leave alone: what of, what it is, should be, and how far it may be.
@@ -557,7 +574,7 @@ class Oracle:
             return []
         term = self.inputs.terms[int(name[6 : name.index("]")])]
         match term:
-            case Table(kind="OffsetBias"):
+            case Table(kind="OffsetBias") if not self.inputs.softcap_terms:
                 number, error = (each.sum((0, 2)) for each in (self.balance.number, self.balance.error))
                 error = error + (narrow + unit) * abs(found).sum(1)
                 return [("sum over offsets of its gradient", found.sum(1), number, error)]
@@ -566,9 +583,9 @@ class Oracle:
                 number, error = (each.sum(over).reshape(len(found), -1) for each in (mass.number, mass.error))
                 error = error + (narrow + unit) * abs(found).sum(1)
                 return [("sum over offsets of its gradient", found.sum(1), number, error)]
-            case Dense():
+            case Dense() if not self.inputs.softcap_terms and len(found):
                 number, error = (
-                    each.sum(0, keepdims=True) if len(found) == 1 else each
+                    each.reshape(len(found), -1, *each.shape[1:]).sum(1)
                     for each in (self.balance.number, self.balance.error)
                 )
                 error = error + (narrow + unit) * abs(found).sum(3)

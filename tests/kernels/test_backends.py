@@ -317,6 +317,32 @@ def test_soft_caps(fast, kinds, options):
     check(fast, content(33, 40), terms_of(kinds, 33, 40), softcap=0.6, scale=2.0, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True, "window": 5}, {"dropout_p": 0.3}], ids=str)
+def test_soft_caps_over_terms(fast, kinds, options):
+    """What is forbidden stays so."""
+    if fast == "triton":
+        pytest.skip("has no cap over terms")
+    forbidding = random(1, HEADS, 33, 40)
+    forbidding[:, 0, 3], forbidding[..., 2::7] = -math.inf, -math.inf
+    terms = [*terms_of(kinds, 33, 40), (DenseBias, [forbidding], None)]
+    out = check(fast, content(33, 40), terms, softcap=3.0, softcap_terms=True, **options)[0]
+    assert (out[:, 0, 3] == 0).all()
+
+
+@pytest.mark.parametrize("items", [1, 2, 3, 6])
+def test_neighboring_items_share_scores(fast, items):
+    """As the rows of an alignment share a bias of pairs, beside another that fewer share."""
+    inputs = content(21, 30, batch=6)
+    terms = [(DenseBias, [random(number, HEADS, 21, 30)], None) for number in (items, 2)]
+    for some in (terms[:1], terms):
+        found = check(fast, inputs, some)
+    repeated = [(kind, [tensors[0].repeat_interleave(6 // len(tensors[0]), 0)], None) for kind, tensors, _ in terms]
+    expected = run("reference", torch.float64, inputs, repeated, {})
+    torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-5, atol=1e-5)
+    together = expected[4].unflatten(0, (items, -1)).sum(1)
+    torch.testing.assert_close(found[4].double(), together, rtol=1e-4, atol=1e-5)
+
+
 def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
     """Output, log-sum-exp and all gradients, those of the sinks last."""
     leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]

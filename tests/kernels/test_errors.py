@@ -97,6 +97,8 @@ CASES = [
     ({"softcap": 10**400}, ValueError, r"softcap: expected a number from 1e-30 .* got inf"),
     ({"softcap": zeros(H)}, TypeError, r"softcap: expected a number, got Tensor"),
     ({"softcap": True}, TypeError, r"softcap: expected a number, got bool"),
+    ({"softcap_terms": True}, ValueError, r"softcap_terms: needs a softcap, got softcap=None"),
+    ({"softcap": 3.0, "softcap_terms": 1}, TypeError, r"softcap_terms: expected True or False, got 1"),
     ({**NO_CONTENT, "softcap": 3.0}, ValueError, r"softcap: needs a query, got query=None"),
     ({"scale": -1e39}, ValueError, r"scale: expected a finite number in float32, got -1e\+39"),
     ({"scale": 10**400}, ValueError, r"scale: expected a finite number in float32, got inf"),
@@ -297,7 +299,12 @@ CASES = [
     (
         {"terms": [DenseBias(zeros(B, 1, N_Q, N_K))]},
         ValueError,
-        r"DenseBias.scores: .*batch 1 or 2, heads 3, n_q 4, n_k 6\), got \(2, 1, 4, 6\)",
+        r"DenseBias.scores: .*batch 2, heads 3, n_q 4, n_k 6\), got \(2, 1, 4, 6\)",
+    ),
+    (
+        {"terms": [DenseBias(zeros(4, H, N_Q, N_K))]},
+        ValueError,
+        r"DenseBias.scores: expected shape \(batch or a divisor of it, 1 or 2, heads 3, .*, got \(4, 3, 4, 6\)",
     ),
     ({"terms": [DenseBias(zeros(N_Q, N_K))]}, ValueError, r"DenseBias.scores: .*, got \(4, 6\)"),
     ({"terms": [DenseBias(zeros(1, H, N_K, N_Q))]}, ValueError, r"DenseBias.scores: .*, got \(1, 3, 6, 4\)"),

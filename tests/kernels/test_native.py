@@ -37,6 +37,7 @@ OPTIONS = {
     "causal": {"causal": True},
     "window": {"window": (150, 20), "sink_tokens": 3},
     "softcap": {"softcap": 2.0, "causal": True},
+    "softcap over terms": {"softcap": 2.0, "softcap_terms": True, "window": (150, 20)},
     "dropout": {"dropout_p": 0.2},
     "mask": {"key_mask": torch.arange(1100).expand(2, -1) % 7 > 0},
     "documents": {"query_documents": torch.arange(600) // 170, "key_documents": torch.arange(1100) // 300},
@@ -63,7 +64,7 @@ def test_widths(head_dim, value_dim, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("options", ["plain", "window", "softcap", "dropout"])
+@pytest.mark.parametrize("options", ["plain", "window", "softcap", "softcap over terms", "dropout"])
 @pytest.mark.parametrize("kinds", [EVERY_KIND, MIRRORED, JOINED])
 def test_memory_that_nobody_has_written_is_not_read(options, dtype, kinds, monkeypatch):
     inputs, terms = content(133, 90), terms_of(kinds, 133, 90)

@@ -39,9 +39,10 @@ class Bench:
 
     terms: str | None = None
     """What positions add: none, bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values),
-    factors (a product of rank 66, as in TUPE), dense (a number per pair), or a bias where only every second token is a
-    query (funnel), in a batch of different lengths (padded), or with causal attention (causal). "all" means every one
-    of these. Default: bias,t5,shaw (with --quick: bias). By name you can also measure window (128 tokens on each side),
+    inkling (16 numbers of each query meet vectors over offsets), deberta (vectors meet queries and keys), factors (a
+    product of rank 66, as in TUPE), dense (a number per pair), or a bias where only every second token is a query
+    (funnel), in a batch of different lengths (padded), or with causal attention (causal). "all" means every one of
+    these. Default: bias,t5,shaw (with --quick: bias). By name you can also measure window (128 tokens on each side),
     grouped (four heads share keys), lse, softcap, sinks and varlen (different lengths without padding)."""
 
     lengths: str | None = None

@@ -56,6 +56,7 @@ class SequenceOptions(TypedDict, total=False):
     sink_tokens: int
     scale: float | None
     softcap: float | None
+    softcap_terms: bool
     sinks: Tensor | None
     dropout_p: float
     query_positions: PositionsLike | None
@@ -77,9 +78,10 @@ class Call:
     """A checked attention call; shapes as in :func:`whereformer.attention`.
 
     ``given_*_positions`` are None for the default positions. ``window`` is None on a side without a limit, and
-    ``softcap`` is None without a cap. Keys at the positions from the first number of ``always_within`` up to, but
-    without, the second are exempt from the window's limit before a query, but from no other. ``seed`` is that of
-    dropout, drawn once for all that computes the call; None without dropout and for torch's own attention.
+    ``softcap`` is None without a cap; ``softcap_terms`` is False without terms. Keys at the positions from the first
+    number of ``always_within`` up to, but without, the second are exempt from the window's limit before a query, but
+    from no other. ``seed`` is that of dropout, drawn once for all that computes the call; None without dropout and for
+    torch's own attention.
     """
 
     query: Tensor | None
@@ -94,6 +96,7 @@ class Call:
     window: tuple[int | None, int | None] = (None, None)
     always_within: tuple[int, int] | None = None
     softcap: float | None = None
+    softcap_terms: bool = False
     sinks: Tensor | None = None
     dropout_p: float = 0.0
     given_query_positions: PositionsLike | None = None
@@ -184,8 +187,8 @@ class Call:
 
     @property
     def beyond_triton(self) -> bool:
-        """Whether there are terms that Triton's kernels lack."""
-        return any(isinstance(term, OffsetQueries | DistanceDecay) for term in self.terms)
+        """Whether there are terms, or a soft cap over terms, that Triton's kernels lack."""
+        return self.softcap_terms or any(isinstance(term, OffsetQueries | DistanceDecay) for term in self.terms)
 
     @property
     def offset_range(self) -> tuple[int, int] | None:
@@ -353,8 +356,12 @@ def _check_options(
     sink_tokens = _check_sink_tokens(pop("sink_tokens", 0), given_window)
     if sink_tokens != 0 and window[0] is not None:
         options["always_within"] = 0, sink_tokens
+    check_flag("softcap_terms", get("softcap_terms", False))
     if (softcap := get("softcap")) is not None:
         options["softcap"] = _check_softcap(softcap)
+    elif get("softcap_terms", False):
+        raise ValueError("softcap_terms: needs a softcap, got softcap=None")
+    options["softcap_terms"] = get("softcap_terms", False) and len(terms) > 0
     if not _is_number(dropout_p := get("dropout_p", 0.0)):
         raise TypeError(f"dropout_p: expected a number in [0, 1), got {type(dropout_p).__name__}")
     if not 0.0 <= dropout_p < 1.0:
@@ -545,7 +552,7 @@ def _without_steps(call: Call) -> Call:
             table, first = term.table, term.first
             if term.step == 1:
                 rows = torch.arange(low, high + 1, step, device=table.device) - first
-                table, first = table[:, rows.clamp(0, table.shape[1] - 1)], low
+                table, first = table.index_select(1, rows.clamp(0, table.shape[1] - 1)), low
             rescaled.append(replace(term, table=table, first=first // step, step=1))
         else:
             rescaled.append(term)

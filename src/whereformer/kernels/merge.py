@@ -5,6 +5,7 @@ The fast backends take merged terms, so that they neither loop over terms nor lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,7 +91,13 @@ def _add_up(dense: list[Tensor], dtype: torch.dtype) -> Tensor | None:
     """Sum scores of pairs; a single one is returned unchanged."""
     if len(dense) <= 1:
         return dense[0] if dense else None
-    return sum((scores.to(dtype) for scores in dense[1:]), dense[0].to(dtype))
+    # Each of them may be shared by another number of neighboring items.
+    items = math.lcm(*map(len, dense)) if all(map(len, dense)) else 0
+    parts = [
+        part.to(dtype) if len(part) in (1, items) else part.to(dtype).repeat_interleave(items // len(part), 0)
+        for part in dense
+    ]
+    return sum(parts[1:], parts[0])
 
 
 def _merge_tables(
@@ -141,7 +148,9 @@ def _on_same_offsets(
     first = min(first for _, first in tables)
     last = max(first + table.shape[1] - 1 for table, first in tables)
     offsets = torch.arange(first, last + 1, device=tables[0][0].device)
-    return [table.to(dtype)[:, (offsets - start).clamp(0, table.shape[1] - 1)] for table, start in tables], first
+    # Not an index, whose gradient takes many times as long.
+    columns = [(offsets - start).clamp(0, table.shape[1] - 1) for table, start in tables]
+    return [table.to(dtype).index_select(1, some) for (table, _), some in zip(tables, columns, strict=True)], first
 
 
 def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:

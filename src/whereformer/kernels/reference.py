@@ -108,7 +108,7 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     query = None if call.query is None else call.query.to(dtype) * call.scale
     if query is not None and call.key is not None:
         scores = query @ _for_each_head(call, call.key).to(dtype).mT
-        if call.softcap is not None:
+        if call.softcap is not None and not call.softcap_terms:
             scores = (scores / call.softcap).tanh() * call.softcap
     else:
         scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, call.heads, call.n_q, n_k)
@@ -131,7 +131,10 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
                     scores - (term.query_levels.to(dtype)[..., None] - term.key_levels.to(dtype)[..., None, :]).abs()
                 )
             case DenseBias():
-                scores = scores + term.scores.to(dtype)
+                scores = scores + _for_each_item(term.scores.to(dtype), batch)
+    if call.softcap is not None and call.softcap_terms:
+        capped = (scores / call.softcap).tanh() * call.softcap
+        scores = capped.masked_fill(scores.isneginf(), -torch.inf)
     return scores, call.allowed()
 
 
@@ -149,6 +152,12 @@ def _per_offset(term: OffsetKeys | OffsetQueries, rows: Tensor | None, dtype: to
     rows = rows if term.factors is None else term.factors.to(dtype)
     assert rows is not None
     return _times(rows, term.table.to(dtype))
+
+
+def _for_each_item(scores: Tensor, batch: int) -> Tensor:
+    """Repeat dense scores, (items, heads, n_q, n_k), that neighboring batch items share."""
+    items = len(scores)
+    return scores if items in (1, batch) else scores.repeat_interleave(batch // items, 0)
 
 
 def _for_each_head(call: Call, rows: Tensor) -> Tensor:

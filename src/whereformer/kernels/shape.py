@@ -56,7 +56,7 @@ class CallShape:
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
         mixes_positions: whether tables between grids meet tables over one dimension, causality or a window.
-        beyond_triton: whether there are terms that Triton's kernels lack.
+        beyond_triton: whether there are terms, or a soft cap over terms, that Triton's kernels lack.
     """
 
     device: torch.device

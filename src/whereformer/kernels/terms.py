@@ -393,14 +393,18 @@ class DenseBias:
     """``score_ij += scores[b, h, i, j]``, for scores that really have one number per query and key.
 
     Args:
-        scores: (1 or batch, heads, n_q, n_k), numbers; ``-inf`` forbids its pair.
+        scores: (1 or batch, heads, n_q, n_k), numbers; ``-inf`` forbids its pair. The first axis may also divide the
+            batch: then so many neighboring items share a matrix, without a copy for each. This is how the rows of an
+            alignment share the bias of its pairs (Evoformer).
     """
 
     scores: Tensor
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
-        wanted = (("batch", (1, batch)), ("heads", (heads,)), ("n_q", (n_q,)), ("n_k", (n_k,)))
-        check_shape("DenseBias.scores", self.scores, wanted)
+        items = self.scores.shape[0] if isinstance(self.scores, Tensor) and self.scores.dim() == 4 else 0
+        shared = items != 0 and batch % items == 0
+        first = ("batch", (items,)) if shared else ("batch or a divisor of it,", (1, batch))
+        check_shape("DenseBias.scores", self.scores, (first, ("heads", (heads,)), ("n_q", (n_q,)), ("n_k", (n_k,))))
 
 
 Term: TypeAlias = (

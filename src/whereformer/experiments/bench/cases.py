@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from ...kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetValues, Positions, Term
+from ...kernels import DenseBias, FactorPair, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions, Term
+from ...positions.deberta import table_row
 from ...positions.t5 import buckets
 
 T5_REACH = 91
@@ -20,6 +22,10 @@ T5_REACH = 91
 TISA_REACH = 30
 TISA_KERNELS = 5
 SHAW_CLIP = 16
+INKLING_EXTENT = 512
+INKLING_RANK = 16
+DEBERTA_REACH = 512
+DEBERTA_BUCKETS = 256
 FACTOR_RANK = 66
 WINDOW = 128
 SOFTCAP = 50.0
@@ -134,6 +140,35 @@ def _shaw(parameters: Parameters, n: int) -> tuple[Term, ...]:
     return OffsetKeys(parameters["keys"], -SHAW_CLIP), OffsetValues(parameters["values"], -SHAW_CLIP)
 
 
+def _draw_inkling(case: Case) -> Parameters:
+    factors = torch.randn(case.batch, case.heads, case.n, INKLING_RANK) * INKLING_RANK**-0.5
+    return {"profiles": torch.randn(1, INKLING_EXTENT, INKLING_RANK), "query_factors": factors.to(DTYPES[case.dtype])}
+
+
+def _inkling(parameters: Parameters, n: int) -> tuple[Term, ...]:
+    # Keys to the right and those that are farther get nothing.
+    table = functional.pad(parameters["profiles"], (0, 0, 1, 1))
+    return (OffsetKeys(table, -INKLING_EXTENT, query_factors=parameters["query_factors"]),)
+
+
+def _draw_deberta(case: Case) -> Parameters:
+    size = (case.heads, 2 * DEBERTA_BUCKETS, case.head_dim)
+    return {name: torch.randn(size) for name in ("keys", "queries")}
+
+
+def _deberta(parameters: Parameters, n: int) -> tuple[Term, ...]:
+    rows = _deberta_rows(parameters["keys"].device)
+    # The gradient of an index would take longer than attention.
+    keys, queries = (parameters[name].index_select(1, rows) for name in ("keys", "queries"))
+    return OffsetKeys(keys, -DEBERTA_REACH), OffsetQueries(queries, -DEBERTA_REACH)
+
+
+@cache
+def _deberta_rows(device: torch.device) -> Tensor:
+    offsets = range(-DEBERTA_REACH, DEBERTA_REACH + 1)
+    return torch.tensor([table_row(offset, DEBERTA_BUCKETS, DEBERTA_REACH) for offset in offsets], device=device)
+
+
 def _draw_factors(case: Case) -> Parameters:
     size = (1, case.heads, case.n, FACTOR_RANK)
     scale = FACTOR_RANK**-0.25
@@ -169,6 +204,16 @@ POSITIONS = {
     "padded": Kind("bias, in a batch of lengths from 100% down to 40%", _FREE, _free, padded=True),
     "causal": Kind(
         "bias, where each query sees only earlier keys", partial(_draw_table, columns=lambda n: n), _free, causal=True
+    ),
+    "inkling": Kind(
+        f"Inkling's bias: {INKLING_RANK} numbers of each query meet profiles over {INKLING_EXTENT} tokens before it",
+        _draw_inkling,
+        _inkling,
+    ),
+    "deberta": Kind(
+        f"DeBERTa's two terms, with {DEBERTA_BUCKETS} buckets on each side, which reach {DEBERTA_REACH} tokens",
+        _draw_deberta,
+        _deberta,
     ),
 }
 """What positions add."""

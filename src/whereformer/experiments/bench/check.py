@@ -13,7 +13,7 @@ from .settings import BenchSettings
 from .ways import Way, backend, make_step
 
 CHECKED_LENGTH = 160
-"""Number of keys in a check, beyond the reach of every table that has one."""
+"""Number of keys in a check, beyond the reach of the shorter tables."""
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
 """The largest norm of an error, relative to the norm of the correct tensor."""

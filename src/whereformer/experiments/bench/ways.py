@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...kernels import DenseBias, FactorPair, OffsetBias, Term, attention, attention_varlen
+from ...kernels import (
+    DenseBias,
+    FactorPair,
+    OffsetBias,
+    OffsetKeys,
+    OffsetQueries,
+    Term,
+    attention,
+    attention_varlen,
+)
+from ...kernels.terms import TABLES
 from .cases import DTYPES, KINDS, WINDOW, BenchProblem
 
 
@@ -111,7 +121,7 @@ def bias_maker(problem: BenchProblem) -> Callable[[], Tensor]:
         return lambda: mask
     with torch.no_grad():
         columns = [
-            (offsets - term.first).clamp_(0, term.table.shape[1] - 1) if isinstance(term, OffsetBias) else None
+            (offsets - term.first).clamp_(0, term.table.shape[1] - 1) if isinstance(term, TABLES) else None
             for term in problem.terms
         ]
     del offsets
@@ -121,6 +131,9 @@ def bias_maker(problem: BenchProblem) -> Callable[[], Tensor]:
             case OffsetBias():
                 assert columns is not None
                 return gather(term.table, columns, dtype).unsqueeze(0)
+            case OffsetKeys() | OffsetQueries():
+                assert columns is not None
+                return _gather_vectors(problem, term, columns)
             case FactorPair():
                 return (term.query_factors @ term.key_factors.transpose(-1, -2)).to(dtype)
             case DenseBias():
@@ -134,6 +147,18 @@ def bias_maker(problem: BenchProblem) -> Callable[[], Tensor]:
         return total if forbidden is None else total.masked_fill(forbidden, -math.inf)
 
     return bias
+
+
+def _gather_vectors(problem: BenchProblem, term: OffsetKeys | OffsetQueries, columns: Tensor) -> Tensor:
+    """Return what vectors over offsets add to each pair, (batch, heads, n_q, n_k), as models gather it."""
+    of_queries = isinstance(term, OffsetQueries)
+    rows = term.factors
+    if rows is None:
+        rows = (problem.key if of_queries else problem.query) * problem.query.shape[3] ** -0.5
+    per_offset = rows @ term.table.to(rows.dtype).mT
+    columns = (columns.T if of_queries else columns).expand(*per_offset.shape[:2], -1, -1)
+    found = per_offset.gather(-1, columns)
+    return found.mT if of_queries else found
 
 
 def _prepare_dense(problem: BenchProblem) -> Callable[[], Tensor]:

@@ -111,7 +111,9 @@ def parts_of_backward(problem: Problem, needed: Sequence[str]) -> tuple[int, int
     if any(name in needed for name in ("bias", "key_table", "query_table", "value_table", "grid_bias", "sinks")):
         parts = min(batch, -(-_TASKS // key_heads))
     if "dense" in needed and problem.dense is not None and len(problem.dense) < batch:
-        parts = 1
+        # Items that share a matrix are in one part.
+        items = len(problem.dense)
+        parts = max(number for number in range(1, parts + 1) if items % number == 0)
     # Each part of the queries sums the gradients of all keys in memory of its own.
     return parts, _row_parts(parts * key_heads, problem.n_q, _TASKS // 2)
 
@@ -165,7 +167,7 @@ class Arguments:
             *self._key_mask(problem.key_mask),
             self._whole_numbers(problem.query_documents),
             self._whole_numbers(problem.key_documents),
-            *(problem.scale, problem.softcap or 0.0, problem.dropout_p, seed, 0),
+            *(problem.scale, problem.softcap or 0.0, problem.dropout_p, seed, problem.softcap_terms),
             *self._tensor(query),
             *self._tensor(problem.key),
             *self._tensor(problem.value),

@@ -249,10 +249,17 @@ template <class F> struct Attention {
     if (key_vectors.on()) {
       key_vectors.look_at(least, most);
       sides.keys = line.listed ? 0 : key_vectors.part.side(least, most);
-      key_vectors.multiply(key_table_left, t.rows, c.key_rank ? A(1) : (A)c.scale);
+      key_vectors.multiply(key_table_left, t.rows, c.key_rank ? A(1) : (A)c.scale, reach(t));
     }
     if (value_vectors.on()) value_vectors.look_at(least, most), sides.values = line.listed ? 0 : value_vectors.part.side(least, most);
     return sides;
+  }
+
+  // The offsets of a tile's queries
+  Reach reach(const Tile& t) const {
+    if (line.listed) return {true, 0, 0, 0};
+    const int64_t least = line.key(t.j) - line.query(t.i);
+    return {false, least, least + t.width, -line.query_stride};
   }
 
   // Whether something is added that only a pass of its own over a row can
@@ -472,7 +479,7 @@ template <class F> struct Attention {
     }
     if constexpr (halves) multiply_keys(t, dv, narrow_rows, bk, values_packed + t.j / 2 * dv, dv, output, any);
     else multiply_keys(t, dv, scores, ld, value.at + t.j * value.pitch, value.pitch, output, any);
-    if (value_vectors.on()) value_vectors.fold(t.rows), value_vectors.add_to(output, dv, t.rows);
+    if (value_vectors.on()) value_vectors.fold(t.rows), value_vectors.add_to(output, dv, t.rows, reach(t));
   }
 
   // Turns a row of scores into weights, which ``narrow`` gets in bfloat16, and returns their sum.
@@ -624,7 +631,7 @@ template <class F> struct Attention {
 
   void differentiate(const Tile& t) {
     const Sides sides = enter_tile(t);
-    if (value_vectors.on()) value_vectors.multiply(wide_gradient, t.rows, 1), value_vectors.clear(t.rows);
+    if (value_vectors.on()) value_vectors.multiply(wide_gradient, t.rows, 1, reach(t)), value_vectors.clear(t.rows);
     if (key_vectors.on()) key_vectors.clear(t.rows);
     const A factor = multiply(t);
     multiply_rows(t, d_output, dv, values_turned, gradients);
@@ -688,14 +695,14 @@ template <class F> struct Attention {
     }
     if (value_vectors.on() && c.d_value_table) {
       value_vectors.fold(t.rows);
-      value_vectors.learn(turned(wide_gradient, gradient_turned, t.rows, dv), halves ? up(bq, 16) : pitch, t.rows);
+      value_vectors.learn(turned(wide_gradient, gradient_turned, t.rows, dv), halves ? up(bq, 16) : pitch, t.rows, reach(t));
     }
     if (key_vectors.on()) {
       key_vectors.fold(t.rows);
-      if (!c.key_rank) key_vectors.add_to(d_query, dk, t.rows);
-      else if (d_key_table_rows) key_vectors.add_to(d_key_table_rows, key_vectors.depth, t.rows);
-      if (key_table_turned) key_vectors.learn(key_table_turned, up(bq, 16), t.rows);
-      else if (c.d_key_table) key_vectors.learn(turned(key_table_left, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch, t.rows);
+      if (!c.key_rank) key_vectors.add_to(d_query, dk, t.rows, reach(t));
+      else if (d_key_table_rows) key_vectors.add_to(d_key_table_rows, key_vectors.depth, t.rows, reach(t));
+      if (key_table_turned) key_vectors.learn(key_table_turned, up(bq, 16), t.rows, reach(t));
+      else if (c.d_key_table) key_vectors.learn(turned(key_table_left, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch, t.rows, reach(t));
     }
     if (query_vectors.on()) query_vectors.collect(t, line, gradients, ld, turned_keys_of_table(), d_query_table_rows);
     if (tangents && !c.caps_terms)  // The cap holds for products of queries and keys alone.

@@ -7,7 +7,7 @@ namespace whereformer {
 namespace LEVEL {
 
 // Some keys at a time are multiplied with the vectors that the block's queries read: from one multiple of ``FEW`` to the next.
-constexpr int64_t FEW = 64;
+constexpr int64_t FEW = 32;
 
 template <class A> struct Mirror {
   Vectors<A> vectors;
@@ -38,6 +38,10 @@ template <class A> struct Mirror {
       for (int64_t e = 0; e < few.real; e += 16)
         f(e, smaller<int64_t>(16, few.real - e), end, smaller<int64_t>(16, end), vectors.part.origin(line.key(few.j + e) - line.query(few.i + end - 1)));
   }
+  Reach reach(const Tile& few, const Line& line) const {
+    if (line.listed) return {true, 0, 0, 0};
+    return {false, line.key(few.j) - line.query(few.i + few.rows - 1), line.key(few.j) - line.query(few.i) + 1, 1};
+  }
   // The entry of a key of ``few`` for a query
   INLINE int64_t entry(const Tile& few, const Line& line, int64_t i, int64_t e) const {
     return e * vectors.pitch + 16 + vectors.part.column(line.key(few.j + e) - line.query(few.i + i));
@@ -47,7 +51,7 @@ template <class A> struct Mirror {
   // s_ij += scale <x_j, table[o]> for a tile
   void add(const Tile& t, const Line& line, Rows<A> x, A scale, A* scores, int64_t ld) {
     by_few(t, line, [&](const Tile& few, int side, int64_t column) {
-      vectors.multiply({x.at + few.j * x.pitch, x.pitch}, few.real, scale);
+      vectors.multiply({x.at + few.j * x.pitch, x.pitch}, few.real, scale, reach(few, line));
       const A* p = vectors.products;
       const int64_t pitch = vectors.pitch, length = vectors.part.length;
       A* s = scores + column;
@@ -103,8 +107,8 @@ template <class A> struct Mirror {
         });
       }
       vectors.fold(few.real);
-      if (d_x) vectors.add_to(d_x + few.j * vectors.depth, vectors.depth, few.real);
-      if (vectors.gradient) vectors.learn(panels + few.j / 64 * 64 * vectors.depth + few.j % 64, 64, few.real);
+      if (d_x) vectors.add_to(d_x + few.j * vectors.depth, vectors.depth, few.real, reach(few, line));
+      if (vectors.gradient) vectors.learn(panels + few.j / 64 * 64 * vectors.depth + few.j % 64, 64, few.real, reach(few, line));
     });
   }
 };

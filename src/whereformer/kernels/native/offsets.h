@@ -126,6 +126,10 @@ void collect_diagonals(const A* d, int64_t ld, int64_t rows, int64_t width, int6
   }
 }
 
+// The offsets that a tile's rows read: of the first row from ``least`` up to, but without, ``end``, and of each later one by
+// ``step`` more. Without limits if ``any``: every row may read all offsets of the tile.
+struct Reach { bool any; int64_t least, end, step; };
+
 // A table of vectors over offsets: products of a tile's rows with those that the tile reads, and the sums by offset.
 template <class A> struct Vectors {
   Ends whole, part;              // all offsets; those of the tile
@@ -155,9 +159,21 @@ template <class A> struct Vectors {
     from = whole.column(least) / 16 * 16;
     part = {whole.first + from, whole.column(most) + 1 - from};
   }
-  // products[i][o] = scale * <x_i, table[o]>
-  void multiply(Rows<A> x, int64_t rows, A scale) {
-    product_of_panels<A>(rows, up(part.length, 16), depth, x.at, x.pitch, transposed, depth, from, products + 16, pitch, false);
+  // Calls f(first row, rows, first column, columns) for a few rows at a time and the part's columns that they read.
+  template <class F_> INLINE void by_reach(int64_t rows, Reach reach, F_ f) const {
+    constexpr int64_t few = 24;
+    if (reach.any) return f((int64_t)0, rows, (int64_t)0, part.length);
+    for (int64_t i = 0; i < rows; i += few) {
+      const int64_t count = smaller(few, rows - i), one = reach.least + i * reach.step, other = one + (count - 1) * reach.step;
+      const int64_t begin = part.column(smaller(one, other)) / 16 * 16, end = part.column(larger(one, other) + reach.end - reach.least - 1) + 1;
+      f(i, count, begin, end - begin);
+    }
+  }
+  // products[i][o] = scale * <x_i, table[o]> for what the rows read
+  void multiply(Rows<A> x, int64_t rows, A scale, Reach reach) {
+    by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
+      product_of_panels<A>(count, up(columns, 16), depth, x.at + i * x.pitch, x.pitch, transposed, depth, from + column, products + i * pitch + 16 + column, pitch, false);
+    });
     for (int64_t i = 0; i < rows; i++) {
       A* row = products + i * pitch;
       if (scale != 1) for (int64_t t = 0; t < part.length; t++) row[16 + t] *= scale;
@@ -173,9 +189,17 @@ template <class A> struct Vectors {
     }
   }
   // out (rows, depth) += sums . table
-  void add_to(A* out, int64_t ld, int64_t rows) { product<A>(rows, depth, part.length, sums + 16, pitch, copy + from * depth, depth, out, ld, true); }
+  void add_to(A* out, int64_t ld, int64_t rows, Reach reach) {
+    by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
+      product<A>(count, depth, columns, sums + i * pitch + 16 + column, pitch, copy + (from + column) * depth, depth, out + i * ld, ld, true);
+    });
+  }
   // gradient^T += x^T . sums
-  void learn(const A* turned, int64_t ld, int64_t rows) { product_to_panels<A>(depth, up(part.length, 16), rows, turned, ld, sums + 16, pitch, gradient, depth, from); }
+  void learn(const A* turned, int64_t ld, int64_t rows, Reach reach) {
+    by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
+      product_to_panels<A>(depth, up(columns, 16), count, turned + i, ld, sums + i * pitch + 16 + column, pitch, gradient, depth, from + column);
+    });
+  }
   // Writes the gradient of a head's vectors, or adds it
   void put_gradient(A* out, int64_t width, A scale, bool first) const {
     for (int64_t t = 0; t < whole.length; t++)

@@ -55,6 +55,8 @@ def attend(call: Call) -> tuple[Tensor, LogSums | None]:
             changes |= _with_a_key_for_each_head(problem)
             changes["query_factors"] = problem.query_factors.to(dtype) if rank else None
             changes["key_factors"] = problem.key_factors.to(dtype) if rank else None
+        if problem.dense is not None and len(problem.dense) not in (1, len(problem.value)):
+            changes["dense"] = problem.dense.repeat_interleave(len(problem.value) // len(problem.dense), 0)
         out, _, lse = torch.ops.whereformer.triton_forward(*replace(problem, **changes).arguments())
         return out, lse if call.return_lse else None
 
