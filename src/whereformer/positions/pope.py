@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import FactorPair, PositionsLike, Term
@@ -16,6 +15,11 @@ from .rope import cosines_and_sines
 
 Waves: TypeAlias = tuple[Tensor, Tensor]
 """Cosine and sine of every feature's angle, (n, head_dim) or (batch, 1, n, head_dim) each."""
+
+
+def _softplus(features: Tensor) -> Tensor:
+    # Compilers take the layout of torch's own softplus' gradient for another one (torch 2.13).
+    return torch.logaddexp(features, features.new_zeros(()))
 
 
 class Pope(Position):
@@ -61,12 +65,12 @@ class Pope(Position):
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         of_query, of_key = self._of_layer(place)
-        return functional.softplus(query) * of_query[0].to(query), functional.softplus(key) * of_key[0].to(key), value
+        return _softplus(query) * of_query[0].to(query), _softplus(key) * of_key[0].to(key), value
 
     def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
         of_query, of_key = self._of_layer(place)
-        query_factors = functional.softplus(query) * of_query[1].to(query) * self.content_scale(place)
-        return (FactorPair(query_factors, functional.softplus(key) * of_key[1].to(key)),)
+        query_factors = _softplus(query) * of_query[1].to(query) * self.content_scale(place)
+        return (FactorPair(query_factors, _softplus(key) * of_key[1].to(key)),)
 
     def _waves(self, positions: PositionsLike) -> Waves:
         device = positions.device if isinstance(positions, Tensor) else self._like.device
