@@ -18,7 +18,21 @@ from whereformer.positions.rope import Rope
 from whereformer.positions.tisa import Tisa
 from whereformer.testing import check_position
 
-SHIFT_INVARIANT = {"none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta", "cope", "logn"}
+SHIFT_INVARIANT = {
+    "none",
+    "shaw",
+    "t5",
+    "rope",
+    "tisa",
+    "alibi",
+    "kerple",
+    "deberta",
+    "cope",
+    "logn",
+    "pope",
+    "sandwich",
+    "enformer",
+}
 
 
 @pytest.mark.parametrize(

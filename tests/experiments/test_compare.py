@@ -279,7 +279,7 @@ def test_every_method_can_be_compared(text, tmp_path):
     fixed = {name for name, runs in results["runs"].items() if "cannot" in runs["0"]["scores"]["32"]}
     assert fixed == {"learned", "synthesizer", "tupe", "tisa2d", "grid_bias", "rope2d"}
     with_curves = {name for name, runs in results["runs"].items() if runs["0"]["curves"]}
-    assert with_curves == {"t5", "tisa", "alibi", "kerple", "fire"}
+    assert with_curves == {"t5", "tisa", "alibi", "kerple", "fire", "sandwich"}
 
 
 def test_two_commands_do_not_write_to_one_folder(text, tmp_path, capsys):

@@ -62,6 +62,7 @@ METHODS = {
         "rope2d",
         {"columns": 4, "prefix": 2, "frequencies": "alternate", "normalize": False, "layout": "interleaved"},
     ),
+    "enformer near": ("enformer", {"length": 4, "num_features": 12}),
     "logn su": ("logn", {"kind": "su", "train_length": 4}),
     "logn causal": ("logn", {"causal": True}),
     "learned+tisa": ("learned+tisa", {}),

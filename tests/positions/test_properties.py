@@ -64,6 +64,9 @@ INVARIANT = [
     "kerple power",
     "logn",
     "logn causal",
+    "pope",
+    "sandwich",
+    "enformer",
 ]
 
 

@@ -54,6 +54,9 @@ METHODS: dict[str, str | type[Position]] = {
     "tisa2d": "tisa2d:Tisa2d",
     "grid_bias": "grid_bias:GridBias",
     "rope2d": "rope2d:Rope2d",
+    "pope": "pope:Pope",
+    "sandwich": "sandwich:Sandwich",
+    "enformer": "enformer:Enformer",
     "logn": "logn:Logn",
 }
 """The class of each method by name, or "module:Class" for a class of this package that is imported on first use."""

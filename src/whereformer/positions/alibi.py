@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..kernels.terms import PositionsLike, Term
-from .base import ModelShape, OffsetFunction, Place, float_dtype
+from .base import ModelShape, OffsetFunction, float_dtype
 
 
 def slopes(num_heads: int) -> list[float]:
@@ -38,6 +37,8 @@ class Alibi(OffsetFunction):
     def __init__(self, model: ModelShape, *, learned: bool = False) -> None:
         super().__init__(model)
         self.slopes = slopes(model.num_heads)
+        # A layer that runs again alone for its gradient could not reach trained slopes through a shared table.
+        self.fixed = not learned
         self.scale = nn.Parameter(torch.empty(model.num_heads)) if learned else None
         self.reset_parameters()
 
@@ -45,19 +46,9 @@ class Alibi(OffsetFunction):
         if self.scale is not None:
             nn.init.ones_(self.scale)
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> tuple[Term, ...] | None:
-        """The terms, which are the same in all layers; None if slopes are trained.
-
-        A layer that runs again alone for its gradient could not reach trained slopes through a shared table.
-        """
-        return self.terms_at(Place(queries, keys), self._like.device) if self.scale is None else None
-
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        return super().terms(hidden, place) if place.shared is None else place.shared
-
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         distance = torch.as_tensor(offsets, device=None if self.scale is None else self.scale.device).abs()
-        dtype = torch.float32 if self.scale is None else float_dtype(self.scale)
+        dtype = float_dtype(self._like if self.scale is None else self.scale)
         distance = distance.to(torch.promote_types(distance.dtype, dtype))
         slope = torch.tensor(self.slopes, dtype=distance.dtype, device=distance.device)
         if self.scale is not None:

@@ -240,6 +240,10 @@ class Position(nn.Module):
     """Whether ``content_terms`` reads the keys. A key-value cache then holds keys and values as they are before
     ``rotate``, so that the method gets all of them."""
 
+    takes_factors: bool = True
+    """Whether a factor on the query is one of all products with it. If not, no method with a ``query_factor`` can be
+    joined with this one."""
+
     embedding_scale: float = 1.0
     """What token embeddings are multiplied by before ``embed``."""
 
@@ -492,6 +496,12 @@ def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
 class OffsetFunction(Position):
     """A method whose whole effect on a score is one number per head and offset: its ``curve``."""
 
+    fixed: bool = False
+    """Whether nothing is trained and all layers have one curve. They then share its term."""
+
+    def shared(self, queries: PositionsLike, keys: PositionsLike, once: Any = None) -> Any:
+        return self.terms_at(Place(queries, keys), self._like.device) if self.fixed else once
+
     def reach(self, *, layer: int = 0, shared: Any = None) -> int | None:
         """An absolute offset beyond which the curve is constant in each direction; None if it never settles.
 
@@ -503,6 +513,9 @@ class OffsetFunction(Position):
         raise NotImplementedError
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        if self.fixed and place.shared is not None:
+            terms: tuple[Term, ...] = place.shared
+            return terms
         return self.terms_at(place, hidden.device)
 
     def terms_at(self, place: Place, device: torch.device) -> tuple[Term, ...]:
@@ -623,6 +636,14 @@ class Sum(Position):
                     f"{type(part).__name__} acts on query and key, which a Synthesizer with "
                     "content='none' does without; use content='add' or 'mix'",
                 )
+        for scaling in filter(_has_factor, self):
+            for part in self:
+                if not part.takes_factors:
+                    raise InputError(
+                        "position",
+                        f"{type(part).__name__} bends the query, so {type(scaling).__name__}'s factor on it would be "
+                        "none of the scores",
+                    )
         self.reads_keys = any(part.reads_keys for part in self)
         self.embedding_scale = max(part.embedding_scale for part in self)
 

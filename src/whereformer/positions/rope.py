@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -107,21 +108,34 @@ class Rope(Position):
     def _turns(self, positions: PositionsLike) -> Turns:
         """Return cosines and sines of these positions for each kind of layer."""
         device = positions.device if isinstance(positions, Tensor) else self._like.device
-        if device.type == "mps":
-            device = torch.device("cpu")  # MPS has no float64
-        # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
-        values = position_values(positions, device).to(torch.float64).unsqueeze(-1)
         turns: Turns = {}
         for base, number in dict.fromkeys(self.kinds):
             scaling = self.scalings[number]
-            angles = values * scaling.frequencies(base, device)
-            if angles.dim() == 3:
-                angles = angles.unsqueeze(1)
-            turns[base, number] = (angles.cos() * scaling.attention_factor, angles.sin() * scaling.attention_factor)
+            cos, sin = cosines_and_sines(positions, partial(scaling.frequencies, base), device)
+            turns[base, number] = (cos * scaling.attention_factor, sin * scaling.attention_factor)
         return turns
 
     def _rotate(self, features: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rotated(features, cos, sin, self.layout)
+
+
+def cosines_and_sines(
+    positions: PositionsLike, frequencies: Callable[[torch.device], Tensor], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of every angle, (n, frequencies) or (batch, 1, n, frequencies) each, in float64.
+
+    Args:
+        positions: n positions.
+        frequencies: returns the angle of each feature per token, (frequencies,) float64 on a device.
+        device: where the results are wanted.
+    """
+    if device.type == "mps":
+        device = torch.device("cpu")  # MPS has no float64
+    # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
+    angles = position_values(positions, device).to(torch.float64).unsqueeze(-1) * frequencies(device)
+    if angles.dim() == 3:
+        angles = angles.unsqueeze(1)
+    return angles.cos(), angles.sin()
 
 
 def rotated(features: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:

@@ -73,6 +73,21 @@ class Window:
     vectors: dict[int, Tensor] = field(default_factory=dict)
 
 
+def terms_of_biased(
+    vectors: Tensor, more: Tensor, scale: float, first: int, step: int = 1
+) -> tuple[OffsetKeys, OffsetBias]:
+    """Return ``scale * <query_i + w, vectors[h, t]>`` as terms, for a query that has u added already.
+
+    Args:
+        vectors: (heads, T, head_dim), one for each offset.
+        more: w - u, (heads, head_dim).
+        scale: the factor on query . key.
+        first, step: the offset of the first vector, and the offset from one to the next.
+    """
+    table = (vectors @ more.unsqueeze(-1).to(vectors.dtype)).squeeze(-1) * scale
+    return OffsetKeys(vectors, first, step), OffsetBias(table, first, step)
+
+
 class TransformerXL(Position):
     """Adds the query's product with a projected sinusoid of the distance, and two trained biases to the query.
 
@@ -142,10 +157,8 @@ class TransformerXL(Position):
         if window is None:
             return (self._factorized(query, place),)
         vectors = self._vectors(window, place.layer)
-        # The query has u added already, where this product needs w.
-        biases = (self.position_bias - self.content_bias)[self.model.passes[place.layer]].unsqueeze(-1)
-        table = (vectors @ biases.to(vectors.dtype)).squeeze(-1) * self.content_scale(place)
-        terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
+        more = (self.position_bias - self.content_bias)[self.model.passes[place.layer]]
+        terms = terms_of_biased(vectors, more, self.content_scale(place), window.first, window.step)
         if not self.reset_cls:
             return terms
         return terms + self._without_cls(query, place, vectors, window)
