@@ -1,7 +1,7 @@
 """Estimates of a model's cost, and measurements of what a model has learned about position.
 
-Toeplitzness and fits need only torch. Costs also need transformers; without it, using their names raises an error that
-says so.
+Toeplitzness, fits and ``identify`` need only torch. Costs also need transformers; without it, using their names raises
+an error that says so.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._extras import require
 from .fit import TisaFit, fit_loss, fit_tisa, fit_tisa_up_to
+from .identifying import Cell, Identified, Reading, identify
 from .toeplitz import Diagonals, diagonal_means, diagonals, toeplitz_part, toeplitzness
 
 if TYPE_CHECKING:
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Cell",
     "Cost",
     "Diagonals",
     "Flops",
+    "Identified",
     "Memory",
     "PaperRow",
     "Parameters",
+    "Reading",
     "TisaFit",
     "cost",
     "count_flops",
@@ -45,6 +49,7 @@ __all__ = [
     "fit_tisa",
     "fit_tisa_up_to",
     "funnel_config",
+    "identify",
     "linear_flops",
     "paper_table",
     "toeplitz_part",

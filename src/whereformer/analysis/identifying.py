@@ -1,0 +1,271 @@
+"""``identify``: which position method explains the scores of another program, and what that program does otherwise."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..kernels.call import make_call
+from ..kernels.reference import attention_scores
+from ..positions import Place, Position, Sum
+from ..positions.rope import LAYOUTS, Rope
+
+Scorer = Callable[[Tensor, Tensor], Tensor]
+"""Computes scores (1, heads, n, n) or (heads, n, n) from query and key (1, heads, n, head_dim)."""
+
+Parts = tuple[Tensor | None, Tensor | None]
+"""Query . key and what position adds, each (heads, n, n) or None."""
+
+TABLES = ("as it is", "taken for its transpose", "transposed and taken for itself", "reversed")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A score that is not the method's: its head, query and key, and both numbers."""
+
+    head: int
+    query: int
+    key: int
+    found: float
+    expected: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to compute a method's scores; the default is the right one.
+
+    Args:
+        sign: -1 if offsets are query - key.
+        shift: what is added to every offset, before the sign.
+        layout: how RoPE pairs features; None for the method's own.
+        table: how tables of parameters are read, one of :data:`TABLES`: numbers in the order of (rows, columns) can be
+            taken for (columns, rows), or the other way round, and columns can begin at the last.
+    """
+
+    sign: int = 1
+    shift: int = 0
+    layout: str | None = None
+    table: str = TABLES[0]
+
+    def changes(self) -> list[str]:
+        """Return the names of what is not right."""
+        right = Reading()
+        return [field.name for field in fields(self) if getattr(self, field.name) != getattr(right, field.name)]
+
+
+@dataclass(frozen=True)
+class Identified:
+    """What explains scores.
+
+    Args:
+        method: the name of the method; None if nothing explains them.
+        reading: how the scores were computed.
+        content: the factor on query . key, relative to the method's; None where there is none.
+        position: the factor on what position adds, relative to the method's; None where it adds nothing.
+        cell: the first score that differs from the method as it should be computed; None if none does.
+    """
+
+    method: str | None
+    reading: Reading
+    content: float | None
+    position: float | None
+    cell: Cell | None
+
+    @property
+    def right(self) -> bool:
+        """Whether the scores are the method's."""
+        return self.method is not None and self.cell is None
+
+    def __str__(self) -> str:
+        if self.right:
+            return f"these are the scores of {self.method}"
+        where = ""
+        if (cell := self.cell) is not None:
+            where = f"head {cell.head}, query {cell.query}, key {cell.key}: {cell.found:.6g}, not {cell.expected:.6g}"
+        if self.method is None:
+            return f"no method explains these scores; the first that differs is at {where}"
+        said = {
+            "sign": "the sign of offsets is wrong",
+            "shift": f"offsets are off by {self.reading.shift:+d}",
+            "layout": f"features are paired as {self.reading.layout!r}",
+            "table": f"a table is {self.reading.table}",
+        }
+        parts = [said[name] for name in self.reading.changes()]
+        for name, factor in (("query . key", self.content), ("what position adds", self.position)):
+            if factor is not None and _differs(factor):
+                parts.append(f"{name} is multiplied by {factor:.6g}")
+        return f"{self.method}, but {', and '.join(parts)} (at {where})"
+
+
+def identify(
+    scores: Tensor | Scorer,
+    methods: Position | Mapping[str, Position],
+    *,
+    length: int = 12,
+    layer: int = 0,
+    tolerance: float = 1e-4,
+) -> Identified:
+    """Say which of several methods computes the same scores, and what is wrong if none does exactly.
+
+    Compare a port of a model with a method that has the same parameters. The commonest errors of ports are tried, each
+    and together: offsets of the wrong sign, offsets that are off by one or two, RoPE with another pairing, tables
+    transposed or reversed, and a missing factor. The reading with the fewest errors wins. Scores are before softmax;
+    those that are not finite are left out, so a causal mask does no harm.
+
+    Args:
+        scores: what position adds, (heads, n, n); or a function of query and key (1, heads, n, head_dim) that returns
+            all scores before softmax. It is called once, with random numbers in float64.
+        methods: a method with its parameters, or several by name.
+        length: the number of tokens, if ``scores`` is a function.
+        layer: the layer whose parameters count.
+        tolerance: how far scores may be from a method's, relative to the largest.
+
+    Raises:
+        InputError: if a method needs query and key and ``scores`` are numbers, or for scores of another shape.
+    """
+    if isinstance(methods, Position):
+        methods = {type(methods).__name__.lower(): methods}
+    if not methods:
+        raise InputError("methods", "expected at least one position method, got none")
+    heads = {method.model.num_heads for method in methods.values()}
+    widths = {method.model.head_dim for method in methods.values()}
+    if len(heads) > 1 or len(widths) > 1:
+        raise InputError("methods", f"expected the same heads in all, got {sorted(heads)} of width {sorted(widths)}")
+    sample = _Sample.of(scores, methods, length)
+    best: tuple[int, str, Reading, tuple[float | None, float | None]] | None = None
+    for name, method in methods.items():
+        for reading in _readings(method):
+            parts = sample.parts(method, reading, layer)
+            if parts is None:
+                continue
+            factors = sample.fit(parts, tolerance)
+            if factors is None:
+                continue
+            errors = len(reading.changes()) + sum(factor is not None and _differs(factor) for factor in factors)
+            if best is None or errors < best[0]:
+                best = errors, name, reading, factors
+    if best is None:
+        first = next(iter(methods.values()))
+        return Identified(None, Reading(), None, None, sample.first_cell(first, layer, tolerance))
+    _, name, reading, factors = best
+    return Identified(name, reading, *factors, sample.first_cell(methods[name], layer, tolerance))
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Scores to explain, (heads, n, n) in float64, with the query and the key that they come from, if any."""
+
+    found: Tensor
+    query: Tensor
+    key: Tensor
+    with_content: bool
+
+    @classmethod
+    def of(cls, scores: Tensor | Scorer, methods: Mapping[str, Position], length: int) -> _Sample:
+        model = next(iter(methods.values())).model
+        if isinstance(scores, Tensor):
+            for name, method in methods.items():
+                if method.needs_content:
+                    raise InputError("scores", f"{name} reads query and key; expected a function of them, got numbers")
+            length = scores.shape[-1]
+        generator = torch.Generator().manual_seed(0)
+        size = (2, 1, model.num_heads, length, model.head_dim)
+        query, key = torch.randn(size, generator=generator, dtype=torch.float64)
+        found = scores if isinstance(scores, Tensor) else scores(query, key)
+        found = found.detach().double().cpu()
+        found = found[0] if found.dim() == 4 and len(found) == 1 else found
+        wanted = (model.num_heads, length, length)
+        if tuple(found.shape) != wanted:
+            raise InputError("scores", f"expected shape {wanted}, got {tuple(found.shape)}")
+        return cls(found, query, key, not isinstance(scores, Tensor))
+
+    @torch.no_grad()
+    def parts(self, method: Position, reading: Reading, layer: int) -> Parts | None:
+        """Return query . key and what position adds, each (heads, n, n); None if the method cannot be read so."""
+        method = _read(method, reading)
+        at = torch.arange(self.found.shape[-1])
+        # offset = key - query, so this changes every offset alike.
+        queries, keys = reading.sign * at, reading.sign * (at + reading.shift)
+        hidden = self.query.new_zeros(1, len(at), method.model.hidden_size)
+        query, key = (self.query, self.key) if self.with_content else (0 * self.query, 0 * self.key)
+        try:
+            place = Place(queries, keys, layer, method.shared(queries, keys))
+            terms = (*method.terms(hidden, place), *method.content_terms(query, key, place))
+            query, key, value = method.rotate(query, key, key, place)
+            content, whole = (
+                attention_scores(make_call(query, key, value, each, query_positions=queries, key_positions=keys))[0]
+                for each in ((), terms)
+            )
+        except (ValueError, TypeError, IndexError):
+            if not reading.changes():
+                raise
+            return None  # positions that the method does not have
+        added = (whole - content)[0]
+        return content[0] if self.with_content else None, added if bool(added.any()) else None
+
+    def fit(self, parts: Parts, tolerance: float) -> tuple[float | None, float | None] | None:
+        """Return the factors with which the parts add up to the scores; None if there are none."""
+        seen = self.found.isfinite()
+        there = [part[seen] for part in parts if part is not None]
+        target = self.found[seen]
+        if not there:
+            return None if bool(target.any()) else (None, None)
+        columns = torch.stack(there, 1)
+        factors = torch.linalg.lstsq(columns, target[:, None]).solution[:, 0]
+        largest = float(target.abs().max())
+        if float((columns @ factors - target).abs().max()) > tolerance * largest or bool((factors.abs() < 1e-6).any()):
+            return None
+        numbers = iter(factors.tolist())
+        content, added = (None if part is None else next(numbers) for part in parts)
+        return content, added
+
+    def first_cell(self, method: Position, layer: int, tolerance: float) -> Cell | None:
+        """Return the first score that the method would not give."""
+        parts = self.parts(method, Reading(), layer)
+        assert parts is not None
+        expected = sum((part for part in parts if part is not None), torch.zeros_like(self.found))
+        seen = self.found.isfinite()
+        wrong = ((self.found - expected).abs() > tolerance * expected.abs().max().clamp(min=1e-30)) & seen
+        if not bool(wrong.any()):
+            return None
+        head, query, key = wrong.nonzero()[0].tolist()
+        return Cell(head, query, key, float(self.found[head, query, key]), float(expected[head, query, key]))
+
+
+def _readings(method: Position) -> Iterator[Reading]:
+    """Yield the ways to read a method, the right one first."""
+    layouts: list[str | None] = [None]
+    for part in method if isinstance(method, Sum) else [method]:
+        if isinstance(part, Rope):
+            layouts += [layout for layout in LAYOUTS if layout != part.layout]
+    tables = TABLES if any(parameter.dim() > 1 for parameter in method.parameters()) else TABLES[:1]
+    for table, layout, shift, sign in product(tables, layouts, (0, 1, -1, 2, -2), (1, -1)):
+        yield Reading(sign, shift, layout, table)
+
+
+def _read(method: Position, reading: Reading) -> Position:
+    """Return a copy of a method in float64 that pairs features and reads its tables so."""
+    method = copy.deepcopy(method).double().cpu().eval()
+    for part in method.modules():
+        if isinstance(part, Rope) and reading.layout is not None:
+            part.layout = reading.layout
+    for parameter in method.parameters():
+        if parameter.dim() < 2 or reading.table == TABLES[0]:
+            continue
+        if reading.table == TABLES[1]:
+            parameter.data = parameter.data.reshape(parameter.mT.shape).mT.contiguous()
+        elif reading.table == TABLES[2]:
+            parameter.data = parameter.data.mT.reshape(parameter.shape)
+        else:
+            parameter.data = parameter.data.flip(-1)
+    return method
+
+
+def _differs(factor: float) -> bool:
+    return abs(factor - 1) > 1e-3
