@@ -205,6 +205,17 @@ def test_coming_from_t5():
     torch.testing.assert_close(values["out"], wanted)
 
 
+def test_coming_from_conformer():
+    values = page_values("Conformer")
+    query, vectors = values["query"] + values["v"], values["vectors"]
+    offsets = torch.arange(49) - torch.arange(49)[:, None] + 48
+    scores = (values["query"] + values["u"]) @ values["key"].mT + torch.einsum(
+        "bhqd,hqkd->bhqk", query, vectors[:, offsets]
+    )
+    scores = (scores / 4).masked_fill(~values["real"][:, None, None], -torch.inf)
+    torch.testing.assert_close(values["out"], scores.softmax(-1) @ values["value"])
+
+
 def test_coming_from_swin():
     values = page_values("Swin")
     index = SwinRelativePositionBias(4, (7, 7)).relative_position_index

@@ -343,6 +343,16 @@ def test_neighboring_items_share_scores(fast, items):
     torch.testing.assert_close(found[4].double(), together, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("items", [1, 2])
+def test_heads_share_scores(fast, items):
+    """As in a mask of other libraries, (batch, 1, n_q, n_k)."""
+    inputs, scores = content(9, 14), random(items, 1, 9, 14)
+    found = check(fast, inputs, [(DenseBias, [scores], None)])
+    expected = run("reference", torch.float64, inputs, [(DenseBias, [scores.expand(-1, HEADS, -1, -1)], None)], {})
+    torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[4].double(), expected[4].sum(1, keepdim=True), rtol=1e-4, atol=1e-5)
+
+
 def with_log_sums(name, dtype, inputs, terms, sinks=None, **options):
     """Output, log-sum-exp and all gradients, those of the sinks last."""
     leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]

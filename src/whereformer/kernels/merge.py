@@ -67,7 +67,7 @@ def merge(call: Call) -> Merged:
     values = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetValues)]
     pairs = [term for term in call.terms if isinstance(term, FactorPair)]
     decays = [term for term in call.terms if isinstance(term, DistanceDecay)]
-    dense = [term.scores for term in call.terms if isinstance(term, DenseBias)]
+    dense = [term.scores.expand(-1, call.heads, -1, -1) for term in call.terms if isinstance(term, DenseBias)]
     grid_bias, sizes = grids.merged([term for term in call.terms if isinstance(term, OffsetBias2d)], dtype)
     return Merged(
         bias=OffsetBias(*_merge_tables(biases, span, dtype)) if biases else None,

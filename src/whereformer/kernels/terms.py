@@ -393,9 +393,9 @@ class DenseBias:
     """``score_ij += scores[b, h, i, j]``, for scores that really have one number per query and key.
 
     Args:
-        scores: (1 or batch, heads, n_q, n_k), numbers; ``-inf`` forbids its pair. The first axis may also divide the
-            batch: then so many neighboring items share a matrix, without a copy for each. This is how the rows of an
-            alignment share the bias of its pairs (Evoformer).
+        scores: (1 or batch, 1 or heads, n_q, n_k), numbers; ``-inf`` forbids its pair. The first axis may also divide
+            the batch: then so many neighboring items share a matrix, without a copy for each. This is how the rows of
+            an alignment share the bias of its pairs (Evoformer).
     """
 
     scores: Tensor
@@ -404,7 +404,8 @@ class DenseBias:
         items = self.scores.shape[0] if isinstance(self.scores, Tensor) and self.scores.dim() == 4 else 0
         shared = items != 0 and batch % items == 0
         first = ("batch", (items,)) if shared else ("batch or a divisor of it,", (1, batch))
-        check_shape("DenseBias.scores", self.scores, (first, ("heads", (heads,)), ("n_q", (n_q,)), ("n_k", (n_k,))))
+        wanted = (first, ("heads", (1, heads)), ("n_q", (n_q,)), ("n_k", (n_k,)))
+        check_shape("DenseBias.scores", self.scores, wanted)
 
 
 Term: TypeAlias = (
