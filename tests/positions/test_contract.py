@@ -635,6 +635,7 @@ WRONG_OPTIONS = [
     ("deberta", {"max_distance": 0, "num_buckets": None}, r"max_distance: expected at least 1, got 0"),
     ("deberta", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, or None, got 7"),
     ("deberta", {"max_distance": 129}, r"max_distance: expected more than 129 \(num_buckets / 2 \+ 1\), got 129"),
+    ("deberta", {"num_buckets": None, "clipped": True}, r"clipped: expected False without num_buckets, .*, got True"),
     ("deberta", {"c2p": False, "p2c": False}, r"c2p: expected c2p or p2c to be True, got False for both"),
     ("pope", {"base": 0.0}, r"base: expected a positive number, got 0.0"),
     ("sandwich", {"width": 7}, r"width: expected an even number of at least 2, got 7"),
