@@ -32,6 +32,7 @@ SHIFT_INVARIANT = {
     "pope",
     "sandwich",
     "enformer",
+    "inkling",
 }
 
 

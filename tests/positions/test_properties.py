@@ -67,6 +67,7 @@ INVARIANT = [
     "pope",
     "sandwich",
     "enformer",
+    "inkling",
 ]
 
 

@@ -50,6 +50,7 @@ class Logn(Position):
     """
 
     needs_content = True
+    scales_query = True
     # Not for their numbers: with a cache, ``rotate`` would otherwise be told of the new keys alone.
     reads_keys = True
 
@@ -84,16 +85,18 @@ class Logn(Position):
         assert self.train_length is not None
         if self.kind == "su":
             return n.log().clamp(min=math.log(self.train_length)) / math.log(self.train_length)
-        growth = (
-            torch.log1p((n / self.train_length).floor())
-            if self.kind == "llama4"
-            else (n / self.train_length).clamp(min=1).log()
-        )
-        return 1 + self.alpha * growth
+        if self.kind == "llama4":
+            return 1 + self.alpha * torch.log1p((n / self.train_length).floor())
+        return inkling_growth(n, self.train_length, self.alpha)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         factor = self.query_factor(query, place)
         return (query * factor).to(query.dtype), key, value
+
+
+def inkling_growth(n: Tensor, length: int, alpha: float) -> Tensor:
+    """Return Inkling's factor for n keys."""
+    return 1 + alpha * (n / length).clamp(min=1).log()
 
 
 def visible_keys(place: Place, *, causal: bool, device: torch.device) -> Tensor:
