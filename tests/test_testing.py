@@ -33,6 +33,7 @@ SHIFT_INVARIANT = {
     "sandwich",
     "enformer",
     "inkling",
+    "fox",
 }
 
 

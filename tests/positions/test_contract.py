@@ -481,7 +481,7 @@ def test_the_floater_operator_is_well_formed():
 # Their effect on a score is more than a number per head and offset, or nothing.
 WITHOUT_CURVE = {
     *("none", "sinusoidal", "learned", "shaw", "floater", "synthesizer", "tupe", "rope", "transformer_xl"),
-    *("deberta", "cope", "logn", "pope", "enformer", "inkling"),
+    *("deberta", "cope", "logn", "pope", "enformer", "inkling", "fox"),
     *("tisa2d", "grid_bias", "rope2d"),
 }
 WITH_CURVE = [method for method in METHODS if not parts_of(method) <= WITHOUT_CURVE]

@@ -68,6 +68,8 @@ INVARIANT = [
     "sandwich",
     "enformer",
     "inkling",
+    "fox",
+    "fox causal",
 ]
 
 

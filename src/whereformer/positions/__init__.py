@@ -58,6 +58,7 @@ METHODS: dict[str, str | type[Position]] = {
     "sandwich": "sandwich:Sandwich",
     "enformer": "enformer:Enformer",
     "inkling": "inkling:Inkling",
+    "fox": "fox:Fox",
     "logn": "logn:Logn",
 }
 """The class of each method by name, or "module:Class" for a class of this package that is imported on first use."""
