@@ -32,6 +32,8 @@ SHIFT_INVARIANT = {
     "pope",
     "sandwich",
     "enformer",
+    "inkling",
+    "fox",
 }
 
 

@@ -12,6 +12,7 @@ QUICK = {
     "fire": {"initial_threshold": 8.0},
     "deberta": {"num_buckets": 8, "max_distance": 12},
     "cope": {"num_positions": 3},
+    "inkling": {"rank": 2, "extent": 6},
 }
 
 METHODS = {
@@ -63,6 +64,9 @@ METHODS = {
         {"columns": 4, "prefix": 2, "frequencies": "alternate", "normalize": False, "layout": "interleaved"},
     ),
     "enformer near": ("enformer", {"length": 4, "num_features": 12}),
+    "inkling causal": ("inkling", {"causal": True, "rank": 3, "extent": 5, "log_scaling": 3}),
+    "inkling far": ("inkling", {"rank": 1, "extent": 3}),
+    "fox causal": ("fox", {"causal": True}),
     "logn su": ("logn", {"kind": "su", "train_length": 4}),
     "logn causal": ("logn", {"causal": True}),
     "learned+tisa": ("learned+tisa", {}),

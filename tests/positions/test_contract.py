@@ -289,7 +289,7 @@ def test_floater_takes_explicit_positions_below_max_length_only():
 
 FRACTIONS = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
 # Methods that refuse fractional positions.
-WHOLE_ONLY = {*FIXED_LENGTH, "shaw", "t5", "floater", "deberta", "enformer"}
+WHOLE_ONLY = {*FIXED_LENGTH, "shaw", "t5", "floater", "deberta", "enformer", "inkling"}
 
 
 @each_method
@@ -367,7 +367,7 @@ PROJECTING = {
     *(
         method
         for method in METHODS
-        if any(name in method for name in ("dense", "transformer_xl", "deberta", "enformer"))
+        if any(name in method for name in ("dense", "transformer_xl", "deberta", "enformer", "inkling"))
     ),
 }
 
@@ -481,7 +481,7 @@ def test_the_floater_operator_is_well_formed():
 # Their effect on a score is more than a number per head and offset, or nothing.
 WITHOUT_CURVE = {
     *("none", "sinusoidal", "learned", "shaw", "floater", "synthesizer", "tupe", "rope", "transformer_xl"),
-    *("deberta", "cope", "logn", "pope", "enformer"),
+    *("deberta", "cope", "logn", "pope", "enformer", "inkling", "fox"),
     *("tisa2d", "grid_bias", "rope2d"),
 }
 WITH_CURVE = [method for method in METHODS if not parts_of(method) <= WITHOUT_CURVE]
@@ -635,8 +635,13 @@ WRONG_OPTIONS = [
     ("deberta", {"max_distance": 0, "num_buckets": None}, r"max_distance: expected at least 1, got 0"),
     ("deberta", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, or None, got 7"),
     ("deberta", {"max_distance": 129}, r"max_distance: expected more than 129 \(num_buckets / 2 \+ 1\), got 129"),
+    ("deberta", {"num_buckets": None, "clipped": True}, r"clipped: expected False without num_buckets, .*, got True"),
     ("deberta", {"c2p": False, "p2c": False}, r"c2p: expected c2p or p2c to be True, got False for both"),
     ("pope", {"base": 0.0}, r"base: expected a positive number, got 0.0"),
+    ("inkling", {"rank": 0}, r"rank: expected at least 1, got 0"),
+    ("inkling", {"extent": 0}, r"extent: expected at least 1, got 0"),
+    ("inkling", {"log_scaling": 0}, r"log_scaling: expected at least 1, got 0"),
+    ("inkling", {"alpha": -1.0}, r"alpha: expected at least 0, got -1\.0"),
     ("sandwich", {"width": 7}, r"width: expected an even number of at least 2, got 7"),
     ("enformer", {"num_features": 8}, r"num_features: expected a multiple of 6, got 8"),
     ("enformer", {"length": 0}, r"length: expected at least 1, got 0"),

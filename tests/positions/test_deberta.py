@@ -6,7 +6,7 @@ from transformers import DebertaV2Config
 from transformers.models.deberta_v2 import modeling_deberta_v2 as theirs
 
 from tests.positions.stack import HEADS, LAYERS, WIDTH, build
-from whereformer import Place, Positions, attention, attention_weights, build_position
+from whereformer import OffsetKeys, OffsetQueries, Place, Positions, attention, attention_weights, build_position
 from whereformer.positions.deberta import table_row
 
 INNER = HEADS * (WIDTH // HEADS)
@@ -122,15 +122,29 @@ def test_the_formula_with_queries_and_keys_anywhere():
     torch.testing.assert_close(found, scores.softmax(-1), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize(("buckets", "distance"), [(4, 6), (8, 9), (8, 40), (256, 512), (32, 128)])
+def test_clipped_rows_are_those_of_the_authors(buckets, distance):
+    """They clip offsets at distance - 1 and look their buckets up."""
+    offsets = torch.arange(-3 * distance, 3 * distance + 1)
+    within = (-offsets).clamp(1 - distance, distance - 1)
+    expected = theirs.make_log_bucket_position(within, buckets, distance).long() + buckets
+    found = [
+        table_row(max(-distance, min(distance, offset)), buckets, distance, clipped=True) for offset in offsets.tolist()
+    ]
+    assert found == expected.tolist()
+    assert min(found) == 1
+    position = build("deberta", num_buckets=buckets, max_distance=distance, clipped=True)
+    assert position.rows == found[2 * distance : -2 * distance]
+
+
 def test_only_the_rows_that_occur_are_projected():
     position = build("deberta")
     rows = position.shared(Positions(0, 1, 10), Positions(0, 1, 10))
     assert (rows.first, rows.low, rows.high) == (-9, 256 - 9, 256 + 9)
 
 
-def test_without_p2c_no_term_has_a_number_for_each_pair():
-    position = build_position("deberta", hidden_size=16, num_heads=2, p2c=False)
+def test_no_term_has_a_number_for_each_pair():
+    position = build_position("deberta", hidden_size=16, num_heads=2)
     at = Positions(0, 1, 5)
-    query = torch.randn(1, 2, 5, 8)
-    assert position.content_terms(query, query, Place(at, at)) == ()
+    assert [type(term) for term in position.terms(torch.zeros(1, 5, 16), Place(at, at))] == [OffsetKeys, OffsetQueries]
     assert not position.reads_keys

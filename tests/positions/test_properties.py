@@ -67,6 +67,9 @@ INVARIANT = [
     "pope",
     "sandwich",
     "enformer",
+    "inkling",
+    "fox",
+    "fox causal",
 ]
 
 

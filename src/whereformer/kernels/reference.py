@@ -142,7 +142,8 @@ def scores_of_queries(call: Call, term: OffsetQueries, columns: Tensor, dtype: t
     """Return what the term adds, (1 or batch, heads, n_q, n_k), where pairs read ``columns`` (1 or batch, n_q, n_k)."""
     key = None if call.key is None else _for_each_head(call, call.key).to(dtype) * call.scale
     per_offset = _per_offset(term, key, dtype)
-    batch = len(per_offset) if len(columns) == 1 else len(columns)
+    # Not by len(), which makes a size of exported programs a number.
+    batch = per_offset.shape[0] if columns.shape[0] == 1 else columns.shape[0]
     columns = columns.mT.unsqueeze(1).expand(batch, per_offset.shape[1], -1, -1)
     return per_offset.expand(batch, -1, -1, -1).gather(-1, columns).mT
 

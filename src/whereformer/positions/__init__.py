@@ -57,6 +57,8 @@ METHODS: dict[str, str | type[Position]] = {
     "pope": "pope:Pope",
     "sandwich": "sandwich:Sandwich",
     "enformer": "enformer:Enformer",
+    "inkling": "inkling:Inkling",
+    "fox": "fox:Fox",
     "logn": "logn:Logn",
 }
 """The class of each method by name, or "module:Class" for a class of this package that is imported on first use."""

@@ -240,8 +240,11 @@ class Position(nn.Module):
     """Whether ``content_terms`` reads the keys. A key-value cache then holds keys and values as they are before
     ``rotate``, so that the method gets all of them."""
 
+    scales_query: bool = False
+    """Whether ``rotate`` multiplies the query by a ``query_factor``."""
+
     takes_factors: bool = True
-    """Whether a factor on the query is one of all products with it. If not, no method with a ``query_factor`` can be
+    """Whether a factor on the query is one of all products with it. If not, no method that ``scales_query`` can be
     joined with this one."""
 
     embedding_scale: float = 1.0
@@ -435,13 +438,13 @@ class Position(nn.Module):
         """
         return ()
 
-    def query_factor(self, query: Tensor, place: Place) -> Tensor | None:
-        """What ``rotate`` multiplies the query by, (1 or batch, 1 or heads, n_q, 1); None if by nothing.
+    def query_factor(self, query: Tensor, place: Place) -> Tensor:
+        """What ``rotate`` multiplies the query by if the method ``scales_query``, (1 or batch, 1 or heads, n_q, 1).
 
         Methods that are joined with this one get the query with this factor in ``content_terms``, so that all products
         with the query have it.
         """
-        return None
+        raise NotImplementedError
 
     def content_scale(self, place: Place) -> float:
         """The factor on query . key in the layer that calls, for terms that are to have the same."""
@@ -618,10 +621,6 @@ def out_of_range(name: str, rows: int, position: int, sized_by: str = "max_lengt
     )
 
 
-def _has_factor(part: Position) -> bool:
-    return type(part).query_factor is not Position.query_factor
-
-
 class Sum(Position):
     """Several methods at once, such as ``learned+tisa``: each acts as it would alone, in the given order."""
 
@@ -636,7 +635,7 @@ class Sum(Position):
                     f"{type(part).__name__} acts on query and key, which a Synthesizer with "
                     "content='none' does without; use content='add' or 'mix'",
                 )
-        for scaling in filter(_has_factor, self):
+        for scaling in (part for part in self if part.scales_query):
             for part in self:
                 if not part.takes_factors:
                     raise InputError(
@@ -687,7 +686,7 @@ class Sum(Position):
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         # A factor comes first, so that it is the same in ``content_terms``, whatever others add to the query.
-        for part, own in sorted(self._places(place), key=lambda pair: not _has_factor(pair[0])):
+        for part, own in sorted(self._places(place), key=lambda pair: not pair[0].scales_query):
             query, key, value = part("rotate", query, key, value, own)
         return query, key, value
 
@@ -696,10 +695,9 @@ class Sum(Position):
 
     def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
         places = [found for found in self._places(place) if type(found[0]).content_terms is not Position.content_terms]
-        if places:
-            for part, own in self._places(place):
-                if (factor := part("query_factor", query, own)) is not None:
-                    query = (query * factor).to(query.dtype)
+        for part, own in self._places(place) if places else ():
+            if part.scales_query:
+                query = (query * part("query_factor", query, own)).to(query.dtype)
         return tuple(term for part, own in places for term in part("content_terms", query, key, own))
 
     def tabulate(self, length: int) -> None:

@@ -10,18 +10,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import InputError
-from ..kernels.terms import DenseBias, OffsetKeys, PositionsLike, Term, offsets_between, position_values
+from ..kernels.terms import OffsetKeys, OffsetQueries, PositionsLike, Term
 from .base import ModelShape, Place, Position, offset_span
 
 
-def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
+def table_row(offset: int, num_buckets: int | None, max_distance: int, *, clipped: bool = False) -> int:
     """Return the row of the table that an offset reads.
 
     Without buckets every distance has a row up to ``max_distance``. With them it has one up to ``num_buckets / 2``, and
     farther ones share logarithmically wider buckets. The rows go from the right to the left, because the authors' table
-    is over query - key.
+    is over query - key. Buckets of ``clipped`` offsets leave row 0 without use.
     """
     distance, span = abs(offset), max_distance if num_buckets is None else num_buckets
+    if clipped:
+        distance = min(distance, max_distance - 1)
     middle = span // 2
     if num_buckets is not None and distance > middle:
         fraction = math.log(distance / middle) / math.log((max_distance - 1) / middle)
@@ -32,15 +34,13 @@ def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
 class Rows(NamedTuple):
     """What all layers share: the rows of the table that occur, ``low`` to ``high``, and where to read them.
 
-    ``offsets`` holds the row above ``low`` of every offset from ``first`` on, ``pairs`` that of every pair, (1 or
-    batch, 1, n_k, n_q); None without ``p2c``.
+    ``offsets`` holds the row above ``low`` of every offset from ``first`` on.
     """
 
     first: int
     low: int
     high: int
     offsets: Tensor
-    pairs: Tensor | None
 
 
 class Deberta(Position):
@@ -49,8 +49,8 @@ class Deberta(Position):
     ``score_ij = (<q_i, k_j> + <q_i, K[r]> + <k_j, Q[r]>) / sqrt(3 head_dim)`` with the row r of the offset. K and Q are
     projections of one table, which all layers share; the projections belong to the layers. The scores are divided by
     sqrt(3 head_dim), or sqrt(2 head_dim) with one of the terms: the query is multiplied by 3 ** -0.5 before attention
-    divides by sqrt(head_dim). A key's product with the offset (p2c) has its own number for every pair: a DenseBias with
-    O(n_q n_k) memory. Without it, memory is O(n).
+    divides by sqrt(head_dim). Both products with the offset are tables over offsets, so memory is O(n). Joined with
+    rope, they meet the rotated query and key.
 
     Args:
         max_distance: offsets from here on look alike.
@@ -58,6 +58,9 @@ class Deberta(Position):
             rest are logarithmically wider. None gives each distance below ``max_distance`` a row, as in version 1.
         c2p: whether a query looks at the offset (content to position).
         p2c: whether an offset looks at the key (position to content).
+        clipped: whether offsets are clipped at ``max_distance - 1`` before they get a bucket, as in the authors' code,
+            where no offset reads row 0 of the table. In transformers, keys from ``max_distance`` on to the right read
+            it, and so they do by default here.
     Shape (with L distinct layers, and ``num_buckets`` or else ``max_distance`` as span):
         table: (2 * span, hidden_size), over query - key. key_weight, query_weight: (L, num_heads * head_dim,
             hidden_size). All are normal with standard deviation ``initializer_range``. query_bias: (L, num_heads
@@ -77,6 +80,7 @@ class Deberta(Position):
         num_buckets: int | None = 256,
         c2p: bool = True,
         p2c: bool = True,
+        clipped: bool = False,
     ) -> None:
         super().__init__(model)
         if max_distance < 1:
@@ -88,9 +92,13 @@ class Deberta(Position):
             raise InputError("max_distance", f"expected more than {least} (num_buckets / 2 + 1), got {max_distance}")
         if not (c2p or p2c):
             raise InputError("c2p", "expected c2p or p2c to be True, got False for both")
+        if clipped and num_buckets is None:
+            raise InputError("clipped", "expected False without num_buckets, where the authors clip nothing, got True")
         self.max_distance, self.num_buckets = max_distance, num_buckets
-        self.rows = [table_row(offset, num_buckets, max_distance) for offset in range(-max_distance, max_distance + 1)]
-        self.reads_keys = p2c
+        self.rows = [
+            table_row(offset, num_buckets, max_distance, clipped=clipped)
+            for offset in range(-max_distance, max_distance + 1)
+        ]
         self.terms_and_content = 1 + c2p + p2c
         layers, inner = max(model.passes) + 1, model.num_heads * model.head_dim
         span = max_distance if num_buckets is None else num_buckets
@@ -123,36 +131,22 @@ class Deberta(Position):
         rows, reach = self.once() if once is None else once, self.max_distance
         first, last = span
         low, high = self.rows[last + reach], self.rows[first + reach]
-        pairs = None
-        if self.query_weight is not None:
-            at = (position_values(positions, rows.device) for positions in (queries, keys))
-            offsets = offsets_between(*at).clamp(first, last)
-            pairs = (rows[offsets + reach] - low).mT
-            pairs = pairs.unsqueeze(1) if pairs.dim() == 3 else pairs[None, None]
-        return Rows(first, low, high, rows[first + reach : last + reach + 1] - low, pairs)
+        return Rows(first, low, high, rows[first + reach : last + reach + 1] - low)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         return query * self.terms_and_content**-0.5, key, value
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        if self.key_weight is None:
-            return ()
-        rows = self._rows(place)
-        vectors = self._project(rows, place.layer, self.key_weight)
-        return (OffsetKeys(vectors[:, rows.offsets], rows.first),)
-
-    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
-        if self.query_weight is None or self.query_bias is None:
-            return ()
-        rows = self._rows(place)
-        assert rows.pairs is not None
-        vectors = self._project(rows, place.layer, self.query_weight, self.query_bias)
-        by_row = (key @ vectors.mT.to(key.dtype)) * self.terms_and_content**-0.5 * self.content_scale(place)
-        pairs = rows.pairs.expand(*by_row.shape[:3], -1)
-        return (DenseBias(by_row.gather(-1, pairs).mT),)
-
-    def _rows(self, place: Place) -> Rows:
-        return self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        rows: Rows = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        found: tuple[Term, ...] = ()
+        if self.key_weight is not None:
+            vectors = self._project(rows, place.layer, self.key_weight)
+            found += (OffsetKeys(vectors[:, rows.offsets], rows.first),)
+        if self.query_weight is not None:
+            # The query has the root in it, and the key has not.
+            vectors = self._project(rows, place.layer, self.query_weight, self.query_bias)
+            found += (OffsetQueries(vectors[:, rows.offsets] * self.terms_and_content**-0.5, rows.first),)
+        return found
 
     def _project(self, rows: Rows, layer: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Project the rows that occur for a layer, (heads, rows, head_dim)."""

@@ -50,6 +50,7 @@ class Logn(Position):
     """
 
     needs_content = True
+    scales_query = True
     # Not for their numbers: with a cache, ``rotate`` would otherwise be told of the new keys alone.
     reads_keys = True
 
@@ -84,16 +85,18 @@ class Logn(Position):
         assert self.train_length is not None
         if self.kind == "su":
             return n.log().clamp(min=math.log(self.train_length)) / math.log(self.train_length)
-        growth = (
-            torch.log1p((n / self.train_length).floor())
-            if self.kind == "llama4"
-            else (n / self.train_length).clamp(min=1).log()
-        )
-        return 1 + self.alpha * growth
+        if self.kind == "llama4":
+            return 1 + self.alpha * torch.log1p((n / self.train_length).floor())
+        return inkling_growth(n, self.train_length, self.alpha)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
         factor = self.query_factor(query, place)
         return (query * factor).to(query.dtype), key, value
+
+
+def inkling_growth(n: Tensor, length: int, alpha: float) -> Tensor:
+    """Return Inkling's factor for n keys."""
+    return 1 + alpha * (n / length).clamp(min=1).log()
 
 
 def visible_keys(place: Place, *, causal: bool, device: torch.device) -> Tensor:
@@ -107,36 +110,68 @@ def visible_keys(place: Place, *, causal: bool, device: torch.device) -> Tensor:
         if not causal:
             total = torch.full((1, 1), keys.shape[-1], device=device) if mask is None else mask.sum(-1, keepdim=True)
             return total.expand(-1, queries.shape[-1])
-        if isinstance(place.keys, Positions):
-            first, stride, length = place.keys.start, place.keys.stride, place.keys.length
-            reached = ((queries - first).div(stride, rounding_mode="floor") + 1).clamp(0, length).long()
-            return reached if mask is None else _up_to(mask, reached)
-        query_documents, key_documents = torch.zeros_like(queries), torch.zeros_like(keys)
-    else:
-        query_documents, key_documents = place.query_documents, place.key_documents
-    if mask is None:
-        mask = torch.ones_like(keys, dtype=torch.int64)
-    shared = (queries, keys, query_documents, key_documents, mask)
-    batch = max(len(tensor) for tensor in shared)
-    queries, keys, query_documents, key_documents, mask = (tensor.expand(batch, -1) for tensor in shared)
-    documents, order = key_documents.sort(-1)
-    by_document = mask.gather(-1, order)
-    query_documents = query_documents.to(documents.dtype).contiguous()
-    earlier = _up_to(by_document, torch.searchsorted(documents, query_documents))
-    if not causal:
-        return _up_to(by_document, torch.searchsorted(documents, query_documents, right=True)) - earlier
-    # Keys and queries in one row, ordered by document and then by position; a key comes before a query at its position.
+        if isinstance(place.keys, Positions) and mask is None:
+            return _reached(place.keys, queries)
+    ones = torch.ones_like(keys, dtype=torch.int64) if mask is None else mask
+    if causal:
+        found = sums_of_keys(place, torch.ones_like(ones).unsqueeze(1))[0][:, 0]
+        if place.key_documents is None:
+            return found
+    assert place.query_documents is not None
+    assert place.key_documents is not None
+    batch = _common_batch(ones, place.key_documents)
+    documents, order = place.key_documents.expand(batch, -1).sort(-1)
+    totals = functional.pad(ones.expand(batch, -1).gather(-1, order).cumsum(-1), (1, 0))
+    wanted = place.query_documents.to(documents.dtype).expand(batch, -1).contiguous()
+    earlier = totals.gather(-1, torch.searchsorted(documents, wanted))
+    return (found if causal else totals.gather(-1, torch.searchsorted(documents, wanted, right=True))) - earlier
+
+
+def sums_of_keys(place: Place, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum numbers of the real keys in the order of documents and, within them, of positions.
+
+    Args:
+        place: where queries and keys are.
+        numbers: (1 or batch, heads, n_k), one for each key.
+
+    Returns:
+        The sums up to each query, (1 or batch, heads, n_q), and those up to each key, itself included. Both begin with
+        the first document, so differences within one document are what counts.
+    """
+    device = numbers.device
+    queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (place.queries, place.keys))
+    if place.key_mask is not None:
+        numbers = numbers * place.key_mask[:, None].to(numbers.dtype)
+    if place.key_documents is None and isinstance(place.keys, Positions):
+        sums = functional.pad(numbers.cumsum(-1), (1, 0))
+        reached = _reached(place.keys, queries)
+        batch = _common_batch(sums, reached)
+        index = reached.unsqueeze(1).expand(batch, sums.shape[1], -1)
+        return sums.expand(batch, -1, -1).gather(-1, index), sums[..., 1:]
+    of_queries, of_keys = place.query_documents, place.key_documents
+    if of_queries is None or of_keys is None:
+        of_queries, of_keys = torch.zeros_like(queries), torch.zeros_like(keys)
+    # Keys and queries in one row; a key comes before a query at its position.
     dtype = torch.promote_types(keys.dtype, queries.dtype)
+    batch = _common_batch(queries, keys, of_queries, of_keys, numbers)
     at, document = (
-        torch.cat(pair, -1) for pair in ((keys.to(dtype), queries.to(dtype)), (key_documents, query_documents))
+        torch.cat([each.expand(batch, -1) for each in pair], -1)
+        for pair in ((keys.to(dtype), queries.to(dtype)), (of_keys, of_queries))
     )
     order = at.argsort(dim=-1, stable=True)
-    order = order.gather(-1, document.gather(-1, order).argsort(dim=-1, stable=True))
-    counted = functional.pad(mask, (0, queries.shape[-1])).gather(-1, order).cumsum(-1)
-    found = torch.zeros_like(counted).scatter(-1, order, counted)
-    return found[:, keys.shape[-1] :] - earlier
+    order = order.gather(-1, document.gather(-1, order).argsort(dim=-1, stable=True)).unsqueeze(1)
+    order = order.expand(-1, numbers.shape[1], -1)
+    row = functional.pad(numbers, (0, queries.shape[-1])).expand(batch, -1, -1)
+    sums = row.gather(-1, order).cumsum(-1)
+    found = torch.zeros_like(sums).scatter(-1, order, sums)
+    return found[..., keys.shape[-1] :], found[..., : keys.shape[-1]]
 
 
-def _up_to(mask: Tensor, count: Tensor) -> Tensor:
-    """Sum the first ``count`` (1 or batch, n_q) entries of each row of a mask (batch, n_k)."""
-    return functional.pad(mask.cumsum(-1), (1, 0)).gather(-1, count.expand(len(mask), -1))
+def _common_batch(*tensors: Tensor) -> int:
+    """Return the size of the first axis that tensors have, some of which have 1; it may be 0."""
+    return torch.broadcast_shapes(*((tensor.shape[0],) for tensor in tensors))[0]
+
+
+def _reached(keys: Positions, queries: Tensor) -> Tensor:
+    """Return the number of keys at each query's position or before, like ``queries`` but int64."""
+    return ((queries - keys.start).div(keys.stride, rounding_mode="floor") + 1).clamp(0, keys.length).long()

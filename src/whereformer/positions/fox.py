@@ -1,0 +1,54 @@
+"""FoX: scores that fall with what the tokens in between let be forgotten (Lin et al. 2025)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..kernels.precision import without_autocast
+from ..kernels.terms import DistanceDecay, Term
+from .base import ModelShape, Place, Position, float_dtype
+from .logn import sums_of_keys
+
+
+class Fox(Position):
+    """Subtracts what the tokens between query and key let be forgotten: each has a gate per head.
+
+    ``score_ij -= |c_i - c_j|`` with ``c_i = sum of log sigmoid(<g_h, k_t> + b_h)`` over the keys up to position i of
+    the same document. k_t are token t's keys of all heads. In a causal model this is the paper's formula: the weights
+    of earlier keys are multiplied by the gates of all tokens after them, up to the query. In an encoder, tokens to the
+    right are forgotten likewise.
+
+    The authors compute gates from the layer's input x_t. Keys are ``W x_t``, so that a gate with the weights w there is
+    one with ``g = w W^-1`` here, if the keys of all heads together are as wide as x_t and have neither bias nor norm.
+    Gates of keys are what a key-value cache, pooled queries and attention to another sequence can have.
+
+    Shape:
+        weight: (num_layers, num_heads, num_heads * head_dim), g, normal with standard deviation ``initializer_range``.
+        bias: (num_layers, num_heads), b, zeros.
+    Extrapolation: any length and any real position; only the order of positions counts.
+    Source: Lin et al. (2025), arXiv 2503.02130, eq. 4.
+    """
+
+    needs_content = True
+    reads_keys = True
+
+    def __init__(self, model: ModelShape) -> None:
+        super().__init__(model)
+        self.weight = nn.Parameter(torch.empty(model.num_layers, model.num_heads, model.num_heads * model.head_dim))
+        self.bias = nn.Parameter(torch.empty(model.num_layers, model.num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, 0.0, self.model.initializer_range)
+        nn.init.zeros_(self.bias)
+
+    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
+        dtype = float_dtype(key)
+        # Half precision would lose small gates beside long sums.
+        with without_autocast(key.device):
+            weight, bias = (parameter[place.layer].to(dtype) for parameter in (self.weight, self.bias))
+            gates = functional.linear(key.transpose(1, 2).flatten(2).to(dtype), weight, bias)
+            of_queries, of_keys = sums_of_keys(place, functional.logsigmoid(gates).mT)
+        return (DistanceDecay(of_queries, of_keys),)

@@ -1,0 +1,96 @@
+"""Inkling's relative positions: a few trained profiles over the distance, mixed anew by every token (2026)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import InputError
+from ..kernels.terms import OffsetKeys, PositionsLike, Term
+from .base import ModelShape, Place, Position, float_dtype, offset_span
+from .logn import inkling_growth, visible_keys
+
+
+class Inkling(Position):
+    """Adds a bias by distance that each token mixes from a few trained profiles, in every layer.
+
+    ``score_ij += <r_i, profiles[:, i - j]>`` for ``0 <= i - j < extent``, and nothing beyond, with ``r_i = R x_i`` for
+    every head from the layer's input x. So a token can ask for its neighbor, and another one for all of a sentence. A
+    rank of 16 is enough for long profiles. It is not scaled. This was made for causal models. In an encoder, profiles
+    reach to both sides.
+
+    Args:
+        rank: the number of profiles.
+        extent: the distance from which on nothing is added. (Inkling: 1024, and the window's size in layers with one.)
+        log_scaling: the number of keys from which on query and bias are multiplied by
+            ``1 + alpha log(n / log_scaling)`` for n keys (``logn`` with "inkling" multiplies the query alone); None:
+            never. Inkling's layers with a window have none.
+        alpha: the growth of ``log_scaling``.
+    Shape (with L distinct layers, and D distances: ``extent``, or ``2 * extent - 1`` unless the model is causal):
+        mix: (L, num_heads * rank, hidden_size), R. profiles: (L, rank, D), over the distance, or over query - key from
+            1 - extent on. Both are normal with standard deviation ``initializer_range``.
+    Extrapolation: any length; far keys get nothing.
+    Source: Inkling (Thinking Machines, 2026), ``InklingRelativeLogits`` and ``InklingAttention`` in transformers. Its
+        queries and keys have norms, a scale of 1 / head_dim and short convolutions, which are not part of this.
+    """
+
+    def __init__(
+        self,
+        model: ModelShape,
+        *,
+        rank: int = 16,
+        extent: int = 512,
+        log_scaling: int | None = None,
+        alpha: float = 0.1,
+    ) -> None:
+        super().__init__(model)
+        for name, number in (("rank", rank), ("extent", extent), ("log_scaling", log_scaling)):
+            if number is not None and number < 1:
+                raise InputError(name, f"expected at least 1, got {number}")
+        if alpha < 0:
+            raise InputError("alpha", f"expected at least 0, got {alpha}")
+        self.rank, self.extent, self.log_scaling, self.alpha = rank, extent, log_scaling, alpha
+        # Only a factor on the query needs one, and all keys to count.
+        self.needs_content = self.reads_keys = self.scales_query = log_scaling is not None
+        layers = max(model.passes) + 1
+        distances = extent if model.causal else 2 * extent - 1
+        self.mix = nn.Parameter(torch.empty(layers, model.num_heads * rank, model.hidden_size))
+        self.profiles = nn.Parameter(torch.empty(layers, rank, distances))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in (self.mix, self.profiles):
+            nn.init.normal_(parameter, 0.0, self.model.initializer_range)
+
+    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> tuple[int, int]:
+        """Return the first and the last offset of the tables.
+
+        Raises:
+            TypeError: for fractional positions.
+        """
+        span = offset_span(queries, keys, self.extent)
+        if span is None:
+            raise TypeError("inkling: needs whole positions, got fractional ones")
+        return span
+
+    def query_factor(self, query: Tensor, place: Place) -> Tensor:
+        assert self.log_scaling is not None
+        n = visible_keys(place, causal=self.model.causal, device=query.device).to(float_dtype(query))
+        return inkling_growth(n, self.log_scaling, self.alpha)[:, None, :, None]
+
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        if self.scales_query:
+            query = (query * self.query_factor(query, place)).to(query.dtype)
+        return query, key, value
+
+    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        first, last = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        own = self.model.passes[place.layer]
+        factors = functional.linear(hidden, self.mix[own]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
+        if self.scales_query:
+            factors = (factors * self.query_factor(hidden, place)).to(factors.dtype)
+        # Over offsets: farther distances come first, and keys to the right last. Zeros at both ends stand for the rest.
+        profiles = functional.pad(self.profiles[own].flip(-1), (1, self.extent if self.model.causal else 1))
+        table = profiles[:, first + self.extent : last + self.extent + 1].mT
+        return (OffsetKeys(table.unsqueeze(0), first, 1, factors),)

@@ -1,0 +1,102 @@
+"""``fox`` against the naive formula of the Forgetting Transformer, pair by pair, with gates of the layer's input."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.positions.stack import HEADS, LAYERS, WIDTH, spread
+from whereformer import DistanceDecay, Place, Positions, attention, build_position
+
+HEAD_DIM = WIDTH // HEADS
+LAYER = 1
+
+
+def build(**options):
+    position = build_position("fox", hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, **options).double()
+    spread(position)
+    return position
+
+
+def forgotten(logs):
+    """The sum of the tokens' logarithms (n,) between each query and key, one loop after the other: (n, n)."""
+    n = len(logs)
+    found = torch.zeros(n, n, dtype=logs.dtype)
+    for i in range(n):
+        for j in range(n):
+            found[i, j] = logs[min(i, j) + 1 : max(i, j) + 1].sum()
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_attention_is_that_of_the_forgetting_transformer(n, causal):
+    """Theirs has gates of the layer's input, w x + b; ours of the keys W x, so that g = w W^-1."""
+    position = build(causal=causal)
+    x = torch.randn(2, n, WIDTH, dtype=torch.float64)
+    project = torch.randn(3, WIDTH, WIDTH, dtype=torch.float64)
+    w = torch.randn(HEADS, WIDTH, dtype=torch.float64)
+    with torch.no_grad():
+        position.weight[LAYER] = w @ torch.linalg.inv(project[1])
+    query, key, value = (functional.linear(x, each).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in project)
+    logs = functional.linear(x, w, position.bias.detach()[LAYER]).sigmoid().log()
+    bias = torch.stack([torch.stack([forgotten(logs[b, :, h]) for h in range(HEADS)]) for b in range(2)])
+    scores = query @ key.mT / HEAD_DIM**0.5 + bias
+    if causal:
+        scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+    at = Positions(0, 1, n)
+    place = Place(at, at, LAYER)
+    terms = position.content_terms(query, key, place)
+    assert [type(term) for term in terms] == [DistanceDecay]
+    found = attention(*position.rotate(query, key, value, place), terms, causal=causal)
+    torch.testing.assert_close(found, scores.softmax(-1) @ value, rtol=1e-9, atol=1e-9)
+
+
+def levels(position, key, place):
+    (term,) = position.content_terms(torch.zeros(0), key, place)
+    return term.query_levels, term.key_levels
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_levels_with_queries_and_keys_anywhere(documents):
+    """What lies between two tokens are the real keys of their document, by position."""
+    position = build()
+    n_q, n_k = 5, 8
+    queries = torch.randint(-3, 12, (2, n_q))
+    keys = torch.stack([torch.randperm(14)[:n_k] - 2 for _ in range(2)])
+    ids = (torch.randint(0, 2, (2, n_q)), torch.randint(0, 2, (2, n_k))) if documents else (None, None)
+    mask = torch.rand(2, n_k) < 0.7
+    key = torch.randn(2, HEADS, n_k, HEAD_DIM, dtype=torch.float64)
+    place = Place(queries, keys, LAYER, key_mask=mask, query_documents=ids[0], key_documents=ids[1])
+    of_queries, of_keys = levels(position, key, place)
+    weight, bias = position.weight.detach()[LAYER], position.bias.detach()[LAYER]
+    logs = functional.linear(key.transpose(1, 2).flatten(2), weight, bias).sigmoid().log()
+    for b, i, j in torch.cartesian_prod(torch.arange(2), torch.arange(n_q), torch.arange(n_k)).tolist():
+        if documents and ids[0][b, i] != ids[1][b, j]:
+            continue
+        low, high = sorted((int(queries[b, i]), int(keys[b, j])))
+        between = (keys[b] > low) & (keys[b] <= high) & mask[b]
+        if documents:
+            between &= ids[1][b] == ids[0][b, i]
+        found = (of_queries[b, :, i] - of_keys[b, :, j]).abs()
+        torch.testing.assert_close(found, -logs[b, between].sum(0), rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_by_numbers():
+    position = build()
+    at = Positions(0, 1, 4)
+    tensors = torch.randn(3, 1, HEADS, 4, HEAD_DIM, dtype=torch.float64).requires_grad_()
+
+    def run(query, key, value, *_):
+        return attention(query, key, value, position.content_terms(query, key, Place(at, at, LAYER)))
+
+    torch.autograd.gradcheck(run, (*tensors.unbind(), position.weight, position.bias))
+
+
+def test_long_rows_in_half_precision():
+    position = build().bfloat16()
+    key = torch.randn(1, HEADS, 3000, HEAD_DIM).bfloat16()
+    at = Positions(0, 1, 3000)
+    of_queries, of_keys = levels(position, key, Place(at, at, LAYER))
+    assert of_queries.dtype == torch.float32
+    exact = levels(position.double(), key.double(), Place(at, at, LAYER))[1]
+    assert (of_keys.diff(dim=-1).double() - exact.diff(dim=-1)).abs().max() < 2e-3
