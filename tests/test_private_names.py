@@ -44,6 +44,7 @@ USED_OF_OBJECTS = {
     "_forward_hooks",
     "_forward_pre_hooks",
     "_gradient_checkpointing_func",
+    "_is_zerotensor",
     "_schema",
 }
 """Of its tensors, modules and operators."""

@@ -74,7 +74,7 @@ def test_what_is_shared_is_where_the_model_is(name):
     assert not [key for key in position.state_dict() if key != "weight"]
     position, at = position.to("meta"), Positions(0, 1, 5)
     shared = position.shared(at, at)
-    found = {"rope": lambda: shared[0][10_000.0][0], "alibi": lambda: shared[0].table, "t5": lambda: shared.columns}[
+    found = {"rope": lambda: shared[0][10_000.0, 0][0], "alibi": lambda: shared[0].table, "t5": lambda: shared.columns}[
         name
     ]()
     assert found.device.type == "meta"

@@ -102,7 +102,7 @@ _OTHER_NAMES = {
 
 def _known(config_class: Any) -> set[str]:
     own = {*config_class.__dataclass_fields__, *config_class.attribute_map, *_OF_TRANSFORMERS, LOADED}
-    return own | GenerationConfig._get_default_generation_params().keys()
+    return own | GenerationConfig().to_dict().keys()
 
 
 def set_unknown_apart(config_class: Any, entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """``EncoderConfig``: the sizes, options and position method of a BERT, ALBERT or funnel."""
 
+import json
 from copy import deepcopy
 from math import ceil
+from pathlib import Path
 from typing import Any, Self
 
 from transformers import PreTrainedConfig
@@ -270,7 +272,7 @@ class EncoderConfig(PreTrainedConfig):
 
     @classmethod
     def from_json_file(cls, json_file: Any) -> Any:
-        return cls.from_dict(cls._dict_from_json_file(json_file))
+        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
 
     @property
     def full_length(self) -> bool:

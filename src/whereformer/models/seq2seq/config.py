@@ -1,5 +1,7 @@
 """``Seq2SeqConfig``: the configuration of the translation Transformer."""
 
+import json
+from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
@@ -155,7 +157,7 @@ class Seq2SeqConfig(PreTrainedConfig):
 
     @classmethod
     def from_json_file(cls, json_file: Any) -> Any:
-        return cls.from_dict(cls._dict_from_json_file(json_file))
+        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "Seq2SeqConfig":
