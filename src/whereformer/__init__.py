@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         attention_weights,
         decomposed_offset_keys,
         explain,
+        index_bias,
         merge_attention,
     )
     from .kernels.terms import (
@@ -89,6 +90,7 @@ __all__ = [
     "detach",
     "explain",
     "from_authors_weights",
+    "index_bias",
     "load_attached",
     "load_pretrained",
     "merge_attention",
@@ -103,6 +105,7 @@ _KERNELS = {
     "attention_weights",
     "decomposed_offset_keys",
     "explain",
+    "index_bias",
     "merge_attention",
 }
 _TERMS = {

@@ -28,6 +28,7 @@ from .terms import (
     Positions,
     PositionsLike,
     Term,
+    index_bias,
 )
 from .triton import launch as triton
 
@@ -50,6 +51,7 @@ __all__ = [
     "attention_weights",
     "decomposed_offset_keys",
     "explain",
+    "index_bias",
     "merge_attention",
 ]
 

@@ -67,7 +67,7 @@ def merge(call: Call) -> Merged:
     values = [(term.table, term.first) for term in call.terms if isinstance(term, OffsetValues)]
     pairs = [term for term in call.terms if isinstance(term, FactorPair)]
     decays = [term for term in call.terms if isinstance(term, DistanceDecay)]
-    dense = [term.scores.expand(-1, call.heads, -1, -1) for term in call.terms if isinstance(term, DenseBias)]
+    dense = [_of_all_heads(term.scores, call.heads) for term in call.terms if isinstance(term, DenseBias)]
     grid_bias, sizes = grids.merged([term for term in call.terms if isinstance(term, OffsetBias2d)], dtype)
     return Merged(
         bias=OffsetBias(*_merge_tables(biases, span, dtype)) if biases else None,
@@ -85,6 +85,11 @@ def merge(call: Call) -> Merged:
         grid_bias=grid_bias,
         grids=sizes,
     )
+
+
+def _of_all_heads(scores: Tensor, heads: int) -> Tensor:
+    """Return dense scores for every head; those that have them stay the same tensor."""
+    return scores if scores.shape[1] == heads else scores.expand(-1, heads, -1, -1)
 
 
 def _add_up(dense: list[Tensor], dtype: torch.dtype) -> Tensor | None:
