@@ -390,6 +390,7 @@ SMOKE_TESTS = {
     "per_call": per_call,
     "scaling": scaling,
     "seed_noise": seed_noise,
+    "sound": sound,
     "t5": t5,
     "text_memory": text_memory,
     "tisa_from_start": tisa_from_start,
