@@ -280,6 +280,14 @@ def seed_noise(run, tmp_path):
     assert "standard deviation of a gap over seeds: 1.414 nats" in run("seed_noise", tmp_path / "results.json")
 
 
+def sound(run, tmp_path):
+    out = tmp_path / "sound.json"
+    run("sound", "--models=wav2vec2-bert", "--minutes=0.2", "--width=64", "--limit=1", f"--out={out}")
+    found = results_of(out)["rows"]
+    assert [row["way"] for row in found] == ["eager", "sdpa", "attached"] * 2
+    assert all(row["n"] == 150 and row["seconds"] >= 0 for row in found)
+
+
 def t5(run, tmp_path):
     out = tmp_path / "t5.json"
     run("t5", "--lengths=16", "--tokens=32", "--layers=1", "--rounds=1", f"--out={out}")
@@ -382,6 +390,7 @@ SMOKE_TESTS = {
     "per_call": per_call,
     "scaling": scaling,
     "seed_noise": seed_noise,
+    "sound": sound,
     "t5": t5,
     "text_memory": text_memory,
     "tisa_from_start": tisa_from_start,
