@@ -177,7 +177,9 @@ class Stack:
         }
         grid = grid_options(config, calls[0].n_q, name)
         self.position = build_position(name, **{**sizes, **grid, **options})
-        if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not isinstance(self.position, NoPosition):
+        if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
+            isinstance(method, NoPosition) for method in self.position.methods()
+        ):
             raise InputError(
                 "position", f"the layers of {type(stack).__name__} differ in their heads; expected 'none', got {name!r}"
             )
