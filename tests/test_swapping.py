@@ -124,6 +124,9 @@ def test_attend_refuses_what_belongs_to_the_place_and_layers_that_are_not_there(
         position.attend(*given, place_of(12), key_mask=torch.ones(1, 12, dtype=torch.bool))
     with pytest.raises(TypeError, match="is_causal: attention has no such argument; give causal=True"):
         position.attend(*given, place_of(12), is_causal=True)
+    rope = whereformer.build_position("rope", hidden_size=64, num_heads=4)
+    with pytest.raises(InputError, match="query: Rope acts on query and key: expected tensors, got None"):
+        rope.attend(given[0], None, None, given[3], place_of(12))
     with pytest.raises(InputError, match=r"place\.layer: .* 1 layers, got layer 1.*num_layers"):
         position.attend(*given, place_of(12, 1))
 

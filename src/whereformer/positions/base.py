@@ -324,7 +324,7 @@ class Position(nn.Module):
             What :func:`whereformer.attention` returns: (batch, heads, n_q, head_dim), with ``return_lse`` a pair.
 
         Raises:
-            InputError: for a layer that the method was not built for.
+            InputError: for a layer that the method was not built for, or no query where the method acts on it.
             TypeError, ValueError: as :func:`whereformer.attention`.
         """
         for name, field in _IN_PLACE.items():
@@ -367,6 +367,8 @@ class Position(nn.Module):
                 f"the method was built for {self.model.num_layers} layers, got layer {place.layer}, counted from 0; "
                 "give build_position num_layers",
             )
+        if query is None and self.content and self.needs_content:
+            raise InputError("query", f"{type(self).__name__} acts on query and key: expected tensors, got None")
         terms = self.terms(hidden, place)
         if not self.content or query is None or key is None:
             return None, None, value, terms
@@ -643,6 +645,7 @@ class Sum(Position):
                         f"{type(part).__name__} bends the query, so {type(scaling).__name__}'s factor on it would be "
                         "none of the scores",
                     )
+        self.needs_content = any(part.needs_content for part in self)
         self.reads_keys = any(part.reads_keys for part in self)
         self.embedding_scale = max(part.embedding_scale for part in self)
 
