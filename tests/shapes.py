@@ -67,7 +67,7 @@ SHAPES_OF_TERMS = {
         "query_levels": Float[Tensor, "#batch heads n_q"],
         "key_levels": Float[Tensor, "#batch heads n_k"],
     },
-    DenseBias: {"scores": Float[Tensor, "#batch #heads n_q n_k"]},
+    DenseBias: {"scores": Float[Tensor, "_ #heads n_q n_k"]},
 }
 SHAPES_WITH_FACTORS = {
     OffsetKeys: {"table": Float[Tensor, "#heads _ _"], "query_factors": Float[Tensor, "#batch heads n_q _"]},

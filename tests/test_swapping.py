@@ -131,6 +131,35 @@ def test_attend_refuses_what_belongs_to_the_place_and_layers_that_are_not_there(
         position.attend(*given, place_of(12, 1))
 
 
+def test_act_checks_what_a_method_would_take_in_silence():
+    given = torch.randn(1, 12, 64), *torch.randn(3, 1, 4, 12, 16)
+    rope, fox, logn = (
+        whereformer.build_position(name, hidden_size=64, num_heads=4) for name in ("rope", "fox", "logn")
+    )
+    with pytest.raises(TypeError, match="place: expected a Place, got Positions"):
+        rope.act(*given, place_of(12).queries)
+    with pytest.raises(InputError, match=r"query: the method was built for 4 heads of width 16, got \(1, 2, 12, 16\)"):
+        rope.attend(given[0], *(each[:, :2] for each in given[1:]), place_of(12))
+    with pytest.raises(InputError, match="new: Fox reads all keys: cache them as they are, and act on all of them"):
+        fox.act(*given, place_of(12), new=place_of(1))
+    with pytest.raises(
+        InputError, match="causal: the method counts keys on both sides; give build_position causal=True"
+    ):
+        logn.attend(*given, place_of(12), causal=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_keys_and_values_may_have_fewer_heads(name, drawn):
+    position = whereformer.build_position(name, hidden_size=64, num_heads=4).double()
+    words = torch.randn(2, 12, 64, dtype=torch.float64)
+    hidden = position.embed(words, place_of(12).queries)
+    query, key, value = torch.randn(3, 2, 4, 12, 16, dtype=torch.float64)
+    few = [each[:, :2] for each in (key, value)]
+    many = [each.repeat_interleave(2, 1) for each in few]
+    found, wanted = (position.attend(hidden, query, *each, place_of(12)) for each in (few, many))
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("name", ["attn_mask", "is_causal", "key_padding_mask", "score_mod", "enable_gqa"])
 @pytest.mark.parametrize("function", [whereformer.attention, whereformer.explain, whereformer.attention_weights])
 def test_arguments_of_other_libraries_get_an_answer(function, name):

@@ -52,7 +52,8 @@ def test_attention_is_that_of_the_forgetting_transformer(n, causal):
 
 
 def levels(position, key, place):
-    (term,) = position.content_terms(torch.zeros(0), key, place)
+    n_q = place.queries.length if isinstance(place.queries, Positions) else place.queries.shape[-1]
+    (term,) = position.content_terms(key.new_zeros(len(key), HEADS, n_q, HEAD_DIM), key, place)
     return term.query_levels, term.key_levels
 
 

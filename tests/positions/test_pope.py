@@ -88,8 +88,11 @@ def test_gradients_by_numbers():
     torch.autograd.gradcheck(run, (*tensors, phase))
 
 
-def test_a_factor_on_the_query_would_be_none_of_the_scores():
-    with pytest.raises(
-        ValueError, match=r"^position: Pope bends the query, so Logn's factor on it would be none of the"
-    ):
-        build_position("pope+logn", **SIZES)
+@pytest.mark.parametrize("other", ["logn", "rope", "deberta", "floater", "transformer_xl"])
+def test_methods_that_change_query_or_key_cannot_be_joined_with_it(other):
+    for joined in (f"pope+{other}", f"{other}+pope"):
+        with pytest.raises(
+            ValueError, match=r"^position: Pope makes scores of query and key in its own way, so it can't"
+        ):
+            build_position(joined, **SIZES)
+    build_position("pope+inkling+tisa", **SIZES)

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..kernels.call import make_call
 from ..kernels.reference import attention_scores
-from ..positions import Place, Position, Sum
+from ..kernels.terms import Positions
+from ..positions import Place, Position
 from ..positions.rope import LAYOUTS, Rope
 
 Scorer = Callable[[Tensor, Tensor], Tensor]
@@ -169,6 +170,9 @@ class _Sample:
     @classmethod
     def of(cls, scores: Tensor | Scorer, methods: Mapping[str, Position], length: int) -> _Sample:
         model = next(iter(methods.values())).model
+        for name, method in methods.items():
+            if _reads_input(method):
+                raise InputError("methods", f"{name} reads a layer's input, which scores do not tell")
         if isinstance(scores, Tensor):
             for name, method in methods.items():
                 if method.needs_content:
@@ -184,6 +188,10 @@ class _Sample:
         if tuple(found.shape) != wanted:
             raise InputError("scores", f"expected shape {wanted}, got {tuple(found.shape)}")
         return cls(found, query, key, not isinstance(scores, Tensor))
+
+    def seen(self) -> Tensor:
+        """Where scores are not masked: masks add -inf, or the least number of a dtype."""
+        return self.found.isfinite() & (self.found > -1e30)
 
     @torch.no_grad()
     def parts(self, method: Position, reading: Reading, layer: int) -> Parts | None:
@@ -211,7 +219,7 @@ class _Sample:
 
     def fit(self, parts: Parts, tolerance: float) -> tuple[float | None, float | None] | None:
         """Return the factors with which the parts add up to the scores; None if there are none."""
-        seen = self.found.isfinite()
+        seen = self.seen()
         there = [part[seen] for part in parts if part is not None]
         target = self.found[seen]
         if not there:
@@ -230,7 +238,7 @@ class _Sample:
         parts = self.parts(method, Reading(), layer)
         assert parts is not None
         expected = sum((part for part in parts if part is not None), torch.zeros_like(self.found))
-        seen = self.found.isfinite()
+        seen = self.seen()
         wrong = ((self.found - expected).abs() > tolerance * expected.abs().max().clamp(min=1e-30)) & seen
         if not bool(wrong.any()):
             return None
@@ -238,10 +246,21 @@ class _Sample:
         return Cell(head, query, key, float(self.found[head, query, key]), float(expected[head, query, key]))
 
 
+@torch.no_grad()
+def _reads_input(method: Position) -> bool:
+    """Whether what a method adds depends on the hidden states."""
+    at = Positions(0, 1, 2)
+    size = (1, at.length, method.model.hidden_size)
+    like = next(method.parameters(), torch.empty(0))
+    terms = [method.terms(hidden, Place(at, at)) for hidden in (like.new_zeros(size), like.new_ones(size))]
+    found = [[each for term in given for each in vars(term).values() if isinstance(each, Tensor)] for given in terms]
+    return not all(map(torch.equal, *found))
+
+
 def _readings(method: Position) -> Iterator[Reading]:
     """Yield the ways to read a method, the right one first."""
     layouts: list[str | None] = [None]
-    for part in method if isinstance(method, Sum) else [method]:
+    for part in method.methods():
         if isinstance(part, Rope):
             layouts += [layout for layout in LAYOUTS if layout != part.layout]
     tables = TABLES if any(parameter.dim() > 1 for parameter in method.parameters()) else TABLES[:1]

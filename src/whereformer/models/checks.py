@@ -102,7 +102,8 @@ _OTHER_NAMES = {
 
 def _known(config_class: Any) -> set[str]:
     own = {*config_class.__dataclass_fields__, *config_class.attribute_map, *_OF_TRANSFORMERS, LOADED}
-    return own | GenerationConfig().to_dict().keys()
+    # Some of them are other libraries' names of our fields.
+    return own | (GenerationConfig().to_dict().keys() - _OTHER_NAMES.keys())
 
 
 def set_unknown_apart(config_class: Any, entries: Mapping[str, Any]) -> dict[str, Any]:

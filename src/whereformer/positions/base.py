@@ -243,9 +243,8 @@ class Position(nn.Module):
     scales_query: bool = False
     """Whether ``rotate`` multiplies the query by a ``query_factor``."""
 
-    takes_factors: bool = True
-    """Whether a factor on the query is one of all products with it. If not, no method that ``scales_query`` can be
-    joined with this one."""
+    shares_heads: bool = True
+    """Whether other methods may change query, key or value. If not, none that does can be joined with this one."""
 
     embedding_scale: float = 1.0
     """What token embeddings are multiplied by before ``embed``."""
@@ -330,6 +329,8 @@ class Position(nn.Module):
         for name, field in _IN_PLACE.items():
             if name in options:
                 raise TypeError(f"{name}: attend takes it from place; give Place(..., {field}=...)")
+        if options.get("causal") and not self.model.causal and any(each.scales_query for each in self.methods()):
+            raise InputError("causal", "the method counts keys on both sides; give build_position causal=True")
         if not self._embedded and not torch.compiler.is_compiling():
             self._tell_of_embeddings()
         # A method that counts keys looks for documents in its place.
@@ -354,13 +355,18 @@ class Position(nn.Module):
     ) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]]:
         """Run the hooks of a layer; arguments are as in :meth:`attend`, which calls this.
 
+        Keys and values may have fewer heads than queries; they are repeated for methods that act on them.
+
         Args:
             new: where query, key and value are for ``rotate``, if keys of earlier calls are in a cache and ``key`` and
-                ``value`` are only the new ones; by default they are at ``place``.
+                ``value`` are only the new ones; by default they are at ``place``. A method that ``reads_keys`` needs
+                all keys, as they are before this call.
 
         Returns:
             Query, key and value for attention, and the terms. Query and key are None if the method replaces them.
         """
+        if not isinstance(place, Place):
+            raise TypeError(f"place: expected a Place, got {type(place).__name__}")
         if not 0 <= place.layer < self.model.num_layers:
             raise InputError(
                 "place.layer",
@@ -369,20 +375,50 @@ class Position(nn.Module):
             )
         if query is None and self.content and self.needs_content:
             raise InputError("query", f"{type(self).__name__} acts on query and key: expected tensors, got None")
+        if new is not None and new.keys is not place.keys and self.reads_keys:
+            name = type(self).__name__
+            raise InputError("new", f"{name} reads all keys: cache them as they are, and act on all of them")
+        query, key, value = self._with_heads(query, key, value, place.layer)
         terms = self.terms(hidden, place)
         if not self.content or query is None or key is None:
             return None, None, value, terms
         terms += self.content_terms(query, key, place)
         return (*self.rotate(query, key, value, place if new is None else new), terms)
 
+    def _with_heads(
+        self, query: Tensor | None, key: Tensor | None, value: Tensor, layer: int
+    ) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Check the heads, and repeat those of keys and values if the method acts on them."""
+        own = self.in_layer(layer)
+        methods = own.methods()
+        if not any("attention" in method.acts_on for method in methods):
+            return query, key, value
+        heads, width = self.model.num_heads, self.model.head_dim
+        if query is not None and query.dim() == 4 and query.shape[1::2] != (heads, width):
+            raise InputError(
+                "query", f"the method was built for {heads} heads of width {width}, got {tuple(query.shape)}"
+            )
+        if value.dim() != 4 or value.shape[1] == heads or heads % max(value.shape[1], 1):
+            return query, key, value
+        if own.content and not own.reads_keys and not any(method.changes_heads() for method in methods):
+            return query, key, value
+        groups = heads // value.shape[1]
+        repeated = None if key is None else key.repeat_interleave(groups, 1)
+        return query, repeated, value.repeat_interleave(groups, 1)
+
     def _tell_of_embeddings(self) -> None:
         self._embedded = True
         if "embeddings" in self.acts_on:
+            names = [type(method).__name__ for method in self.methods() if "embeddings" in method.acts_on]
             warnings.warn(
-                f"{type(self).__name__} acts on embeddings, and its embed has not been called: below the first layer, "
+                f"{' and '.join(names)} acts on embeddings, and its embed has not been called: below the first layer, "
                 "hidden = position.embed(hidden, positions)",
                 stacklevel=3,
             )
+
+    def changes_heads(self) -> bool:
+        """Whether the method itself may change query, key or value."""
+        return type(self).rotate is not Position.rotate
 
     def methods(self) -> tuple[Position, ...]:
         """The methods that this one is made of: itself, unless it joins others."""
@@ -637,13 +673,14 @@ class Sum(Position):
                     f"{type(part).__name__} acts on query and key, which a Synthesizer with "
                     "content='none' does without; use content='add' or 'mix'",
                 )
-        for scaling in (part for part in self if part.scales_query):
-            for part in self:
-                if not part.takes_factors:
+        methods = self.methods()
+        for alone in (method for method in methods if not method.shares_heads):
+            for other in methods:
+                if other is not alone and other.changes_heads():
                     raise InputError(
                         "position",
-                        f"{type(part).__name__} bends the query, so {type(scaling).__name__}'s factor on it would be "
-                        "none of the scores",
+                        f"{type(alone).__name__} makes scores of query and key in its own way, so it can't be joined "
+                        f"with {type(other).__name__}, which changes them",
                     )
         self.needs_content = any(part.needs_content for part in self)
         self.reads_keys = any(part.reads_keys for part in self)

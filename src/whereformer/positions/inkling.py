@@ -84,6 +84,9 @@ class Inkling(Position):
             query = (query * self.query_factor(query, place)).to(query.dtype)
         return query, key, value
 
+    def changes_heads(self) -> bool:
+        return self.scales_query
+
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         first, last = self.shared(place.queries, place.keys) if place.shared is None else place.shared
         own = self.model.passes[place.layer]

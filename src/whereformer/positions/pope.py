@@ -45,7 +45,7 @@ class Pope(Position):
 
     needs_content = True
     reads_keys = True
-    takes_factors = False
+    shares_heads = False
 
     def __init__(self, model: ModelShape, *, base: float = 10_000.0) -> None:
         super().__init__(model)

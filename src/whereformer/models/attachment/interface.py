@@ -20,7 +20,6 @@ from transformers.masking_utils import (
 
 from ...errors import InputError, shown
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_weights
-from ...positions import Position
 from .hooks import NAME, LayerInput
 from .masks import BiasMask, Regions, WindowMask
 
@@ -72,10 +71,6 @@ def attend(
     if layer is not None:
         position = layer.forward.position
         place = layer.place(query.shape[2], key.shape[2], limits.get("key_mask"), scaling)
-        if key.shape[1] != query.shape[1] and _acts_on_keys(position.in_layer(layer.layer)):
-            # The vectors of a method belong to the heads of queries.
-            groups = query.shape[1] // key.shape[1]
-            key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
         query, key, value, terms = position("act", layer.hidden, query, key, value, place)
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
@@ -109,11 +104,6 @@ def check_options(options: dict[str, Any]) -> None:
     for name in ("indices", "block_indices"):
         if options.get(name) is not None:
             raise InputError(name, f"whereformer's attention chooses no keys, got {shown(options[name])}")
-
-
-def _acts_on_keys(position: Position) -> bool:
-    """Whether a method reads keys, or may change query, key or value."""
-    return position.reads_keys or any(type(part).rotate is not Position.rotate for part in position.methods())
 
 
 def _limits(mask: Mask, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[Term, ...]]:
