@@ -135,7 +135,7 @@ EVERY_KIND = ("bias", "keys", "values", "factors", "dense_of_all_rows")
 TABLES = ("bias", "keys", "values")
 MIRRORED = ("bias", "keys_with_factors", "queries", "decay")
 JOINED = ("keys", "keys_with_factors", "queries", "queries_with_factors", "decay", "decay_of_all_rows")
-BEYOND_TRITON = ("queries", "decay")
+BEYOND_TRITON = ("queries",)
 """What names of terms begin with that Triton's kernels lack."""
 
 

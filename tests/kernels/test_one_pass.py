@@ -176,6 +176,7 @@ OTHERS = {
     "a table of keys": (["keys"], {}),
     "a table of values": (["values"], {}),
     "factors": (["factors"], {}),
+    "levels": (["decay"], {}),
     "dense scores": (["dense"], {}),
     "a bias over ids": (["bias"], {"query_positions": IDS, "key_positions": IDS}),
     "strides that differ": (["bias"], {"query_positions": Positions(0, 2, 20)}),

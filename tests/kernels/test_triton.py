@@ -58,7 +58,7 @@ IN_SHORT = {
 )
 def test_in_short(case):
     """A little of all that test_backends asks of it at length."""
-    check("triton", content(20, 20), terms_of(EVERY_KIND, 20, 20), dropout_p=0.2, **IN_SHORT[case])
+    check("triton", content(20, 20), terms_of((*EVERY_KIND, "decay"), 20, 20), dropout_p=0.2, **IN_SHORT[case])
 
 
 def test_a_table_for_all_offsets_has_no_outside():
@@ -91,7 +91,7 @@ def test_long_tables_go_in_parts(explicit, monkeypatch):
         (OffsetBias, [random(HEADS, 70)], -40),
         (OffsetKeys, [random(1, 70, DIM)], -40),
         (OffsetValues, [random(HEADS, 70, DIM)], -30),
-        *terms_of(["factors", "dense_of_all_rows"], 37, 30),
+        *terms_of(["factors", "dense_of_all_rows", "decay", "decay_of_all_rows"], 37, 30),
     ]
     options = {"query_positions": torch.arange(37), "query_documents": torch.arange(74).view(2, 37) // 24}
     if explicit:

@@ -188,7 +188,7 @@ class Call:
     @property
     def beyond_triton(self) -> bool:
         """Whether there are terms, or a soft cap over terms, that Triton's kernels lack."""
-        return self.softcap_terms or any(isinstance(term, OffsetQueries | DistanceDecay) for term in self.terms)
+        return self.softcap_terms or any(isinstance(term, OffsetQueries) for term in self.terms)
 
     @property
     def offset_range(self) -> tuple[int, int] | None:

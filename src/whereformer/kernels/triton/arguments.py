@@ -73,6 +73,13 @@ class VectorTable(NamedTuple):
     room: Any  # a power of two of at least the length; None if the table is long
 
 
+class Levels(NamedTuple):
+    """The levels whose distances are subtracted from scores: a column for each ``DistanceDecay``."""
+
+    query: RowMatrix  # in natural units, as are those of keys; both may have no data
+    key: RowMatrix
+
+
 class Scale(NamedTuple):
     """The factor on products of queries and keys, which is positive, and what bounds them then."""
 
@@ -104,6 +111,7 @@ class Terms(NamedTuple):
     bias: BiasTable
     key_table: VectorTable  # products of the queries with it, times scale * log2(e)
     value_table: VectorTable  # products of the output's gradient with it
+    levels: Levels
     dense: PairMatrix  # in natural units
 
 
@@ -194,6 +202,7 @@ class QueryGradients(NamedTuple):
 
     query: RowMatrix
     factors: RowMatrix
+    levels: RowMatrix
     tables: TableSums
 
 
@@ -203,6 +212,7 @@ class KeyGradients(NamedTuple):
     key: RowMatrix
     value: RowMatrix
     factors: RowMatrix
+    levels: RowMatrix
 
 
 class DiagonalSums(NamedTuple):
@@ -254,6 +264,12 @@ def row_matrix(tensor: Tensor | None, batch: int = 0, shared: int = 1) -> RowMat
     width = tensor.shape[3]
     sizes = constant(width), constant(padded(width)), constant(shared)
     return RowMatrix(tensor, across, tensor.stride(1), tensor.stride(2), *sizes)
+
+
+def level_matrix(tensor: Tensor | None, batch: int) -> RowMatrix:
+    """Describe levels, or their gradient, to the kernels: no product of matrices needs their tiles to be wide."""
+    matrix = row_matrix(tensor, batch)
+    return matrix if tensor is None else matrix._replace(padded=constant(1 << (tensor.shape[3] - 1).bit_length()))
 
 
 def pair_matrix(tensor: Tensor | None, batch: int) -> PairMatrix:
@@ -377,6 +393,7 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     # If some pairs read beyond the ends of one table, the span is that of all: beyond it, every table is constant.
     if not all(_covers(problem, *span) for span in spans):
         first, last = min(first for first, _ in spans), max(first + length - 1 for first, length in spans)
+    batch = problem.value.shape[0]
     key_products = value_products = None
     if problem.key_table is not None:
         key_products = (key_table_rows(problem) @ (problem.key_table * LOG2E).mT).contiguous()
@@ -389,7 +406,8 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
         bias=_bias_table(problem),
         key_table=_vector_table(key_products, problem.key_table, problem.first[1]),
         value_table=_vector_table(value_products, problem.value_table, problem.first[3]),
-        dense=pair_matrix(problem.dense, problem.value.shape[0]),
+        levels=Levels(level_matrix(problem.query_levels, batch), level_matrix(problem.key_levels, batch)),
+        dense=pair_matrix(problem.dense, batch),
     )
 
 
@@ -404,7 +422,7 @@ def key_table_rows(problem: Problem) -> Tensor:
 def _scale_of(problem: Problem) -> Scale:
     if problem.softcap is not None:
         return Scale(problem.scale, problem.scale / problem.softcap, problem.softcap * LOG2E, constant(False))
-    added = (problem.bias, problem.key_table, problem.query_factors, problem.dense)
+    added = (problem.bias, problem.key_table, problem.query_factors, problem.query_levels, problem.dense)
     return Scale(problem.scale, problem.scale * LOG2E, None, constant(all(term is None for term in added)))
 
 
@@ -465,6 +483,7 @@ def parts_of(problem: Problem) -> Iterator[tuple[Problem, slice]]:
                 key_table_factors=(
                     None if problem.key_table_factors is None else problem.key_table_factors[:, :, rows]
                 ),
+                query_levels=None if problem.query_levels is None else problem.query_levels[:, :, rows],
                 dense=None if problem.dense is None else problem.dense[:, :, rows],
                 query_positions=None if problem.query_positions is None else problem.query_positions[..., rows],
                 query_documents=None if problem.query_documents is None else problem.query_documents[:, rows],

@@ -26,6 +26,7 @@ from .arguments import (
     dropout_seeds_of,
     inputs_of,
     key_table_rows,
+    level_matrix,
     new_ends,
     new_rows,
     norm_of,
@@ -37,6 +38,8 @@ from .arguments import (
     terms_of,
 )
 from .blocks import LARGEST_BLOCK, blocks_of, cdiv
+
+_SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "bias", "key_table", "value_table")
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ class Backward:
             return None
         if name in ("bias", "key_table", "value_table"):
             return torch.zeros_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
-        of_keys = name in ("key", "value", "key_factors")
-        in_float = name.endswith("factors") or (name == "query" and self.problem.key_table is not None)
+        of_keys = name in ("key", "value", "key_factors", "key_levels")
+        in_float = name.endswith(("factors", "levels")) or (name == "query" and self.problem.key_table is not None)
         if in_float or (of_keys and len(self.parts) > 1):
             return tensor.new_zeros(self.batch, *tensor.shape[1:], dtype=torch.float32)
         gradient = self.gradients.get(name)
@@ -111,9 +114,9 @@ class Backward:
     def _run_deterministic_kernels(self) -> None:
         for problem, rows in self.parts:
             part = self._part(problem, rows)
-            if self.needs("query", "query_factors", "key_table_factors", "bias", "key_table", "value_table"):
+            if self.needs(*_SUMS_OVER_KEYS):
                 self._query_gradients(part)
-            if self.needs("key", "value", "key_factors"):
+            if self.needs("key", "value", "key_factors", "key_levels"):
                 self._key_gradients(part)
             if self.needs("bias") and problem.query_positions is None:
                 self._diagonal_gradients(part)
@@ -176,6 +179,7 @@ class Backward:
             row_matrix(self.sums["key"], shared=shared),
             row_matrix(self.sums["value"], shared=shared),
             row_matrix(self.sums["key_factors"]),
+            level_matrix(self.sums["key_levels"], self.batch),
         )
 
     def _query_gradients(self, part: _QueryPart) -> None:
@@ -196,13 +200,14 @@ class Backward:
             new_ends(d_out, self.heads, problem.n_q) if needed else None
             for needed in (needs_bias, key_rows is not None, value_rows is not None)
         )
-        d_query, d_factors = self.sums["query"], self.sums["query_factors"]
+        d_query, d_factors, d_levels = (self.sums[name] for name in ("query", "query_factors", "query_levels"))
         query_gradients[(self.batch * self.heads * cdiv(problem.n_q, blocks.rows),)](
             part.inputs,
             part.known,
             QueryGradients(
                 query=row_matrix(None if d_query is None else d_query[:, :, rows]),
                 factors=row_matrix(None if d_factors is None else d_factors[:, :, rows]),
+                levels=level_matrix(None if d_levels is None else d_levels[:, :, rows], self.batch),
                 tables=TableSums(bias_ends, bias_rows, key_ends, key_rows, value_ends, value_rows),
             ),
             part.terms,

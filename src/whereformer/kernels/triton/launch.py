@@ -50,9 +50,10 @@ def attend(call: Call) -> tuple[Tensor, LogSums | None]:
             matter = problem.limits_offsets or any(table is not None for table in tables)
             for name, positions in (("query", call.query_positions), ("key", call.key_positions)):
                 changes[f"{name}_positions"] = position_values(positions, call.value.device) if matter else None
+        if problem.key_factors is not None or problem.key_levels is not None:
+            changes |= _with_a_key_for_each_head(problem)
         if problem.query_factors is not None and problem.key_factors is not None:
             rank, dtype = problem.query_factors.shape[3], _factors_dtype(call)
-            changes |= _with_a_key_for_each_head(problem)
             changes["query_factors"] = problem.query_factors.to(dtype) if rank else None
             changes["key_factors"] = problem.key_factors.to(dtype) if rank else None
         if problem.dense is not None and len(problem.dense) not in (1, len(problem.value)):
@@ -62,7 +63,7 @@ def attend(call: Call) -> tuple[Tensor, LogSums | None]:
 
 
 def _with_a_key_for_each_head(problem: Problem) -> dict[str, Tensor | None]:
-    """Repeat keys and values that heads share: factors have their own in each head."""
+    """Repeat keys and values that heads share: factors and levels of keys differ from head to head."""
     shared = shared_by(problem)
     kept = {"key": problem.key, "value": problem.value}
     return {
@@ -116,7 +117,9 @@ def _empty_output(problem: Problem) -> tuple[Tensor, Tensor]:
     value = problem.value
     batch, heads = value.shape[0], problem.heads
     out = problem.new_output()
-    may_be_large = any(term is not None for term in (problem.bias, problem.query_factors, problem.dense))
+    may_be_large = any(
+        term is not None for term in (problem.bias, problem.query_factors, problem.query_levels, problem.dense)
+    )
     return out, value.new_empty(2 if may_be_large else 1, batch, heads, problem.n_q, dtype=torch.float32)
 
 

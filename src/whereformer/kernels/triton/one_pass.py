@@ -28,7 +28,7 @@ def takes(problem: Problem, needed: Collection[str]) -> bool:
         return False
     if problem.query is None or max(problem.query.shape[3], problem.value.shape[3]) > WIDEST:
         return False
-    others = (problem.key_table, problem.value_table, problem.query_factors, problem.dense)
+    others = (problem.key_table, problem.value_table, problem.query_factors, problem.query_levels, problem.dense)
     if any(term is not None for term in others):
         return False
     _, query_stride, _, key_stride = problem.affine

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .scores import from_products, kept, products_index, scores_of, weights_of
+from .scores import from_products, kept, level_differences, products_index, scores_of, weights_of
 from .tiles import ScoreTile, load, load_keys, load_numbers, load_queries, place_of, row_index
 
 
@@ -62,6 +62,20 @@ def times_slope(d_scores, slope, terms):
         return d_scores
     else:
         return d_scores * slope
+
+
+@triton.jit
+def add_level_slopes(sums, d_scores, tile, terms, pairs):
+    """Add to ``sums``, (BLOCK, columns of levels), the derivatives of a tile's distances: those by queries' levels.
+
+    Those by keys' levels are the same with the other sign. The sums are over the second axis of the tile.
+    """
+    for column in tl.static_range(terms.levels.query.width):
+        differences = level_differences(terms.levels, tile, pairs, column)
+        slopes = tl.where(differences > 0.0, d_scores, tl.where(differences < 0.0, -d_scores, 0.0))
+        here = tl.arange(0, sums.shape[1])[None, :] == column
+        sums += tl.where(here, tl.sum(slopes, 1)[:, None], 0.0)
+    return sums
 
 
 @triton.jit

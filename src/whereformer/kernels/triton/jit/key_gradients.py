@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, query_areas
-from .gradients import gradients_of, load_rows, times_slope
+from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
 from .shared_sums import add_diagonals, add_to_queries
 from .tiles import BatchHead, ScoreTile, Side, load, load_keys, store
 
@@ -28,6 +28,7 @@ class KeySums(NamedTuple):
     key: Any
     value: Any
     factors: Any
+    levels: Any
 
 
 @triton.jit
@@ -35,7 +36,7 @@ def _key_blocks(
     sums, keys, inputs, known, shared, terms, pairs, place, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr
 ):
     """Add what the query blocks from ``start`` to ``end`` contribute to the sums of a block of keys."""
-    d_k, d_v, d_factors = sums
+    d_k, d_v, d_factors, d_levels = sums
     for block in range(start, end):
         first = block * BLOCK_M
         rows = (first + tl.arange(0, BLOCK_M))[None, :]
@@ -58,7 +59,9 @@ def _key_blocks(
                 add_to_queries(shared, d_products, keys.side.vectors, tile, terms, pairs, BLOCK_M)
         if keys.side.factors.type.is_block():
             d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision=terms.products.precision)
-    return KeySums(d_k, d_v, d_factors)
+        if terms.levels.query.data is not None:
+            d_levels = add_level_slopes(d_levels, d_scores, tile, terms, pairs)
+    return KeySums(d_k, d_v, d_factors, d_levels)
 
 
 @triton.jit
@@ -107,24 +110,27 @@ def gradients_of_keys(
         tl.zeros([BLOCK_N, inputs.key.padded], tl.float32),
         tl.zeros([BLOCK_N, inputs.value.padded], tl.float32),
         tl.zeros([BLOCK_N, inputs.key_factors.padded], tl.float32),
+        tl.zeros([BLOCK_N, terms.levels.key.padded], tl.float32),
     )
     if ADD:
         d_v = sums.value + load(gradients.value, place, first_key, pairs.n_k, BLOCK_N)
-        sums = KeySums(sums.key, d_v, sums.factors)
+        sums = KeySums(sums.key, d_v, sums.factors, sums.levels)
     if SHARED == 1:
         sums = _key_areas(sums, keys, inputs, known, shared, terms, pairs, place, BLOCK_M, BLOCK_N)
     else:
         for member in range(SHARED):
             of_member = BatchHead(place.batch, place.head + member)
             sums = _key_areas(sums, keys, inputs, known, shared, terms, pairs, of_member, BLOCK_M, BLOCK_N)
-    d_k, d_v, d_factors = sums
+    d_k, d_v, d_factors, d_levels = sums
     d_k *= terms.scale.natural
     if ADD:
         d_k += load(gradients.key, place, first_key, pairs.n_k, BLOCK_N)
         d_factors += load(gradients.factors, place, first_key, pairs.n_k, BLOCK_N)
+        d_levels += load(gradients.levels, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.key, d_k, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.value, d_v, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.factors, d_factors, place, first_key, pairs.n_k, BLOCK_N)
+    store(gradients.levels, d_levels, place, first_key, pairs.n_k, BLOCK_N)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, RIGHT, key_areas
-from .gradients import gradients_of, load_rows, times_slope
+from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
 from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
 from .tiles import ScoreTile, Side, load, load_keys, load_queries, place_of, store
 
@@ -29,6 +29,7 @@ class QuerySums(NamedTuple):
 
     query: Any
     factors: Any
+    levels: Any
     bias: Ends
     key_table: Ends
     value_table: Ends
@@ -49,7 +50,7 @@ def _query_blocks(
     BLOCK_N: tl.constexpr,
 ):
     """Add what the key blocks from ``start`` to ``end`` contribute to the sums of a block of queries."""
-    d_q, d_factors, bias, key_table, value_table = sums
+    d_q, d_factors, d_levels, bias, key_table, value_table = sums
     place, first_row = queries.place, queries.first_row
     for block in range(start, end):
         first = block * BLOCK_N
@@ -66,6 +67,8 @@ def _query_blocks(
             d_factors = tl.dot(
                 d_scores.to(keys.factors.dtype), keys.factors, d_factors, input_precision=terms.products.precision
             )
+        if terms.levels.query.data is not None:
+            d_levels = add_level_slopes(d_levels, d_scores, tile, terms, pairs)
         if gradients.tables.bias_ends is not None:
             if AREA == INSIDE:
                 # Most tiles inside a long table read neither end.
@@ -86,7 +89,7 @@ def _query_blocks(
                 add_at_offsets(gradients.tables.key_table_rows, d_scores, terms.key_table, tile, pairs)
             if gradients.tables.value_table_rows is not None:
                 add_at_offsets(gradients.tables.value_table_rows, weights, terms.value_table, tile, pairs)
-    return QuerySums(d_q, d_factors, bias, key_table, value_table)
+    return QuerySums(d_q, d_factors, d_levels, bias, key_table, value_table)
 
 
 @triton.jit
@@ -104,6 +107,7 @@ def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexp
     sums = QuerySums(
         tl.zeros([BLOCK_M, inputs.query.padded], tl.float32),
         tl.zeros([BLOCK_M, inputs.query_factors.padded], tl.float32),
+        tl.zeros([BLOCK_M, terms.levels.query.padded], tl.float32),
         no_ends(BLOCK_M),
         no_ends(BLOCK_M),
         no_ends(BLOCK_M),
@@ -119,6 +123,8 @@ def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexp
             sums = _query_blocks(sums, queries, inputs, gradients, terms, pairs, start, end, area, BLOCK_M, BLOCK_N)
     store(gradients.query, sums.query * terms.scale.natural, place, first_row, pairs.n_q, BLOCK_M)
     store(gradients.factors, sums.factors, place, first_row, pairs.n_q, BLOCK_M)
+    # Distances are subtracted.
+    store(gradients.levels, -sums.levels, place, first_row, pairs.n_q, BLOCK_M)
     if gradients.tables.bias_ends is not None:
         store_ends(gradients.tables.bias_ends, sums.bias, pairs, place, row)
     if gradients.tables.key_table_rows is not None:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, RIGHT
-from .tiles import beside_products, load_numbers, row_index
+from .tiles import beside_products, load_column, load_numbers, row_index
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
@@ -129,6 +129,13 @@ def _from_dense(dense, tile, pairs):
 
 
 @triton.jit
+def level_differences(levels, tile, pairs, COLUMN: tl.constexpr):
+    """Return the level of each query less that of each key."""
+    of_queries = load_column(levels.query, tile.place, tile.rows, pairs.n_q, COLUMN)
+    return of_queries - load_column(levels.key, tile.place, tile.columns, pairs.n_k, COLUMN)
+
+
+@triton.jit
 def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     """Return the scores of a tile, -inf where a pair may not attend; ``left`` and ``right`` are the sides of its axes.
 
@@ -174,6 +181,10 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
                 scores = tl.fma(scores, terms.scale.log2, products)
             else:
                 scores += products
+        if terms.levels.query.data is not None:
+            for column in tl.static_range(terms.levels.query.width):
+                distances = tl.abs(level_differences(terms.levels, tile, pairs, column))
+                scores = tl.fma(distances, -LOG2E, scores)
         if terms.dense.data is not None:
             scores = tl.fma(_from_dense(terms.dense, tile, pairs), LOG2E, scores)
     if AREA >= ANY:

@@ -81,6 +81,14 @@ def add(matrix, tile, place, first, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def load_column(matrix, place, rows, n, COLUMN: tl.constexpr):
+    """Load one column of some rows, in their shape, with zeros beyond row n."""
+    head = tl.cast(place.head // matrix.shared, tl.int64)
+    base = matrix.data + tl.cast(place.batch, tl.int64) * matrix.batch + head * matrix.head + COLUMN
+    return tl.load(base + rows.to(tl.int64) * matrix.row, mask=rows < n, other=0.0)
+
+
+@triton.jit
 def load_queries(inputs, pairs, place, first, BLOCK: tl.constexpr):
     """Load the side of a block of queries."""
     return Side(
