@@ -54,7 +54,12 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("length", [1, 2, 13])
+QUICK = {"Swin", "Beit twice", "Wav2Vec2Bert", "DebertaV2"}
+SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SERVED]
+"""All, of which the quick tests run a few: what they check does not depend on a model's positions."""
+
+
+@pytest.mark.parametrize("length", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 13])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_it_computes_the_same_and_every_gradient(name, padded, length):
@@ -100,7 +105,7 @@ def test_no_tensor_has_a_number_for_every_pair(name):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SOME)
 def test_layers_can_run_again_for_their_gradients(name, reentrant):
     kind = SERVED[name]
     model = attach(kind.make(), "none")
@@ -116,7 +121,7 @@ def test_layers_can_run_again_for_their_gradients(name, reentrant):
         assert_same([found[0], *found[1].values()], [expected[0], *(expected[1][key] for key in found[1])])
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SOME)
 def test_a_method_is_added_to_the_models_own_positions(name):
     kind = SERVED[name]
     model = kind.make()
@@ -143,7 +148,7 @@ def test_a_method_is_added_to_the_models_own_positions(name):
     assert_same([run(model, inputs)[0]], [expected], kind.tolerance)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SOME)
 def test_it_saves_and_loads(name, tmp_path):
     kind = SERVED[name]
     model = attach(kind.make(), "none" if "Swin" in kind.name else "tisa")
@@ -155,7 +160,7 @@ def test_it_saves_and_loads(name, tmp_path):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SOME)
 def test_copies_are_whole_and_apart(name, duplicate):
     kind = SERVED[name]
     model = attach(kind.make(), "none")
@@ -172,7 +177,7 @@ def test_copies_are_whole_and_apart(name, duplicate):
     assert_same([run(detach(other), inputs)[0]], [expected], kind.tolerance)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SOME)
 def test_detaching_restores_every_layer(name):
     model = SERVED[name].make()
     before = [sorted(vars(module)) for module in model.modules()], list(model.state_dict()), model.config.to_dict()
@@ -200,7 +205,7 @@ def test_weights_are_real(name):
         torch.testing.assert_close(one[real], other[real], rtol=1e-5, atol=1e-6)  # some eager softmaxes are float32
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SOME)
 def test_own_positions_that_cannot_be_switched_off_are_refused(name):
     model = SERVED[name].make()
     with pytest.raises(InputError, match=r"^keep_absolute: \w+ computes positions in its attention, which stay"):
@@ -253,7 +258,7 @@ def test_inkling_generates_with_a_cache():
     assert torch.equal(attach(model, "none").generate(ids, **options), expected)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SOME)
 def test_half_precision(name):
     kind = SERVED[name]
     model = kind.make()
