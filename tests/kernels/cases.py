@@ -135,8 +135,6 @@ EVERY_KIND = ("bias", "keys", "values", "factors", "dense_of_all_rows")
 TABLES = ("bias", "keys", "values")
 MIRRORED = ("bias", "keys_with_factors", "queries", "decay")
 JOINED = ("keys", "keys_with_factors", "queries", "queries_with_factors", "decay", "decay_of_all_rows")
-BEYOND_TRITON = ("queries",)
-"""What names of terms begin with that Triton's kernels lack."""
 
 
 def terms_of(names, n_q, n_k):

@@ -246,11 +246,7 @@ def _draw_mirrors(seed: int, kind: str, n_q: int, n_k: int, content: bool, dtype
     rng = random.Random(f"mirrors {kind} {seed}")
     if rng.random() < 0.6:
         return []
-    kinds = (
-        ["OffsetKeys", "DistanceDecay"]
-        if kind == "triton"
-        else ["OffsetKeys", "OffsetQueries", "OffsetQueries", "DistanceDecay"]
-    )
+    kinds = ["OffsetKeys", "OffsetQueries", "OffsetQueries", "DistanceDecay"]
     longest = n_q + n_k + 3
     terms = []
     for _ in range(rng.choice([1, 1, 2, 3])):

@@ -13,7 +13,6 @@ import torch
 
 from tests.kernels.cases import (
     BATCH,
-    BEYOND_TRITON,
     DEVICE,
     DIM,
     EVERY_KIND,
@@ -70,19 +69,15 @@ def fast(request, monkeypatch):
 
 
 @pytest.fixture(params=[EVERY_KIND, MIRRORED], ids=["every_kind", "mirrored"])
-def kinds(request, fast):
-    """Names of terms that a backend has."""
-    return those_of(fast, request.param)
+def kinds(request):
+    """Names of terms."""
+    return request.param
 
 
 @pytest.fixture(params=[TABLES, ("queries", "keys_with_a_gate")], ids=["tables", "mirrored"])
-def tables(request, fast):
-    """Names of terms with tables over offsets that a backend has."""
-    return those_of(fast, request.param)
-
-
-def those_of(fast, names):
-    return [name for name in names if fast != "triton" or not name.startswith(BEYOND_TRITON)]
+def tables(request):
+    """Names of terms with tables over offsets."""
+    return request.param
 
 
 # --- what is computed
@@ -97,8 +92,6 @@ def test_content_alone(fast, n_q, n_k):
 
 @pytest.mark.parametrize("term", TERMS)
 def test_each_term(fast, term):
-    if not those_of(fast, [term]):
-        pytest.skip("has no such term")
     check(fast, content(33, 40), terms_of([term], 33, 40))
 
 
@@ -106,15 +99,13 @@ def test_each_term(fast, term):
     "term", ["bias", "bias_right_of_all_offsets", "keys_per_head", "keys_with_factors", "queries", "decay", "values"]
 )
 def test_each_term_causal(fast, term):
-    if not those_of(fast, [term]):
-        pytest.skip("has no such term")
     check(fast, content(40, 33), terms_of([term], 40, 33), causal=True)
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), LENGTHS)
 @pytest.mark.parametrize("names", [EVERY_KIND, MIRRORED, JOINED])
 def test_terms_add_up(fast, n_q, n_k, names):
-    check(fast, content(n_q, n_k), terms_of(those_of(fast, names), n_q, n_k), causal=True, scale=-0.3)
+    check(fast, content(n_q, n_k), terms_of(names, n_q, n_k), causal=True, scale=-0.3)
 
 
 @pytest.mark.parametrize("how", ["", "causal", "window", "masked", "packed", "explicit positions"])
@@ -155,7 +146,7 @@ def test_the_same_kind_twice(fast):
     names = ("bias", "bias_for_all_offsets", "keys", "keys_per_head", "values", "values_of_one_vector")
     more = ("queries", "queries_per_head", "keys_with_factors", "keys_with_a_gate", "decay", "decay")
     check(fast, content(20, 20), terms_of(names, 20, 20))
-    check(fast, content(20, 20), terms_of(those_of(fast, more), 20, 20))
+    check(fast, content(20, 20), terms_of(more, 20, 20))
 
 
 def test_masks(fast, kinds):
@@ -205,8 +196,6 @@ def test_causal_with_fractional_positions(fast):
     "term", [None, "bias", "keys_with_factors", "queries_with_factors", "decay", "values", "factors", "dense"]
 )
 def test_without_content(fast, term):
-    if term is not None and not those_of(fast, [term]):
-        pytest.skip("has no such term")
     terms = [] if term is None else terms_of([term], 37, 37)
     check(fast, [None, None, content(37, 37)[2]], terms, causal=True)
 
@@ -216,10 +205,9 @@ def test_widths(fast, head_dim, value_dim):
     terms = [
         (OffsetBias, [random(HEADS, 5)], -2),
         (OffsetKeys, [random(1, 5, head_dim)], -2),
+        (OffsetQueries, [random(1, 5, head_dim)], -2),
         (OffsetValues, [random(1, 5, value_dim)], -2),
     ]
-    if fast != "triton":
-        terms.append((OffsetQueries, [random(1, 5, head_dim)], -2))
     check(fast, content(20, 20, head_dim, value_dim), terms)
 
 
@@ -588,8 +576,6 @@ def test_errors_are_those_of_plain_float32_over_many_seeds(fast):
 @pytest.mark.parametrize("terms", [("bias",), ("keys", "values"), ("factors", "dense"), ("queries", "decay")])
 def test_half_precision_rounds_after_the_softmax_alone(fast, dtype, terms):
     """Scores are float32, as in torch's fused attention, even if they are large."""
-    if not those_of(fast, terms):
-        pytest.skip("has no such term")
     query, key, value = content(37, 50)
     inputs = [tensor.to(dtype).double() for tensor in (4 * query, key, value)]
     terms = [

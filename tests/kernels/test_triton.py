@@ -26,9 +26,11 @@ from whereformer import (
     OffsetBias,
     OffsetBias2d,
     OffsetKeys,
+    OffsetQueries,
     OffsetValues,
     Positions,
     attention,
+    explain,
     merge_attention,
 )
 from whereformer.kernels.call import make_call
@@ -58,7 +60,9 @@ IN_SHORT = {
 )
 def test_in_short(case):
     """A little of all that test_backends asks of it at length."""
-    check("triton", content(20, 20), terms_of((*EVERY_KIND, "decay"), 20, 20), dropout_p=0.2, **IN_SHORT[case])
+    check(
+        "triton", content(20, 20), terms_of((*EVERY_KIND, "queries", "decay"), 20, 20), dropout_p=0.2, **IN_SHORT[case]
+    )
 
 
 def test_a_table_for_all_offsets_has_no_outside():
@@ -90,6 +94,7 @@ def test_long_tables_go_in_parts(explicit, monkeypatch):
     terms = [
         (OffsetBias, [random(HEADS, 70)], -40),
         (OffsetKeys, [random(1, 70, DIM)], -40),
+        (OffsetQueries, [random(HEADS, 70, DIM)], -35),
         (OffsetValues, [random(HEADS, 70, DIM)], -30),
         *terms_of(["factors", "dense_of_all_rows", "decay", "decay_of_all_rows"], 37, 30),
     ]
@@ -216,6 +221,15 @@ def test_says_what_it_cannot_take(shape, dtype, message):
     tensors = [torch.zeros(shape, dtype=dtype, device=DEVICE)] * 3
     with pytest.raises(ValueError, match=f"^backend: 'triton' {message}; use backend='blockwise'$"):
         attention(*tensors, backend="triton")
+
+
+def test_says_which_tables_of_queries_are_too_long():
+    tensors, table = [torch.zeros(1, 1, 700, 16, device=DEVICE)] * 3, torch.zeros(1, 1399, 16, device=DEVICE)
+    with pytest.raises(ValueError, match="needs OffsetQueries of at most 1024 offsets, got 1399"):
+        attention(*tensors, [OffsetQueries(table, -699)], backend="triton")
+    # Of a long table, only offsets that occur count.
+    term, shorter = OffsetQueries(table, -699), [tensor[:, :, :400] for tensor in tensors]
+    assert "triton" not in explain(*shorter, [term]).unavailable
 
 
 def test_needs_a_cuda_device_unless_interpreted(monkeypatch):

@@ -186,9 +186,22 @@ class Call:
         return (others or limits) and any(isinstance(term, OffsetBias2d) for term in self.terms)
 
     @property
+    def query_offsets(self) -> int:
+        """How many offsets the tables of ``OffsetQueries`` have together, of those that may occur; 0 without any."""
+        tables = [term for term in self.terms if isinstance(term, OffsetQueries)]
+        if not tables:
+            return 0
+        low = min(term.first for term in tables)
+        high = max(term.first + (term.table.shape[1] - 1) * term.step for term in tables)
+        span = self.offset_range
+        if span is not None and are_numbers(*span):
+            low, high = max(low, span[0]), min(high, span[1])
+        return max(high - low, 0) + 1
+
+    @property
     def beyond_triton(self) -> bool:
-        """Whether there are terms, or a soft cap over terms, that Triton's kernels lack."""
-        return self.softcap_terms or any(isinstance(term, OffsetQueries) for term in self.terms)
+        """Whether there is a soft cap over terms, which Triton's kernels lack."""
+        return self.softcap_terms
 
     @property
     def offset_range(self) -> tuple[int, int] | None:

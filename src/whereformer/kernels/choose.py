@@ -106,7 +106,7 @@ def _no_triton(call: Shaped, device: torch.device) -> str | None:
     if (reason := triton.unavailable(call, device)) is not None:
         return reason
     if call.beyond_triton:
-        return "'triton' has no OffsetQueries and no softcap_terms; use backend='blockwise'"
+        return "'triton' has no softcap_terms; use backend='blockwise'"
     if not call.mixes_positions:
         return None
     return (

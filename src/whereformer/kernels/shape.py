@@ -36,6 +36,8 @@ class Shaped(Protocol):
     @property
     def mixes_positions(self) -> bool: ...
     @property
+    def query_offsets(self) -> int: ...
+    @property
     def beyond_triton(self) -> bool: ...
 
 
@@ -56,7 +58,8 @@ class CallShape:
         factors: the total number of factors of the ``FactorPair`` terms.
         offset_range: the smallest and the largest offset; None for explicit positions.
         mixes_positions: whether tables between grids meet tables over one dimension, causality or a window.
-        beyond_triton: whether there are terms, or a soft cap over terms, that Triton's kernels lack.
+        query_offsets: how many offsets the tables of ``OffsetQueries`` have together; 0 without any.
+        beyond_triton: whether there is a soft cap over terms, which Triton's kernels lack.
     """
 
     device: torch.device
@@ -71,4 +74,5 @@ class CallShape:
     factors: int = 0
     offset_range: tuple[int, int] | None = None
     mixes_positions: bool = False
+    query_offsets: int = 0
     beyond_triton: bool = False

@@ -65,7 +65,10 @@ class BiasTable(NamedTuple):
 
 
 class VectorTable(NamedTuple):
-    """A table of vectors over offsets, as its products with the rows that read it: (batch, heads, n_q, length)."""
+    """A table of vectors over offsets, as its products with the rows that read it: (batch, heads, n_q, length).
+
+    The rows that read a table of queries are those of keys: (batch, heads, n_k, length).
+    """
 
     products: Any  # None in kernels that do not read them
     first: Any  # the offset of the first column; None if a call has no such table
@@ -110,6 +113,7 @@ class Terms(NamedTuple):
     span: TableSpan
     bias: BiasTable
     key_table: VectorTable  # products of the queries with it, times scale * log2(e)
+    query_table: VectorTable  # products of the keys' factors with it, times log2(e)
     value_table: VectorTable  # products of the output's gradient with it
     levels: Levels
     dense: PairMatrix  # in natural units
@@ -131,6 +135,7 @@ class PairRules(NamedTuple):
     key_positions: Any
     key_positions_batch: Any
     key_ranks: Any  # the number of earlier keys of the same block at the same position
+    query_ranks: Any  # likewise; None without a table of queries
     key_mask: Any
     key_end: Any  # for each row of the batch, the index after the last key that may be attended
     query_documents: Any
@@ -178,19 +183,26 @@ class TableSums(NamedTuple):
     value_table_rows: Any
 
 
-def new_ends(like: Tensor, heads: int, n_q: int) -> Tensor:
+class KeyRowSums(NamedTuple):
+    """Sums over the queries of each key, for the gradient of a table of queries; as in ``TableSums``, by keys."""
+
+    ends: Any
+    rows: Any
+
+
+def new_ends(like: Tensor, heads: int, n: int) -> Tensor:
     """Allocate the ends of ``TableSums``."""
-    return like.new_empty(like.shape[0], heads, 2, n_q, dtype=torch.float32)
+    return like.new_empty(like.shape[0], heads, 2, n, dtype=torch.float32)
 
 
-def new_rows(like: Tensor, heads: int, n_q: int, length: int) -> Tensor:
+def new_rows(like: Tensor, heads: int, n: int, length: int) -> Tensor:
     """Allocate the rows of ``TableSums``, for a table of this length: zeros, as no kernel writes all of them."""
-    pieces, rows = cdiv(max(length - 2, 0), SUMS_WIDTH), cdiv(n_q, SUMS_ROWS) * SUMS_ROWS
+    pieces, rows = cdiv(max(length - 2, 0), SUMS_WIDTH), cdiv(n, SUMS_ROWS) * SUMS_ROWS
     return like.new_zeros(like.shape[0], heads, pieces, rows, SUMS_WIDTH, dtype=torch.float32)
 
 
 def by_column(ends: Tensor, rows: Tensor, length: int) -> Tensor:
-    """Return sums by column, (batch, heads, n_q, length)."""
+    """Return sums by column, (batch, heads, n, length)."""
     if length == 1:
         return ends.sum(2).unsqueeze(-1)
     between = rows.transpose(2, 3).flatten(3)[:, :, : ends.shape[3], : length - 2]
@@ -213,6 +225,7 @@ class KeyGradients(NamedTuple):
     value: RowMatrix
     factors: RowMatrix
     levels: RowMatrix
+    query_table: KeyRowSums
 
 
 class DiagonalSums(NamedTuple):
@@ -306,7 +319,7 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
     """Describe to the kernels which queries attend to which keys; ``dropout_seeds`` are those of the problem's rows."""
     n_q, n_k = problem.n_q, problem.value.shape[2]
     key_mask = problem.key_mask
-    key_end = ranks = query_documents = key_documents = None
+    key_end = key_ranks = query_ranks = query_documents = key_documents = None
     keys_between: tuple[Tensor | None, Tensor | None] = (None, None)
     queries_between: tuple[Tensor | None, Tensor | None] = (None, None)
     query_positions, key_positions = problem.query_positions, problem.key_positions
@@ -325,7 +338,8 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
             positions.shape[-1] if positions.dim() == 2 and positions.shape[0] > 1 else 0
             for positions in (query_positions, key_positions)
         ]
-        ranks = _ranks(key_positions)
+        key_ranks = _ranks(key_positions)
+        query_ranks = None if problem.query_table is None else _ranks(query_positions)
     query_start, query_stride, key_start, key_stride = problem.affine
     return PairRules(
         n_q=n_q,
@@ -340,7 +354,8 @@ def pairs_of(problem: Problem, dropout_seeds: Tensor | None) -> PairRules:
         query_positions_batch=across[0],
         key_positions=key_positions,
         key_positions_batch=across[1],
-        key_ranks=ranks,
+        key_ranks=key_ranks,
+        query_ranks=query_ranks,
         key_mask=key_mask,
         key_end=key_end,
         query_documents=query_documents,
@@ -394,9 +409,11 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
     if not all(_covers(problem, *span) for span in spans):
         first, last = min(first for first, _ in spans), max(first + length - 1 for first, length in spans)
     batch = problem.value.shape[0]
-    key_products = value_products = None
+    key_products = query_products = value_products = None
     if problem.key_table is not None:
         key_products = (key_table_rows(problem) @ (problem.key_table * LOG2E).mT).contiguous()
+    if problem.query_table is not None:
+        query_products = (query_table_rows(problem) @ (problem.query_table * LOG2E).mT).contiguous()
     if problem.value_table is not None and d_out is not None:
         value_products = (d_out.float() @ problem.value_table.mT).contiguous()
     return Terms(
@@ -405,6 +422,7 @@ def terms_of(problem: Problem, d_out: Tensor | None = None) -> Terms:
         span=TableSpan(first, last),
         bias=_bias_table(problem),
         key_table=_vector_table(key_products, problem.key_table, problem.first[1]),
+        query_table=_vector_table(query_products, problem.query_table, problem.first[2]),
         value_table=_vector_table(value_products, problem.value_table, problem.first[3]),
         levels=Levels(level_matrix(problem.query_levels, batch), level_matrix(problem.key_levels, batch)),
         dense=pair_matrix(problem.dense, batch),
@@ -419,10 +437,17 @@ def key_table_rows(problem: Problem) -> Tensor:
     return problem.query.float() * problem.scale
 
 
+def query_table_rows(problem: Problem) -> Tensor:
+    """Return what the vectors of ``query_table`` meet, (batch, heads, n_k, dim), in float32."""
+    assert problem.query_table_factors is not None  # see launch.attend
+    return problem.query_table_factors.expand(problem.value.shape[0], -1, -1, -1)
+
+
 def _scale_of(problem: Problem) -> Scale:
     if problem.softcap is not None:
         return Scale(problem.scale, problem.scale / problem.softcap, problem.softcap * LOG2E, constant(False))
-    added = (problem.bias, problem.key_table, problem.query_factors, problem.query_levels, problem.dense)
+    tables = (problem.bias, problem.key_table, problem.query_table)
+    added = (*tables, problem.query_factors, problem.query_levels, problem.dense)
     return Scale(problem.scale, problem.scale * LOG2E, None, constant(all(term is None for term in added)))
 
 

@@ -12,6 +12,7 @@ from ..torch_private import constant_when_compiled
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _NARROWEST, _WIDEST = 16, 256
+_MOST_QUERY_OFFSETS = 1024  # the kernels keep a product of each key with each of these, so memory grows with both
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -31,6 +32,8 @@ def _unavailable(call: Shaped, device: torch.device) -> str | None:
             return f"needs a {name} from {_NARROWEST} to {_WIDEST}, got {width}"
     if call.factors > _WIDEST:
         return f"needs FactorPairs of at most {_WIDEST} factors, got {call.factors}"
+    if call.query_offsets > _MOST_QUERY_OFFSETS:
+        return f"needs OffsetQueries of at most {_MOST_QUERY_OFFSETS} offsets, got {call.query_offsets}"
     span = call.offset_range
     if span is not None and max(-span[0], span[1]) >= 2**30:
         return f"needs offsets below 2**30, got {span[0]} to {span[1]}"

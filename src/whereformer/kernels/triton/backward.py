@@ -14,6 +14,7 @@ from .arguments import (
     DiagonalSums,
     Inputs,
     KeyGradients,
+    KeyRowSums,
     Known,
     PairRules,
     QueryGradients,
@@ -33,6 +34,7 @@ from .arguments import (
     pair_matrix,
     pairs_of,
     parts_of,
+    query_table_rows,
     row_matrix,
     shared_by,
     terms_of,
@@ -40,6 +42,8 @@ from .arguments import (
 from .blocks import LARGEST_BLOCK, blocks_of, cdiv
 
 _SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "bias", "key_table", "value_table")
+
+_SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table", "query_table_factors")
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Backward:
         tensor: Tensor | None = getattr(self.problem, name)
         if tensor is None:
             return None
-        if name in ("bias", "key_table", "value_table"):
+        if name in ("bias", "key_table", "query_table", "value_table"):
             return torch.zeros_like(tensor, dtype=torch.float32, memory_format=torch.contiguous_format)
         of_keys = name in ("key", "value", "key_factors", "key_levels")
         in_float = name.endswith(("factors", "levels")) or (name == "query" and self.problem.key_table is not None)
@@ -116,7 +120,7 @@ class Backward:
             part = self._part(problem, rows)
             if self.needs(*_SUMS_OVER_KEYS):
                 self._query_gradients(part)
-            if self.needs("key", "value", "key_factors", "key_levels"):
+            if self.needs(*_SUMS_OVER_QUERIES):
                 self._key_gradients(part)
             if self.needs("bias") and problem.query_positions is None:
                 self._diagonal_gradients(part)
@@ -162,7 +166,7 @@ class Backward:
         all_gradients[(self.batch * self.heads // shared * cdiv(problem.n_k, blocks.keys),)](
             part.inputs,
             part.known,
-            self._key_places(),
+            self._key_places(None, None),
             SharedSums(row_matrix(d_query), DiagonalSums(diagonals, constant(LARGEST_BLOCK))),
             part.terms,
             part.pairs,
@@ -172,7 +176,7 @@ class Backward:
         if diagonals is not None:
             self.sums["bias"] = one_pass.by_offset(problem, diagonals)
 
-    def _key_places(self) -> KeyGradients:
+    def _key_places(self, ends: Tensor | None, rows: Tensor | None) -> KeyGradients:
         """Describe the memory of the keys' gradients to the kernels."""
         shared = shared_by(self.problem)
         return KeyGradients(
@@ -180,6 +184,7 @@ class Backward:
             row_matrix(self.sums["value"], shared=shared),
             row_matrix(self.sums["key_factors"]),
             level_matrix(self.sums["key_levels"], self.batch),
+            KeyRowSums(ends, rows),
         )
 
     def _query_gradients(self, part: _QueryPart) -> None:
@@ -238,17 +243,27 @@ class Backward:
         """Compute all gradients that are sums over queries."""
         from .jit.key_gradients import key_gradients
 
-        blocks = blocks_of("key", part.problem)
-        shared = shared_by(part.problem)
-        key_gradients[(self.batch * self.heads // shared * cdiv(part.problem.n_k, blocks.keys),)](
+        problem = part.problem
+        blocks, shared, table = blocks_of("key", problem), shared_by(problem), problem.query_table
+        ends = rows = None
+        if table is not None and self.needs("query_table", "query_table_factors"):
+            ends = new_ends(part.d_out, self.heads, problem.n_k)
+            rows = new_rows(part.d_out, self.heads, problem.n_k, table.shape[1])
+        key_gradients[(self.batch * self.heads // shared * cdiv(problem.n_k, blocks.keys),)](
             part.inputs,
             part.known,
-            self._key_places(),
+            self._key_places(ends, rows),
             part.terms,
             part.pairs,
             ADD=len(self.parts) > 1,
             **blocks.launch,
         )
+        d_table, d_factors = self.sums["query_table"], self.sums["query_table_factors"]
+        if ends is not None and rows is not None and table is not None and d_table is not None:
+            assert d_factors is not None
+            found = by_column(ends, rows, table.shape[1])
+            d_factors += found @ table
+            d_table += _fold(found.mT @ query_table_rows(problem), d_table)
 
     def _diagonal_gradients(self, part: _QueryPart) -> None:
         """Compute the bias's gradient between its ends, for affine positions; with the ends if each is one offset."""

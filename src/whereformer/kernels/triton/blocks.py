@@ -125,7 +125,7 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
     if available.interpreted():
         return _INTERPRETED[kernel]
     rich = any(tensor is not None for tensor in (problem.query_factors, problem.dense, problem.query_positions))
-    by_rows = (problem.key_table, problem.value_table, problem.query_levels)
+    by_rows = (problem.key_table, problem.query_table, problem.value_table, problem.query_levels)
     vectors = any(tensor is not None for tensor in by_rows)
     capability = available.capability(problem.value.device)[0]
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:

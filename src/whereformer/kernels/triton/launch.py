@@ -46,12 +46,15 @@ def attend(call: Call) -> tuple[Tensor, LogSums | None]:
             changes["query"] = None if problem.query is None else problem.query * (-1 if problem.scale else 0)
         if problem.query_positions is not None or problem.key_positions is not None:
             # The kernels take both sequences' positions as affine, or both as tensors.
-            tables = (problem.bias, problem.key_table, problem.value_table)
+            tables = (problem.bias, problem.key_table, problem.query_table, problem.value_table)
             matter = problem.limits_offsets or any(table is not None for table in tables)
             for name, positions in (("query", call.query_positions), ("key", call.key_positions)):
                 changes[f"{name}_positions"] = position_values(positions, call.value.device) if matter else None
-        if problem.key_factors is not None or problem.key_levels is not None:
+        if any(each is not None for each in (problem.key_factors, problem.key_levels, problem.query_table)):
             changes |= _with_a_key_for_each_head(problem)
+        if problem.query_table is not None and problem.query_table_factors is None:
+            # By the call's own scale, whatever its sign.
+            changes["query_table_factors"] = changes["key"].float() * problem.scale
         if problem.query_factors is not None and problem.key_factors is not None:
             rank, dtype = problem.query_factors.shape[3], _factors_dtype(call)
             changes["query_factors"] = problem.query_factors.to(dtype) if rank else None
@@ -63,7 +66,7 @@ def attend(call: Call) -> tuple[Tensor, LogSums | None]:
 
 
 def _with_a_key_for_each_head(problem: Problem) -> dict[str, Tensor | None]:
-    """Repeat keys and values that heads share: factors and levels of keys differ from head to head."""
+    """Repeat keys and values that heads share: what else keys have differs from head to head."""
     shared = shared_by(problem)
     kept = {"key": problem.key, "value": problem.value}
     return {

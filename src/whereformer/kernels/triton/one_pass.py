@@ -28,8 +28,8 @@ def takes(problem: Problem, needed: Collection[str]) -> bool:
         return False
     if problem.query is None or max(problem.query.shape[3], problem.value.shape[3]) > WIDEST:
         return False
-    others = (problem.key_table, problem.value_table, problem.query_factors, problem.query_levels, problem.dense)
-    if any(term is not None for term in others):
+    tables = (problem.key_table, problem.query_table, problem.value_table)
+    if any(term is not None for term in (*tables, problem.query_factors, problem.query_levels, problem.dense)):
         return False
     _, query_stride, _, key_stride = problem.affine
     return problem.bias is None or (problem.query_positions is None and query_stride == key_stride)

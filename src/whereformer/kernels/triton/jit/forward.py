@@ -137,7 +137,7 @@ def forward(
         # Threads read what other threads have stored.
         tl.debug_barrier()
         for piece in range(tl.cdiv(length - 2, SUMS_WIDTH)):
-            at = at_offset + row_of_sums(terms.value_table, pairs, place, piece, first_row) * SUMS_WIDTH
+            at = at_offset + row_of_sums(terms.value_table, pairs, place, piece, first_row, pairs.n_q) * SUMS_WIDTH
             weights = tl.load(at + tl.arange(0, BLOCK_M * SUMS_WIDTH))
             vectors = load(values, place, 1 + piece * SUMS_WIDTH, length - 1, SUMS_WIDTH)
             weights = tl.reshape(weights, [BLOCK_M, SUMS_WIDTH]).to(vectors.dtype)

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .areas import ANY, INSIDE, LEFT, query_areas
+from .areas import ANY, INSIDE, LEFT, RIGHT, query_areas
 from .gradients import add_level_slopes, gradients_of, load_rows, times_slope
+from .offsets import Ends, add_at_offsets, add_ends, no_ends, store_ends
 from .shared_sums import add_diagonals, add_to_queries
 from .tiles import BatchHead, ScoreTile, Side, load, load_keys, store
 
@@ -29,14 +30,27 @@ class KeySums(NamedTuple):
     value: Any
     factors: Any
     levels: Any
+    query_table: Ends
 
 
 @triton.jit
 def _key_blocks(
-    sums, keys, inputs, known, shared, terms, pairs, place, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr
+    sums,
+    keys,
+    inputs,
+    known,
+    gradients,
+    shared,
+    terms,
+    pairs,
+    place,
+    start,
+    end,
+    AREA: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
     """Add what the query blocks from ``start`` to ``end`` contribute to the sums of a block of keys."""
-    d_k, d_v, d_factors, d_levels = sums
+    d_k, d_v, d_factors, d_levels, query_table = sums
     for block in range(start, end):
         first = block * BLOCK_M
         rows = (first + tl.arange(0, BLOCK_M))[None, :]
@@ -61,11 +75,17 @@ def _key_blocks(
             d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision=terms.products.precision)
         if terms.levels.query.data is not None:
             d_levels = add_level_slopes(d_levels, d_scores, tile, terms, pairs)
-    return KeySums(d_k, d_v, d_factors, d_levels)
+        if gradients.query_table.rows is not None:
+            query_table = add_ends(query_table, d_scores, terms.query_table, tile, pairs, AREA)
+            if AREA != LEFT and AREA != RIGHT:
+                add_at_offsets(gradients.query_table.rows, d_scores, terms.query_table, tile, pairs, BY_KEY=True)
+    return KeySums(d_k, d_v, d_factors, d_levels, query_table)
 
 
 @triton.jit
-def _key_areas(sums, keys, inputs, known, shared, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _key_areas(
+    sums, keys, inputs, known, gradients, shared, terms, pairs, place, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """Add what all queries of a head contribute to the sums of a block of keys."""
     bounds = query_areas(terms, pairs, place.batch, keys.first_key, BLOCK_M, BLOCK_N)
     if shared is not None:
@@ -83,9 +103,12 @@ def _key_areas(sums, keys, inputs, known, shared, terms, pairs, place, BLOCK_M: 
     for area in tl.static_range(ANY, LEFT - 1, -1):
         if area == ANY or (pairs.query_positions is None and (area == INSIDE or terms.span.first is not None)):
             start, end = bounds[ANY - area], bounds[ANY - area + 1]
-            sums = _key_blocks(sums, keys, inputs, known, shared, terms, pairs, place, start, end, area, BLOCK_M)
+            sums = _key_blocks(
+                sums, keys, inputs, known, gradients, shared, terms, pairs, place, start, end, area, BLOCK_M
+            )
     if pairs.query_positions is None and pairs.min_offset is not None:
-        sums = _key_blocks(sums, keys, inputs, known, shared, terms, pairs, place, bounds[4], bounds[5], ANY, BLOCK_M)
+        start, end = bounds[4], bounds[5]
+        sums = _key_blocks(sums, keys, inputs, known, gradients, shared, terms, pairs, place, start, end, ANY, BLOCK_M)
     return sums
 
 
@@ -111,17 +134,18 @@ def gradients_of_keys(
         tl.zeros([BLOCK_N, inputs.value.padded], tl.float32),
         tl.zeros([BLOCK_N, inputs.key_factors.padded], tl.float32),
         tl.zeros([BLOCK_N, terms.levels.key.padded], tl.float32),
+        no_ends(BLOCK_N),
     )
     if ADD:
         d_v = sums.value + load(gradients.value, place, first_key, pairs.n_k, BLOCK_N)
-        sums = KeySums(sums.key, d_v, sums.factors, sums.levels)
+        sums = KeySums(sums.key, d_v, sums.factors, sums.levels, sums.query_table)
     if SHARED == 1:
-        sums = _key_areas(sums, keys, inputs, known, shared, terms, pairs, place, BLOCK_M, BLOCK_N)
+        sums = _key_areas(sums, keys, inputs, known, gradients, shared, terms, pairs, place, BLOCK_M, BLOCK_N)
     else:
         for member in range(SHARED):
             of_member = BatchHead(place.batch, place.head + member)
-            sums = _key_areas(sums, keys, inputs, known, shared, terms, pairs, of_member, BLOCK_M, BLOCK_N)
-    d_k, d_v, d_factors, d_levels = sums
+            sums = _key_areas(sums, keys, inputs, known, gradients, shared, terms, pairs, of_member, BLOCK_M, BLOCK_N)
+    d_k, d_v, d_factors, d_levels, query_table = sums
     d_k *= terms.scale.natural
     if ADD:
         d_k += load(gradients.key, place, first_key, pairs.n_k, BLOCK_N)
@@ -131,6 +155,9 @@ def gradients_of_keys(
     store(gradients.value, d_v, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.factors, d_factors, place, first_key, pairs.n_k, BLOCK_N)
     store(gradients.levels, d_levels, place, first_key, pairs.n_k, BLOCK_N)
+    if gradients.query_table.rows is not None:
+        column = first_key + tl.arange(0, BLOCK_N)
+        store_ends(gradients.query_table.ends, query_table, pairs, place, column, pairs.n_k)
 
 
 @triton.jit

@@ -43,25 +43,26 @@ def add_ends(ends, numbers, table, tile, pairs, AREA: tl.constexpr):
 
 
 @triton.jit
-def store_ends(buffer, ends, pairs, place, rows):
-    """Store the ends in a (batch, heads, 2, n_q) buffer."""
-    at = buffer + (tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * 2 * pairs.n_q + rows
-    tl.store(at, ends.left, mask=rows < pairs.n_q)
-    tl.store(at + pairs.n_q, ends.right, mask=rows < pairs.n_q)
+def store_ends(buffer, ends, pairs, place, rows, n):
+    """Store the ends of some of n rows in a (batch, heads, 2, n) buffer."""
+    at = buffer + (tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * 2 * n + rows
+    tl.store(at, ends.left, mask=rows < n)
+    tl.store(at + n, ends.right, mask=rows < n)
 
 
 @triton.jit
-def row_of_sums(table, pairs, place, piece, rows):
-    """Return the index of a row of SUMS_WIDTH columns of a table between its ends; see ``TableSums``."""
+def row_of_sums(table, pairs, place, piece, rows, n):
+    """Return the index of a row, of n, of SUMS_WIDTH columns of a table between its ends; see ``TableSums``."""
     pieces = tl.cdiv(table.length - 2, SUMS_WIDTH)
-    in_all = tl.cdiv(pairs.n_q, SUMS_ROWS) * SUMS_ROWS
+    in_all = tl.cdiv(n, SUMS_ROWS) * SUMS_ROWS
     return ((tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * pieces + piece) * in_all + rows
 
 
 @triton.jit
-def add_at_offsets(buffer, numbers, table, tile, pairs):
+def add_at_offsets(buffer, numbers, table, tile, pairs, BY_KEY: tl.constexpr = False):
     """Add a tile of numbers to the sums of a row at the columns between a table's ends; :func:`add_ends` sums the ends.
 
+    Each query has a row; BY_KEY, each key has one, the tile is transposed, and keys and queries change places below.
     With affine positions all keys of a row have different offsets, so a plain store is the sum. Each column takes the
     number of its key from shared memory, because then a thread's stores are at constant distances. Explicit positions
     may repeat, so keys of a block at the same position take turns.
@@ -78,25 +79,38 @@ def add_at_offsets(buffer, numbers, table, tile, pairs):
         high = low + (M - 1) * pairs.query_stride + (N - 1) * pairs.key_stride
         first = (tl.maximum(low, 1) - 1) // SUMS_WIDTH
         end = (tl.minimum(high, table.length - 2) + SUMS_WIDTH - 1) // SUMS_WIDTH
+        ROWS: tl.constexpr = N if BY_KEY else M
+        OTHERS: tl.constexpr = M if BY_KEY else N
+        STRIDE: tl.constexpr = pairs.query_stride if BY_KEY else pairs.key_stride
         flat = tl.reshape(numbers, [M * N])
-        row = tl.arange(0, M)[:, None]
+        row = tl.arange(0, ROWS)[:, None]
         in_piece = tl.arange(0, SUMS_WIDTH)[None, :]
         for piece in range(first, end):
-            distance = 1 + piece * SUMS_WIDTH + in_piece - low - (M - 1 - row) * pairs.query_stride
-            key = distance // pairs.key_stride
+            column = 1 + piece * SUMS_WIDTH + in_piece
+            if BY_KEY:
+                distance = low + (M - 1) * pairs.query_stride + row * pairs.key_stride - column
+                at = buffer + row_of_sums(table, pairs, tile.place, piece, tile.first_key, pairs.n_k) * SUMS_WIDTH
+            else:
+                distance = column - low - (M - 1 - row) * pairs.query_stride
+                at = buffer + row_of_sums(table, pairs, tile.place, piece, tile.first_row, pairs.n_q) * SUMS_WIDTH
+            other = distance // STRIDE
             # As a number without a sign, a key before the first is large.
-            there = (distance.to(tl.uint32, bitcast=True) < N * pairs.key_stride) & (distance % pairs.key_stride == 0)
-            found = tl.gather(flat, tl.reshape((row * N + key) & (M * N - 1), [M * SUMS_WIDTH]), 0)
-            at = buffer + row_of_sums(table, pairs, tile.place, piece, tile.first_row) * SUMS_WIDTH
-            tl.store(at + (row * SUMS_WIDTH + in_piece), tl.reshape(found, [M, SUMS_WIDTH]), mask=there)
+            there = (distance.to(tl.uint32, bitcast=True) < OTHERS * STRIDE) & (distance % STRIDE == 0)
+            found = tl.gather(flat, tl.reshape((row * OTHERS + other) & (M * N - 1), [ROWS * SUMS_WIDTH]), 0)
+            tl.store(at + (row * SUMS_WIDTH + in_piece), tl.reshape(found, [ROWS, SUMS_WIDTH]), mask=there)
     else:
         rows, columns = tile.rows, tile.columns
         column = offsets_of(tile, pairs) - table.first
         inside = (column > 0) & (column < table.length - 1) & (rows < pairs.n_q) & (columns < pairs.n_k)
-        at_row = row_of_sums(table, pairs, tile.place, (column - 1) // SUMS_WIDTH, rows)
+        if BY_KEY:
+            at_row = row_of_sums(table, pairs, tile.place, (column - 1) // SUMS_WIDTH, columns, pairs.n_k)
+            at_query = pairs.query_ranks + tile.place.batch * pairs.query_positions_batch + rows
+            ranks = tl.load(at_query, mask=rows < pairs.n_q, other=0)
+        else:
+            at_row = row_of_sums(table, pairs, tile.place, (column - 1) // SUMS_WIDTH, rows, pairs.n_q)
+            at_key = pairs.key_ranks + tile.place.batch * pairs.key_positions_batch + columns
+            ranks = tl.load(at_key, mask=columns < pairs.n_k, other=0)
         at = buffer + at_row * SUMS_WIDTH + (column - 1) % SUMS_WIDTH
-        at_key = pairs.key_ranks + tile.place.batch * pairs.key_positions_batch + columns
-        ranks = tl.load(at_key, mask=columns < pairs.n_k, other=0)
         for turn in range(tl.max(ranks) + 1):
             now = inside & (ranks == turn)
             tl.store(at, tl.load(at, mask=now, other=0.0) + numbers, mask=now)

@@ -126,8 +126,8 @@ def query_gradients(inputs, known, gradients, terms, pairs, BLOCK_M: tl.constexp
     # Distances are subtracted.
     store(gradients.levels, -sums.levels, place, first_row, pairs.n_q, BLOCK_M)
     if gradients.tables.bias_ends is not None:
-        store_ends(gradients.tables.bias_ends, sums.bias, pairs, place, row)
+        store_ends(gradients.tables.bias_ends, sums.bias, pairs, place, row, pairs.n_q)
     if gradients.tables.key_table_rows is not None:
-        store_ends(gradients.tables.key_table_ends, sums.key_table, pairs, place, row)
+        store_ends(gradients.tables.key_table_ends, sums.key_table, pairs, place, row, pairs.n_q)
     if gradients.tables.value_table_rows is not None:
-        store_ends(gradients.tables.value_table_ends, sums.value_table, pairs, place, row)
+        store_ends(gradients.tables.value_table_ends, sums.value_table, pairs, place, row, pairs.n_q)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, RIGHT
-from .tiles import beside_products, load_column, load_numbers, row_index
+from .tiles import beside_products, key_index, load_column, load_numbers, row_index
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
@@ -45,12 +45,13 @@ def columns_of(tile, first, pairs):
 
 
 @triton.jit
-def products_index(table, tile, pairs, AREA: tl.constexpr):
-    """Return the indices of a tile's pairs in the rows of products with a table of vectors.
+def products_index(table, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr = False):
+    """Return the indices of a tile's pairs in the rows of products with a table of vectors, a row for each query.
 
+    BY_KEY, each key has a row.
     If two tables begin and end at the same offsets, the compiler computes the indices once.
     """
-    first = (tile.rows - tile.first_row) * table.length
+    first = (tile.columns - tile.first_key) * table.length if BY_KEY else (tile.rows - tile.first_row) * table.length
     if AREA == LEFT:
         return first
     elif AREA == RIGHT:
@@ -61,15 +62,23 @@ def products_index(table, tile, pairs, AREA: tl.constexpr):
 
 
 @triton.jit
-def from_products(table, index, tile, pairs, AREA: tl.constexpr):
+def from_products(table, index, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr = False):
     """Return what the products with a table of vectors give for each pair of a tile; see :func:`products_index`."""
-    at = table.products + row_index(pairs, tile.place, tile.first_row) * table.length
-    there = tile.rows < pairs.n_q
+    if BY_KEY:
+        at = table.products + key_index(pairs, tile.place, tile.first_key) * table.length
+        there = tile.columns < pairs.n_k
+        left = pairs.n_k - tile.first_key
+        ROWS: tl.constexpr = tile.columns.numel
+    else:
+        at = table.products + row_index(pairs, tile.place, tile.first_row) * table.length
+        there = tile.rows < pairs.n_q
+        left = pairs.n_q - tile.first_row
+        ROWS: tl.constexpr = tile.rows.numel
     WITHIN: tl.constexpr = AREA == INSIDE or AREA >= ANY
     if WITHIN and table.room is not None:
         # Load each product that the tile reads once, and gather the tile from these in shared memory.
-        number = tl.arange(0, tile.rows.numel * table.room)
-        numbers = tl.load(at + number, mask=number < (pairs.n_q - tile.first_row) * table.length, other=0.0)
+        number = tl.arange(0, ROWS * table.room)
+        numbers = tl.load(at + number, mask=number < left * table.length, other=0.0)
         return tl.reshape(tl.gather(numbers, tl.reshape(index, [index.numel]), 0), index.shape)
     else:
         products = tl.load(at + index, mask=there, other=0.0)
@@ -149,11 +158,12 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     rows, columns = tile.rows, tile.columns
     ADDED: tl.constexpr = terms.scale.cap is None and not left.factors.type.is_block()
     WITH_BIAS: tl.constexpr = ADDED and terms.bias.log2 is not None
-    WITH_KEYS: tl.constexpr = ADDED and terms.bias.log2 is None and terms.key_table.products is not None
+    WITH_KEYS: tl.constexpr = ADDED and not WITH_BIAS and terms.key_table.products is not None
+    WITH_QUERIES: tl.constexpr = ADDED and not WITH_BIAS and not WITH_KEYS and terms.query_table.products is not None
     capped = 0.0
     if left.vectors.type.is_block():
         scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision=terms.products.precision)
-        if not (WITH_BIAS or WITH_KEYS or terms.scale.last):
+        if not (WITH_BIAS or WITH_KEYS or WITH_QUERIES or terms.scale.last):
             scores *= terms.scale.log2
         if terms.scale.cap is not None:
             capped = _tanh(scores)
@@ -166,6 +176,8 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     offsets = offsets_of(tile, pairs)
     if terms.key_table.products is not None:
         index = products_index(terms.key_table, tile, pairs, AREA)
+    if terms.query_table.products is not None:
+        key_rows_index = products_index(terms.query_table, tile, pairs, AREA, BY_KEY=True)
     # No key has a negative index, so this always holds. Without the condition, Triton's pipeliner would stage these
     # loads through shared memory, which wastes room and time on numbers that are gathered one by one.
     if tile.first_key >= 0:
@@ -178,6 +190,12 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         if terms.key_table.products is not None:
             products = from_products(terms.key_table, index, tile, pairs, AREA)
             if WITH_KEYS:
+                scores = tl.fma(scores, terms.scale.log2, products)
+            else:
+                scores += products
+        if terms.query_table.products is not None:
+            products = from_products(terms.query_table, key_rows_index, tile, pairs, AREA, BY_KEY=True)
+            if WITH_QUERIES:
                 scores = tl.fma(scores, terms.scale.log2, products)
             else:
                 scores += products

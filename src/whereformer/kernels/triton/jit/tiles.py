@@ -125,6 +125,12 @@ def row_index(pairs, place, rows):
 
 
 @triton.jit
+def key_index(pairs, place, columns):
+    """Return the index of keys in a (batch, heads, n_k) tensor, with as many heads as queries have."""
+    return (tl.cast(place.batch, tl.int64) * pairs.heads + place.head) * pairs.n_k + columns
+
+
+@triton.jit
 def load_numbers(data, pairs, place, rows, other):
     """Load one number per row; ``other`` for rows beyond the last."""
     return tl.load(data + row_index(pairs, place, rows), mask=rows < pairs.n_q, other=other)
