@@ -585,7 +585,7 @@ class Oracle:
                 return [("sum over offsets of its gradient", found.sum(1), number, error)]
             case Dense() if not self.inputs.softcap_terms and len(found):
                 number, error = (
-                    each.reshape(len(found), -1, *each.shape[1:]).sum(1)
+                    each.reshape(len(found), len(each) // len(found), *each.shape[1:]).sum(1)
                     for each in (self.balance.number, self.balance.error)
                 )
                 error = error + (narrow + unit) * abs(found).sum(3)
