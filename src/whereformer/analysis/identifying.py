@@ -204,10 +204,11 @@ class _Sample:
         query, key = (self.query, self.key) if self.with_content else (0 * self.query, 0 * self.key)
         try:
             place = Place(queries, keys, layer, method.shared(queries, keys))
-            terms = (*method.terms(hidden, place), *method.content_terms(query, key, place))
-            query, key, value = method.rotate(query, key, key, place)
+            changed_query, changed_key, value, terms = method.act(hidden, query, key, key, place)
             content, whole = (
-                attention_scores(make_call(query, key, value, each, query_positions=queries, key_positions=keys))[0]
+                attention_scores(
+                    make_call(changed_query, changed_key, value, each, query_positions=queries, key_positions=keys)
+                )[0]
                 for each in ((), terms)
             )
         except (ValueError, TypeError, IndexError):
@@ -215,7 +216,7 @@ class _Sample:
                 raise
             return None  # positions that the method does not have
         added = (whole - content)[0]
-        return content[0] if self.with_content else None, added if bool(added.any()) else None
+        return content[0] if self.with_content and method.content else None, added if bool(added.any()) else None
 
     def fit(self, parts: Parts, tolerance: float) -> tuple[float | None, float | None] | None:
         """Return the factors with which the parts add up to the scores; None if there are none."""

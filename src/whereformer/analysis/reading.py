@@ -73,25 +73,9 @@ def position_vectors(encoder: Encoder, length: int) -> Tensor | None:
     return None if found is None else found.double()
 
 
-def acts_on_input(position: Position) -> bool:
-    """Whether a method changes what the first layer reads."""
-    return _has(position, "embed")
-
-
-def acts_in_layers(position: Position) -> bool:
-    """Whether a method changes the scores within every layer."""
-    return _has(position, "rotate", "terms", "content_terms")
-
-
 def layers_with_position(position: Position) -> list[int]:
     """Return the layers in which a method acts by itself; others have only what positions in the embeddings give."""
-    return [layer for layer in range(position.model.num_layers) if acts_in_layers(position.in_layer(layer))]
-
-
-def _has(position: Position, *hooks: str) -> bool:
-    return any(
-        getattr(type(part), hook) is not getattr(Position, hook) for part in position.methods() for hook in hooks
-    )
+    return [layer for layer in range(position.model.num_layers) if "attention" in position.in_layer(layer).acts_on]
 
 
 @torch.no_grad()
@@ -110,7 +94,7 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
     Raises:
         PositionRangeError: for more positions than the method covers.
     """
-    embedded = acts_on_input(encoder.position)
+    embedded = "embeddings" in encoder.position.acts_on
     acting = set(layers_with_position(encoder.position))
     if not (embedded or acting):
         return

@@ -391,7 +391,7 @@ class Position(nn.Module):
         """Check the heads, and repeat those of keys and values if the method acts on them."""
         own = self.in_layer(layer)
         methods = own.methods()
-        if not any("attention" in method.acts_on for method in methods):
+        if "attention" not in own.acts_on:
             return query, key, value
         heads, width = self.model.num_heads, self.model.head_dim
         if query is not None and query.dim() == 4 and query.shape[1::2] != (heads, width):

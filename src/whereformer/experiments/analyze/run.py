@@ -13,8 +13,6 @@ from ...analysis.fit import fit_tisa_up_to
 from ...analysis.naming import name_heads
 from ...analysis.reading import (
     LayerScores,
-    acts_in_layers,
-    acts_on_input,
     layers_with_position,
     position_scores,
     position_vectors,
@@ -263,7 +261,7 @@ def _heads(read: LayerScores, max_kernels: int) -> list[HeadFindings]:
 def _how(encoder: Encoder, has_table: bool, has_heads: bool, has_attention: bool) -> tuple[str, ...]:
     """Describe in sentences what was measured and how."""
     parts = []
-    embedded = acts_on_input(encoder.position)
+    embedded = "embeddings" in encoder.position.acts_on
     if has_table:
         parts.append("P is E E^T of the position embeddings as they are stored, before any norm or projection.")
     if has_heads:
@@ -282,7 +280,7 @@ def _how(encoder: Encoder, has_table: bool, has_heads: bool, has_attention: bool
         )
         if embedded:
             parts.append("In the first layer, the mean over all pairs is subtracted, which softmax ignores.")
-        if acts_in_layers(encoder.position):
+        if "attention" in encoder.position.acts_on:
             parts.append(
                 "In deeper layers, every token is the mean state that the layer reads from random words. The score of "
                 "two such tokens without position is subtracted, so what is left is the method's effect in that layer."
@@ -298,6 +296,6 @@ def _how(encoder: Encoder, has_table: bool, has_heads: bool, has_attention: bool
 
 def _no_table(encoder: Encoder) -> str:
     method = encoder.config.position
-    if not (acts_on_input(encoder.position) or acts_in_layers(encoder.position)):
+    if not encoder.position.acts_on:
         return f"position method {method!r} tells the model nothing about position"
     return f"position method {method!r} has no vector for each position; it acts on queries, keys or scores"
