@@ -659,13 +659,48 @@ def out_of_range(name: str, rows: int, position: int, sized_by: str = "max_lengt
     )
 
 
-class Sum(Position):
-    """Several methods at once, such as ``learned+tisa``: each acts as it would alone, in the given order."""
+class Several(Position):
+    """The common part of methods that are made of others: what they are and share is what their parts are and share."""
 
     def __init__(self, model: ModelShape, parts: Iterable[Position]) -> None:
         super().__init__(model)
         self.parts = nn.ModuleList(parts)
         self.content = all(part.content for part in self)
+        self.needs_content = any(part.needs_content for part in self)
+        self.reads_keys = any(part.reads_keys for part in self)
+
+    def __iter__(self) -> Any:
+        return iter(self.parts)
+
+    @property
+    def acts_on(self) -> frozenset[str]:
+        return frozenset().union(*(part.acts_on for part in self))
+
+    def methods(self) -> tuple[Position, ...]:
+        return tuple(method for part in self for method in part.methods())
+
+    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
+        return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
+
+    def once(self) -> tuple[Any, ...]:
+        return tuple(part("once") for part in self)
+
+    def shared(
+        self, queries: PositionsLike, keys: PositionsLike, once: tuple[Any, ...] | None = None
+    ) -> tuple[Any, ...]:
+        given = [None] * len(self.parts) if once is None else once
+        return tuple(part("shared", queries, keys, own) for part, own in zip(self, given, strict=True))
+
+    def tabulate(self, length: int) -> None:
+        for part in self:
+            part.tabulate(length)
+
+
+class Sum(Several):
+    """Several methods at once, such as ``learned+tisa``: each acts as it would alone, in the given order."""
+
+    def __init__(self, model: ModelShape, parts: Iterable[Position]) -> None:
+        super().__init__(model, parts)
         for part in self:
             if part.needs_content and not self.content:
                 raise InputError(
@@ -682,19 +717,7 @@ class Sum(Position):
                         f"{type(alone).__name__} makes scores of query and key in its own way, so it can't be joined "
                         f"with {type(other).__name__}, which changes them",
                     )
-        self.needs_content = any(part.needs_content for part in self)
-        self.reads_keys = any(part.reads_keys for part in self)
         self.embedding_scale = max(part.embedding_scale for part in self)
-
-    @property
-    def acts_on(self) -> frozenset[str]:
-        return frozenset().union(*(part.acts_on for part in self))
-
-    def __iter__(self) -> Any:
-        return iter(self.parts)
-
-    def methods(self) -> tuple[Position, ...]:
-        return tuple(method for part in self for method in part.methods())
 
     def in_layer(self, layer: int) -> Position:
         parts = [part.in_layer(layer) for part in self]
@@ -706,18 +729,6 @@ class Sum(Position):
         for part in self:
             hidden = part("embed", hidden, positions)
         return hidden
-
-    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
-        return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
-
-    def once(self) -> tuple[Any, ...]:
-        return tuple(part("once") for part in self)
-
-    def shared(
-        self, queries: PositionsLike, keys: PositionsLike, once: tuple[Any, ...] | None = None
-    ) -> tuple[Any, ...]:
-        given = [None] * len(self.parts) if once is None else once
-        return tuple(part("shared", queries, keys, own) for part, own in zip(self, given, strict=True))
 
     def _places(self, place: Place) -> list[tuple[Position, Place]]:
         """Pair every part with a place whose ``shared`` is what this part shares."""
@@ -739,10 +750,6 @@ class Sum(Position):
             if part.scales_query:
                 query = (query * part("query_factor", query, own)).to(query.dtype)
         return tuple(term for part, own in places for term in part("content_terms", query, key, own))
-
-    def tabulate(self, length: int) -> None:
-        for part in self:
-            part.tabulate(length)
 
     def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:
         works = [part.uncounted_work(places) for part in self]
