@@ -9,7 +9,7 @@ from torch.nn import functional
 from ..kernels.precision import without_autocast
 from ..kernels.terms import DistanceDecay, Term
 from .base import ModelShape, Place, Position, float_dtype
-from .logn import sums_of_keys
+from .counting import sums_of_keys
 
 
 class Fox(Position):

@@ -9,7 +9,8 @@ from torch.nn import functional
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, PositionsLike, Term
 from .base import ModelShape, Place, Position, float_dtype, offset_span
-from .logn import inkling_growth, visible_keys
+from .counting import visible_keys
+from .logn import inkling_growth
 
 
 class Inkling(Position):

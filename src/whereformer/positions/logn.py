@@ -6,11 +6,10 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..errors import InputError
-from ..kernels.terms import Positions, position_values
 from .base import ModelShape, Place, Position, float_dtype
+from .counting import visible_keys
 
 KINDS = ("ssmax", "su", "llama4", "inkling")
 
@@ -97,81 +96,3 @@ class Logn(Position):
 def inkling_growth(n: Tensor, length: int, alpha: float) -> Tensor:
     """Return Inkling's factor for n keys."""
     return 1 + alpha * (n / length).clamp(min=1).log()
-
-
-def visible_keys(place: Place, *, causal: bool, device: torch.device) -> Tensor:
-    """Count the keys that each query may attend to, (1 or batch, n_q) int64, in O(n log n) and without all pairs.
-
-    These are the real keys of the query's document; if ``causal``, those at its position or before.
-    """
-    mask = None if place.key_mask is None else place.key_mask.to(torch.int64)
-    queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (place.queries, place.keys))
-    if place.query_documents is None or place.key_documents is None:
-        if not causal:
-            total = torch.full((1, 1), keys.shape[-1], device=device) if mask is None else mask.sum(-1, keepdim=True)
-            return total.expand(-1, queries.shape[-1])
-        if isinstance(place.keys, Positions) and mask is None:
-            return _reached(place.keys, queries)
-    ones = torch.ones_like(keys, dtype=torch.int64) if mask is None else mask
-    if causal:
-        found = sums_of_keys(place, torch.ones_like(ones).unsqueeze(1))[0][:, 0]
-        if place.key_documents is None:
-            return found
-    assert place.query_documents is not None
-    assert place.key_documents is not None
-    batch = _common_batch(ones, place.key_documents)
-    documents, order = place.key_documents.expand(batch, -1).sort(-1)
-    totals = functional.pad(ones.expand(batch, -1).gather(-1, order).cumsum(-1), (1, 0))
-    wanted = place.query_documents.to(documents.dtype).expand(batch, -1).contiguous()
-    earlier = totals.gather(-1, torch.searchsorted(documents, wanted))
-    return (found if causal else totals.gather(-1, torch.searchsorted(documents, wanted, right=True))) - earlier
-
-
-def sums_of_keys(place: Place, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum numbers of the real keys in the order of documents and, within them, of positions.
-
-    Args:
-        place: where queries and keys are.
-        numbers: (1 or batch, heads, n_k), one for each key.
-
-    Returns:
-        The sums up to each query, (1 or batch, heads, n_q), and those up to each key, itself included. Both begin with
-        the first document, so differences within one document are what counts.
-    """
-    device = numbers.device
-    queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (place.queries, place.keys))
-    if place.key_mask is not None:
-        numbers = numbers * place.key_mask[:, None].to(numbers.dtype)
-    if place.key_documents is None and isinstance(place.keys, Positions):
-        sums = functional.pad(numbers.cumsum(-1), (1, 0))
-        reached = _reached(place.keys, queries)
-        batch = _common_batch(sums, reached)
-        index = reached.unsqueeze(1).expand(batch, sums.shape[1], -1)
-        return sums.expand(batch, -1, -1).gather(-1, index), sums[..., 1:]
-    of_queries, of_keys = place.query_documents, place.key_documents
-    if of_queries is None or of_keys is None:
-        of_queries, of_keys = torch.zeros_like(queries), torch.zeros_like(keys)
-    # Keys and queries in one row; a key comes before a query at its position.
-    dtype = torch.promote_types(keys.dtype, queries.dtype)
-    batch = _common_batch(queries, keys, of_queries, of_keys, numbers)
-    at, document = (
-        torch.cat([each.expand(batch, -1) for each in pair], -1)
-        for pair in ((keys.to(dtype), queries.to(dtype)), (of_keys, of_queries))
-    )
-    order = at.argsort(dim=-1, stable=True)
-    order = order.gather(-1, document.gather(-1, order).argsort(dim=-1, stable=True)).unsqueeze(1)
-    order = order.expand(-1, numbers.shape[1], -1)
-    row = functional.pad(numbers, (0, queries.shape[-1])).expand(batch, -1, -1)
-    sums = row.gather(-1, order).cumsum(-1)
-    found = torch.zeros_like(sums).scatter(-1, order, sums)
-    return found[..., keys.shape[-1] :], found[..., : keys.shape[-1]]
-
-
-def _common_batch(*tensors: Tensor) -> int:
-    """Return the size of the first axis that tensors have, some of which have 1; it may be 0."""
-    return torch.broadcast_shapes(*((tensor.shape[0],) for tensor in tensors))[0]
-
-
-def _reached(keys: Positions, queries: Tensor) -> Tensor:
-    """Return the number of keys at each query's position or before, like ``queries`` but int64."""
-    return ((queries - keys.start).div(keys.stride, rounding_mode="floor") + 1).clamp(0, keys.length).long()
