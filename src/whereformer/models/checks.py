@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
+from functools import cache
 from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
@@ -100,10 +101,15 @@ _OTHER_NAMES = {
 """Fields by the names that they have elsewhere."""
 
 
+@cache
+def _of_generation() -> frozenset[str]:
+    """The fields of generation, which any file of transformers may have, but for other libraries' names of ours."""
+    return frozenset(GenerationConfig().to_dict().keys() - _OTHER_NAMES.keys())
+
+
 def _known(config_class: Any) -> set[str]:
     own = {*config_class.__dataclass_fields__, *config_class.attribute_map, *_OF_TRANSFORMERS, LOADED}
-    # Some of them are other libraries' names of our fields.
-    return own | (GenerationConfig().to_dict().keys() - _OTHER_NAMES.keys())
+    return own | _of_generation()
 
 
 def set_unknown_apart(config_class: Any, entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,11 +141,11 @@ class Deberta(Position):
         found: tuple[Term, ...] = ()
         if self.key_weight is not None:
             vectors = self._project(rows, place.layer, self.key_weight)
-            found += (OffsetKeys(vectors[:, rows.offsets], rows.first),)
+            found += (OffsetKeys(vectors.index_select(1, rows.offsets), rows.first),)
         if self.query_weight is not None:
             # The query has the root in it, and the key has not.
             vectors = self._project(rows, place.layer, self.query_weight, self.query_bias)
-            found += (OffsetQueries(vectors[:, rows.offsets] * self.terms_and_content**-0.5, rows.first),)
+            found += (OffsetQueries(vectors.index_select(1, rows.offsets) * self.terms_and_content**-0.5, rows.first),)
         return found
 
     def _project(self, rows: Rows, layer: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -6,13 +6,12 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from ..errors import InputError
 from ..kernels.terms import PositionsLike, Term
-from .base import ModelShape, Place, Position, offset_span
-from .transformer_xl import terms_of_biased
+from .base import ModelShape, Place, offset_span
+from .transformer_xl import BiasedQuery
 
 SMALLEST_HALF_LIFE = 3.0
 """The binary logarithm of the shortest half-life of the exponentials."""
@@ -56,7 +55,7 @@ class Window(NamedTuple):
     features: Tensor
 
 
-class Enformer(Position):
+class Enformer(BiasedQuery):
     """Adds the query's product with projected features of the offset, and two trained biases to the query.
 
     ``score_ij = scale * (<q_i + u, k_j> + <q_i + w, R(j - i) W>)``, as in Transformer-XL, where R are sinusoids. Here
@@ -76,26 +75,14 @@ class Enformer(Position):
     Source: Avsec et al. (2021), doi 10.1038/s41592-021-01252-x, and its code (``positional_features_all``).
     """
 
-    needs_content = True
-
     def __init__(self, model: ModelShape, *, num_features: int | None = None, length: int | None = None) -> None:
-        super().__init__(model)
         num_features = max(6, model.head_dim // 6 * 6) if num_features is None else num_features
         if num_features < 6 or num_features % 6:
             raise InputError("num_features", f"expected a multiple of 6, got {num_features}")
+        super().__init__(model, num_features)
         self.num_features, self.length = num_features, model.max_length if length is None else length
         if self.length < 1:
             raise InputError("length", f"expected at least 1, got {self.length}")
-        layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
-        self.content_bias = nn.Parameter(torch.empty(layers, *heads))
-        self.position_bias = nn.Parameter(torch.empty(layers, *heads))
-        self.kernel = nn.Parameter(torch.empty(layers, num_features, model.num_heads * model.head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        std = self.model.initializer_range
-        for parameter in (self.content_bias, self.position_bias, self.kernel):
-            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
     def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> Window:
         """Return the features of the offsets that may occur.
@@ -112,14 +99,7 @@ class Enformer(Position):
         found = features(torch.arange(first, last + 1, device=exact), self.num_features // 6, self.length)
         return Window(first, found.to(device, self.kernel.dtype))
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        bias = self.content_bias[self.model.passes[place.layer]].unsqueeze(1)
-        return query + bias.to(query.dtype), key, value
-
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
         window = self.shared(place.queries, place.keys) if place.shared is None else place.shared
-        own = self.model.passes[place.layer]
-        vectors = functional.linear(window.features, self.kernel[own].mT)
-        vectors = vectors.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
-        more = self.position_bias[own] - self.content_bias[own]
-        return terms_of_biased(vectors, more, self.content_scale(place), window.first)
+        vectors = self._project(window.features, self.kernel[self.model.passes[place.layer]])
+        return self._terms_of(vectors, place, window.first)

@@ -73,22 +73,55 @@ class Window:
     vectors: dict[int, Tensor] = field(default_factory=dict)
 
 
-def terms_of_biased(
-    vectors: Tensor, more: Tensor, scale: float, first: int, step: int = 1
-) -> tuple[OffsetKeys, OffsetBias]:
-    """Return ``scale * <query_i + w, vectors[h, t]>`` as terms, for a query that has u added already.
+class BiasedQuery(Position):
+    """What Transformer-XL and Enformer have in common: ``scale * (<q_i + u, k_j> + <q_i + w, R(j - i) W>)``.
 
     Args:
-        vectors: (heads, T, head_dim), one for each offset.
-        more: w - u, (heads, head_dim).
-        scale: the factor on query . key.
-        first, step: the offset of the first vector, and the offset from one to the next.
+        num_features: the length of R.
+    Shape (with L distinct layers):
+        content_bias, position_bias: (L, num_heads, head_dim), u and w. kernel: (L, num_features, num_heads * head_dim),
+            W. All are normal with standard deviation ``initializer_range``, cut at two of them.
     """
-    table = (vectors @ more.unsqueeze(-1).to(vectors.dtype)).squeeze(-1) * scale
-    return OffsetKeys(vectors, first, step), OffsetBias(table, first, step)
+
+    needs_content = True
+
+    def __init__(self, model: ModelShape, num_features: int) -> None:
+        super().__init__(model)
+        layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
+        self.content_bias = nn.Parameter(torch.empty(layers, *heads))
+        self.position_bias = nn.Parameter(torch.empty(layers, *heads))
+        self.kernel = nn.Parameter(torch.empty(layers, num_features, model.num_heads * model.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        std = self.model.initializer_range
+        for parameter in (self.content_bias, self.position_bias, self.kernel):
+            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+
+    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        return query + self._bias(self.content_bias, place.layer, query), key, value
+
+    def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
+        return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
+
+    def _project(self, features: Tensor, kernel: Tensor) -> Tensor:
+        """Return R W, (heads, T, head_dim), for features R (T, num_features) and the W of a layer."""
+        return functional.linear(features, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+
+    def _terms_of(self, vectors: Tensor, place: Place, first: int, step: int = 1) -> tuple[Term, ...]:
+        """Return ``scale * <q_i + w, vectors[h, t]>`` as terms, for a query that has u added already.
+
+        Args:
+            vectors: (heads, T, head_dim), one for each offset.
+            place: the place of the layer that calls.
+            first, step: the offset of the first vector, and the offset from one to the next.
+        """
+        more = (self.position_bias - self.content_bias)[self.model.passes[place.layer]].unsqueeze(-1)
+        table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(place)
+        return OffsetKeys(vectors, first, step), OffsetBias(table, first, step)
 
 
-class TransformerXL(Position):
+class TransformerXL(BiasedQuery):
     """Adds the query's product with a projected sinusoid of the distance, and two trained biases to the query.
 
     ``score_ij = scale * (<q_i + u, k_j> + <q_i + w, R(i - j) W>)`` with ``R(d) = [sin(d f), cos(d f)]``,
@@ -110,12 +143,10 @@ class TransformerXL(Position):
     Source: Dai et al. (2019), arXiv 1901.02860, Section 3.3; Dai et al. (2020), arXiv 2006.03236, and its code.
     """
 
-    needs_content = True
-
     def __init__(
         self, model: ModelShape, *, form: str = "shifted", reset_cls: bool | None = None, dropout: float = 0.0
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, num_features=model.hidden_size)
         if form not in FORMS:
             raise InputError("form", f"expected one of {', '.join(FORMS)}, got {form!r}")
         if model.hidden_size % 2:
@@ -127,16 +158,6 @@ class TransformerXL(Position):
         self.dropout = nn.Dropout(dropout)
         self._waves_kept = RecentTensors()
         self._vectors_kept: dict[int, tuple[Tensor, RecentTensors]] = {}
-        layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
-        self.content_bias = nn.Parameter(torch.empty(layers, *heads))
-        self.position_bias = nn.Parameter(torch.empty(layers, *heads))
-        self.kernel = nn.Parameter(torch.empty(layers, model.hidden_size, model.num_heads * model.head_dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        std = self.model.initializer_range
-        for parameter in (self.content_bias, self.position_bias, self.kernel):
-            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
     def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> Window | None:
         if self.form == "factorized":
@@ -149,22 +170,15 @@ class TransformerXL(Position):
         step = offset_step(queries, keys) or 1
         return Window(*span, step, self.dropout(self._waves_of(*span, step)))
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        return query + self._bias(self.content_bias, place.layer, query), key, value
-
     def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
         window = self.shared(place.queries, place.keys) if place.shared is None else place.shared
         if window is None:
             return (self._factorized(query, place),)
         vectors = self._vectors(window, place.layer)
-        more = (self.position_bias - self.content_bias)[self.model.passes[place.layer]]
-        terms = terms_of_biased(vectors, more, self.content_scale(place), window.first, window.step)
+        terms = self._terms_of(vectors, place, window.first, window.step)
         if not self.reset_cls:
             return terms
         return terms + self._without_cls(query, place, vectors, window)
-
-    def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
-        return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
 
     def _waves(self, distances: Tensor) -> Tensor:
         """Return R at distances (...): (..., hidden_size) in the parameters' dtype."""
@@ -193,7 +207,7 @@ class TransformerXL(Position):
         distinct = self.model.passes[layer]
         kernel = self.kernel[distinct]
         if torch.is_grad_enabled():
-            return self._project(window, kernel)
+            return self._project(window.waves, kernel)
         if distinct not in window.vectors:
             # Comparing the kernel is cheap on the CPU only, and compiled code cannot do it.
             may_keep = kernel.device.type == "cpu" and not (torch.compiler.is_compiling() or transforming())
@@ -201,11 +215,8 @@ class TransformerXL(Position):
             if may_keep and not dropped:
                 window.vectors[distinct] = self._vectors_again(window, distinct, kernel)
             else:
-                window.vectors[distinct] = self._project(window, kernel)
+                window.vectors[distinct] = self._project(window.waves, kernel)
         return window.vectors[distinct]
-
-    def _project(self, window: Window, kernel: Tensor) -> Tensor:
-        return functional.linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
 
     def _vectors_again(self, window: Window, distinct: int, kernel: Tensor) -> Tensor:
         """Return the vectors of an earlier forward if the kernel has not changed at all; else project anew."""
@@ -213,7 +224,7 @@ class TransformerXL(Position):
         if used is None or used.dtype != kernel.dtype or not torch.equal(used, kernel):
             used, vectors = kernel.clone(), RecentTensors()
         self._vectors_kept[distinct] = used, vectors
-        return vectors.get((window.first, window.last, window.step), lambda: self._project(window, kernel))
+        return vectors.get((window.first, window.last, window.step), lambda: self._project(window.waves, kernel))
 
     def _without_cls(
         self,

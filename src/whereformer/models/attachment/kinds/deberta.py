@@ -11,7 +11,7 @@ from torch import Tensor
 from ....errors import InputError
 from ....kernels import OffsetKeys, OffsetQueries, Term
 from ..served import Served
-from .heads import split_heads
+from .heads import project_heads, split_heads
 
 
 def deberta(
@@ -71,10 +71,8 @@ def deberta_v2(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the attention of DeBERTa's versions 2 and 3."""
     layer = own.layer
-    query, key, value = (
-        split_heads(project(hidden_states), layer.num_attention_heads)
-        for project in (layer.query_proj, layer.key_proj, layer.value_proj)
-    )
+    projections = layer.query_proj, layer.key_proj, layer.value_proj
+    query, key, value = project_heads(hidden_states, layer.num_attention_heads, *projections)
     kinds = {kind for kind in ("c2p", "p2c") if kind in layer.pos_att_type}
     scale = _scale(query, 1 + len(kinds))
     terms: tuple[Term, ...] = ()
@@ -143,7 +141,7 @@ def _terms(
     """Return both terms, as far as there are vectors (rows, heads * head_dim); ``rows`` has the row of each offset."""
 
     def table(vectors: Tensor) -> Tensor:
-        return split_heads(vectors[None], layer.num_attention_heads)[0][:, rows]
+        return split_heads(vectors[None], layer.num_attention_heads)[0].index_select(1, rows)
 
     terms: list[Term] = []
     if key_vectors is not None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from ....kernels import GridPositions, OffsetBias2d
 from ..masks import BiasMask, Regions
 from ..served import Served
-from .heads import split_heads
+from .heads import project_heads
 
 
 def swin(
@@ -20,10 +20,8 @@ def swin(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute Swin's attention within windows, the rows of the batch; the mask is what :func:`regions` returns."""
     layer = own.layer
-    query, key, value = (
-        split_heads(project(hidden_states), layer.num_attention_heads)
-        for project in (layer.q_proj, layer.k_proj, layer.v_proj)
-    )
+    projections = layer.q_proj, layer.k_proj, layer.v_proj
+    query, key, value = project_heads(hidden_states, layer.num_attention_heads, *projections)
     bias = layer.relative_position_bias
     out, weights = own.attend(
         query,
@@ -47,10 +45,7 @@ def swinv2(
 ) -> tuple[Tensor, ...]:
     """Compute Swin v2's attention: cosines with a learned scale, and a table that a small network computes."""
     layer = own.layer
-    query, key, value = (
-        split_heads(project(hidden_states), layer.num_attention_heads)
-        for project in (layer.query, layer.key, layer.value)
-    )
+    query, key, value = project_heads(hidden_states, layer.num_attention_heads, layer.query, layer.key, layer.value)
     scale = layer.logit_scale.clamp(max=math.log(1 / 0.01)).exp()
     table = 16 * layer.continuous_position_bias_mlp(layer.relative_coords_table).sigmoid()
     out, weights = own.attend(
@@ -113,10 +108,7 @@ def data2vec(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute Data2Vec-vision's attention; the bias comes from :func:`beit_bias`."""
     layer = own.layer
-    query, key, value = (
-        split_heads(project(hidden_states), layer.num_attention_heads)
-        for project in (layer.query, layer.key, layer.value)
-    )
+    query, key, value = project_heads(hidden_states, layer.num_attention_heads, layer.query, layer.key, layer.value)
     bias = relative_position_bias
     if layer.has_relative_position_bias:
         assert resolution is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 from ....errors import InputError
 from ....kernels import OffsetKeys, Term
 from ..served import Served
-from .heads import split_heads
+from .heads import project_heads, split_heads
 
 
 def conformer(
@@ -140,9 +140,7 @@ def wavlm(
     The first layer hands the table (heads, offsets, 1) to the others, as in the model itself the matrix.
     """
     layer = own.layer
-    query, key, value = (
-        split_heads(project(hidden_states), layer.num_heads) for project in (layer.q_proj, layer.k_proj, layer.v_proj)
-    )
+    query, key, value = project_heads(hidden_states, layer.num_heads, layer.q_proj, layer.k_proj, layer.v_proj)
     table = position_bias
     if table is None:
         reach = min(hidden_states.shape[1] - 1, layer.max_distance)
