@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack, overload
 from torch import Tensor
 
 from . import blockwise, fused, grids, native, nested, reference, varlen
-from .call import Call, CallOptions, SequenceOptions, Window, check_names, checks_names, make_call, shows_options
+from .call import Call, CallOptions, SequenceOptions, Window, check_names, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .dropout import draw_seed
 from .grids import decomposed_offset_keys
@@ -82,7 +82,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
-@checks_names
+@refuses_other_names
 def attention(
     query: Tensor | None,
     key: Tensor | None,

@@ -423,7 +423,7 @@ def check_names(function: str, options: Iterable[str], known: frozenset[str]) ->
             raise TypeError(f"{name}: {function} has no such argument{instead}")
 
 
-def checks_names(function: Function) -> Function:
+def refuses_other_names(function: Function) -> Function:
     """Let a function say what to write in place of an argument that it does not have."""
     known = frozenset(inspect.signature(function).parameters)
 
