@@ -35,9 +35,9 @@ from torch import Tensor
 from whereformer import attention
 from whereformer.cli.bench import Bench
 from whereformer.cli.main import execute
-from whereformer.experiments.bench.cases import SHAW_CLIP, SOFTCAP, WINDOW, BenchProblem, tisa_curve
-from whereformer.experiments.bench.results import BenchResults, describe_machine
-from whereformer.experiments.bench.ways import Way, gather
+from whereformer.studies.bench.cases import SHAW_CLIP, SOFTCAP, WINDOW, BenchProblem, tisa_curve
+from whereformer.studies.bench.results import BenchResults, describe_machine
+from whereformer.studies.bench.ways import Way, gather
 
 Compute = Callable[[], Tensor]
 

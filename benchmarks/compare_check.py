@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from whereformer.cli.main import execute
-from whereformer.experiments.compare.outlook import AHEAD
-from whereformer.experiments.compare.ranking import clearly_better, rank
-from whereformer.experiments.compare.results import CompareResults, Run
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
+from whereformer.studies.compare.outlook import AHEAD
+from whereformer.studies.compare.ranking import clearly_better, rank
+from whereformer.studies.compare.results import CompareResults, Run
 
 KEPT, CLOSE, REVERSED = "still clear", "too close to tell", "reversed"
 """What a pair that is clearly ordered in the first comparison can be in the second."""

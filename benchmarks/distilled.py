@@ -40,18 +40,18 @@ from whereformer.data.seen import look_at
 from whereformer.data.streams import Stream
 from whereformer.data.windows import Windows, collate
 from whereformer.errors import InputError
-from whereformer.experiments.analyze.loading import tokenizer_of
-from whereformer.experiments.distill.judge import (
+from whereformer.lab.provenance import write_results
+from whereformer.lab.training.optimizer import build_optimizer, linear_schedule
+from whereformer.models import Encoder
+from whereformer.studies.analyze.loading import tokenizer_of
+from whereformer.studies.distill.judge import (
     load_with_head,
     make_judge,
     masked_lm_scores,
     masked_windows,
     rows_of_a_batch,
 )
-from whereformer.experiments.settings import listed_numbers
-from whereformer.models import Encoder
-from whereformer.runs.provenance import write_results
-from whereformer.training.optimizer import build_optimizer, linear_schedule
+from whereformer.studies.settings import listed_numbers
 
 TRAINED, DROPPED = "as trained", "without positions"
 STAGES = {"at once": "#d55e00", "positions trained": "#0072b2", "all trained": "#009e73"}

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whereformer.experiments.bench.cases import KINDS, Case, make_problem
-from whereformer.experiments.bench.ways import FLOOR, Way, backend, make_step
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
+from whereformer.studies.bench.cases import KINDS, Case, make_problem
+from whereformer.studies.bench.ways import FLOOR, Way, backend, make_step
 
 GOALS = {"float32": 2.0, "bfloat16": 1.25}
 CONTENT = ("output", "query", "key", "value")

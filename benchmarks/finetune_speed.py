@@ -33,12 +33,12 @@ from transformers import (
 
 from whereformer.cli.main import execute
 from whereformer.data import batches, glue, rows
-from whereformer.experiments.finetune.models import load, load_tokenizer
-from whereformer.experiments.finetune.variants import Variant
-from whereformer.runs.provenance import write_results
-from whereformer.training.optimizer import build_optimizer
-from whereformer.training.shared import SharedTrainer, shared_loader
-from whereformer.training.trainer import quiet_transformers
+from whereformer.lab.provenance import write_results
+from whereformer.lab.training.optimizer import build_optimizer
+from whereformer.lab.training.shared import SharedTrainer, shared_loader
+from whereformer.lab.training.trainer import quiet_transformers
+from whereformer.studies.finetune.models import load, load_tokenizer
+from whereformer.studies.finetune.variants import Variant
 
 PEER = "transformers"
 

@@ -47,12 +47,12 @@ from whereformer.data.masks import HELD_OUT_RATE, Batches, HeldOut
 from whereformer.data.seen import look_at
 from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.errors import InputError
-from whereformer.experiments.pretrain.schedule import parsed_lengths
 from whereformer.files import new_folder
-from whereformer.runs.provenance import write_results
-from whereformer.training.held_out import evaluate
-from whereformer.training.optimizer import build_optimizer
-from whereformer.training.trainer import quiet_transformers
+from whereformer.lab.provenance import write_results
+from whereformer.lab.training.held_out import evaluate
+from whereformer.lab.training.optimizer import build_optimizer
+from whereformer.lab.training.trainer import quiet_transformers
+from whereformer.studies.pretrain.schedule import parsed_lengths
 
 # The funnels' blocks cost as much as the plain encoder's. In pretraining, funnels have one more layer, the decoder.
 FUNNEL = {"blocks": "2-3-2", "decoder_layers": "1"}

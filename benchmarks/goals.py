@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from whereformer.experiments.bench.results import BenchRow
 from whereformer.files import write_atomically
 from whereformer.kernels.native.library import level
+from whereformer.studies.bench.results import BenchRow
 
 LENGTHS = 128, 512, 2048
 AVX512, AMX = "AMD with AVX-512", "Intel with AMX"

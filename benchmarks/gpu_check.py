@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
 
 DEVICE = "cuda"
 HEADS = 12

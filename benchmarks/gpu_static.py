@@ -38,7 +38,7 @@ from triton.runtime.jit import JITFunction
 from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
 from whereformer.cli.main import execute
 from whereformer.kernels.triton import available
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 HEADS, LENGTH, CLIP, SHORT = 2, 256, 16, 127

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from whereformer import GridPositions, OffsetBias2d, attention, decomposed_offset_keys
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
 
 
 @dataclass(frozen=True)

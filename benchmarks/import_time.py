@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
 
 
 def seconds(module: str) -> float:

@@ -51,7 +51,7 @@ from rich.table import Table
 import whereformer
 from whereformer.cli.arguments import split
 from whereformer.cli.main import execute, main
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
 
 TIMES = {"seconds", "cpu_seconds", "speed", "date", "commit", "sha256"}
 """Entries of results that differ between two runs of the same command."""

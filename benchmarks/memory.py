@@ -24,9 +24,9 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
-from whereformer.experiments.bench.cases import Case, make_problem
-from whereformer.experiments.bench.ways import FLOOR, backend, make_step
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
+from whereformer.studies.bench.cases import Case, make_problem
+from whereformer.studies.bench.ways import FLOOR, backend, make_step
 
 DTYPES = "float32", "bfloat16"
 WAYS = {"torch": (FLOOR, "none")} | {kind: (backend("auto"), kind) for kind in ("none", "bias", "t5", "shaw")}

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whereformer.runs.provenance import write_results
-from whereformer.runs.results import refuse_other_settings
+from whereformer.lab.provenance import write_results
+from whereformer.lab.results import refuse_other_settings
 
 
 def kept(file: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

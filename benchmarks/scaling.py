@@ -31,9 +31,9 @@ from whereformer import EncoderConfig, EncoderForMaskedLM
 from whereformer.analysis import cost
 from whereformer.analysis.costs import Hardware, ways
 from whereformer.cli.main import execute
-from whereformer.runs import ranks
-from whereformer.runs.provenance import write_results
-from whereformer.training.optimizer import build_optimizer
+from whereformer.lab import ranks
+from whereformer.lab.provenance import write_results
+from whereformer.lab.training.optimizer import build_optimizer
 
 PROCESSES = 2
 

@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from whereformer.experiments.bench.timing import memory_of
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
+from whereformer.studies.bench.timing import memory_of
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from whereformer.cli.main import execute
 from whereformer.errors import InputError
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
 
 SETTLE = 3
 """Seconds to wait after a text is written: the hash of a file that has only just changed is not remembered."""

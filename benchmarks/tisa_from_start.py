@@ -34,9 +34,9 @@ from whereformer.analysis.reading import position_vectors
 from whereformer.analysis.toeplitz import pairs
 from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
-from whereformer.experiments.analyze.loading import load
-from whereformer.experiments.analyze.sources import sources_of
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
+from whereformer.studies.analyze.loading import load
+from whereformer.studies.analyze.sources import sources_of
 
 METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")
 METRICS = {"sst2": "accuracy", "cola": "matthews", "stsb": "pearson", "mrpc": "f1"}

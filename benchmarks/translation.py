@@ -27,7 +27,7 @@ from translation_speed import BASELINE, VARIANTS
 from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
 from whereformer.errors import InputError
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
 
 LANGUAGES = {"de": "German", "fr": "French"}
 METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")

@@ -27,9 +27,9 @@ from whereformer import Seq2SeqConfig, Seq2SeqForConditionalGeneration, position
 from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
 from whereformer.errors import InputError
-from whereformer.experiments.translate.examples import collate
-from whereformer.runs.provenance import write_results
-from whereformer.training.optimizer import build_optimizer
+from whereformer.lab.provenance import write_results
+from whereformer.lab.training.optimizer import build_optimizer
+from whereformer.studies.translate.examples import collate
 
 BASELINE = "sinusoidal"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

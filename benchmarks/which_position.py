@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from whereformer.cli.main import execute
-from whereformer.experiments.compare.ranking import SEED_NOISE, rank
-from whereformer.experiments.compare.results import CompareResults
+from whereformer.studies.compare.ranking import SEED_NOISE, rank
+from whereformer.studies.compare.results import CompareResults
 
 METHODS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")
 BEST, BEHIND, FAR, UNKNOWN = "#0072b2", "#9ecae1", "#f0f0f0", "#ffffff"

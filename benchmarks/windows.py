@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from whereformer.experiments.bench.cases import WINDOW, BenchProblem, Case, make_problem
-from whereformer.experiments.bench.timing import Clock
-from whereformer.experiments.bench.ways import FLOOR, Way, backend, make_step
 from whereformer.kernels import attention
-from whereformer.runs.provenance import write_results
+from whereformer.lab.provenance import write_results
+from whereformer.studies.bench.cases import WINDOW, BenchProblem, Case, make_problem
+from whereformer.studies.bench.timing import Clock
+from whereformer.studies.bench.ways import FLOOR, Way, backend, make_step
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import multiprocessing
 
 from whereformer.cli.main import main
-from whereformer.training.shared import SharedTrainer
+from whereformer.lab.training.shared import SharedTrainer
 
 
 def recorded(command, file):

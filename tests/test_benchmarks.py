@@ -17,10 +17,10 @@ import whereformer
 from tests.every import EVERY
 from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
-from whereformer.runs import provenance
+from whereformer.lab import provenance
 
-from .experiments import parallel_text
-from .experiments.finetuning import save_glue
+from .studies import parallel_text
+from .studies.finetuning import save_glue
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="the package is tested without its benchmarks")

@@ -9,7 +9,7 @@ from tests.failing import fails
 from whereformer.cli.cost import Cost
 from whereformer.cli.main import COMMANDS, execute, main
 from whereformer.files import write_atomically
-from whereformer.runs.folder import open_folder
+from whereformer.lab.folder import open_folder
 
 
 def help_of(capsys, *arguments):

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.every import EVERY
-from tests.experiments import finetuning, parallel_text
 from tests.failing import fails, refusals
+from tests.studies import finetuning, parallel_text
 from whereformer.cli.flags import METAVARS, flag
 from whereformer.cli.main import COMMANDS, main
 from whereformer.cli.translate import TranslateRun, TranslateScore, TranslateTrain
@@ -26,7 +26,7 @@ resource = pytest.importorskip("resource", reason="this system does not tell how
 GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 """In the unit in which the system tells how much memory was used."""
 
-EXPERIMENTS = "whereformer.experiments"
+EXPERIMENTS = "whereformer.studies"
 PLACES = {
     "bench": (f"{EXPERIMENTS}.bench.run", "Measurement"),
     "pretrain": (f"{EXPERIMENTS}.pretrain.run", "pretrain"),

@@ -17,9 +17,9 @@ from whereformer.cli.main import main
 from whereformer.kernels import FactorPair, OffsetBias, Positions, attention, blockwise, explain
 from whereformer.kernels.call import make_call
 from whereformer.kernels.choose import choose
+from whereformer.lab.memory import peak_memory
 from whereformer.models import EncoderConfig, EncoderForMaskedLM, layers, parse_blocks
 from whereformer.positions import ModelShape, Position, Work
-from whereformer.runs.memory import peak_memory
 
 CPU = torch.device("cpu")
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -18,7 +18,7 @@ from whereformer.data.seen import look_at
 from whereformer.data.streams import TokenFile, packed, width_of
 from whereformer.data.tokenizers import fit_tokenizer, token_stream
 from whereformer.errors import InputError
-from whereformer.runs.progress import Progress
+from whereformer.lab.progress import Progress
 
 CHOICE = TokenizerChoice(None, 120)
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.experiments.finetuning import columns, save_glue
+from tests.studies.finetuning import columns, save_glue
 from whereformer.data import glue
 from whereformer.errors import InputError
-from whereformer.experiments.finetune.prepare import load_tasks
-from whereformer.experiments.finetune.settings import DataSettings
+from whereformer.studies.finetune.prepare import load_tasks
+from whereformer.studies.finetune.settings import DataSettings
 
 
 @pytest.fixture(scope="module")

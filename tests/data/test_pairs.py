@@ -10,13 +10,13 @@ import torch
 from tests.data.interrupting import DAMAGE, contents, damage, index_of, only_folder, stop_at
 from tests.data.test_parallel import held_out_in_memory
 from tests.data.told import Told
-from tests.experiments.parallel_text import pairs as some_pairs
+from tests.studies.parallel_text import pairs as some_pairs
 from whereformer.data import pairs as caches
 from whereformer.data import parallel, seen, subwords
 from whereformer.data.seen import look_at
 from whereformer.errors import InputError
-from whereformer.experiments.translate.pairs import open_text
-from whereformer.experiments.translate.settings import ParallelData
+from whereformer.studies.translate.pairs import open_text
+from whereformer.studies.translate.settings import ParallelData
 
 VOCABULARY = 320
 

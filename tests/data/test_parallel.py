@@ -15,8 +15,8 @@ from pyarrow import parquet
 from whereformer.data import parallel
 from whereformer.data.lines import lines_of, read_lines
 from whereformer.errors import InputError
-from whereformer.experiments.translate.pairs import load_pairs
-from whereformer.experiments.translate.settings import ParallelData, ValidationData
+from whereformer.studies.translate.pairs import load_pairs
+from whereformer.studies.translate.settings import ParallelData, ValidationData
 
 ENGLISH = ['He said "yes', "a\u2028b\x85c", "", "tab less", "last"]
 GERMAN = ['Er sagte "ja', "a b c", "leer", "ohne Tab", "zuletzt"]

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from tests.data.interrupting import DAMAGE, contents, damage, index_of, only_folder, stop_at
 from tests.data.told import Told
-from tests.experiments.finetuning import save_model
+from tests.studies.finetuning import save_model
 from whereformer import EncoderConfig
 from whereformer.data import glue, rows
 from whereformer.data.rows import RowCache

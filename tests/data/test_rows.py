@@ -5,7 +5,7 @@ import torch
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from tests.experiments.finetuning import save_model
+from tests.studies.finetuning import save_model
 from whereformer import EncoderConfig, EncoderForSequenceClassification
 from whereformer.data import rows
 from whereformer.data.glue import Split

@@ -1,6 +1,6 @@
 """A progress that keeps what it is told."""
 
-from whereformer.runs.progress import Progress
+from whereformer.lab.progress import Progress
 
 
 class Told(Progress):

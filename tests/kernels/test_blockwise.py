@@ -29,7 +29,7 @@ from whereformer import DenseBias, OffsetBias, OffsetBias2d, OffsetKeys, OffsetV
 from whereformer.kernels import blockwise, native
 from whereformer.kernels.call import make_call
 from whereformer.kernels.problem import Problem
-from whereformer.runs.memory import peak_memory
+from whereformer.lab.memory import peak_memory
 
 # Of the module, so that a test that draws many examples does not ask for it again for each.
 fast = pytest.fixture(scope="module", params=FAST)(lambda request: request.param)

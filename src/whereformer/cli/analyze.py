@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from ..errors import InputError
-from ..experiments.settings import MOST_COUNT, check_range
+from ..studies.settings import MOST_COUNT, check_range
 from .arguments import MOST_THREADS
 
 
@@ -72,13 +72,13 @@ class Analyze:
         import torch
 
         from ..data import corpus
-        from ..experiments.analyze.report import write_report
-        from ..experiments.analyze.results import facts_of, write_results
-        from ..experiments.analyze.run import analyze
-        from ..experiments.analyze.settings import AnalyzeOptions
-        from ..experiments.analyze.sources import parsed_scores, sources_of
-        from ..experiments.analyze.text import pages_of
-        from ..runs.folder import open_folder
+        from ..lab.folder import open_folder
+        from ..studies.analyze.report import write_report
+        from ..studies.analyze.results import facts_of, write_results
+        from ..studies.analyze.run import analyze
+        from ..studies.analyze.settings import AnalyzeOptions
+        from ..studies.analyze.sources import parsed_scores, sources_of
+        from ..studies.analyze.text import pages_of
         from .tables.analyze import print_analysis
         from .terminal import Bar, say
 

@@ -11,12 +11,12 @@ import tyro
 from rich.console import Console
 
 from ..errors import fail
-from ..experiments.settings import MOST_SIZE, check_positive, check_range, listed_numbers
+from ..studies.settings import MOST_SIZE, check_positive, check_range, listed_numbers
 from .arguments import MOST_THREADS, find_device, split
 
 if TYPE_CHECKING:
-    from ..experiments.bench.settings import BenchSettings
-    from ..experiments.bench.ways import Way
+    from ..studies.bench.settings import BenchSettings
+    from ..studies.bench.ways import Way
 
 
 LONGEST = 10_000_000
@@ -87,11 +87,11 @@ class Bench:
 
     def measure(self, console: Console, peers: Sequence[Way] = (), out: Path = Path("runs/bench")) -> None:
         """Check and time every way. ``peers`` are more ways to compare with; ``out`` is the default folder."""
-        from ..experiments.bench.report import write_plot
-        from ..experiments.bench.results import BenchFolder, BenchRow
-        from ..experiments.bench.run import Measurement
-        from ..experiments.bench.ways import CAUSAL, DENSE, backend
-        from ..runs.folder import open_folder
+        from ..lab.folder import open_folder
+        from ..studies.bench.report import write_plot
+        from ..studies.bench.results import BenchFolder, BenchRow
+        from ..studies.bench.run import Measurement
+        from ..studies.bench.ways import CAUSAL, DENSE, backend
         from .tables.bench import print_bench
         from .terminal import Bar, say
 
@@ -123,9 +123,9 @@ class Bench:
                 raise SystemExit(fail("interrupted; the measurements so far are kept", 130))
 
     def _settings(self) -> BenchSettings:
-        from ..experiments.bench.cases import DTYPES, KINDS, POSITIONS
-        from ..experiments.bench.settings import BenchSettings
-        from ..experiments.bench.timing import free_memory
+        from ..studies.bench.cases import DTYPES, KINDS, POSITIONS
+        from ..studies.bench.settings import BenchSettings
+        from ..studies.bench.timing import free_memory
 
         self._check_numbers()
         check_positive(self, "memory_limit")
@@ -151,8 +151,8 @@ class Bench:
         check_range(self, threads=(1, MOST_THREADS))
 
     def _backends(self, settings: BenchSettings) -> list[str]:
-        from ..experiments.bench.check import check_backend
         from ..kernels.choose import BACKENDS
+        from ..studies.bench.check import check_backend
 
         names = split("backends", self.backends, BACKENDS)
         for name in names:

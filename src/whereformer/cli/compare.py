@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 from rich.console import Console
 
 from ..errors import InputError
-from ..experiments.compare.settings import CompareTraining
-from ..experiments.labeled import TableSettings
-from ..experiments.settings import MOST_SEEDS, check_positive, check_range
+from ..studies.compare.settings import CompareTraining
+from ..studies.labeled import TableSettings
+from ..studies.settings import MOST_SEEDS, check_positive, check_range
 from .arguments import MOST_JOBS, find_device
 
 TABLE_SEEDS = 3
@@ -68,15 +68,15 @@ class Compare:
 
     def run(self, console: Console) -> None:
         """Train, judge and time every method, then print the ranking and write the report."""
-        from ..experiments.compare.budget import find_budget
-        from ..experiments.compare.outlook import AHEAD
-        from ..experiments.compare.prepare import TextSource, check_positions, prepare_job
-        from ..experiments.compare.ranking import rank
-        from ..experiments.compare.report import write_report
-        from ..experiments.compare.run import DEFAULT_POSITIONS, DEFAULT_STEPS, QUICK_POSITIONS, QUICK_STEPS, compare
+        from ..lab.folder import open_folder
+        from ..lab.jobs import number_of_jobs
         from ..positions import position_names
-        from ..runs.folder import open_folder
-        from ..runs.jobs import number_of_jobs
+        from ..studies.compare.budget import find_budget
+        from ..studies.compare.outlook import AHEAD
+        from ..studies.compare.prepare import TextSource, check_positions, prepare_job
+        from ..studies.compare.ranking import rank
+        from ..studies.compare.report import write_report
+        from ..studies.compare.run import DEFAULT_POSITIONS, DEFAULT_STEPS, QUICK_POSITIONS, QUICK_STEPS, compare
         from .tables.compare import print_ranking, print_task, print_unsettled
         from .terminal import Bar, say
 

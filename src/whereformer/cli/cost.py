@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Console
 
-from ..experiments.settings import MOST_SIZE, check_range
+from ..studies.settings import MOST_SIZE, check_range
 
 if TYPE_CHECKING:
     from .. import analysis
@@ -152,8 +152,8 @@ class Cost:
         import torch
 
         from ..analysis import cost
+        from ..lab.training.model_options import as_setting
         from ..models import EncoderConfig
-        from ..training.model_options import as_setting
 
         sizes = ("hidden_size", "num_heads", "head_dim", "intermediate_size", "embedding_size", "vocab_size")
         check_range(self, **dict.fromkeys((*sizes, "length", "batch_size"), (1, MOST_SIZE)))

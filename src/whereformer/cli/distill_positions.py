@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from ..errors import InputError
-from ..experiments.settings import MOST_COUNT, check_range, listed_numbers
+from ..studies.settings import MOST_COUNT, check_range, listed_numbers
 from .arguments import MOST_THREADS
 
 
@@ -71,10 +71,10 @@ class DistillPositions:
         import torch
 
         from ..data import corpus
-        from ..experiments.analyze.text import pages_of
-        from ..experiments.distill.pairs import read_pairs
-        from ..experiments.distill.run import DistillOptions, distill
-        from ..runs.folder import open_folder
+        from ..lab.folder import open_folder
+        from ..studies.analyze.text import pages_of
+        from ..studies.distill.pairs import read_pairs
+        from ..studies.distill.run import DistillOptions, distill
         from .tables.distill import print_distilling
         from .terminal import Bar, say
 

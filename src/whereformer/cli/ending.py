@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from .. import __version__
 from ..errors import InputError
 from ..files import full_disk, no_room
-from ..runs import ranks
+from ..lab import ranks
 from .flags import in_flags
 from .processes import fail
 

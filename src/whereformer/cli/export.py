@@ -46,10 +46,10 @@ class Export:
         """Export the model, write its tokenizer and print how to use them."""
         if self.quantize and self.to == "torch":
             raise InputError("quantize", "only for ONNX, whose library rounds weights; use `to` onnx")
-        from ..experiments.analyze.loading import named_errors, tokenizer_of
         from ..exporting import to_onnx, to_torch
+        from ..lab.training.trainer import quiet_transformers
         from ..models import load_pretrained
-        from ..training.trainer import quiet_transformers
+        from ..studies.analyze.loading import named_errors, tokenizer_of
         from .terminal import say
 
         out = self._out()

@@ -10,15 +10,15 @@ import tyro
 from rich.console import Console
 
 from ..errors import InputError
-from ..experiments.finetune.settings import DataSettings, TuningSettings
-from ..experiments.settings import MOST_SEED, MOST_SEEDS, check_range, listed, listed_numbers
+from ..studies.finetune.settings import DataSettings, TuningSettings
+from ..studies.settings import MOST_SEED, MOST_SEEDS, check_range, listed, listed_numbers
 from .arguments import MOST_JOBS, MOST_THREADS, find_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..experiments.finetune.gains import GainsTable
-    from ..experiments.finetune.results import FinetuneResults
+    from ..studies.finetune.gains import GainsTable
+    from ..studies.finetune.results import FinetuneResults
 
 
 MOST_KERNELS = 1024
@@ -90,15 +90,15 @@ class Finetune:
         import torch
 
         from ..data.rows import RowCache
-        from ..experiments.finetune.gains import tables
-        from ..experiments.finetune.models import load_tokenizer
-        from ..experiments.finetune.prepare import FinetuneJob, load_tasks, prepare
-        from ..experiments.finetune.run import begin, finetune
-        from ..experiments.finetune.variants import settings_of
-        from ..runs import ranks
-        from ..runs.folder import open_or_scratch
-        from ..runs.jobs import number_of_jobs
-        from ..training.shared import check_rows
+        from ..lab import ranks
+        from ..lab.folder import open_or_scratch
+        from ..lab.jobs import number_of_jobs
+        from ..lab.training.shared import check_rows
+        from ..studies.finetune.gains import tables
+        from ..studies.finetune.models import load_tokenizer
+        from ..studies.finetune.prepare import FinetuneJob, load_tasks, prepare
+        from ..studies.finetune.run import begin, finetune
+        from ..studies.finetune.variants import settings_of
         from .tables.finetune import print_finetuning, print_gains
         from .terminal import Bar, tell_slow_dtype
 
@@ -132,8 +132,8 @@ class Finetune:
 
     def _write(self, console: Console, results: FinetuneResults, found: Sequence[GainsTable]) -> None:
         """Write the table as Markdown and as an HTML page."""
-        from ..experiments.finetune.report import build_markdown, build_report
         from ..files import write_atomically
+        from ..studies.finetune.report import build_markdown, build_report
         from .terminal import say
 
         files = {"results.md": build_markdown(results, found), "report.html": build_report(results, found)}

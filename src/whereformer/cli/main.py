@@ -15,7 +15,7 @@ import tyro
 from .. import __version__
 from ..errors import InputError
 from ..files import real_folder
-from ..runs import ranks
+from ..lab import ranks
 from .analyze import Analyze
 from .bench import Bench
 from .compare import Compare

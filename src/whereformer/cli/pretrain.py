@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from rich.console import Console
 
 from ..errors import InputError
-from ..experiments.pretrain.settings import ModelSettings, PretrainTraining
-from ..experiments.settings import MOST_COUNT, MOST_SIZE, check_range
+from ..studies.pretrain.settings import ModelSettings, PretrainTraining
+from ..studies.settings import MOST_COUNT, MOST_SIZE, check_range
 from .arguments import find_device
 from .flags import in_words
 
 if TYPE_CHECKING:
-    from ..experiments.pretrain.job import PretrainJob
-    from ..experiments.pretrain.results import PretrainResults
+    from ..studies.pretrain.job import PretrainJob
+    from ..studies.pretrain.results import PretrainResults
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,15 @@ class Pretrain:
         from ..data.corpus import Text, source_of
         from ..data.hub import fetched
         from ..data.seen import look_at
-        from ..experiments.pretrain.job import PretrainJob, settings_of
-        from ..experiments.pretrain.model import build_config
-        from ..experiments.pretrain.results import PretrainResults
-        from ..experiments.pretrain.run import pretrain
-        from ..experiments.pretrain.text import prepare_text
-        from ..runs import ranks
-        from ..runs.folder import open_or_scratch
-        from ..training.folder import Folder
-        from ..training.shared import check_rows
+        from ..lab import ranks
+        from ..lab.folder import open_or_scratch
+        from ..lab.training.folder import Folder
+        from ..lab.training.shared import check_rows
+        from ..studies.pretrain.job import PretrainJob, settings_of
+        from ..studies.pretrain.model import build_config
+        from ..studies.pretrain.results import PretrainResults
+        from ..studies.pretrain.run import pretrain
+        from ..studies.pretrain.text import prepare_text
         from .tables.plans import print_plan
         from .terminal import Bar, tell_finished, tell_slow_dtype
 
@@ -131,7 +131,7 @@ class Pretrain:
 
     def _tell_costs(self, console: Console, job: PretrainJob) -> None:
         """Print what a batch of each length costs."""
-        from ..experiments.pretrain.job import batch_costs
+        from ..studies.pretrain.job import batch_costs
         from .terminal import say
 
         for stage in job.stages:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from rich.console import Console
 
-from ..experiments.probe.settings import ProbeTraining
-from ..experiments.settings import check_range, listed
+from ..studies.probe.settings import ProbeTraining
+from ..studies.settings import check_range, listed
 from .arguments import MOST_JOBS, find_device
 
 
@@ -50,9 +50,13 @@ class Probe:
 
     def run(self, console: Console) -> None:
         """Train and judge every method on every task, then print the tables and write the report."""
-        from ..experiments.probe.judgment import about_seeds, tables, verdict
-        from ..experiments.probe.report import write_report
-        from ..experiments.probe.run import (
+        from ..lab.folder import open_folder
+        from ..lab.jobs import number_of_jobs
+        from ..lab.report.page import listed as in_words
+        from ..positions import position_names
+        from ..studies.probe.judgment import about_seeds, tables, verdict
+        from ..studies.probe.report import write_report
+        from ..studies.probe.run import (
             DEFAULT_POSITIONS,
             DEFAULT_STEPS,
             QUICK_POSITIONS,
@@ -60,11 +64,7 @@ class Probe:
             ProbeJob,
             probe,
         )
-        from ..experiments.probe.tasks import TASKS
-        from ..positions import position_names
-        from ..report.page import listed as in_words
-        from ..runs.folder import open_folder
-        from ..runs.jobs import number_of_jobs
+        from ..studies.probe.tasks import TASKS
         from .tables.probe import print_probes
         from .terminal import Bar, say
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import errors
 from ..errors import InputError
-from ..runs import ranks
+from ..lab import ranks
 
 
 def check_processes(command: Any) -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ..errors import InputError
-from ..experiments.compare.settings import CompareTraining
-from ..experiments.settings import check_range
+from ..studies.compare.settings import CompareTraining
+from ..studies.settings import check_range
 from .arguments import MOST_JOBS
 
 if TYPE_CHECKING:
-    from ..experiments.properties.comparison import Comparison
-    from ..experiments.properties.results import PropertiesResults
-    from ..experiments.properties.ticks import MethodTicks
+    from ..studies.properties.comparison import Comparison
+    from ..studies.properties.results import PropertiesResults
+    from ..studies.properties.ticks import MethodTicks
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Properties:
 
     def run(self, console: Console) -> None:
         """Measure every method, then print the table and write the report."""
-        from ..experiments.properties.comparison import load_comparison
-        from ..experiments.properties.run import measure_properties
-        from ..runs.folder import open_folder
+        from ..lab.folder import open_folder
+        from ..studies.properties.comparison import load_comparison
+        from ..studies.properties.run import measure_properties
         from .tables.properties import print_properties
         from .terminal import Bar
 
@@ -100,8 +100,8 @@ class Properties:
     def _names(self) -> list[str] | None:
         if self.positions is None:
             return None
-        from ..experiments.compare.results import BASELINE
-        from ..experiments.settings import listed
+        from ..studies.compare.results import BASELINE
+        from ..studies.settings import listed
 
         names = list(listed("positions", self.positions))
         if BASELINE in names:
@@ -113,13 +113,13 @@ class Properties:
         import torch
 
         from ..data.masks import HELD_OUT_RATE, HeldOut
-        from ..experiments.compare.prepare import TextSource, check_positions, prepare_job
-        from ..experiments.compare.results import BASELINE
-        from ..experiments.compare.run import compare
-        from ..experiments.properties.comparison import Comparison
-        from ..experiments.properties.run import DEFAULT_STEPS, QUICK_STEPS
+        from ..lab.folder import open_folder
         from ..positions import position_names
-        from ..runs.folder import open_folder
+        from ..studies.compare.prepare import TextSource, check_positions, prepare_job
+        from ..studies.compare.results import BASELINE
+        from ..studies.compare.run import compare
+        from ..studies.properties.comparison import Comparison
+        from ..studies.properties.run import DEFAULT_STEPS, QUICK_STEPS
         from .terminal import Bar
 
         given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "steps", "seeds", "seed")}
@@ -142,8 +142,8 @@ class Properties:
 
     def _write(self, console: Console, results: PropertiesResults, rows: list[MethodTicks]) -> None:
         """Write the table as Markdown and as an HTML page."""
-        from ..experiments.properties import report
         from ..files import write_atomically
+        from ..studies.properties import report
         from .terminal import say
 
         files = {"results.md": report.build_markdown(results, rows), "report.html": report.build_report(results, rows)}

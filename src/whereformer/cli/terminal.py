@@ -13,14 +13,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.text import Text
 
 from ..errors import printable
-from ..runs import ranks
-from ..runs.progress import Progress as Listener
-from ..training.results import TrainingResults
+from ..lab import ranks
+from ..lab.progress import Progress as Listener
+from ..lab.training.results import TrainingResults
 
 if TYPE_CHECKING:
     import torch
 
-    from ..training.folder import Folder
+    from ..lab.training.folder import Folder
 
 Kind = TypeVar("Kind", bound=TrainingResults)
 
@@ -105,7 +105,7 @@ def tell_training(console: Console, out: Path, results: TrainingResults, detail:
         detail: what follows the held-out scores on the first line.
         usage: lines that show how to use the model, below an empty one.
     """
-    from ..training.judged import score_text
+    from ..lab.training.judged import score_text
 
     scores = ", ".join(score_text(name, value) for name, value in results.scores.items())
     took = f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s"

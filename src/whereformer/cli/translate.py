@@ -15,20 +15,20 @@ import tyro
 from rich.console import Console
 
 from ..errors import InputError, fail, printable, shown
-from ..experiments.settings import MOST_SIZE, check_range, listed_numbers
-from ..experiments.translate.settings import (
+from ..files import check_file, is_same_file, naming, new_file, write_atomically
+from ..studies.settings import MOST_SIZE, check_range, listed_numbers
+from ..studies.translate.settings import (
     Decoding,
     ParallelData,
     TranslationTraining,
     TranslatorSettings,
     ValidationData,
 )
-from ..files import check_file, is_same_file, naming, new_file, write_atomically
 from .arguments import MOST_THREADS, find_device
 from .flags import in_words
 
 if TYPE_CHECKING:
-    from ..experiments.translate.results import TranslationResults
+    from ..studies.translate.results import TranslationResults
 
 Device = Literal["auto", "cpu", "cuda"]
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -79,15 +79,15 @@ class TranslateTrain:
         validation = self.validation.parallel(data.columns)
         check_range(self, threads=(1, MOST_THREADS))
         from ..data.seen import look_at
-        from ..experiments.translate.examples import prepare
-        from ..experiments.translate.job import TranslationJob, settings_of
-        from ..experiments.translate.model import build_config
-        from ..experiments.translate.pairs import open_text
-        from ..experiments.translate.results import TranslationResults
-        from ..experiments.translate.run import train_translator
-        from ..runs import ranks
-        from ..runs.folder import open_or_scratch
-        from ..training.folder import Folder
+        from ..lab import ranks
+        from ..lab.folder import open_or_scratch
+        from ..lab.training.folder import Folder
+        from ..studies.translate.examples import prepare
+        from ..studies.translate.job import TranslationJob, settings_of
+        from ..studies.translate.model import build_config
+        from ..studies.translate.pairs import open_text
+        from ..studies.translate.results import TranslationResults
+        from ..studies.translate.run import train_translator
         from .tables.plans import print_translation_plan
         from .terminal import Bar, tell_finished, tell_slow_dtype
 
@@ -162,7 +162,7 @@ class TranslateRun:
         check_range(self, threads=(1, MOST_THREADS))
         with _opened(self.input) as stream:
             from ..data.lines import lines_of
-            from ..experiments.translate import translating
+            from ..studies.translate import translating
             from .terminal import Bar, Terminal
 
             if self.output is not None:
@@ -245,7 +245,7 @@ class TranslateScore:
             self._check_other(name, file)
         import json
 
-        from ..experiments.translate import scoring
+        from ..studies.translate import scoring
         from .tables.translate import print_scores
         from .terminal import say
 
@@ -306,8 +306,8 @@ class TranslateScore:
         for name in ("hypotheses", "references"):
             if getattr(self, name) is not None:
                 raise InputError(name, "either a model or files, got both")
-        from ..experiments.translate import translating
-        from ..experiments.translate.pairs import load_pairs
+        from ..studies.translate import translating
+        from ..studies.translate.pairs import load_pairs
         from .terminal import Bar, Terminal
 
         pairs = load_pairs(self.parallel.checked())

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..errors import InputError
-from ..runs.progress import Progress
+from ..lab.progress import Progress
 from .documents import TABLE_SUFFIXES, TEXT_SUFFIXES, Document, documents_in
 from .hashing import TextHash
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..files import naming, new_file
-from ..runs.progress import Progress
+from ..lab.progress import Progress
 from .documents import pick_column
 
 PREFIXES = ("hub:", "hf://")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from ..runs.progress import Progress
+from ..lab.progress import Progress
 from . import subwords
 from .corpus import Summary, fingerprint
 from .hashing import TextHash

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from ..errors import InputError, shown
-from ..runs.progress import Progress
+from ..lab.progress import Progress
 from . import tables
 from .lines import read_lines
 from .streams import in_lots

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..errors import InputError
-from ..runs.progress import Progress
+from ..lab.progress import Progress
 from .corpus import fingerprint
 from .glue import Split
 from .row_files import RowFile, append_rows, file_names, open_rows

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import InputError
-from ..runs import ranks
-from ..runs.progress import Progress
-from ..runs.results import check_seal, from_json, read_json, sealed, write_json
+from ..lab import ranks
+from ..lab.progress import Progress
+from ..lab.results import check_seal, from_json, read_json, sealed, write_json
 from .corpus import Summary
 from .shards import Entry
 

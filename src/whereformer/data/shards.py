@@ -18,10 +18,10 @@ from typing import TypeVar
 
 from ..errors import InputError
 from ..files import make_folder, write_atomically
-from ..runs import ranks
-from ..runs.folder import open_folder
-from ..runs.progress import Progress
-from ..runs.results import from_json, read_json, write_json
+from ..lab import ranks
+from ..lab.folder import open_folder
+from ..lab.progress import Progress
+from ..lab.results import from_json, read_json, write_json
 from .streams import Appended, checksum, in_lots
 
 Item = TypeVar("Item")

@@ -9,10 +9,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...experiments.bench.ways import FLOOR
+from ...studies.bench.ways import FLOOR
 
 if TYPE_CHECKING:
-    from ...experiments.bench.results import BenchRow
+    from ...studies.bench.results import BenchRow
 
 
 def print_bench(console: Console, rows: Sequence[BenchRow]) -> None:

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ...experiments.compare.ranking import RankedMethod
-    from ...experiments.compare.results import CompareTask
-    from ...experiments.seeds import Spread
+    from ...studies.compare.ranking import RankedMethod
+    from ...studies.compare.results import CompareTask
+    from ...studies.seeds import Spread
 
 
 WIDE = 0.2

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ...experiments.distill.results import DistillResults
+    from ...studies.distill.results import DistillResults
 
 
 def print_distilling(console: Console, results: DistillResults) -> None:

@@ -12,9 +12,9 @@ from rich.table import Table
 from ..terminal import say
 
 if TYPE_CHECKING:
-    from ...experiments.finetune.gains import GainsTable
-    from ...experiments.finetune.prepare import Checked, FinetuneJob
-    from ...experiments.seeds import Spread
+    from ...studies.finetune.gains import GainsTable
+    from ...studies.finetune.prepare import Checked, FinetuneJob
+    from ...studies.seeds import Spread
 
 
 def print_finetuning(console: Console, job: FinetuneJob, checked: Checked) -> None:

@@ -10,11 +10,11 @@ from rich.console import Console
 from ..terminal import say
 
 if TYPE_CHECKING:
-    from ...experiments.pretrain.results import PretrainPlan
-    from ...experiments.pretrain.schedule import Stage
-    from ...experiments.translate.results import TranslationFacts, TranslationPlan
-    from ...training.results import TrainingPlan
-    from ...training.text import TextFacts
+    from ...lab.training.results import TrainingPlan
+    from ...lab.training.text import TextFacts
+    from ...studies.pretrain.results import PretrainPlan
+    from ...studies.pretrain.schedule import Stage
+    from ...studies.translate.results import TranslationFacts, TranslationPlan
 
 
 def print_plan(console: Console, text: TextFacts, blocks: str, stages: Sequence[Stage], plan: PretrainPlan) -> None:

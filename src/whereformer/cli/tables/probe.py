@@ -8,9 +8,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as Printed
 
-from ...experiments.probe.judgment import SOLVED, Cell, Level, Table
-from ...experiments.probe.report import marked
-from ...experiments.probe.tasks import TASKS
+from ...studies.probe.judgment import SOLVED, Cell, Level, Table
+from ...studies.probe.report import marked
+from ...studies.probe.tasks import TASKS
 
 
 def print_probes(console: Console, found: Sequence[Table]) -> None:

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...experiments.properties import ticks
+from ...studies.properties import ticks
 
 
 def print_properties(console: Console, rows: Sequence[ticks.MethodTicks]) -> None:

@@ -1,0 +1,228 @@
+"""Draw Matplotlib figures as SVG for a page, in the page's font and colors (light or dark), or save them as files."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from cycler import cycler
+from markupsafe import Markup
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ...files import write_atomically
+
+# Matplotlib needs fixed colors, but the page needs CSS variables, which depend on dark or light mode. So drawings use
+# colors that nothing else uses, and the SVG gets the variables in their place.
+INK, MUTED, GRID = "#000001", "#000002", "#000003"
+HUES = tuple(f"#0000a{index}" for index in range(6))
+_CSS = {
+    INK: "currentColor",
+    MUTED: "var(--muted)",
+    GRID: "var(--grid)",
+    **{hue: f"var(--hue-{index})" for index, hue in enumerate(HUES)},
+}
+_STYLE = {
+    "axes.edgecolor": GRID,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 10,
+    "axes.prop_cycle": cycler(color=HUES),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "none",
+    "font.size": 10,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.solid_capstyle": "round",
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "whereformer",
+    "text.color": INK,
+    "xtick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.color": GRID,
+    "ytick.labelcolor": MUTED,
+}
+PRINTED = {
+    INK: "#1f2328",
+    MUTED: "#59636e",
+    GRID: "#d8dee4",
+    **dict(zip(HUES, ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"), strict=True)),
+}
+"""The page's light colors, for figures that are saved as files."""
+PRINT = {name: PRINTED.get(value, value) if isinstance(value, str) else value for name, value in _STYLE.items()} | {
+    "axes.prop_cycle": cycler(color=[PRINTED[hue] for hue in HUES]),
+    "figure.facecolor": "white",
+    # Merging hundreds of images into one takes ten times as long.
+    "image.composite_image": False,
+    "savefig.facecolor": "white",
+    "savefig.dpi": 144,
+    "svg.fonttype": "path",
+}
+_SVG = "http://www.w3.org/2000/svg"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+
+
+@dataclass(frozen=True)
+class Series:
+    """The look of one method or other series in all figures and legends of a page."""
+
+    index: int
+    color: str
+    dash: tuple[float, ...]
+    marker: str
+
+    @property
+    def css(self) -> str:
+        """The color as CSS."""
+        return _CSS[self.color]
+
+    @property
+    def group(self) -> str:
+        """The ``gid`` of its artists. In the page it is their class, by which a legend hides and shows them."""
+        return f"series-{self.index}"
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Keyword arguments for ``Axes.plot``."""
+        dashes = (0, self.dash) if self.dash else "solid"
+        return {"color": self.color, "linestyle": dashes, "gid": self.group}
+
+
+def series(count: int, plain: int | None = None) -> list[Series]:
+    """Return ``count`` looks: six hues of Okabe and Ito, then the same hues dashed, then dotted.
+
+    The look at index ``plain`` has the color of text. Markers differ too, so that nothing depends on hue alone.
+    """
+    dashes: list[tuple[float, ...]] = [(), (4, 2), (1, 1.5)]
+    looks = []
+    hue = 0
+    for index in range(count):
+        marker = "os^DvPX*"[index % 8]
+        if index == plain:
+            looks.append(Series(index, INK, (), marker))
+        else:
+            looks.append(Series(index, HUES[hue % len(HUES)], dashes[hue // len(HUES) % len(dashes)], marker))
+            hue += 1
+    return looks
+
+
+def draw(name: str, label: str, width: int, height: int, paint: Callable[[Figure], None]) -> Markup:
+    """Let ``paint`` fill a figure, and return it as SVG that scales with the page.
+
+    Args:
+        name: a name that is unique on the page; ids begin with it.
+        label: what the figure shows, for readers who can't see it.
+        width, height: in CSS pixels; at this size the figure's text is as large as the page's.
+        paint: fills the empty figure that it is given.
+    """
+    with style.context(["default", _STYLE]):
+        figure = Figure(figsize=(width / 72, height / 72))
+        paint(figure)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return _inline(file.getvalue(), name, label)
+
+
+def save(stem: Path, width: int, height: int, paint: Callable[[Figure], None]) -> list[Path]:
+    """Let ``paint`` fill a figure, write it as PNG and SVG, dark on white, and return the paths.
+
+    Args:
+        stem: the files' path without suffix.
+        width, height: in points; the PNG has two pixels per point.
+        paint: fills the empty figure that it is given. It must use hues C0 to C5 and otherwise the style's colors.
+    """
+    written = []
+    with style.context(["default", PRINT]):
+        figure = Figure(figsize=(width / 72, height / 72))
+        paint(figure)
+        for ending, metadata in (("png", {}), ("svg", {"Date": None})):
+            file = io.BytesIO()
+            figure.savefig(file, format=ending, metadata=metadata)
+            written.append(stem.with_name(f"{stem.name}.{ending}"))
+            write_atomically(written[-1], file.getvalue())
+    return written
+
+
+def canvas(figure: Figure) -> Axes:
+    """Add axes for free drawing that cover the whole figure, with coordinates in CSS pixels from the top left."""
+    figure.set_layout_engine("none")
+    width, height = figure.get_size_inches() * 72
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    return axes
+
+
+def _inline(text: str, name: str, label: str) -> Markup:
+    """Turn Matplotlib's SVG file into an element of a page, and drop what a page does not need."""
+    root = ElementTree.fromstring(text)
+    _, _, width, height = root.attrib["viewBox"].split()
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if _useless(child):
+                parent.remove(child)
+    for element in root.iter():
+        _clean(element, name, used)
+    _flatten(root)
+    root.attrib.clear()
+    root.attrib.update(viewBox=f"0 0 {width} {height}", role="img")
+    root.set("aria-label", label)
+    root.set("style", f"--width: {float(width):g}px")
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def _useless(element: ElementTree.Element) -> bool:
+    tag = _tag(element)
+    return tag in ("metadata", "style") or (tag == "path" and element.get("style") == "fill: none")
+
+
+def _tag(element: ElementTree.Element) -> str:
+    return element.tag.removeprefix(f"{{{_SVG}}}")
+
+
+def _clean(element: ElementTree.Element, name: str, used: set[str]) -> None:
+    """Use the page's font and colors, shorten numbers, give series a class, and keep only ids that are referred to."""
+    element.tag = _tag(element)
+    if element.tag != "text":
+        element.text = None
+    element.tail = None
+    own = element.attrib.pop("id", "")
+    if own in used:
+        element.set("id", f"{name}-{own}")
+    elif own.startswith("series-"):
+        element.set("class", own)
+    if link := element.attrib.pop(_LINK, None):
+        element.set("href", f"#{name}-{link[1:]}")
+    if clip := element.get("clip-path"):
+        element.set("clip-path", clip.replace("#", f"#{name}-"))
+    if look := element.get("style"):
+        look = re.sub(r"font-family: [^;]*;? ?", "", look)
+        element.set("style", re.sub(r"#0000\w\w", lambda color: _CSS.get(color[0], color[0]), look))
+    if element.get("transform", "").startswith(("rotate(-0 ", "rotate(0 ")):
+        del element.attrib["transform"]
+    for key in {"d", "x", "y", "width", "height", "transform"} & element.attrib.keys():
+        value = " ".join(element.attrib[key].split())
+        element.set(key, re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".rstrip("0").rstrip("."), value))
+
+
+def _flatten(element: ElementTree.Element) -> None:
+    """Replace groups that have no attributes by their children."""
+    children: list[ElementTree.Element] = []
+    for child in element:
+        _flatten(child)
+        if child.tag in ("g", "defs") and not child.attrib and (child.tag == "g" or len(child) == 0):
+            children.extend(child)
+        else:
+            children.append(child)
+    element[:] = children

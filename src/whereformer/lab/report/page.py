@@ -1,0 +1,81 @@
+"""Render report pages from templates, with filters for text and numbers and the cells of sortable tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from ... import __version__
+
+TEMPLATES = Path(__file__).parent / "templates"
+"""Templates that all pages share. A page's own template is next to the module that fills it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a sortable table: its header, a smaller line below it, and the direction of the first sort."""
+
+    name: str
+    detail: str = ""
+    first: str = "ascending"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a sortable table: its text, a smaller line below it, the value to sort by, and a note's number.
+
+    Cells without a value to sort by stay last in both directions.
+    """
+
+    text: str
+    detail: str = ""
+    order: float | str | None = None
+    note: int | None = None
+
+    @property
+    def key(self) -> float | str:
+        """The value that the page's script sorts by; empty if there is none."""
+        return "" if self.order is None else self.order
+
+
+def render(template: Path, **content: Any) -> str:
+    """Render a template: a page that extends ``page.html.j2``, or a part of one. All text but Markup is escaped."""
+    return _environment(template.parent).get_template(template.name).render(**content) + "\n"
+
+
+@cache
+def _environment(folder: Path) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader([folder, TEMPLATES]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["version"] = __version__
+    environment.filters.update(code=code, count=count, listed=listed)
+    return environment
+
+
+def count(number: int) -> str:
+    """Format a whole number with commas between thousands."""
+    return f"{number:,}"
+
+
+def listed(words: list[Any]) -> str:
+    """Join words as in a sentence: a, b and c."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def code(text: str) -> Markup:
+    """Turn text with code in ``double backticks``, as in docstrings, into HTML."""
+    parts = (
+        Markup("<code>{}</code>").format(part) if odd % 2 else escape(part) for odd, part in enumerate(text.split("``"))
+    )
+    return Markup("").join(parts)

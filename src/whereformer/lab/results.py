@@ -1,0 +1,284 @@
+"""Save results dataclasses to JSON files, and load them with their types checked.
+
+An experiment's ``results.py`` declares its dataclasses, so each field's name appears in one place, and a file is
+checked when it is read. A file also has a ``format``, which changes when older files can no longer be read, and ends
+with a hash of the rest, by which damage is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ..errors import InputError, shown
+from ..files import write_atomically
+
+Record = TypeVar("Record")
+
+SEAL = "sha256"
+"""The name of the hash in a JSON file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Base class of dataclasses that hold the whole content of a results file, provenance included.
+
+    Args:
+        date, commit, machine, versions: as returned by :func:`whereformer.lab.provenance.provenance`.
+    """
+
+    FORMAT: ClassVar[int | str]
+    """The value of ``format`` in the file."""
+
+    INDENT: ClassVar[int | None] = None
+    """Spaces of indentation per level; None writes the file on one line."""
+
+    date: str = ""
+    commit: str | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write the file, completely or not at all. Fields that are None are left out, since None is their default.
+
+        Raises:
+            ValueError: if a number is not finite.
+        """
+        content = {name: value for name, value in asdict(self).items() if value is not None}
+        write_json(path, sealed({"format": self.FORMAT, **content}), indent=self.INDENT)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that :meth:`save` wrote.
+
+        Raises:
+            InputError: if the file is not of this kind or format, is incomplete, or was changed.
+        """
+        try:
+            content = read_json(path)
+            if content.get("format") != cls.FORMAT:
+                raise ValueError(f"its format is not {cls.FORMAT!r}")
+            found = from_json(cls, content)
+            check_seal(content)
+            found.check()
+            return found
+        except (OSError, ValueError) as error:
+            raise InputError(
+                "out",
+                f"{path} is not a complete result of this command ({error}); move it away or choose another folder",
+            ) from None
+
+    def check(self) -> None:
+        """Check what types cannot say: that the numbers and lists are some that the command can have written.
+
+        Raises:
+            ValueError: if they are not; the message names the place.
+        """
+
+    @classmethod
+    def load_if_there(cls, path: Path) -> Self | None:
+        """Read the file of an earlier run; return None if there is no file.
+
+        Raises:
+            InputError: as for :meth:`load`.
+        """
+        return cls.load(path) if path.exists() else None
+
+
+def refuse_other_settings(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Check that a folder's settings are the same as those of this run.
+
+    Raises:
+        InputError: if one differs; it names the first.
+    """
+    for name, value in new.items():
+        if old.get(name) == value:
+            continue
+        if name == "text":
+            raise InputError("out", f"{out} holds results for a different text; choose another folder")
+        raise InputError(
+            "out",
+            f"{out} holds results with {name} {shown(old.get(name))}, not {shown(value)}; "
+            "choose another folder, or use the same settings to continue",
+        )
+
+
+def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a JSON file, completely or not at all.
+
+    Raises:
+        ValueError: if a number is not finite, which JSON cannot express.
+    """
+    write_atomically(path, json.dumps(content, indent=indent, allow_nan=False) + "\n")
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON file with a hash of it at the end.
+
+    Raises:
+        ValueError: if a number is not finite.
+    """
+    return {**content, SEAL: _hash(content)}
+
+
+def check_seal(content: Mapping[str, Any]) -> None:
+    """Check the hash in the content of a JSON file; files of earlier versions have none.
+
+    Raises:
+        ValueError: if the content is not what was sealed.
+    """
+    if SEAL in content and content[SEAL] != _hash({name: value for name, value in content.items() if name != SEAL}):
+        raise ValueError("it was changed after it was written")
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Raises:
+        OSError: if the file can't be read.
+        ValueError: if it is not JSON, or not an object.
+    """
+    try:
+        found = json.loads(
+            path.read_text(encoding="utf-8"), parse_int=_int, parse_float=_float, parse_constant=_no_number
+        )
+    except RecursionError:
+        raise ValueError("lists within lists without end") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, got {type(found).__name__}")
+    return found
+
+
+MOST = 2**53
+"""The largest whole number in a file. Beyond it, JSON of other programs is not exact."""
+LARGEST = 1e100
+"""The largest number in a file, whose square is still a number."""
+
+
+def _int(text: str) -> int:
+    # Python does not read thousands of digits, and says so in an error of another kind.
+    if len(text) > 20 or abs(int(text)) > MOST:
+        raise ValueError(f"expected whole numbers of at most {MOST}, got {text[:20]}...")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if not abs(float(text)) <= LARGEST:
+        raise ValueError(f"expected numbers of at most {LARGEST:g}, got {text:.20}")
+    return float(text)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def check_that(holds: bool, where: str, expected: str) -> None:
+    """Raise a ValueError that names a place in a file unless what is expected holds there."""
+    if not holds:
+        raise ValueError(f"{where}: expected {expected}")
+
+
+def check_heads(where: str, heads: Sequence[Sequence[Sequence[float]] | None]) -> None:
+    """Check numbers for offsets, [layer][head][offset]: each layer as many for every head, an odd number of them.
+
+    Raises:
+        ValueError: if they are not; the message names the place.
+    """
+    for number, layer in enumerate(heads):
+        if layer is not None:
+            lengths = {len(head) for head in layer}
+            check_that(
+                len(lengths) == 1 and min(lengths) % 2 == 1,
+                f"{where}[{number}]",
+                "the same odd number of offsets for every head",
+            )
+
+
+def from_json(kind: type[Record], value: Any, where: str = "") -> Record:
+    """Build a dataclass from a value in a JSON file.
+
+    Another version may have written the file: missing fields take their defaults, and unknown entries are dropped.
+
+    Args:
+        kind: the dataclass.
+        value: the value from the JSON file.
+        where: its place in the file, for the error message.
+    Raises:
+        ValueError: if a field without default is missing, or a value has the wrong type; the message names the place.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{where or 'the file'}: expected an object, got {shown(value)}")
+    found = {}
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
+    for each in fields(kind):  # type: ignore[arg-type]  # a dataclass
+        place = f"{where}.{each.name}" if where else each.name
+        if each.name in value:
+            found[each.name] = _parsed(hints[each.name], value[each.name], place)
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise ValueError(f"{place}: missing")
+    return kind(**found)
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _parsed(hint: Any, value: Any, where: str) -> Any:
+    """Convert a JSON value to the type ``hint``: a dataclass, a container, a union or a plain type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        others = [each for each in arguments if each is not type(None)]
+        for other in others[:-1]:
+            try:
+                return _parsed(other, value, where)
+            except ValueError:
+                continue
+        return _parsed(others[-1], value, where)
+    if is_dataclass(hint):
+        return from_json(hint, value, where)  # type: ignore[arg-type]  # a class
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        of_key, of_value = arguments
+        return {_key(of_key, key, where): _parsed(of_value, each, f"{where}.{key}") for key, each in value.items()}
+    if origin in (list, Sequence) and isinstance(value, list):
+        return [_parsed(arguments[0], each, f"{where}[{index}]") for index, each in enumerate(value)]
+    if origin is tuple and isinstance(value, list):
+        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        if len(kinds) == len(value):
+            return tuple(
+                _parsed(of, each, f"{where}[{index}]")
+                for index, (of, each) in enumerate(zip(kinds, value, strict=True))
+            )
+    if origin is Literal and value in arguments:
+        return value
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if hint is int and type(value) is int and value < 0:
+        raise ValueError(f"{where}: expected at least 0, got {value}")
+    if origin is None and type(value) is hint:
+        return value
+    raise ValueError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {shown(value)}")
+
+
+def _key(hint: Any, key: str, where: str) -> Any:
+    """Convert the key of a JSON object, which is always text, to the type ``hint``."""
+    if hint is not int:
+        return key
+    if not re.fullmatch("[0-9]{1,15}", key):
+        raise ValueError(f"{where}: expected whole numbers as keys, got {shown(key)}")
+    return int(key)

@@ -1,0 +1,137 @@
+"""The model card of a saved model: a README.md with metadata that the Hugging Face Hub reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from transformers import PreTrainedModel
+
+from ...files import write_atomically
+from ...models import (
+    EncoderForCausalLM,
+    EncoderForMaskedLM,
+    EncoderForPreTraining,
+    EncoderForSequenceClassification,
+    Seq2SeqForConditionalGeneration,
+)
+from .results import TrainingResults
+
+KINDS: dict[type[PreTrainedModel], tuple[str, str]] = {
+    EncoderForCausalLM: ("text-generation", "AutoModelForCausalLM"),
+    EncoderForMaskedLM: ("fill-mask", "AutoModelForMaskedLM"),
+    EncoderForPreTraining: ("feature-extraction", "AutoModelForPreTraining"),
+    EncoderForSequenceClassification: ("text-classification", "AutoModelForSequenceClassification"),
+    Seq2SeqForConditionalGeneration: ("translation", "AutoModelForSeq2SeqLM"),
+}
+"""The Hub's name for the task of each saved class, and the class of transformers that loads it."""
+
+BODY = """\
+# {title}
+
+{summary} Position method: {position}.
+
+## How to use
+
+The package whereformer must be installed. Importing `whereformer.models` registers the model with transformers; without
+this import, transformers says that it does not recognize this architecture (`model_type` {kind}).
+
+```python
+import whereformer.models
+from transformers import AutoTokenizer, {auto}
+
+name = "path or id of this model"
+tokenizer = AutoTokenizer.from_pretrained(name)
+model = {auto}.from_pretrained(name)
+outputs = model(**tokenizer("some text", return_tensors="pt"){more})
+```
+
+## Data
+
+{data}
+
+## Held-out scores
+
+{scores}
+
+Losses are in nats per token. The scores are of the last weights, on text that was not trained on.
+
+## Training
+
+{command}
+
+{settings}
+
+Trained in {seconds:.0f} seconds on {machine}. Versions: {versions}.
+
+## Limits
+
+The model learned from the data above, with whatever is wrong or unfair in it, and has not been tested beyond these
+scores. No license was chosen here; add one before you share the model.
+"""
+
+
+def write_card(folder: Path, model: PreTrainedModel, results: TrainingResults, command: str) -> None:
+    """Write the model card of a trained model, README.md in its folder.
+
+    Args:
+        folder: the model's folder.
+        model: the model.
+        results: the results of its training.
+        command: the command that trained it; empty if there was none.
+    """
+    task, auto = KINDS[type(model)]
+    config, scores = model.config, results.scores
+    summary, method = type(model).__name__, config.position
+    metadata = ModelCardData(
+        library_name="whereformer",
+        pipeline_tag=task,
+        tags=["transformers", "position", *method.replace("+", " ").split()],
+        metrics=sorted(scores),
+    )
+    body = BODY.format(
+        title=f"{summary} with {method}",
+        summary=f"{_code(summary)} with {results.parameters:,} parameters.",
+        position=_code(json.dumps({"position": method, **(config.position_options or {})})),
+        kind=_code(config.model_type),
+        auto=auto,
+        more=', decoder_input_ids=tokenizer("start", return_tensors="pt").input_ids' if task == "translation" else "",
+        data=_table(_facts(vars(results.text))),
+        scores=_table(scores),
+        command=f"```sh\n{_plain(command)}\n```" if command else "The command is not known.",
+        settings=_table({name: value for name, value in results.settings.items() if value is not None}),
+        seconds=results.seconds,
+        machine=_code(results.machine.get("cpu", "an unknown machine")),
+        versions=", ".join(f"{name} {version}" for name, version in results.versions.items()),
+    )
+    write_atomically(folder / "README.md", str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}")))
+
+
+def _facts(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return facts about a text in one level."""
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        inner = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
+        found |= {f"{prefix}{name}": value} if inner is None else _facts(inner, f"{prefix}{name}: ")
+    return found
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    """Return rows as a table in Markdown."""
+    shown = (
+        f"| {name.replace('_', ' ')} | {_code(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()
+    )
+    return "\n".join(["| | |", "|---|---|", *shown])
+
+
+def _code(value: Any) -> str:
+    """Return a value as code, whatever characters it has."""
+    return f"`{_plain(str(value)).replace('`', chr(39))}`"
+
+
+def _plain(text: str) -> str:
+    """Return text in one line, without characters that end a block of code."""
+    return " ".join(text.replace("```", "'''").split())

@@ -1,0 +1,143 @@
+"""A budget of time: how many steps each method can train, by the speed of a few steps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ...errors import InputError
+from ...lab.jobs import threads, undisturbed
+from ...lab.results import refuse_other_settings
+from ...lab.training.optimizer import build_optimizer
+from .models import build_model
+from .results import Budget, CompareResults
+from .search import SEARCH_SHARE
+from .settings import Sizes
+from .train import train_step
+from .windows import window_lengths
+
+JUDGING = 0.1
+"""How long judging a run takes, as a share of training it."""
+TUNING = 0.5
+"""How long fine-tuning on a labeled table takes, as a share of training: its steps have about twice the tokens."""
+USED = 0.9
+"""Share of the time that is planned for. The rest is for reading the text, for speed, and for the report."""
+LEAST_STEPS = 100
+"""The fewest steps that are worth a comparison."""
+ENOUGH_STEPS = 1800
+"""With fewer steps, the time of another seed is better spent on more steps."""
+MOST_SEEDS = 3
+"""The most seeds that a budget chooses by itself."""
+TIMED_STEPS = 3
+"""Timed steps of each method and window length, after one that is not timed."""
+
+
+def seconds_per_step(sizes: Sizes, positions: Sequence[str], device: torch.device) -> float:
+    """Return the wall time of one step of every method, added up, measured on random tokens."""
+    # Shares of the windows' lengths in a training of 100 steps, which are those of any other.
+    lengths = Counter(window_lengths(sizes.length, 100))
+    total = 0.0
+    for name in positions:
+        model = build_model(sizes, name, sizes.vocab_size, 0).to(device)
+        optimizer = build_optimizer(model, sizes.learning_rate)
+        for length, count in lengths.items():
+            rows = sizes.batch_size * sizes.length // length
+            tokens = torch.randint(sizes.vocab_size, (rows, length))
+            labels = torch.where(torch.rand(rows, length) < sizes.mask_rate, tokens, -100)
+            labels[:, 0] = 0
+            seconds = []
+            for _ in range(1 + TIMED_STEPS):
+                started = time.perf_counter()
+                float(train_step(model, optimizer, tokens, labels))  # waits for a GPU
+                seconds.append(time.perf_counter() - started)
+            total += statistics.median(seconds[1:]) * count / 100
+    return total
+
+
+def share_of_search(sizes: Sizes) -> float:
+    """Return the time of searching a method's learning rate, as a share of training it once."""
+    return len(sizes.rate_factors) * SEARCH_SHARE if len(sizes.rate_factors) > 1 else 0.0
+
+
+def plan(minutes: float, step: float, sizes: Sizes, methods: int, seeds: int | None, *, tuned: bool = False) -> Budget:
+    """Return the steps and seeds that fit into a budget if every method is trained with every seed.
+
+    Args:
+        minutes: wall time of the whole comparison.
+        step: seconds of one step of all methods.
+        sizes: the sizes; their steps do not count.
+        methods: number of methods, for the error.
+        seeds: number of seeds; None chooses up to 3, as many as leave each training ENOUGH_STEPS, but at least 1.
+        tuned: whether every run is fine-tuned on a labeled table.
+
+    Raises:
+        InputError: if fewer than LEAST_STEPS fit; it says the least that is enough.
+    """
+
+    def cost(count: int) -> float:
+        """Return the seconds that one more step takes in all."""
+        return step * (count * (1 + JUDGING + tuned * TUNING) + share_of_search(sizes))
+
+    available = minutes * 60 * USED
+    if seeds is None:
+        enough = [count for count in range(1, MOST_SEEDS + 1) if available >= ENOUGH_STEPS * cost(count)]
+        seeds = max(enough, default=1)
+    steps = int(available / cost(seeds))
+    if steps < LEAST_STEPS:
+        least = LEAST_STEPS * cost(seeds) / (60 * USED)
+        many = f"{methods} methods" if methods > 1 else "one method"
+        many += f" with {seeds} seeds" if seeds > 1 else ""
+        raise InputError(
+            "minutes",
+            f"expected at least {rounded_up(least)} here, for {LEAST_STEPS} steps of {many}, got {minutes:g}",
+        )
+    return Budget(minutes, steps, seeds)
+
+
+def rounded_up(minutes: float) -> float:
+    """Return minutes with about two digits, never less."""
+    unit = 0.01 if minutes < 1 else 0.1
+    return round((int(minutes / unit) + 1) * unit, 2)
+
+
+def find_budget(
+    out: Path,
+    minutes: float,
+    sizes: Sizes,
+    positions: Sequence[str],
+    seeds: int | None,
+    device: torch.device,
+    *,
+    tuned: bool = False,
+    jobs: int = 1,
+) -> Budget:
+    """Return the budget that a comparison in ``out`` began with, or a new one, by the speed of a few steps.
+
+    ``jobs`` runs are made at a time.
+
+    Raises:
+        InputError: if ``out`` holds results without this budget, or it is too small.
+    """
+    earlier = CompareResults.load_if_there(out / "results.json")
+    if earlier is not None:
+        kept = earlier.budget
+        if kept is None:
+            raise InputError(
+                "out",
+                f"{out} holds results that were made without `minutes`; choose another folder, or leave `minutes` out",
+            )
+        refuse_other_settings(out, {"minutes": kept.minutes}, {"minutes": minutes})
+        return kept if seeds is None else replace(kept, seeds=seeds)
+    at_once = undisturbed(min(jobs, len(positions)), device)
+    with threads(max(1, torch.get_num_threads() // at_once)):
+        step = seconds_per_step(sizes, positions, device)
+    # The last round of runs may be incomplete.
+    step *= math.ceil(len(positions) / at_once) / len(positions)
+    return plan(minutes, step, sizes, len(positions), seeds, tuned=tuned)

@@ -1,0 +1,236 @@
+"""The contents of a comparison's ``results.json``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from ...lab.results import Results, check_heads, check_that, refuse_other_settings
+from ...lab.training.text import TextFacts
+from .settings import Sizes
+
+BASELINE = "none"
+"""The method that training speed is measured against; its own speed is 1."""
+
+
+@dataclass(frozen=True)
+class CompareSettings(Sizes):
+    """The settings that all runs in a folder share.
+
+    Args:
+        text: the text's fingerprint.
+        device: the kind of device, such as "cpu".
+        task: the fingerprint of a labeled table; None without one.
+    """
+
+    text: str
+    device: str
+    task: str | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class CompareText(TextFacts):
+    """Facts about the text.
+
+    Args:
+        data: its paths, as the user gave them; empty for Python's documentation.
+        column: the text column of tables, if the user named one.
+    """
+
+    data: list[str]
+    column: str | None
+
+
+@dataclass(frozen=True)
+class CompareTask:
+    """Facts about a labeled table.
+
+    Args:
+        train, validation: its files, as the user gave them.
+        text: its columns of text.
+        label: its column of labels.
+        classes: the classes; None for numbers.
+        metric: "accuracy", or "spearman" for numbers.
+        training_rows, validation_rows: number of rows.
+        cut_rows: number of rows that are longer than the training length, and are cut.
+        guessing: the score of always predicting the training rows' most frequent class; 0 for numbers.
+    """
+
+    train: str
+    validation: str
+    text: list[str]
+    label: str
+    classes: list[str] | None
+    metric: Literal["accuracy", "spearman"]
+    training_rows: int
+    validation_rows: int
+    cut_rows: int
+    guessing: float
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """The score of a fine-tuned model, and each validation row's share of it: their mean is the score."""
+
+    score: float
+    rows: list[float]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Held-out loss in nats and accuracy from 0 to 1, at one length."""
+
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Cannot:
+    """The reason why a method has no score at one length."""
+
+    cannot: str
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The steps and seeds that were chosen for a number of minutes."""
+
+    minutes: float
+    steps: int
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The training loss at the end of a short training with a learning rate; None if it was not a number."""
+
+    rate: float
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One trained model.
+
+    Args:
+        learning_rate: the peak of the learning rate.
+        seconds: training time.
+        train_loss: the training loss at each step.
+        scores: the score at each length, in tokens read at a time.
+        window_losses: the mean held-out loss of each window.
+        positional_parameters, parameters: number of parameters, of position and in all.
+        curves: what each head adds to scores, [layer][head][offset]; None if that is not a curve over offsets.
+        attention: the mean attention weight, [layer][head][offset]; None for layers between pooled sequences.
+        task: the score of fine-tuning; None without a labeled table.
+    """
+
+    learning_rate: float
+    seconds: float
+    train_loss: list[float]
+    scores: dict[int, Score | Cannot]
+    window_losses: list[float]
+    positional_parameters: int
+    parameters: int
+    curves: list[list[list[float]]] | None
+    attention: list[list[list[float]] | None]
+    task: TaskScore | None = None
+
+    @property
+    def errors(self) -> list[float]:
+        """What a method is ranked by (lower is better): each window's loss, or each row's share of the task's error."""
+        return self.window_losses if self.task is None else [1 - share for share in self.task.rows]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A method's training speed relative to :data:`BASELINE`, and the bytes that a step allocates at its peak."""
+
+    relative_speed: float
+    lowest: float
+    highest: float
+    peak_memory: int
+
+
+@dataclass(frozen=True)
+class CompareResults(Results):
+    """The results of a comparison, finished or so far.
+
+    Args:
+        settings: the settings that all runs share.
+        runs: the finished runs, by method and seed.
+        text: facts about the text.
+        predicted_tokens: number of masked tokens in the held-out text.
+        speed: the speed of each method that has been measured.
+        budget: what was chosen for a number of minutes; None if the steps were given.
+        trials: the learning rates that were tried for each method.
+        dropped: the methods that successive halving left out, with the number of seeds that they were trained with.
+        failed: the reason, for each method whose loss stopped being a number.
+        task: facts about a labeled table; None without one.
+    """
+
+    FORMAT = 3
+
+    settings: CompareSettings
+    runs: dict[str, dict[int, Run]]
+    text: CompareText
+    predicted_tokens: int
+    speed: dict[str, Speed] = field(default_factory=dict)
+    budget: Budget | None = None
+    trials: dict[str, list[Trial]] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    task: CompareTask | None = None
+
+    def check(self) -> None:
+        check_that(self.predicted_tokens > 0, "predicted_tokens", "at least 1")
+        every = {f"runs.{name}.{seed}": run for name, seeds in self.runs.items() for seed, run in seeds.items()}
+        first = next(iter(every.values()), None)
+        for name, seeds in self.runs.items():
+            check_that(bool(seeds), f"runs.{name}", "a run for a seed")
+        for where, run in every.items():
+            check_that(bool(run.train_loss) and bool(run.window_losses), where, "losses, got none")
+            check_that(first is not None and run.scores.keys() == first.scores.keys(), where, "a score at each length")
+            check_that(self.settings.length in run.scores, where, "a score at the length of training")
+            for length, score in run.scores.items():
+                if isinstance(score, Score):
+                    ok = length > 0 and score.loss >= 0 and 0 <= score.accuracy <= 1
+                    check_that(ok, f"{where}.scores.{length}", "a loss of at least 0 and an accuracy of 0 to 1")
+            check_that(len(run.window_losses) == len(first.window_losses if first else ()), where, "equal windows")
+            check_heads(f"{where}.curves", run.curves or [])
+            check_heads(f"{where}.attention", run.attention)
+            shares = (share for layer in run.attention for head in layer or () for share in head)
+            check_that(all(0 <= share <= 1 for share in shares), f"{where}.attention", "shares from 0 to 1")
+            check_that((run.task is None) == (self.task is None), f"{where}.task", "a score if there is a table")
+            if run.task is not None and self.task is not None:
+                ok = len(run.task.rows) == self.task.validation_rows and -1 <= run.task.score <= 1
+                check_that(ok, f"{where}.task", "a score and a share of every row")
+            check_that(run.learning_rate > 0, f"{where}.learning_rate", "a positive number")
+        for name, trials in self.trials.items():
+            ok = bool(trials) and all(trial.rate > 0 and (trial.loss is None or trial.loss >= 0) for trial in trials)
+            check_that(ok, f"trials.{name}", "positive rates and losses")
+        if self.budget is not None:
+            check_that(min(vars(self.budget).values()) > 0, "budget", "positive numbers")
+        for name, speed in self.speed.items():
+            lowest = min(speed.relative_speed, speed.lowest, speed.highest)
+            check_that(lowest > 0 and speed.peak_memory > 0, f"speed.{name}", "positive numbers")
+
+    def run(self, position: str, seed: int) -> Run | None:
+        """Return the finished run of a method and seed, or None."""
+        return self.runs.get(position, {}).get(seed)
+
+    def with_run(self, position: str, seed: int, run: Run) -> CompareResults:
+        """Return these results with a finished run added."""
+        return replace(self, runs={**self.runs, position: {**self.runs.get(position, {}), seed: run}})
+
+
+def earlier_results(out: Path, settings: CompareSettings) -> CompareResults | None:
+    """Return the results that an earlier run with these settings left in a folder, or None.
+
+    Raises:
+        InputError: if the folder holds results for other settings, or its ``results.json`` is something else.
+    """
+    found = CompareResults.load_if_there(out / "results.json")
+    if found is not None:
+        refuse_other_settings(out, asdict(found.settings), asdict(settings))
+    return found

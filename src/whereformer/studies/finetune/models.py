@@ -1,0 +1,98 @@
+"""Load pretrained models with a position method and a new head, and their tokenizers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoTokenizer
+
+from ...errors import InputError
+from ...lab.training.model_options import about_method
+from ...lab.training.trainer import quiet_transformers
+from ...models import EncoderForSequenceClassification, load_pretrained
+from ...positions import method_names
+from .variants import OWN, Variant
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
+    """Load the model's tokenizer, or the one at ``path`` if that is given.
+
+    Raises:
+        InputError: if no tokenizer can be read.
+    """
+    field, where = ("model", model) if path is None else ("tokenizer", path)
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+    except Exception as error:
+        # For a missing or broken file the libraries raise all kinds of errors.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(field, f"no tokenizer can be read from {where!r} ({reason})") from None
+
+
+def load(
+    model: str, variant: Variant, classes: int | None, device: torch.device | None = None
+) -> EncoderForSequenceClassification:
+    """Load a pretrained model with a variant's position method and a new head.
+
+    Args:
+        model: a folder or an id on the Hub.
+        variant: the position method.
+        classes: number of classes; None for regression.
+        device: where to put the model; None leaves it where it was loaded.
+
+    Raises:
+        InputError: if the model can't be read, or the method is unknown or does not fit it.
+    """
+    problem = "regression" if classes is None else "single_label_classification"
+    try:
+        found = load_pretrained(
+            model,
+            position=variant.position,
+            model_class=EncoderForSequenceClassification,
+            num_labels=classes or 1,
+            problem_type=problem,
+            **variant.options,
+        )
+    except OSError as error:
+        raise InputError("model", str(error)) from None
+    except (ValueError, TypeError) as error:
+        if variant.position is None:
+            raise InputError("model", str(error)) from None
+        # If the model itself is at fault, loading it without the method fails too.
+        own = load(model, Variant(OWN, None), classes)
+        if variant.kernels is not None and "tisa" in method_names(own.config.position):
+            raise InputError(
+                "kernels",
+                "the model was pretrained with TISA, and its number of kernels can't change; use `position` own "
+                "to fine-tune it as it is",
+            ) from None
+        raise about_method(error, "position") from None
+    assert isinstance(found, EncoderForSequenceClassification)
+    return found if device is None else found.to(device)
+
+
+def fresh(model: str, variant: Variant, classes: int | None, seed: int) -> EncoderForSequenceClassification:
+    """Load a model to train. With the same seed, all variants start from the same weights, new head included."""
+    torch.manual_seed(seed)
+    common = load(model, Variant("", "none"), classes).state_dict()
+    torch.manual_seed(seed)
+    found = load(model, variant, classes)
+    found.load_state_dict({n: x for n, x in common.items() if not n.startswith("encoder.position.")}, strict=False)
+    return found
+
+
+def fingerprint_of(model: EncoderForSequenceClassification) -> str:
+    """Return a hash of the pretrained weights, which tells results from different models apart."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.encoder.state_dict().items()):
+        # Position weights may be new.
+        if not name.startswith("position."):
+            digest.update(name.encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

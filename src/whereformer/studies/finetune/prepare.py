@@ -1,0 +1,201 @@
+"""Prepare fine-tuning: load the tasks, tokenize them, and check that every model can read them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...data import glue, rows
+from ...data.glue import Data
+from ...data.rows import RowCache, Rows
+from ...errors import InputError
+from ...lab import ranks
+from ...lab.training.trainer import quiet_transformers
+from ...models import EncoderConfig, EncoderForSequenceClassification
+from ...positions import PositionRangeError
+from ..settings import listed
+from .models import fingerprint_of, load
+from .results import ParameterCounts, TaskFacts
+from .settings import DataSettings, TuningSettings
+from .variants import Setting, Variant, distinct
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tasks(settings: DataSettings) -> list[Data]:
+    """Load the rows of every task that the settings name.
+
+    Raises:
+        InputError: if a task is unknown, or its data is missing, empty or has a label outside the classes.
+    """
+    if settings.train is None:
+        return glue.load_glue(listed("task", settings.task or ""), settings.data, settings.train_rows)
+    return [settings.own_task().load(settings.train_rows)]
+
+
+@dataclass(frozen=True)
+class FinetuneJob:
+    """Everything that fine-tuning needs.
+
+    Args:
+        model: a folder or an id on the Hub.
+        tokenizer: the model's tokenizer.
+        tasks: the tasks to fine-tune on.
+        settings: the position methods, each with its variants.
+        seeds: seeds of the head, the new kernels, the order of rows and dropout.
+        tuning: how to train.
+        device: where to train.
+    """
+
+    model: str
+    tokenizer: PreTrainedTokenizerBase
+    tasks: list[Data]
+    settings: list[Setting]
+    seeds: list[int]
+    tuning: TuningSettings
+    device: torch.device
+
+    def runs(self) -> Iterator[tuple[Data, int, Variant]]:
+        """Yield all runs. Every variant runs with one seed before any runs with the next."""
+        for data in self.tasks:
+            for seed in self.seeds:
+                for variant in distinct(self.settings):
+                    yield data, seed, variant
+
+    def steps(self, encoded: Encoded) -> int:
+        """Return the number of training steps of a run."""
+        return max(1, round(self.tuning.epochs * math.ceil(len(encoded.train) / self.tuning.batch_size)))
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A task's tokenized rows: the training split, and each split to judge by."""
+
+    data: Data
+    train: Rows
+    judged: dict[str, Rows]
+
+    @property
+    def all(self) -> list[Rows]:
+        """Every split."""
+        return [self.train, *self.judged.values()]
+
+    def facts(self) -> TaskFacts:
+        """Return facts about the rows, for the results file and the report."""
+        task, lengths = self.data.task, sorted(self.train.lengths)
+        return TaskFacts(
+            **vars(self.data.facts),
+            judged=list(self.judged),
+            metrics=list(task.metrics),
+            classes=None if task.classes is None else list(task.classes),
+            tokens_of_a_row={
+                "median": lengths[len(lengths) // 2],
+                "most": max(max(split.lengths) for split in self.all),
+            },
+            cut_rows=sum(split.cut for split in self.all),
+        )
+
+
+def encode(job: FinetuneJob, data: Data, config: EncoderConfig, cache: RowCache) -> Encoded:
+    """Open a task's tokenized rows, or tokenize them, for a model with this configuration."""
+    facts, columns = data.facts, len(data.task.texts)
+    train, *judged = cache.rows(
+        [facts.fingerprint, str([*facts.rows.values(), columns]), _described(job.tokenizer)],
+        [data.train, *data.judged.values()],
+        job.tokenizer,
+        job.tuning.max_length,
+        config,
+        regression=data.task.classes is None,
+    )
+    return Encoded(data, train, dict(zip(data.judged, judged, strict=True)))
+
+
+def _described(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return all that decides how a tokenizer encodes rows."""
+    options = [
+        type(tokenizer).__name__,
+        tokenizer.model_input_names,
+        tokenizer.truncation_side,
+        # The backend's JSON does not tell whether names of special tokens in text are plain text.
+        tokenizer.split_special_tokens,
+    ]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return json.dumps([*options, str(tokenizer.init_kwargs), sorted(tokenizer.get_vocab().items())])
+    # What an earlier call truncated or padded does not matter to the next.
+    return json.dumps([*options, {**json.loads(backend.to_str()), "truncation": None, "padding": None}])
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A checked job: its text is tokenized, and every model has read the longest row.
+
+    Args:
+        tasks: the tokenized tasks.
+        weights: the fingerprint of the pretrained weights.
+        parameters: the parameter counts of each variant, by name.
+    """
+
+    tasks: list[Encoded]
+    weights: str
+    parameters: dict[str, ParameterCounts]
+
+
+@torch.no_grad()
+def prepare(job: FinetuneJob, cache: RowCache) -> Checked:
+    """Tokenize all text, or find it in the cache, and check that every model can read the longest row.
+
+    Raises:
+        InputError: if a model, method or tokenizer does not fit, or rows are too long.
+    """
+    with quiet_transformers():
+        tasks: list[Encoded] = []
+        weights, parameters = "", {}
+        for variant in distinct(job.settings):
+            model = load(job.model, variant, 2)
+            if not tasks:
+                rows.check_tokenizer(job.tokenizer, model.config.vocab_size)
+                if job.tuning.packed and "-" in model.config.blocks:
+                    raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
+                weights = fingerprint_of(model)
+                with ranks.main_first():
+                    tasks = [encode(job, data, model.config, cache) for data in job.tasks]
+            _read_the_longest_row(model, tasks)
+            parameters[variant.name] = _count_parameters(model)
+    return Checked(tasks, weights, parameters)
+
+
+def _read_the_longest_row(model: EncoderForSequenceClassification, tasks: Sequence[Encoded]) -> None:
+    splits = [split for task in tasks for split in task.all]
+    lengths = [length for split in splits for length in split.lengths]
+    widest = max(splits, key=lambda split: max(split.lengths))
+    longest = widest.padded([widest[widest.lengths.index(max(lengths))]])
+    del longest["labels"]
+    try:
+        model(**longest)
+    except PositionRangeError as error:
+        limit = model.config.max_position_embeddings - tasks[0].train.end
+        raise InputError(
+            "max_length",
+            f"{sum(length > limit for length in lengths):,} rows are longer than the {limit} "
+            f"tokens that the model covers, the longest has {max(lengths)}; set `max_length` {limit} to truncate "
+            f"them ({error})",
+        ) from None
+
+
+def _count_parameters(model: EncoderForSequenceClassification) -> ParameterCounts:
+    positional = {
+        name: parameter.numel() for name, parameter in model.named_parameters() if name.startswith("encoder.position.")
+    }
+    assert model.loading_report is not None
+    return ParameterCounts(
+        all=sum(parameter.numel() for parameter in model.parameters()),
+        position=sum(positional.values()),
+        fresh=sum(positional.get(name, 0) for name in model.loading_report.initialised),
+    )

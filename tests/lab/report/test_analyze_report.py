@@ -1,0 +1,171 @@
+"""The analysis' page and pictures, from findings that are made up."""
+
+import dataclasses
+import re
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.lab.report.findings import FACTS, model_of
+from tests.lab.report.pages import Page
+from whereformer.analysis.fit import TisaFit
+from whereformer.studies.analyze.pictures import scatter_points
+from whereformer.studies.analyze.report import build_report, fitted_curve, kernels_of, write_report
+
+
+def heads_in(text):
+    return text.count('<dialog class="large"')
+
+
+def check(text):
+    page = Page(text)
+    page.check_self_contained()
+    page.check_references()
+    without_images = re.sub(r"base64,[^\"]*", "", text)
+    assert not re.search(r"\b(nan|inf|None|tensor)\b", without_images)
+    return page
+
+
+@pytest.fixture(scope="module")
+def text():
+    return build_report([model_of()], FACTS)
+
+
+def test_a_whole_model(text):
+    page = check(text)
+    assert re.search(r"<h1>Position embeddings of Toeplitzness 0\.\d\d; 6 heads: 2 previous token, 1 next", text)
+    assert "What did tiny-bert learn about position?" in text
+    # A head of each grid: what position adds, and where it looks in text.
+    assert heads_in(text) == 6 + 6
+    assert len([row for row in page.cells if row[2:3] == ["previous token"]]) == 2
+    assert "S = 5</button></th><td>98.0%</td>" in text
+    assert text.count("The mean word embedding stands for every word.") == 1
+    assert "<strong>position-blind</strong>: the curve&#39;s range is below 0.1" in text
+    assert "whereformer analyze &#39;models/tiny bert&#39; --length 64" in text
+    assert "<td>1, 2, 3, 4, 5</td>" in text
+    assert "some &lt;i&gt;text&lt;/i&gt;" in text
+
+
+def test_equal_findings_give_equal_pages(text):
+    assert build_report([model_of()], FACTS) == text
+
+
+def test_without_what_a_model_lacks():
+    text = build_report([model_of(table=False, attention=False)], {})
+    check(text)
+    assert "It has no position embeddings: its method adds a bias to scores." in text
+    assert "Where the heads look" not in text
+    assert "How heads are named" not in text
+    assert "Command to repeat this" not in text
+    text = build_report([model_of(head_layers=0, attention=False)], FACTS)
+    check(text)
+    assert "Position acts in no layer by itself." in text
+    assert heads_in(text) == 0
+    text = build_report([model_of(head_layers=0, attention=False, table=False)], FACTS)
+    assert "<h1>Nothing to see: position has no effect of its own</h1>" in text
+
+
+def test_curves_without_scores():
+    text = build_report([model_of(table=False, scores=False, position="tisa")], FACTS)
+    check(text)
+    assert "data:image/png" not in text
+    assert "added to scores" in text
+    assert "standard deviation" not in text
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("scores", [True, False])
+def test_few_positions(n, scores):
+    check(build_report([model_of(n=n, scores=scores)], FACTS))
+
+
+def test_one_head():
+    text = build_report([model_of(layers=1, heads=1)], FACTS)
+    check(text)
+    assert "; its head is previous token</h1>" in text
+
+
+def test_several_models_with_scores():
+    models = [model_of(f"model <{i}>", n=16, score=70.0 + i, noise=1.0 - i / 4, heads=2) for i in range(3)]
+    text = build_report(models, FACTS)
+    page = check(text)
+    assert re.search(
+        r"<h1>The position embeddings of model &lt;2&gt; are the most Toeplitz \(0\.\d\d\), those of ", text
+    )
+    assert "Toeplitzness over training" not in text
+    assert re.search(r"correlation 0\.\d\d over 3 models", text)
+    assert [row[:3] for row in page.cells[:3]] == [[f"model <{i}>", "learned", f"{70 + i}"] for i in range(3)]
+    assert all(f">model &lt;{i}&gt;</text>" in text for i in range(3))
+    assert text.count('<details class="model"') == 3
+
+
+def test_a_score_of_models_without_tables_stands_against_their_heads():
+    models = [model_of(str(i), n=8, score=float(i), table=i != 1) for i in range(3)]
+    points, measure = scatter_points(models[:2])
+    assert measure == "mean Toeplitzness of heads"
+    assert len(points) == 2
+    for given in (models, [dataclasses.replace(models[1], score=None), *models[::2]]):
+        points, measure = scatter_points(given)
+        assert measure == "Toeplitzness of P"
+        assert [name for name, _, _ in points] == ["0", "2"]
+
+
+def test_checkpoints_of_a_run():
+    models = [model_of(f"step {i}", n=16, step=i, noise=1.0 - i / 2000, heads=2) for i in (1000, 0, 500)]
+    text = build_report(models, FACTS)
+    check(text)
+    assert re.search(r"<h1>Toeplitzness goes from 0\.\d\d at step 0 to 0\.\d\d at step 1,000</h1>", text)
+    assert "Toeplitzness over training" in text
+    assert "Toeplitzness and score" not in text
+
+
+def test_names_of_heads_that_are_not_known_have_looks():
+    model = model_of(attention=False)
+    heads = tuple(dataclasses.replace(head, name=f"new kind {number}") for number, head in enumerate(model.heads))
+    text = build_report([dataclasses.replace(model, heads=heads)], FACTS)
+    check(text)
+    assert "6 heads: 1 new kind 0, 1 new kind 1" in text
+
+
+def test_fits_are_drawn_and_written_as_they_are():
+    fit = TisaFit(
+        *torch.tensor([[1.0, -2.0], [0.5, -1.0], [-1.0, 2.5]]).double(), torch.tensor(0.25), torch.tensor(0.9)
+    )
+    values = fitted_curve(fit, torch.tensor([-1.0, 2.5]).numpy())
+    assert values[0] == pytest.approx(0.25 + 1 - 2 * torch.tensor(-12.25).exp().item())
+    assert values[1] == pytest.approx(0.25 - 2 + torch.tensor(-0.5 * 12.25).exp().item(), rel=1e-6)
+    minus = "\N{MINUS SIGN}"
+    assert kernels_of(fit) == f"{minus}2 at +2.5, b 1; +1 at {minus}1, b 0.5"
+
+
+@pytest.mark.slow
+def test_twelve_layers_of_twelve_heads_stay_below_five_megabytes():
+    assert len(build_report([model_of(n=512, layers=12, heads=12, noise=1.0)], FACTS).encode()) < 5_000_000
+
+
+def test_files(tmp_path):
+    models = [model_of(name, n=16, score=float(i), step=i) for i, name in enumerate(("a/b", "a-b"))]
+    paths = write_report(models, FACTS, tmp_path)
+    assert paths[0] == tmp_path / "report.html"
+    assert sorted(paths) == sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    stems = {f"a-b-{i}-{what}" for i in range(2) for what in ("embeddings", "heads")}
+    stems |= {"toeplitzness-over-score", "toeplitzness-over-steps"}
+    assert {path.name for path in paths[1:]} == {f"{stem}.{ending}" for stem in stems for ending in ("png", "svg")}
+    for path in paths[1:]:
+        assert path.parent == tmp_path / "pictures"
+        if path.suffix == ".png":
+            with Image.open(path) as image:
+                assert min(image.size) > 200
+        else:
+            assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_the_old_page_survives_a_failure(tmp_path):
+    write_report([model_of(n=8)], FACTS, tmp_path)
+    old = (tmp_path / "report.html").read_bytes()
+    broken = dataclasses.replace(model_of(n=8), table=dataclasses.replace(model_of(n=8).table, gram=None))
+    with pytest.raises(AttributeError):
+        write_report([broken], FACTS, tmp_path)
+    assert (tmp_path / "report.html").read_bytes() == old

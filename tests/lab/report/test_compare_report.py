@@ -1,0 +1,269 @@
+"""The comparison's page, built from small results that are made up here."""
+
+import copy
+import math
+import re
+
+import pytest
+
+from tests.lab.report.pages import Page
+from whereformer.lab.report import figures, heads
+from whereformer.lab.results import from_json
+from whereformer.studies.compare import report
+from whereformer.studies.compare.ranking import rank
+from whereformer.studies.compare.results import CompareResults
+
+LENGTH, LAYERS, HEADS = 16, 2, 3
+CANNOT = "learned covers positions 0 to 15 (max_length 16), got position {}; raise max_length"
+TIMES, TO = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+ODD_NAME = 'my<b>&"own"'
+
+
+def run_of(loss, seed, *, curve, extrapolates=True, parameters=0):
+    """A run whose windows agree on its loss, so that any gap between two methods is a clear one."""
+    scores = {str(LENGTH): {"loss": loss + 0.01 * seed, "accuracy": 0.25 - 0.01 * seed}}
+    for factor in (2, 4):
+        length = factor * LENGTH
+        scores[str(length)] = {"loss": loss + 0.1 * factor, "accuracy": 0.2}
+        if not extrapolates:
+            scores[str(length)] = {"cannot": CANNOT.format(length - 1)}
+    reach = LENGTH - 1
+    bump = [round(math.exp(-((offset + 1) ** 2) / 4), 4) for offset in range(-reach, reach + 1)]
+    return {
+        "learning_rate": 0.004,
+        "seconds": 1.0,
+        "train_loss": [loss + 3 / (step + 1) for step in range(60)],
+        "scores": scores,
+        "window_losses": [loss + 0.01 * window for window in range(5)],
+        "positional_parameters": parameters,
+        "parameters": 10_000 + parameters,
+        "curves": [[bump] * HEADS] * LAYERS if curve else None,
+        "attention": [[[value / 5 + 0.01 for value in bump]] * HEADS] * LAYERS,
+    }
+
+
+def results_of(seeds=1):
+    methods = {
+        "none": {"loss": 4.5, "curve": False},
+        "tisa": {"loss": 4.0, "curve": True, "parameters": 1234},
+        "learned": {"loss": 4.25, "curve": False, "extrapolates": False, "parameters": 5678},
+        ODD_NAME: {"loss": 4.26, "curve": False},
+    }
+    return {
+        "format": 3,
+        "settings": {
+            "blocks": str(LAYERS),
+            "decoder_layers": "0",
+            "length": LENGTH,
+            "steps": 60,
+            "batch_size": 8,
+            "hidden_size": 12,
+            "num_heads": HEADS,
+            "vocab_size": 100,
+            "mask_rate": 0.3,
+            "learning_rate": 0.004,
+            "rate_factors": [0.5, 1, 2],
+            "text": "0123456789abcdef",
+            "device": "cpu",
+        },
+        "text": {
+            "source": "<i>news</i> & more.txt",
+            "data": [],
+            "column": None,
+            "documents": 3,
+            "characters": 1000,
+            "training_tokens": 54_321,
+            "held_out_tokens": 4321,
+            "vocabulary": 100,
+            "unigram_entropy": 4.9876,
+        },
+        "machine": {"cpu": "Some CPU", "threads": 2, "python": "3.12.0", "torch": "2.13.0", "system": "Linux x86_64"},
+        "predicted_tokens": 648,
+        "runs": {name: {str(seed): run_of(seed=seed, **of) for seed in range(seeds)} for name, of in methods.items()},
+        "speed": {
+            name: {"relative_speed": 0.75, "lowest": 0.7, "highest": 0.8, "peak_memory": 3 * 2**20} for name in methods
+        },
+    }
+
+
+def build_report(content):
+    results = from_json(CompareResults, content)
+    return report.build_report(results, rank(results))
+
+
+def write_report(content, path):
+    results = from_json(CompareResults, content)
+    report.write_report(results, rank(results), path)
+
+
+@pytest.fixture(scope="module")
+def text():
+    return build_report(results_of())
+
+
+@pytest.fixture(scope="module")
+def two_seeds():
+    return build_report(results_of(seeds=2))
+
+
+def test_needs_nothing_from_elsewhere(text):
+    Page(text).check_self_contained()
+
+
+def test_ids_are_unique_and_every_reference_leads_somewhere(text):
+    Page(text).check_references()
+
+
+def test_the_table_has_each_method_once_with_its_numbers(text):
+    few = ["too few steps"] * 2
+    no, speed = "no: out of range1", f"0.75{TIMES}0.70{TO}0.80"
+    assert Page(text).cells == [
+        ["1", "tisa", "4.000", "25.0%", "4.200", "4.400", *few, "0.004", speed, "3.0 MiB", "1,234"],
+        ["2", "learned", "4.250", "25.0%", no, no, *few, "0.004", speed, "3.0 MiB", "5,678"],
+        ["2", ODD_NAME, "4.260", "25.0%", "4.460", "4.660", *few, "0.004", speed, "3.0 MiB", "0"],
+        ["4", "none", "4.500", "25.0%", "4.700", "4.900", *few, "0.004", speed, "3.0 MiB", "0"],
+    ]
+
+
+def test_several_seeds_give_medians_and_ranges(two_seeds):
+    first = Page(two_seeds).cells[0]
+    assert first[2] == f"4.0054.000{TO}4.010"
+    assert first[3] == f"24.5%24.0%{TO}25.0%"
+    assert "medians over seeds" in two_seeds
+    assert "seeds 0 and 1" in two_seeds
+
+
+def test_a_method_that_cannot_read_longer_text_says_why_once(text):
+    assert text.count(f'<li id="note-1">{CANNOT.format(31)}</li>') == 1
+    assert "note-2" not in text
+    assert "only one point: learned." in text
+
+
+def test_the_verdict_is_the_headline(text):
+    assert "<h1>tisa predicts this text best.</h1>" in text
+    assert "Trained too little" not in text
+
+
+def test_says_so_if_nothing_beats_guessing():
+    results = results_of()
+    results["text"]["unigram_entropy"] = 3.9
+    assert "No method predicts better than guessing by frequency yet" in build_report(results)
+
+
+def test_escapes_what_came_from_outside(text):
+    assert "my<b>" not in text
+    assert "<i>news" not in text
+    assert "my&lt;b&gt;&amp;&#34;own&#34;" in text
+    assert "&lt;i&gt;news&lt;/i&gt; &amp; more.txt" in text
+
+
+def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
+    drawings = [attributes for tag, attributes in Page(text).tags if tag == "svg" and "aria-hidden" not in attributes]
+    # Two of losses; a large one of every head: curves, equal in both layers, of one method, and attention of four.
+    assert len(drawings) == 2 + HEADS + 4 * LAYERS * HEADS
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in drawings)
+    drawn = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert not [found for svg in drawn for found in re.findall(r"#[0-9a-f]{6}\b(?![-\w])", svg)]
+    assert "font-family" not in "".join(drawn)
+
+
+def test_only_the_best_method_is_open(text):
+    section = text[text.index('id="heads"') : text.index("<footer>")]
+    assert section.count("<details") == 4
+    assert section.count("<details open>") == 1
+    assert re.search(r"<details open>\n<summary>.*tisa <small>rank 1</small></summary>", section)
+
+
+def test_the_command_gives_the_same_settings(two_seeds):
+    command = re.search(r"<pre><code>(.*)</code></pre>", two_seeds)[1]
+    assert command.startswith("whereformer compare --positions ")
+    for part in ("--length 16", "--batch-size 8", "--learning-rate 0.004", "--seeds 2", "--seed 0", "--blocks 2"):
+        assert part in command
+
+
+def test_the_losses_of_longer_trainings_are_predicted():
+    results = results_of()
+    for by_seed in results["runs"].values():
+        by_seed["0"]["train_loss"] = [4 + 2 * ((step + 1) / 200) ** -0.5 for step in range(200)]
+    page = build_report(results)
+    tisa = Page(page).cells[0]
+    change, loss = (float(cell.partition("\N{PLUS-MINUS SIGN}")[0][:5]) for cell in tisa[6:8])
+    assert change == pytest.approx(-2 * (1 - 2**-0.5), abs=0.25)
+    assert loss == pytest.approx(4.0 - 2 * (1 - 4**-0.5), abs=0.5)
+    assert "Where it is heading" in page
+    assert "the order of clearly better methods is settled" in page
+
+
+def test_methods_that_were_left_out_or_failed_and_the_rates_that_were_tried_are_named():
+    results = results_of(seeds=3)
+    del results["runs"]["none"]["1"], results["runs"]["none"]["2"]
+    results |= {"dropped": {"none": 1}, "failed": {"t5": "why"}}
+    results["trials"] = {"tisa": [{"rate": 0.002, "loss": 5.25}, {"rate": 0.008, "loss": None}]}
+    page = build_report(results)
+    assert "1 of 3 seeds, left out as clearly worse" in page
+    assert "the loss stopped being a number: t5." in page
+    assert "tried 0.5, 1 and 2 times 0.004" in page
+    assert "tisa 5.250, not a number." in page
+
+
+def test_equal_results_give_equal_bytes(text):
+    assert build_report(results_of()) == text
+
+
+def test_one_method_alone():
+    results = results_of()
+    results["runs"] = {"tisa": results["runs"]["tisa"]}
+    del results["speed"]
+    cells = Page(build_report(results)).cells
+    assert [row[1:3] for row in cells] == [["tisa", "4.000"]]
+    assert cells[0][-3:] == ["not measured", TO, "1,234"]
+
+
+def test_the_default_size_stays_small(tmp_path):
+    results = results_of()
+    results["settings"]["length"] = length = 128
+    curve = [round(math.sin(offset / 3), 4) for offset in range(2 * length - 1)]
+    share = [abs(math.sin(offset)) / 10 for offset in range(33)]
+    run = run_of(4.0, 0, curve=True)
+    run["scores"] = {str(factor * length): {"loss": 4.0, "accuracy": 0.1} for factor in (1, 2, 4)}
+    run["train_loss"] = [4 + math.sin(step) for step in range(500)]
+    run["curves"] = [[[value + layer for value in curve]] * 4 for layer in range(4)]
+    run["attention"] = [[share] * 4] * 4
+    results["runs"] = {f"method{index}": {"0": copy.deepcopy(run)} for index in range(8)}
+    path = tmp_path / "report.html"
+    write_report(results, path)
+    assert 100_000 < path.stat().st_size < 1_500_000
+
+
+def test_an_old_page_survives_a_failure(tmp_path):
+    path = tmp_path / "report.html"
+    write_report(results_of(), path)
+    old = path.read_bytes()
+    broken = results_of()
+    broken["runs"]["tisa"]["0"]["attention"] = []
+    with pytest.raises(IndexError):
+        write_report(broken, path)
+    assert path.read_bytes() == old
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_layers_that_share_a_curve_are_drawn_once():
+    look = figures.series(1)[0]
+    same = heads.offset_curves([[[0.0, 1.0, 0.5]]] * 3, look, "a", "label")
+    different = heads.offset_curves([[[0.0, 1.0, 0.5]], [[0.0, 0.5, 1.0]]], look, "a", "label")
+    assert "all layers" in same
+    assert "layer 0" not in same
+    assert "layer 1" in different
+
+
+def test_peaks_of_attention_are_named():
+    look = figures.series(1)[0]
+    drawn = heads.attention_shares([[[0.1, 0.6, 0.1, 0.1, 0.1], [0.2] * 5]], look, "a", "label")
+    assert ">\N{MINUS SIGN}1: 60%<" in drawn
+    assert ">even<" in drawn
+
+
+def test_series_are_never_told_apart_by_hue_alone():
+    looks = figures.series(16, plain=3)
+    assert looks[3].css == "currentColor"
+    assert len({(look.css, look.dash) for look in looks}) == 16

@@ -1,0 +1,56 @@
+"""The page of probes, from results that are made up."""
+
+import dataclasses
+
+from tests.lab.report.test_properties_report import ODD_NAME, Cells
+from tests.studies.test_probe_judgment import CANNOT, results_of, run
+from whereformer.studies.probe.judgment import tables
+from whereformer.studies.probe.report import build_report
+from whereformer.studies.probe.results import Failed
+
+MACHINE = {"cpu": "a processor", "threads": 2, "torch": "2"}
+
+
+def made_up():
+    found = results_of(
+        copy={"none": [run(0.2), run(0.2)], "learned": [run(1.0, CANNOT)] * 2, "tisa": [run(1.0), run(0.21)]},
+        passkey={ODD_NAME: [run(0.5), run(0.75)], "none": [run(1.0, 1.0), Failed("it <broke>")]},
+    )
+    return dataclasses.replace(found, machine=MACHINE)
+
+
+def page_of(results):
+    return build_report(results, tables(results))
+
+
+def test_every_accuracy_has_its_mark_and_color():
+    page = page_of(made_up())
+    cells = [cell.strip() for cell in Cells(page).cells]
+    at = cells.index("guessing")
+    assert cells[at : at + 3] == ["guessing", "20.0%", "20.0%"]
+    assert cells[at + 3 : at + 6] == ["none", "(20.0%)", "failed"]
+    assert cells[at + 6 : at + 9] == ["learned", "100.0%*", "not tried"]
+    assert cells[at + 9 : at + 12] == ["tisa", "60.5%?21%\N{EN DASH}100%", "not tried"]
+    assert cells[at + 12 : at + 15] == [ODD_NAME, "not tried", "62.5%50%\N{EN DASH}75%"]
+    longer = cells[at + 15 :]
+    assert "cannot" in longer
+    assert page.count("background: #fee838; color: #000") == 1  # 100%, the brightest
+    assert page == page_of(made_up())
+
+
+def test_names_and_reasons_are_escaped():
+    page = page_of(made_up())
+    assert "my<b>" not in page
+    assert 'title="with seed 1, it &lt;broke&gt;"' in page
+
+
+def test_the_command_repeats_everything():
+    page = page_of(made_up())
+    assert "whereformer probe --positions " in page
+    assert "--tasks copy,passkey --length 16 --steps 10 --seeds 2 --seed 0" in page
+
+
+def test_the_tasks_are_explained():
+    page = page_of(made_up())
+    assert "d a c b _ _ _ _" in page
+    assert "content only" in page

@@ -1,0 +1,120 @@
+"""Files of results that somebody has changed: they are read and shown, or refused in one line; never a traceback."""
+
+import io
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lab.damage import damages
+from tests.lab.report import test_compare_report, test_finetune_report, test_probe_report, test_properties_report
+from whereformer.cli.tables.bench import print_bench
+from whereformer.cli.tables.compare import print_ranking
+from whereformer.cli.tables.finetune import print_gains
+from whereformer.cli.tables.probe import print_probes
+from whereformer.cli.terminal import Terminal
+from whereformer.errors import InputError
+from whereformer.lab.results import read_json
+from whereformer.lab.training.folder import Folder
+from whereformer.studies.bench.results import BenchResults, BenchRow, as_csv, memory_growth
+from whereformer.studies.compare.ranking import rank
+from whereformer.studies.compare.results import CompareResults
+from whereformer.studies.finetune import report as finetune_report
+from whereformer.studies.finetune.gains import tables
+from whereformer.studies.finetune.results import FinetuneResults
+from whereformer.studies.pretrain.results import PretrainResults
+from whereformer.studies.probe.judgment import tables as probe_tables
+from whereformer.studies.probe.report import build_report as build_probe_report
+from whereformer.studies.probe.results import ProbeResults
+from whereformer.studies.properties.results import PropertiesResults
+
+CONSOLE = Terminal(width=100, file=io.StringIO())
+
+
+def saved(results, tmp_path_factory):
+    file = tmp_path_factory.mktemp("results") / "results.json"
+    results.save(file)
+    return json.loads(file.read_text())
+
+
+def show_comparison(results):
+    ranking = rank(results)
+    print_ranking(CONSOLE, ranking.rows, results.settings.length, "time")
+    assert ranking.verdict or not ranking.rows
+
+
+def show_finetuning(results):
+    found = tables(results)
+    print_gains(CONSOLE, found)
+    finetune_report.build_markdown(results, found)
+
+
+def show_bench(results):
+    print_bench(CONSOLE, results.rows)
+    memory_growth(results.rows)
+    as_csv(results.rows)
+
+
+def show_probes(results):
+    found = probe_tables(results)
+    print_probes(CONSOLE, found)
+    for key in ("cpu", "threads", "torch"):
+        results.machine.setdefault(key, "")
+    build_probe_report(results, found)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    row = BenchRow("bias", 128, 1, 2, 16, "float32", "forward", "cpu", 1, "auto", 1.0, 0.9, 1.1, 2.0, 100, 1e-7)
+    bench = BenchResults(method="", terms={"bias": "x"}, memory_growth=[], rows=[row])
+    return {
+        CompareResults: (test_compare_report.results_of(2), show_comparison),
+        FinetuneResults: (saved(test_finetune_report.two_tasks(), tmp_path_factory), show_finetuning),
+        PropertiesResults: (saved(test_properties_report.results_of()[0], tmp_path_factory), lambda results: None),
+        ProbeResults: (saved(test_probe_report.made_up(), tmp_path_factory), show_probes),
+        BenchResults: (saved(bench, tmp_path_factory), show_bench),
+    }
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_damaged_results_are_shown_or_refused(files, tmp_path_factory, data):
+    kind = data.draw(st.sampled_from(list(files)))
+    content, show = files[kind]
+    file = tmp_path_factory.mktemp("damaged") / "results.json"
+    file.write_text(json.dumps(data.draw(damages(content))))
+    try:
+        show(kind.load(file))
+    except InputError as error:
+        assert "\n" not in str(error)  # noqa: PT017  # it need not fail
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        '{"a": ' + "1" * 5000 + "}",
+        '{"a": 10000000000000000000}',
+        '{"a": 1e400}',
+        '{"a": NaN}',
+        "[1]",
+        "",
+    ],
+)
+def test_json_that_no_command_writes_is_a_value_error(tmp_path, content):
+    file = tmp_path / "settings.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=r"."):
+        read_json(file)
+    with pytest.raises(InputError, match=r"^out: .*settings\.json is not complete"):
+        Folder(tmp_path, {}, PretrainResults)
+
+
+@settings(max_examples=40)
+@given(content=damages({"format": 1, "settings": {"steps": 3, "blocks": "2", "data": ["x"]}}))
+def test_damaged_settings_are_refused(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "settings.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"^out: "):
+        Folder(folder, {"steps": 3, "blocks": "2", "data": ["y"]}, PretrainResults)

@@ -1,0 +1,77 @@
+import json
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from whereformer.lab import provenance
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout of one commit that holds the module, as far as the module can tell."""
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    source = tmp_path / "package" / "module.py"
+    source.parent.mkdir()
+    source.write_text("first")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", str(source))
+    git(tmp_path, *("-c", "user.name=A", "-c", "user.email=a@b.c"), *("commit", "--quiet", "--message=first"))
+    monkeypatch.setattr(provenance, "__file__", str(source))
+    provenance.commit.cache_clear()
+    yield source
+    provenance.commit.cache_clear()
+
+
+def git(folder, *arguments):
+    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_commit_of_a_checkout(checkout):
+    assert provenance.commit() == git(checkout.parent, "rev-parse", "HEAD")
+
+
+def test_a_tag_does_not_hide_the_commit(checkout):
+    git(checkout.parent, "tag", "v1")
+    assert provenance.commit() == git(checkout.parent, "rev-parse", "HEAD")
+
+
+def test_changed_files_are_told(checkout):
+    checkout.write_text("second")
+    assert provenance.commit() == git(checkout.parent, "rev-parse", "HEAD") + "-dirty"
+
+
+def test_an_environment_inside_somebody_elses_checkout_has_no_commit(checkout, monkeypatch):
+    installed = checkout.parent / "installed.py"
+    installed.write_text("not tracked")
+    monkeypatch.setattr(provenance, "__file__", str(installed))
+    assert provenance.commit() is None
+
+
+def test_there_is_no_commit_outside_a_checkout_or_without_git(tmp_path, monkeypatch):
+    provenance.commit.cache_clear()
+    with monkeypatch.context() as changed:
+        changed.setattr(provenance, "__file__", str(tmp_path / "module.py"))
+        assert provenance.commit() is None
+    provenance.commit.cache_clear()
+    with monkeypatch.context() as changed:
+        changed.setenv("PATH", str(tmp_path))
+        assert provenance.commit() is None
+    provenance.commit.cache_clear()
+
+
+def test_results_say_where_they_come_from(tmp_path):
+    path = tmp_path / "folder" / "results.json"
+    provenance.write_results(path, {"rows": [1]})
+    found = json.loads(path.read_text())
+    assert list(found) == ["date", "commit", "machine", "versions", "rows"]
+    assert found["rows"] == [1]
+    assert found["machine"]["cpu"]
+    assert found["versions"]["torch"] == torch.__version__
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        provenance.write_results(path, {"rows": [float("nan")]})

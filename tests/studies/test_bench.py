@@ -1,0 +1,257 @@
+"""The benchmark's arithmetic, its checks, and the command end to end; no test depends on how long anything takes."""
+
+import csv
+import io
+import json
+from dataclasses import asdict, fields, replace
+
+import pytest
+import torch
+
+from tests.failing import fails, refusals
+from whereformer.cli.main import main
+from whereformer.lab.progress import Progress
+from whereformer.studies.bench import cases, check, timing, ways
+from whereformer.studies.bench import results as bench_results
+from whereformer.studies.bench import run as bench
+from whereformer.studies.bench.report import write_plot
+from whereformer.studies.bench.results import BenchFolder, BenchResults, BenchRow
+from whereformer.studies.bench.settings import BenchSettings
+
+CPU = torch.device("cpu")
+CASE = cases.Case("bias", 8, 2, 2, 4, "float32", True)
+ROW = BenchRow("bias", 8, 2, 2, 4, "float32", "training", "cpu", 1, "sdpa", measured="2000-01-01")
+ALL = [(kind, training) for kind in cases.KINDS for training in (False, True)]
+
+
+def settings(**changed):
+    given = {"kinds": ["bias"], "lengths": [8], "dtypes": ["float32"], "device": CPU, "memory_limit": 2**33}
+    return BenchSettings(**{**given, "batch": 2, "heads": 2, "head_dim": 4, "rounds": 3, **changed})
+
+
+def measure(*ways, **changed):
+    """The rows of all ways, by direction and way."""
+    rows = []
+    bench.Measurement(settings(**changed), ways, rows.extend, Progress()).run()
+    return {(row.direction, row.way): row for row in rows}
+
+
+def changed(name, change):
+    """The blockwise way, on a problem that ``change`` makes another."""
+    return ways.Way(name, lambda problem: ways.backend("blockwise").prepare(change(problem)))
+
+
+@pytest.mark.parametrize(("kind", "training"), ALL)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_every_way_computes_every_kind_of_case(kind, training, dtype):
+    case = cases.Case(kind, 8, 2, 2, 16, dtype, training)
+    for way in (ways.FLOOR, ways.CAUSAL, ways.DENSE, ways.backend("reference"), ways.backend("blockwise")):
+        if way.does(kind):
+            assert check.check(way, case, CPU) < check.TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+@pytest.mark.parametrize("n", [1, 7])
+def test_odd_lengths(kind, n):
+    problem = cases.make_problem(cases.Case(kind, n, 1, 2, 4, "float32", True), CPU)
+    for way in (ways.FLOOR, ways.DENSE, ways.backend("auto")):
+        if way.does(kind):
+            assert ways.make_step(way, problem)()[0].shape == problem.query.shape
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        (changed("no bias", lambda p: replace(p, parameters={"table": 0 * p.parameters["table"]})), "output"),
+        (changed("detached", lambda p: replace(p, value=p.value.detach() + 0 * p.value)), "gradient of value"),
+        (changed("no number", lambda p: replace(p, key=p.key * float("nan"))), "output"),
+    ],
+)
+def test_a_wrong_way_is_caught_and_not_timed(way, expected):
+    row = measure(way)["training", way.name]
+    assert f"wrong: {expected} is off by" in row.note
+    assert row.ratio is None
+    assert row.seconds == ()
+
+
+def test_a_shape_that_broadcasts_is_wrong_all_the_same():
+    way = ways.Way("first row", lambda p: lambda: ways.backend("auto").prepare(p)()[:1])
+    assert "wrong: output has shape" in measure(way)["forward", "first row"].note
+
+
+def test_a_way_that_raises_is_a_row_that_says_why():
+    def prepare(problem):
+        raise NotImplementedError("not on\na Tuesday")
+
+    found = measure(ways.Way("rests", prepare), ways.backend("auto"))
+    assert found["forward", "rests"].note == "NotImplementedError: not on a Tuesday"
+    assert found["forward", "rests"].ratio is None
+    assert found["forward", "auto"].ratio > 0
+
+
+def test_what_needs_too_much_memory_is_not_tried():
+    found = measure(ways.DENSE, lengths=[64], memory_limit=2**17)
+    assert "would need 0.0 GiB, the limit is 0.0" in found["training", "sdpa+bias"].note
+    assert found["forward", "sdpa"].ratio == 1.0
+    assert measure(ways.DENSE, lengths=[64], memory_limit=1)["forward", "sdpa+bias"].note
+
+
+def test_without_plain_attention_there_is_nothing_to_compare_with(monkeypatch):
+    monkeypatch.setattr(bench, "FLOOR", ways.Way("sdpa", lambda problem: 1 / 0))
+    row = measure(ways.backend("auto"))["forward", "auto"]
+    assert row.note == "nothing to compare with: ZeroDivisionError: division by zero"
+
+
+def test_ratios_are_taken_within_rounds():
+    row = bench.summarize(ROW, [2.0, 30.0, 4.0], [1.0, 10.0, 4.0])
+    assert (row.ratio, row.lowest, row.highest) == (2.0, 1.0, 3.0)
+    assert row.milliseconds == 4000.0
+    assert row.seconds == (2.0, 30.0, 4.0)
+
+
+def test_short_calls_are_repeated_until_they_can_be_measured():
+    clock = timing.Clock(CPU, 1)
+    ticks = iter([0.0, 0.001, 0.001, 0.025])
+    clock.now = lambda: next(ticks)
+    calls = []
+    assert clock.seconds(lambda: calls.append(None)) == pytest.approx(0.024 / 24)
+    assert len(calls) == 1 + 24
+
+
+def test_growth_is_the_slope_of_logarithms():
+    assert bench_results.growth({10: 7.0, 100: 70.0, 1000: 700.0}) == pytest.approx(1)
+    assert bench_results.growth({10: 3.0, 40: 48.0}) == pytest.approx(2)
+    assert bench_results.growth({10: 3.0}) is None
+    rows = [replace(ROW, n=n, memory=n * n) for n in (8, 16, 32)] + [replace(ROW, n=64, batch=1, memory=1)]
+    (found,) = bench_results.memory_growth(rows)
+    assert found.exponent == 2.0
+    assert found.lengths == [8, 16, 32]
+
+
+def test_memory_is_extrapolated_by_its_linear_and_its_square_part():
+    def needed(n):
+        return 100 * n + 3 * n * n
+
+    assert timing.extrapolate((8, needed(8)), (16, needed(16)), 64) == needed(64)
+    assert timing.extrapolate((8, 900), (16, 1600), 64) == 6400  # what grows more slowly is taken as linear
+
+
+def test_results_are_read_back_as_they_were(tmp_path):
+    rows = [
+        replace(ROW, ratio=1.25, lowest=1.0, highest=1.5, milliseconds=2.0, memory=3, error=1e-7, seconds=(0.1, 0.2)),
+        replace(ROW, way="other", note='cannot: "why", he asked'),
+    ]
+    results = BenchFolder(tmp_path, CPU)
+    results.add(rows)
+    found = BenchResults.load(tmp_path / "results.json")
+    assert found.rows == rows
+    assert found.machine["cpu"]
+    assert found.versions["torch"] == torch.__version__
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text())))
+    assert set(lines[0]) == {column.name for column in fields(BenchRow)} - {"seconds"}
+    for line, row in zip(lines, rows, strict=True):
+        assert line == {
+            name: "" if value is None else str(value) for name, value in asdict(row).items() if name in line
+        }
+
+
+def test_a_second_run_replaces_what_it_measured_again_and_keeps_the_rest(tmp_path):
+    BenchFolder(tmp_path, CPU).add([ROW, replace(ROW, n=16)])
+    results = BenchFolder(tmp_path, CPU)
+    results.add([replace(ROW, note="again")])
+    assert {row.n: row.note for row in BenchResults.load(results.path).rows} == {8: "again", 16: ""}
+
+
+def test_results_of_another_machine_are_left_alone(tmp_path, capsys):
+    BenchFolder(tmp_path, CPU).add([ROW])
+    path = tmp_path / "results.json"
+    results = BenchResults.load(path)
+    replace(results, versions={**results.versions, "torch": "1.0"}).save(path)
+    before = path.read_bytes()
+    assert "has results with torch 1.0" in fails(capsys, "bench", "--quick", "--out", str(tmp_path))
+    assert path.read_bytes() == before
+    path.write_text("{")
+    assert "is not a complete result" in fails(capsys, "bench", "--quick", "--out", str(tmp_path))
+    assert path.read_text() == "{"
+
+
+def test_the_same_rows_draw_the_same_plot(tmp_path):
+    rows = [
+        replace(ROW, n=n, way=way, direction=direction, ratio=1.2, lowest=1.1, highest=1.3)
+        for n in (128, 512)
+        for way in ("auto", "sdpa+bias")
+        for direction in ("forward", "training")
+    ]
+    assert write_plot(rows, "auto", tmp_path / "a.svg")
+    assert write_plot(rows, "auto", tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert not write_plot(rows, "triton", tmp_path / "c.svg")
+    assert not (tmp_path / "c.svg").exists()
+
+
+TINY = ["--lengths", "16", "--batch", "2", "--heads", "2", "--head-dim", "8"]
+
+
+def test_the_command_measures_prints_and_writes(tmp_path, capsys):
+    options = ["--quick", "--rounds", "2", "--terms", "bias,shaw", "--dtypes", "float32,bfloat16"]
+    main(["bench", *TINY, *options, "--out", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert max(len(line) for line in out.splitlines() if "wrote" not in line) <= 100
+    assert "results.json" in out
+    data = json.loads((tmp_path / "results.json").read_text())
+    rows = data["rows"]
+    ways = {(row["terms"], row["way"]) for row in rows}
+    assert ways == {("bias", "sdpa"), ("bias", "auto"), ("bias", "sdpa+bias"), ("shaw", "sdpa"), ("shaw", "auto")}
+    assert len(rows) == 5 * 2 * 2
+    assert all(row["ratio"] > 0 and row["memory"] > 0 and len(row["seconds"]) == 2 for row in rows)
+    assert all(row["ratio"] == 1.0 for row in rows if row["way"] == "sdpa")
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+
+
+def test_an_interrupted_command_keeps_the_rounds_it_finished(tmp_path, capsys, monkeypatch):
+    measured = []
+
+    def seconds(self, step):
+        if len(measured) == 7:  # two rounds of three ways, and one way of the third round
+            raise KeyboardInterrupt
+        measured.append(step)
+        return 1.0
+
+    monkeypatch.setattr(timing.Clock, "seconds", seconds)
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "--quick", *TINY, "--rounds", "3", "--out", str(tmp_path)])
+    assert stop.value.code == 130
+    captured = capsys.readouterr()
+    assert "interrupted; the measurements so far are kept" in captured.err
+    assert "wrote" in captured.out
+    rows = BenchResults.load(tmp_path / "results.json").rows
+    assert [(row.direction, row.seconds) for row in rows] == [("forward", (1.0, 1.0))] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    refusals("""
+        --terms tsia => --terms: expected none, bias, t5, tisa, shaw, factors, dense, funnel, padded, causal,
+        --terms , => --terms: expected at least one, got none
+        --lengths 128,0 => --lengths: expected numbers from 1 to 10000000 separated by commas, got '0'
+        --lengths many => --lengths: expected numbers from 1 to 10000000 separated by commas, got 'many'
+        --dtypes int8 => --dtypes: expected float32, bfloat16, float16, got 'int8'
+        --backends abacus => --backends: expected auto,
+        --rounds 0 => --rounds: expected at least 1, got 0
+        --batch 0 => --batch: expected at least 1, got 0
+        --head-dim -1 => --head-dim: expected at least 1, got -1
+        --memory-limit 0 => --memory-limit: expected a positive number, got 0.0
+    """),
+)
+def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_path, capsys):
+    assert expected in fails(capsys, "bench", "--out", str(tmp_path / "out"), *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_backend_that_cannot_run_here_says_why(tmp_path, capsys, monkeypatch):
+    def attention(*arguments, backend, **options):
+        raise ValueError(f"backend {backend!r} needs a GPU")
+
+    monkeypatch.setattr(ways, "attention", attention)
+    message = fails(capsys, "bench", "--quick", "--backends", "blockwise", "--out", str(tmp_path / "out"))
+    assert "--backends: blockwise can't run here: ValueError: backend 'blockwise' needs a GPU" in message

@@ -1,0 +1,239 @@
+"""What a training saves works elsewhere: its model card, the Hub, pipelines, sentence-transformers, export."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from huggingface_hub import HfApi, ModelCard
+
+import whereformer
+from tests.studies.parallel_text import pairs, train, write
+from tests.studies.trainings import TINY_ENCODER
+from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
+from whereformer.cli.main import main
+
+WORDS = [*TINY_ENCODER, "--every=6", "--learning-rate=0.01", "--position=learned+tisa", "--device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def out(text, tmp_path_factory):
+    out = tmp_path_factory.mktemp("left")
+    main(["pretrain", "--data", text, "--out", str(out), *WORDS])
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(out):
+    return str(out / "model")
+
+
+def fresh(code):
+    """What a fresh process prints, which cannot reach the Hub."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+
+def test_the_model_card_says_what_the_model_is(out, folder, text):
+    results = json.loads((out / "results.json").read_text())
+    card = ModelCard.load(folder + "/README.md")
+    data = card.data.to_dict()
+    assert data["library_name"] == "whereformer"
+    assert data["pipeline_tag"] == "fill-mask"
+    assert data["tags"] == ["transformers", "position", "learned", "tisa"]
+    assert data["metrics"] == ["accuracy", "loss"]
+    assert f"`{results['held_out'][-1]['loss']}`" in card.text
+    assert f"{results['parameters']:,} parameters" in card.text
+    for name in ("python", "torch", "whereformer", "transformers"):
+        assert f"{name} {results['versions'][name]}" in card.text
+    assert f"| source | `{results['text']['source']}` |" in card.text
+    assert '"position": "learned+tisa"' in card.text
+    command = card.text.split("```sh\n")[1].split("\n```")[0]
+    assert shlex.split(command)[:4] == ["whereformer", "pretrain", "--data", text]
+
+
+def test_the_command_of_the_card_makes_the_same_model(out, folder, tmp_path):
+    command = ModelCard.load(folder + "/README.md").text.split("```sh\n")[1].split("\n```")[0]
+    words = shlex.split(command)[1:]
+    words[words.index("--out") + 1] = str(tmp_path)
+    main(words)
+    assert (tmp_path / "settings.json").read_bytes() == (out / "settings.json").read_bytes()
+    weights = [each / "model" / "model.safetensors" for each in (tmp_path, out)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_the_code_of_the_card_runs_in_a_fresh_process_and_not_without_the_import(folder):
+    code = ModelCard.load(folder + "/README.md").text.split("```python\n")[1].split("```")[0]
+    code = (
+        code.replace('"path or id of this model"', repr(folder))
+        + "\nprint(type(model).__name__, tuple(outputs[0].shape))"
+    )
+    found = fresh(code)
+    assert found.stdout.startswith("EncoderForMaskedLM (1, "), found.stderr
+    without = fresh(code.replace("import whereformer.models\n", ""))
+    assert without.returncode
+    assert "does not recognize this architecture" in without.stderr
+
+
+@pytest.mark.parametrize(
+    "auto",
+    ["AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification"],
+)
+def test_auto_classes_load_the_folder(folder, auto):
+    model = getattr(transformers, auto).from_pretrained(folder)
+    assert isinstance(model, whereformer.models.encoder.EncoderPreTrainedModel)
+    own = Encoder.from_pretrained(folder)
+    body = model if auto == "AutoModel" else model.encoder
+    torch.testing.assert_close(body.position.parts[1].amplitude, own.position.parts[1].amplitude, rtol=0, atol=0)
+
+
+def test_push_to_hub_sends_the_folder(folder, monkeypatch):
+    """What would be sent, as the calls of huggingface_hub that need a network are replaced."""
+    sent = {}
+    card = ModelCard.load(folder + "/README.md")
+
+    def create_commit(*_, operations, **__):
+        for operation in operations:
+            content = operation.path_or_fileobj
+            sent[operation.path_in_repo] = content if isinstance(content, bytes) else Path(content).read_bytes()
+
+    def create_repo(*_, **__):
+        return SimpleNamespace(repo_id="someone/mine")
+
+    # Versions of transformers call the class or names of their own.
+    for place, options in ((HfApi, {}), (transformers.utils.hub, {"raising": False})):
+        monkeypatch.setattr(place, "create_repo", create_repo, **options)
+        monkeypatch.setattr(place, "create_commit", create_commit, **options)
+    monkeypatch.setattr(ModelCard, "load", lambda *_, **__: card)
+    transformers.AutoModelForMaskedLM.from_pretrained(folder).push_to_hub("someone/mine")
+    for name in ("config.json", "model.safetensors"):
+        assert sent[name] == Path(folder, name).read_bytes()
+    assert b"library_name: whereformer" in sent["README.md"]
+    sent.clear()
+    transformers.AutoTokenizer.from_pretrained(folder).push_to_hub("someone/mine")
+    assert {"tokenizer.json", "tokenizer_config.json"} <= sent.keys()
+
+
+def test_fill_mask(folder):
+    fill = transformers.pipeline("fill-mask", model=folder, top_k=3)
+    mask = fill.tokenizer.mask_token
+    tokens = [each["token_str"] for each in fill(f"the {mask} saw the dog")]
+    ids = fill.tokenizer(f"the {mask} saw the dog", return_tensors="pt")
+    with torch.no_grad():
+        logits = EncoderForMaskedLM.from_pretrained(folder)(**ids).logits
+    best = logits[0, (ids["input_ids"][0] == fill.tokenizer.mask_token_id).nonzero()[0, 0]].topk(3).indices
+    assert [fill.tokenizer.convert_tokens_to_ids(token) for token in tokens] == best.tolist()
+
+
+def test_the_saved_tokenizer_truncates_to_the_models_length(folder):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.model_max_length == EncoderConfig.from_pretrained(folder).max_position_embeddings == 16
+    assert len(tokenizer("the cat " * 30, truncation=True)["input_ids"]) == 16
+
+
+def test_text_classification(folder, tmp_path):
+    model = EncoderForSequenceClassification.from_pretrained(
+        folder, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}
+    )
+    model.save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    classify = transformers.pipeline("text-classification", model=str(tmp_path))
+    found = classify(["the cat", "where is the dog?"], batch_size=2)
+    assert {each["label"] for each in found} <= {"no", "yes"}
+    with torch.no_grad():
+        single = model.eval()(**classify.tokenizer("the cat", return_tensors="pt")).logits.softmax(-1).max()
+    assert found[0]["score"] == pytest.approx(float(single), abs=1e-5)
+
+
+def test_tokens_can_be_added_to_a_tied_head(folder):
+    model = EncoderForMaskedLM.from_pretrained(folder)
+    size = model.config.vocab_size
+    model.resize_token_embeddings(size + 3, mean_resizing=False)
+    assert model.head.decoder.weight is model.encoder.embeddings.word.weight
+    assert model.head.decoder.bias.shape == (size + 3,)
+    assert model(torch.full((1, 4), size + 2)).logits.shape[-1] == model.config.vocab_size == size + 3
+
+
+def test_sentence_transformers_takes_the_folder_trains_saves_and_loads_again(folder, tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    from datasets import Dataset
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    body = Transformer(folder)
+    built = library.SentenceTransformer(modules=[body, Pooling(body.get_embedding_dimension(), "mean")], device="cpu")
+    texts = ["the cat saw the dog", "where is the horse? " * 9]
+    embeddings = built.encode(texts)
+    assert embeddings.shape == (2, 16)
+    # By hand: the mean over the last states.
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(texts[0], return_tensors="pt")
+    with torch.no_grad():
+        mean = Encoder.from_pretrained(folder).eval()(**tokens).last_hidden_state.mean(1)
+    torch.testing.assert_close(torch.from_numpy(embeddings[:1]), mean, rtol=0, atol=1e-5)
+    model = library.SentenceTransformer(folder, device="cpu")
+    assert model.encode(texts) == pytest.approx(embeddings, abs=1e-6)
+    assert model.max_seq_length == 16
+    pairs = Dataset.from_dict({"anchor": ["the cat", "a dog"], "positive": ["cat", "where is the dog?"]})
+    arguments = library.SentenceTransformerTrainingArguments(
+        output_dir=str(tmp_path / "run"), max_steps=1, report_to=[], save_strategy="no", use_cpu=True
+    )
+    loss = MultipleNegativesRankingLoss(model)
+    library.SentenceTransformerTrainer(model=model, args=arguments, train_dataset=pairs, loss=loss).train()
+    trained = model.encode(texts)
+    assert abs(trained - embeddings).max() > 1e-6
+    model.save(str(tmp_path / "saved"))
+    assert library.SentenceTransformer(str(tmp_path / "saved"), device="cpu").encode(texts) == pytest.approx(trained)
+
+
+@pytest.mark.slow
+def test_export_of_the_folder_from_the_command_line(folder, tmp_path, capsys):
+    file = tmp_path / "program" / "model.pt2"
+    main(["export", folder, "--to", "torch", "--out", str(file)])
+    said = capsys.readouterr().out
+    assert "inputs: input_ids, attention_mask, each int64 (batch, length)" in said
+    assert "batch: at least 1; length: from 1 to 16" in said
+    assert (file.parent / "tokenizer.json").read_text() == (
+        transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str()
+    )
+    snippet = said.split(":\n\n")[-1]
+    printed = fresh(snippet)
+    assert printed.stdout.startswith("(2, "), printed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--to", "torch", "--quantize", "int8"], "--quantize: only for ONNX"),
+        (["--to", "onnx", "--out", "model.pt2"], "--out: expected a name that ends in .onnx"),
+    ],
+)
+def test_export_refuses_what_it_cannot_do(folder, words, reason, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", folder, *words])
+    assert stopped.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_export_names_the_model_that_it_cannot_read(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["export", str(tmp_path), "--to", "torch"])
+    assert "MODEL: " in capsys.readouterr().err
+
+
+def test_a_translation_model_has_a_card_whose_code_runs(tmp_path):
+    train(write(tmp_path, *pairs()), tmp_path / "out")
+    folder = str(tmp_path / "out" / "model")
+    card = ModelCard.load(folder + "/README.md")
+    assert card.data.to_dict()["pipeline_tag"] == "translation"
+    code = card.text.split("```python\n")[1].split("```")[0].replace('"path or id of this model"', repr(folder))
+    namespace = {}
+    exec(code, namespace)
+    assert type(namespace["model"]).__name__ == "Seq2SeqForConditionalGeneration"
+    assert namespace["outputs"].logits.shape[0] == 1

@@ -1,0 +1,171 @@
+"""The answers of probes, against rules written with plain lists, and what can be guessed without positions."""
+
+from collections import Counter, defaultdict
+from itertools import permutations, product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whereformer.data.masks import IGNORED
+from whereformer.studies.probe import tasks
+from whereformer.studies.probe.tasks import CLS, DEEPEST, DEPTH, FIRST, MASK, OPEN, TASKS, VOCABULARY
+from whereformer.studies.probe.train import Judged
+
+HALVES = ("copy", "sort")
+
+
+def match(row):
+    """What followed the last earlier occurrence of each symbol, unless it is the symbol that asks."""
+    answers = []
+    for at, symbol in enumerate(row):
+        found = [other for other in range(at) if row[other] == symbol]
+        answers.append(row[found[-1] + 1] if found and found[-1] + 1 < at else None)
+    return answers
+
+
+def depths(row):
+    return [DEPTH + min(DEEPEST, 2 * row[: at + 1].count(OPEN) - at - 1) for at in range(len(row))]
+
+
+RULES = {
+    "copy": lambda row: [None] * (len(row) // 2) + row[: len(row) // 2],
+    "sort": lambda row: [None] * (len(row) // 2) + sorted(row[: len(row) // 2]),
+    "previous": lambda row: [None, *row[:-1]],
+    "reverse": lambda row: row[::-1],
+    "match": match,
+    "brackets": depths,
+    "passkey": lambda row: [None] * (len(row) - 1) + [next(symbol for symbol in row if symbol >= FIRST + 8)],
+}
+
+
+def drawn(name, count, length, seed):
+    """Rows without [CLS], as lists."""
+    inputs, labels = TASKS[name].rows(count, length, seed)
+    assert inputs.shape == labels.shape == (count, 1 + length)
+    assert (inputs[:, 0] == CLS).all()
+    assert (labels[:, 0] == IGNORED).all()
+    return inputs[:, 1:].tolist(), labels[:, 1:].tolist()
+
+
+def test_every_task_has_a_rule():
+    assert RULES.keys() == TASKS.keys()
+
+
+@pytest.mark.parametrize("name", TASKS)
+@settings(max_examples=40)
+@given(half=st.integers(4, 20), seed=st.integers(0, 2**62))
+def test_answers_follow_the_rule(name, half, seed):
+    inputs, labels = drawn(name, 5, 2 * half, seed)
+    for row, answers in zip(inputs, labels, strict=True):
+        expected = [IGNORED if answer is None else answer for answer in RULES[name](row)]
+        assert answers == expected
+        assert all(FIRST <= answer < VOCABULARY for answer in answers if answer != IGNORED)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_shortest_rows_have_questions(name):
+    _, labels = drawn(name, 32, TASKS[name].shortest, 0)
+    assert any(answer != IGNORED for answers in labels for answer in answers)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_seed_alone_decides_the_rows(name):
+    assert drawn(name, 4, 16, 3) == drawn(name, 4, 16, 3)
+    assert drawn(name, 4, 16, 3) != drawn(name, 4, 16, 4)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_answer_is_in_the_token_that_asks(name):
+    inputs, labels = drawn(name, 200, 16, 1)
+    asked = [
+        (row, at, answers[at])
+        for row, answers in zip(inputs, labels, strict=True)
+        for at in range(16)
+        if answers[at] != IGNORED
+    ]
+    if name in (*HALVES, "passkey"):
+        assert {row[at] for row, at, _ in asked} == {MASK}
+    elif name == "match":
+        assert all(row[at] != answer for row, at, answer in asked)
+    elif name == "brackets":
+        assert max(row[at] for row, at, _ in asked) < DEPTH
+    else:  # another token there would have the same answer
+        for row, at, answer in asked:
+            assert RULES[name]([*row[:at], FIRST + (row[at] - FIRST + 1) % 16, *row[at + 1 :]])[at] == answer
+
+
+def test_keys_are_no_noise():
+    inputs, _ = drawn("passkey", 100, 16, 0)
+    assert {sum(symbol >= FIRST + 8 for symbol in row) for row in inputs} == {1}
+
+
+def test_brackets_never_close_what_is_not_open_and_stay_as_deep_in_longer_rows():
+    shares = []
+    for length in (16, 256):
+        inputs, labels = drawn("brackets", 400, length, 0)
+        assert min(2 * row[:at].count(OPEN) - at for row in inputs for at in range(length + 1)) == 0
+        shares.append(sum(answers[-1] == DEPTH + DEEPEST for answers in labels) / 400)
+    assert abs(shares[0] - shares[1]) < 0.1
+
+
+EXAMPLES = {"_": MASK, ".": IGNORED, "(": OPEN, ")": OPEN + 1, "K": FIRST + 9}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_examples_are_true(name):
+    def ids(words, depth):
+        if depth:
+            return [DEPTH + int(word) for word in words.split()]
+        return [EXAMPLES.get(word, FIRST + ord(word) - ord("a")) for word in words.split()]
+
+    row, answers = (ids(words, name == "brackets" and words[0] != "(") for words in TASKS[name].example)
+    assert [IGNORED if answer is None else answer for answer in RULES[name](row)] == answers
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in ("brackets", "passkey")])
+@settings(max_examples=5)
+@given(symbols=st.lists(st.integers(FIRST, FIRST + 3), min_size=6, max_size=6))
+def test_nobody_who_does_not_know_positions_guesses_better(name, symbols):
+    """All orders of the symbols are equally likely, so for each token that asks the most frequent answer is best."""
+    orders = sorted(set(permutations(symbols)))
+    rows = [[*order, *[MASK] * 6] if name in HALVES else [*order] for order in orders]
+    answers = [RULES[name](row) for row in rows]
+    by_token = defaultdict(Counter)
+    for row, found in zip(rows, answers, strict=True):
+        for token, answer in zip(row, found, strict=True):
+            if answer is not None:
+                by_token[token][answer] += 1
+    best = sum(max(counts.values()) for counts in by_token.values())
+    labels = torch.tensor([[IGNORED if answer is None else answer for answer in found] for found in answers])
+    guess = TASKS[name].guess(torch.tensor(rows), labels)
+    assert int((guess == labels).sum()) == best
+
+
+def test_the_depth_that_is_guessed_without_positions_is_the_most_likely():
+    chances = defaultdict(Counter)  # by what is known without positions
+    for row in product((True, False), repeat=8):
+        chance, depth, found = 1.0, 0, []
+        for opens in row:
+            chance *= (1.0 if opens else 0.0) if depth == 0 else tasks.OPENING if opens else 1 - tasks.OPENING
+            depth += 1 if opens else -1
+            found.append(min(depth, DEEPEST))
+        for opens, answer in zip(row, found, strict=True):
+            chances[opens, sum(row)][answer] += chance
+    best = sum(max(counts.values()) for counts in chances.values()) / 8
+    inputs, labels = TASKS["brackets"].draw(20_000, 8, torch.Generator().manual_seed(0))
+    right = (TASKS["brackets"].guess(inputs, labels) == labels).double().mean(1)
+    assert float(right.mean()) == pytest.approx(best, abs=float(4 * right.std() / 20_000**0.5))
+
+
+def test_the_key_needs_no_guess():
+    assert Judged.of("passkey", 16).guess == 1.0
+
+
+def test_guesses_by_numbers():
+    # The most common of 8 symbols out of 16 has 2.06 of them on average (counted over many rows).
+    assert Judged.of("copy", 16).guess == pytest.approx(2.06 / 8, abs=0.015)
+    assert Judged.of("copy", 16).guess == Judged.of("sort", 16).guess
+    assert Judged.of("previous", 16).guess < Judged.of("copy", 16).guess
+    assert 0.4 < Judged.of("brackets", 16).guess < 0.6
