@@ -7,7 +7,7 @@ import pytest
 
 from tests.failing import fails
 from whereformer.cli.cost import Cost
-from whereformer.cli.main import COMMANDS, execute, main
+from whereformer.cli.main import COMMANDS, command_class, execute, main
 from whereformer.files import write_atomically
 from whereformer.lab.folder import open_folder
 
@@ -29,7 +29,7 @@ def test_the_list_of_commands_has_a_paragraph_of_each(capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_says_all_of_itself(name, capsys):
-    whole = " ".join((COMMANDS[name].__doc__ or "").split())
+    whole = " ".join((command_class(name).__doc__ or "").split())
     assert whole.partition(" --")[0] in help_of(capsys, name)
 
 

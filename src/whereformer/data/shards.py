@@ -20,8 +20,8 @@ from ..errors import InputError
 from ..files import make_folder, write_atomically
 from ..lab import ranks
 from ..lab.folder import open_folder
+from ..lab.json_files import from_json, read_json, write_json
 from ..lab.progress import Progress
-from ..lab.results import from_json, read_json, write_json
 from .streams import Appended, checksum, in_lots
 
 Item = TypeVar("Item")
