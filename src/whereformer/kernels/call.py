@@ -306,7 +306,8 @@ def make_call(
     else:
         for term in terms:
             if isinstance(term, OffsetKeys | OffsetQueries) and term.factors is None:
-                raise ValueError(f"{type(term).__name__}: needs a query, got query=None")
+                met = "query" if isinstance(term, OffsetKeys) else "key"
+                raise ValueError(f"{type(term).__name__}: needs a {met}, got {met}=None")
         for name in ("scale", "softcap"):
             if options.get(name) is not None:
                 raise ValueError(f"{name}: needs a query, got query=None")
