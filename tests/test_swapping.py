@@ -167,6 +167,15 @@ def test_arguments_of_other_libraries_get_an_answer(function, name):
         function(*torch.randn(3, 1, 2, 5, 8), **{name: None})
 
 
+@pytest.mark.parametrize(
+    "function",
+    [whereformer.attention, whereformer.explain, whereformer.attention_weights, whereformer.attention_varlen],
+)
+def test_they_get_it_before_any_argument_that_is_missing(function):
+    with pytest.raises(TypeError, match=rf"^attn_mask: {function.__name__} has no such argument; give key_mask="):
+        function(torch.zeros(1, 2, 5, 8), attn_mask=None)
+
+
 def test_signatures_show_every_option():
     shown = set(inspect.signature(whereformer.attention).parameters)
     assert set(inspect.signature(whereformer.explain).parameters) == shown

@@ -84,6 +84,9 @@ def test_options_of_one_part_win_over_those_for_all():
         build("tisa/t5", 2, t5={"clip": 3})
     with pytest.raises(TypeError, match=r"^position 'tisa/t5' has no option 'shaw'"):
         build("tisa/t5", 2, shaw={"clip": 3})
+    with pytest.raises(ValueError, match=r"^rope: expected a dictionary with options of this method alone, got 3$"):
+        build("rope/none", 2, rope=3)
+    assert [type(part).__name__ for part in build("rope/nope", 2, nope={}).parts] == ["Rope", "NoPosition"]
     joined = build("alibi+tisa", 1, learned=True, tisa={"num_kernels": 3})
     assert joined.parts[0].scale is not None
 
@@ -95,12 +98,22 @@ def test_curves():
     assert position.curve([-1, 0, 1], layer=2) is None
 
 
+@pytest.mark.parametrize("name", ["tisa/none/rope", "tisa", "alibi", "tisa+t5", "rope"])
+@pytest.mark.parametrize("layer", [3, -1])
+def test_a_layer_that_there_is_not(name, layer):
+    position = build(name, 3)
+    with pytest.raises(ValueError, match=f"^layer: the method was built for 3 layers, got layer {layer}, counted from"):
+        position.curve([-1, 0, 1], layer=layer)
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "message"),
     [
         ("rope/rope/rope/none", 6, "a pattern of 4 layers does not divide the model's 6 layers"),
         ("rope/none", 1, "a pattern of 2 layers does not divide the model's 1 layers"),
-        ("rope//none", 3, "unknown position method ''; known: "),
+        ("", 3, "a method's name is missing in ''; that of no method is 'none'$"),
+        ("rope//none", 3, "a method's name is missing in 'rope//none'; "),
+        ("rope/", 2, "a method's name is missing in 'rope/'; "),
         ("rope/tsia", 2, "unknown position method 'tsia'; did you mean 'tisa'"),
         ("rope/tisa+tisa", 2, r"'rope/tisa\+tisa' names a method twice"),
         ("synthesizer/rope", 2, r"a Synthesizer with content='none' replaces query \. key in all layers or in none"),

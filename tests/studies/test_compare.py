@@ -169,7 +169,7 @@ def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, 
         --positions '' => --positions: expected at least one method, got none
         --positions ' , ' => --positions: expected at least one method, got none
         --positions tisa+tisa => names a method twice
-        --positions tisa+ => unknown position method ''
+        --positions tisa+ => a method's name is missing in 'tisa+'
         --num-heads 5 => 5 heads do not divide hidden_size 64
         --num-heads 0 => --num-heads: expected at least 1, got 0
         --length 4 => --length: expected at least 8, got 4

@@ -9,7 +9,7 @@ from typing import Any, Literal, Unpack, overload
 from torch import Tensor
 
 from . import blockwise, fused, grids, native, nested, reference, varlen
-from .call import Call, CallOptions, SequenceOptions, Window, check_names, make_call, refuses_other_names, shows_options
+from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .dropout import draw_seed
 from .grids import decomposed_offset_keys
@@ -246,6 +246,7 @@ def attention_varlen(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@refuses_other_names
 @shows_options(attention, without=("key_mask", "query_documents", "key_documents"))
 def attention_varlen(
     query: Tensor | None,
@@ -287,7 +288,6 @@ def attention_varlen(
         TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
             takes.
     """
-    check_names("attention_varlen", options, CallOptions.__optional_keys__)
     output, lse = _run_varlen(
         query, key, value, terms, (cu_seqlens_q, cu_seqlens_k), options, return_lse=return_lse, backend=backend
     )
@@ -339,6 +339,7 @@ _RUN = {
 }
 
 
+@refuses_other_names
 @shows_options(attention)
 def explain(
     query: Tensor | None,
@@ -358,7 +359,6 @@ def explain(
     native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
     _check_backend(backend)
-    check_names("explain", options, CallOptions.__optional_keys__)
     if nested.is_nested(query, key, value):
         rows = nested.unnest(query, key, value)
         given = varlen.as_batch(rows.query, rows.key, rows.value, terms, *rows.cu_seqlens, options)
@@ -371,6 +371,7 @@ def _check_backend(backend: str) -> None:
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
+@refuses_other_names
 @shows_options(attention, without=("return_lse", "backend"))
 def attention_weights(
     query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Unpack[CallOptions]
@@ -380,7 +381,6 @@ def attention_weights(
     ``options`` are :func:`attention`'s keyword arguments other than ``return_lse`` and ``backend``; ``dropout_p``
     changes nothing. Of nested tensors, it takes one sequence at a time.
     """
-    check_names("attention_weights", options, CallOptions.__optional_keys__)
     if nested.is_nested(query, key, value):
         raise TypeError(
             "query, key, value: expected dense tensors, got nested ones; attention_weights takes one of their "

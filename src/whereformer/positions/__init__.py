@@ -29,6 +29,7 @@ __all__ = [
     "describe",
     "layer_pattern",
     "method_names",
+    "name_of",
     "own_name",
     "position_names",
     "register",
@@ -88,12 +89,29 @@ def layer_pattern(name: str) -> list[list[str]]:
     """Return the names of the joined methods at each place of a pattern over layers; most names have one place."""
     if not isinstance(name, str):
         raise InputError("position", f"expected the name of a method, got {shown(name)}")
-    return [[part.strip() for part in place.split("+")] for place in name.split("/")]
+    places = [[part.strip() for part in place.split("+")] for place in name.split("/")]
+    if not all(map(all, places)):
+        raise InputError("position", f"a method's name is missing in {shown(name)}; that of no method is 'none'")
+    return places
 
 
 def method_names(name: str) -> list[str]:
     """Return the distinct methods that a name joins by "+" and "/", in order, as they are written."""
     return list(dict.fromkeys(part for parts in layer_pattern(name) for part in parts))
+
+
+def name_of(method: Position) -> str:
+    """Return the name by which :func:`build_position` builds such a method; that of its class if none is registered."""
+    if isinstance(method, ByLayer):
+        own = [name_of(part) for part in method]
+        names = [own[part] for part, _ in method.places]
+        period = next(n for n in range(1, len(names) + 1) if names == names[:n] * (len(names) // n))
+        return "/".join(names[:period])
+    if isinstance(method, Sum):
+        # What acts on embeddings stands at every place of a pattern.
+        *below, last = map(name_of, method)
+        return "/".join("+".join([*below, *([] if place == "none" else [place])]) for place in last.split("/"))
+    return next((name for name in METHODS if _find(name) is type(method)), type(method).__name__)
 
 
 def register(name: str, method: type[Position]) -> None:
@@ -179,17 +197,24 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
     return Sum(model, [*(build([part], model) for part in below), by_layer]) if below else by_layer
 
 
-def check_name(name: str, num_layers: int) -> None:
+def check_name(name: str, num_layers: int, options: Mapping[str, Any] | None = None) -> None:
     """Check without building anything that methods of this name exist, each once at a place, and fit the layers.
+
+    Their constructors check the values of ``options`` further; here it is only whether they fit the signatures.
 
     Raises:
         InputError: if not.
+        TypeError: for an option that no method has.
     """
     places = layer_pattern(name)
     for parts in places:
         if len({_find(part) for part in parts}) < len(parts):
             raise InputError("position", f"{name!r} names a method twice")
     check_places(len(places), num_layers)
+    if options:
+        named = {ALIASES.get(part, part): _find(part) for part in method_names(name)}
+        for part, own in _sort_options(name, named, options).items():
+            _check_options(named[part], own)
 
 
 def describe(name: str) -> tuple[str, dict[str, Any]]:
@@ -204,21 +229,24 @@ def _sort_options(
     """Return the options of each method: those that it has, and after them those that are given for it alone.
 
     Raises:
+        InputError: for a method's name with anything but a dictionary.
         TypeError: for an option that no method has.
     """
     known = {part: _options(method) for part, method in methods.items()}
     found: dict[str, dict[str, Any]] = {part: {} for part in methods}
-    alone = {part: value for part, value in options.items() if part in methods and isinstance(value, Mapping)}
+    alone = []
     for option, value in options.items():
-        if option in alone:
-            continue
-        having = [part for part in methods if option in known[part]]
-        if not having:
+        one, having = ALIASES.get(option, option), [part for part in methods if option in known[part]]
+        if one in methods and isinstance(value, Mapping):
+            alone.append((one, value))
+        elif one in methods and not having:
+            raise InputError(option, f"expected a dictionary with options of this method alone, got {shown(value)}")
+        elif not having:
             every = sorted(set().union(*known.values()))
             raise TypeError(f"position {name!r} has no option {option!r}; it has {', '.join(every) or 'no options'}")
         for part in having:
             found[part][option] = value
-    for part, own in alone.items():
+    for part, own in alone:
         if unknown := sorted(own.keys() - known[part].keys(), key=str):
             raise TypeError(
                 f"position {part!r} has no option {unknown[0]!r}; it has {', '.join(known[part]) or 'no options'}"

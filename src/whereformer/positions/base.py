@@ -267,6 +267,8 @@ class Position(nn.Module):
         super().__init_subclass__(**options)
         if "embed" in vars(cls):
             cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
+        if "curve" in vars(cls):
+            cls.curve = _of_a_layer(cls.curve)  # type: ignore[method-assign]
 
     @property
     def acts_on(self) -> frozenset[str]:
@@ -367,12 +369,7 @@ class Position(nn.Module):
         """
         if not isinstance(place, Place):
             raise TypeError(f"place: expected a Place, got {type(place).__name__}")
-        if not 0 <= place.layer < self.model.num_layers:
-            raise InputError(
-                "place.layer",
-                f"the method was built for {self.model.num_layers} layers, got layer {place.layer}, counted from 0; "
-                "give build_position num_layers",
-            )
+        self.check_layer(place.layer, "place.layer")
         if query is None and self.content and self.needs_content:
             raise InputError("query", f"{type(self).__name__} acts on query and key: expected tensors, got None")
         if new is not None and new.keys is not place.keys and self.reads_keys:
@@ -423,6 +420,15 @@ class Position(nn.Module):
     def methods(self) -> tuple[Position, ...]:
         """The methods that this one is made of: itself, unless it joins others."""
         return (self,)
+
+    def check_layer(self, layer: int, name: str = "layer") -> None:
+        """Raise an InputError that names the argument for a layer that the method was not built for."""
+        if not 0 <= layer < self.model.num_layers:
+            raise InputError(
+                name,
+                f"the method was built for {self.model.num_layers} layers, got layer {layer}, counted from 0; "
+                "give build_position num_layers",
+            )
 
     def in_layer(self, layer: int) -> Position:
         """The method of one layer: itself, unless layers have different ones."""
@@ -489,7 +495,12 @@ class Position(nn.Module):
         return self.model.head_dim**-0.5 if place.scale is None else place.scale
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
-        """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve."""
+        """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve.
+
+        Raises:
+            InputError: for a layer that the method was not built for.
+        """
+        self.check_layer(layer)
         return None
 
     def tabulate(self, length: int) -> None:
@@ -532,6 +543,17 @@ def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return embed(self, hidden, positions)
 
     return noted
+
+
+def _of_a_layer(curve: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method's ``curve`` with a check of the layer."""
+
+    @functools.wraps(curve)
+    def checked(self: Position, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Any:
+        self.check_layer(layer)
+        return curve(self, offsets, layer=layer)
+
+    return checked
 
 
 class OffsetFunction(Position):
