@@ -308,8 +308,6 @@ def test_soft_caps(fast, kinds, options):
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": 5}, {"dropout_p": 0.3}], ids=str)
 def test_soft_caps_over_terms(fast, kinds, options):
     """What is forbidden stays so."""
-    if fast == "triton":
-        pytest.skip("has no cap over terms")
     forbidding = random(1, HEADS, 33, 40)
     forbidding[:, 0, 3], forbidding[..., 2::7] = -math.inf, -math.inf
     terms = [*terms_of(kinds, 33, 40), (DenseBias, [forbidding], None)]

@@ -156,7 +156,8 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     multiply-adds.
     """
     rows, columns = tile.rows, tile.columns
-    ADDED: tl.constexpr = terms.scale.cap is None and not left.factors.type.is_block()
+    CAPS_PRODUCTS: tl.constexpr = terms.scale.cap is not None and terms.scale.inverse_cap is None
+    ADDED: tl.constexpr = not CAPS_PRODUCTS and not left.factors.type.is_block()
     WITH_BIAS: tl.constexpr = ADDED and terms.bias.log2 is not None
     WITH_KEYS: tl.constexpr = ADDED and not WITH_BIAS and terms.key_table.products is not None
     WITH_QUERIES: tl.constexpr = ADDED and not WITH_BIAS and not WITH_KEYS and terms.query_table.products is not None
@@ -165,7 +166,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision=terms.products.precision)
         if not (WITH_BIAS or WITH_KEYS or WITH_QUERIES or terms.scale.last):
             scores *= terms.scale.log2
-        if terms.scale.cap is not None:
+        if CAPS_PRODUCTS:
             capped = _tanh(scores)
             scores = capped * terms.scale.cap
     else:
@@ -205,6 +206,10 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
                 scores = tl.fma(distances, -LOG2E, scores)
         if terms.dense.data is not None:
             scores = tl.fma(_from_dense(terms.dense, tile, pairs), LOG2E, scores)
+    if terms.scale.inverse_cap is not None:
+        capped = _tanh(scores * terms.scale.inverse_cap)
+        # What a term forbids stays forbidden.
+        scores = tl.where(scores == float("-inf"), scores, capped * terms.scale.cap)
     if AREA >= ANY:
         allowed = columns < pairs.n_k
         if pairs.min_offset is not None:
@@ -226,11 +231,14 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
 @triton.jit
 def _tanh(x):
     """Return the hyperbolic tangent, to about a unit in the last place: near 0 by Cephes's polynomial."""
+    # Beyond this, it is 1 or -1. NaN stays NaN, which hardware's minimum and maximum otherwise drop.
+    x = tl.minimum(x, 44.0, propagate_nan=tl.PropagateNan.ALL)
+    x = tl.maximum(x, -44.0, propagate_nan=tl.PropagateNan.ALL)
     square = x * x
     near = -5.70498872745e-3 * square + 2.06390887954e-2
     near = (near * square - 5.37397155531e-2) * square + 1.33314422036e-1
     near = (near * square - 3.33332819422e-1) * square * x + x
-    far = 1.0 - 2.0 / (tl.exp2(tl.minimum(tl.abs(x), 44.0) * (2.0 * LOG2E)) + 1.0)
+    far = 1.0 - 2.0 / (tl.exp2(tl.abs(x) * (2.0 * LOG2E)) + 1.0)
     return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0.0, -far, far))
 
 
