@@ -68,6 +68,10 @@ _RICH_64_ROWS = {
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
 # With a bias in a soft cap.
+_CAPPED = {
+    **_PLAIN,
+    "query": (Blocks(64, 32, 4, 2), *_PLAIN["query"][1:]),
+}
 _CAPPED_64_ROWS = {
     **_PLAIN_64_ROWS,
     "forward": (Blocks(64, 64, 4, 2), *_PLAIN_64_ROWS["forward"][1:]),
@@ -148,7 +152,8 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
         plain = _CAPPED_64_ROWS if problem.softcap_terms else _PLAIN_64_ROWS
         sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else plain
     else:
-        sizes = _RICH if rich else _VECTORS if vectors else _PLAIN
+        plain = _CAPPED if problem.softcap_terms else _PLAIN
+        sizes = _RICH if rich else _VECTORS if vectors else plain
     widest = _widest(problem)
     return sizes[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]
 
