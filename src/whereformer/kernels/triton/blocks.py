@@ -119,7 +119,8 @@ _RICH_FLOAT_64_ROWS = {
     "all": (Blocks(16, 64, 4, 1), *_RICH_FLOAT["all"][1:]),
     "tile": (Blocks(64, 64, 8, 1), *_RICH_FLOAT["tile"][1:]),
 }
-# The sums by key of these spill a few registers in any tile of so many keys, but more queries take fewer instructions.
+# With what is summed by key beside keys and values. A table of queries spills in all tiles that use Hopper's matrix
+# instructions, and of those these need the fewest instructions for each score.
 _BY_KEY_FLOAT_64_ROWS = {
     **_RICH_FLOAT_64_ROWS,
     "key": (Blocks(32, 128, 8, 1), *_RICH_FLOAT["key"][1:]),
