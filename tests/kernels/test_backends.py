@@ -315,6 +315,13 @@ def test_soft_caps_over_terms(fast, kinds, options):
     assert (out[:, 0, 3] == 0).all()
 
 
+def test_the_lowest_number_stays_finite_in_a_small_cap(fast):
+    """Divided by the cap it would be infinite."""
+    lowest = torch.zeros(1, HEADS, 7, 9)
+    lowest[..., 4] = torch.finfo(torch.float32).min
+    check(fast, content(7, 9), [(DenseBias, [lowest], None)], softcap=0.5, softcap_terms=True)
+
+
 @pytest.mark.parametrize("items", [1, 2, 3, 6])
 def test_neighboring_items_share_scores(fast, items):
     """As the rows of an alignment share a bias of pairs, beside another that fewer share."""

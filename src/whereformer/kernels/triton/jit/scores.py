@@ -10,6 +10,7 @@ from .tiles import beside_products, key_index, load_column, load_numbers, row_in
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
+SATURATED = tl.constexpr(44.0)  # the hyperbolic tangent of this is 1
 WIDEST_BAND = tl.constexpr(8)  # the largest sum of strides with which a tile's offsets fit into shared memory
 
 
@@ -167,7 +168,7 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         if not (WITH_BIAS or WITH_KEYS or WITH_QUERIES or terms.scale.last):
             scores *= terms.scale.log2
         if CAPS_PRODUCTS:
-            capped = _tanh(scores)
+            capped = _tanh(_bounded(scores, SATURATED))
             scores = capped * terms.scale.cap
     else:
         scores = tl.zeros_like((rows + columns).to(tl.float32))
@@ -207,7 +208,8 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         if terms.dense.data is not None:
             scores = tl.fma(_from_dense(terms.dense, tile, pairs), LOG2E, scores)
     if terms.scale.inverse_cap is not None:
-        capped = _tanh(scores * terms.scale.inverse_cap)
+        # The lowest score, divided by a small cap, would be infinite.
+        capped = _tanh(_bounded(scores, SATURATED * terms.scale.cap) * terms.scale.inverse_cap)
         # What a term forbids stays forbidden.
         scores = tl.where(scores == float("-inf"), scores, capped * terms.scale.cap)
     if AREA >= ANY:
@@ -229,11 +231,18 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
 
 
 @triton.jit
+def _bounded(x, most):
+    """Bound numbers on both sides. NaN stays NaN, which hardware's minimum and maximum otherwise drop."""
+    x = tl.minimum(x, most, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(x, -most, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _tanh(x):
-    """Return the hyperbolic tangent, to about a unit in the last place: near 0 by Cephes's polynomial."""
-    # Beyond this, it is 1 or -1. NaN stays NaN, which hardware's minimum and maximum otherwise drop.
-    x = tl.minimum(x, 44.0, propagate_nan=tl.PropagateNan.ALL)
-    x = tl.maximum(x, -44.0, propagate_nan=tl.PropagateNan.ALL)
+    """Return the hyperbolic tangent, to about a unit in the last place: near 0 by Cephes's polynomial.
+
+    The numbers are between -SATURATED and SATURATED.
+    """
     square = x * x
     near = -5.70498872745e-3 * square + 2.06390887954e-2
     near = (near * square - 5.37397155531e-2) * square + 1.33314422036e-1
