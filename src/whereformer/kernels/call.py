@@ -199,11 +199,6 @@ class Call:
         return max(high - low, 0) + 1
 
     @property
-    def beyond_triton(self) -> bool:
-        """Whether there is a soft cap over terms, which Triton's kernels lack."""
-        return self.softcap_terms
-
-    @property
     def offset_range(self) -> tuple[int, int] | None:
         """The smallest and the largest offset; None if only the data can tell."""
         return offset_range(self.query_positions, self.key_positions)

@@ -105,8 +105,6 @@ def _no_triton(call: Shaped, device: torch.device) -> str | None:
     """Return why "triton" cannot take the call on that device, and which backend can; None if it can."""
     if (reason := triton.unavailable(call, device)) is not None:
         return reason
-    if call.beyond_triton:
-        return "'triton' has no softcap_terms; use backend='blockwise'"
     if not call.mixes_positions:
         return None
     return (

@@ -37,8 +37,6 @@ class Shaped(Protocol):
     def mixes_positions(self) -> bool: ...
     @property
     def query_offsets(self) -> int: ...
-    @property
-    def beyond_triton(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,6 @@ class CallShape:
         offset_range: the smallest and the largest offset; None for explicit positions.
         mixes_positions: whether tables between grids meet tables over one dimension, causality or a window.
         query_offsets: how many offsets the tables of ``OffsetQueries`` have together; 0 without any.
-        beyond_triton: whether there is a soft cap over terms, which Triton's kernels lack.
     """
 
     device: torch.device
@@ -75,4 +72,3 @@ class CallShape:
     offset_range: tuple[int, int] | None = None
     mixes_positions: bool = False
     query_offsets: int = 0
-    beyond_triton: bool = False
