@@ -46,8 +46,14 @@ def drawn(monkeypatch):
     monkeypatch.setattr(whereformer, "build_position", build_and_draw)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/guides/own-model.md"])
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        pytest.param(page, name, marks=() if page == "README.md" or name == "floater" else pytest.mark.slow)
+        for page in ("README.md", "docs/index.md", "docs/guides/own-model.md")
+        for name in METHODS
+    ],
+)
 def test_the_first_model_with_any_method(page, name, monkeypatch, drawn):
     code = next(block for block in blocks(page) if "build_position" in block)
     assert code.count('"tisa"') == code.count("torch.randn(") == 1

@@ -19,21 +19,31 @@ def build(name, num_layers, **options):
     return position
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "rope/none",
-        "tisa/shaw",
-        "learned+tisa/learned",
-        "cope/rope+logn",
-        "transformer_xl/none",
-        "floater/t5/floater/none",
-    ],
-)
+PATTERNS = [
+    "rope/none",
+    "tisa/shaw",
+    "learned+tisa/learned",
+    "cope/rope+logn",
+    "transformer_xl/none",
+    "floater/t5/floater/none",
+]
+
+
+def check_pattern(name, **options):
+    check_position(name, **options, **({"floater": {"substeps": 1}} if "floater" in name else {}))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_patterns_keep_the_laws(name, causal):
-    options = {"floater": {"substeps": 1}} if "floater" in name else {}
-    check_position(name, causal=causal, compiles=causal, **options)
+    check_pattern(name, causal=causal)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "tisa/shaw" else pytest.param(name, marks=pytest.mark.slow) for name in PATTERNS]
+)
+def test_patterns_compile(name):
+    check_pattern(name, causal=True, compiles=True)
 
 
 def test_every_layer_is_that_of_its_method_alone():

@@ -167,18 +167,17 @@ def test_building_is_repeatable(method):
 
 
 @each_method
-@pytest.mark.parametrize(("start", "stride"), [(6, 1), (8, 1), (0, 1), (1, 3), (0, 2), (3, 5)])
-def test_queries_may_be_any_evenly_spaced_part_of_the_sequence(method, start, stride):
+def test_queries_may_be_any_evenly_spaced_part_of_the_sequence(method):
     position, words = make(method), embeddings(9)
-    rows = slice(start, None, stride)
-    some = run(position, words, Positions(start, stride, len(range(9)[rows])), rows=rows, layer=1)
-    assert_close(some, run(position, words, layer=1)[:, rows])
+    expected = run(position, words, layer=1)
+    for start, stride in [(6, 1), (8, 1), (0, 1), (1, 3), (0, 2), (3, 5)]:
+        rows = slice(start, None, stride)
+        some = run(position, words, Positions(start, stride, len(range(9)[rows])), rows=rows, layer=1)
+        assert_close(some, expected[:, rows])
 
 
 @each_method
-@pytest.mark.parametrize(
-    "at", [Positions(0, 1, 9), Positions(5, 1, 9), Positions(0, 2, 9), Positions(3, 2, 9), Positions(23, 1, 1)], ids=str
-)
+@pytest.mark.parametrize("at", [Positions(5, 1, 9), Positions(3, 2, 9), Positions(23, 1, 1)], ids=str)
 def test_explicit_ids_equal_the_same_affine_positions(method, at):
     position, words = make(method), embeddings(at.length)
     ids = at.values()
