@@ -2,8 +2,10 @@
 
 import importlib.util
 import re
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -28,8 +30,10 @@ PAGES = [page for page in ALL_PAGES if BLOCK.search(page.read_text(encoding="utf
     [pytest.param(page, marks=pytest.mark.slow) if page.name == "leave.md" else page for page in PAGES],
     ids=lambda page: page.relative_to(DOCS).as_posix(),
 )
-def test_the_code_of_a_page_runs(page):
-    namespace = {}
+def test_the_code_of_a_page_runs(page, monkeypatch):
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # where annotations are looked up
+    namespace = module.__dict__
     for block in BLOCK.findall(page.read_text(encoding="utf-8")):
         exec(block, namespace)
 
