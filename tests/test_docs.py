@@ -25,7 +25,7 @@ PAGES = [page for page in ALL_PAGES if BLOCK.search(page.read_text(encoding="utf
 @pytest.mark.parametrize(
     "page",
     # This page exports a model, as tests of export do every day.
-    [pytest.param(page, marks=pytest.mark.slow) if page.name == "leave.md" else page for page in PAGES],
+    [pytest.param(page, marks=pytest.mark.slow) if page.name == "export.md" else page for page in PAGES],
     ids=lambda page: page.relative_to(DOCS).as_posix(),
 )
 def test_the_code_of_a_page_runs(page):
