@@ -1,10 +1,11 @@
-"""Excerpts of the pages that a search finds, also where the site is opened from disk.
+"""Makes the search show excerpts of pages even when the site is opened from disk.
 
-Sphinx's search fetches each page that it finds, which browsers refuse for files on disk. So the text of all pages is in one
-script of the search page, which answers in place of the network.
+Sphinx's search fetches every page it finds, and browsers refuse to fetch files from disk. So the search page loads one script
+with the text of all pages, which answers in place of the network.
 """
 
 import json
+import re
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +22,7 @@ WITHOUT_END = {"img", "br", "hr", "input", "meta", "link", "wbr", "source", "pat
 
 
 class Text(HTMLParser):
-    """The text of a page's article, in which only the elements that the search looks for are left: sections and names."""
+    """The text of a page's article. Of its elements, only those with an id remain, because search results point to them."""
 
     def __init__(self, html):
         super().__init__()
@@ -57,29 +58,27 @@ class Text(HTMLParser):
 
     def handle_data(self, data):
         if self.open and not self.skipped:
-            self.parts.append(escape(" ".join(data.split()) + " " if data.strip() else " ", quote=False))
+            self.parts.append(escape(re.sub(r"\s+", " ", data), quote=False))
 
 
 def _write(app, error):
-    """Write the script when all pages are there."""
+    """Write the script after all pages."""
     if error or app.builder.format != "html":
         return
     site = Path(app.outdir)
-    pages = {}
-    for name in sorted(app.env.found_docs):
-        file = name + app.config.html_file_suffix if app.config.html_file_suffix else f"{name}.html"
-        pages[f"./{file}"] = "".join(Text((site / file).read_text(encoding="utf-8")).parts)
+    files = [f"{name}.html" for name in sorted(app.env.found_docs)]
+    pages = {f"./{file}": "".join(Text((site / file).read_text(encoding="utf-8")).parts) for file in files}
     (site / "_static" / SCRIPT).write_text(f"const PAGES = {json.dumps(pages, indent=0)};\n{ANSWER}", encoding="utf-8")
 
 
 def _load(app, pagename, templatename, context, doctree):
-    """Let the search page load the script before the search."""
+    """Load the script in the search page."""
     if pagename == "search":
         app.add_js_file(SCRIPT)
 
 
 def setup(app):
-    """Write the script, and load it in the search page."""
+    """Connect both steps."""
     app.connect("html-page-context", _load)
     app.connect("build-finished", _write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
