@@ -20,6 +20,7 @@ extensions = [
     "formulas",
     "methods",
     "links",
+    "excerpts",
 ]
 exclude_patterns = ["_build", "README.md"]
 

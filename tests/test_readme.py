@@ -1,4 +1,4 @@
-"""What the README says is true: its code runs, and its table lists the methods that there are."""
+"""What the README says is true: its links lead to files, and its table lists the methods that there are."""
 
 import re
 from pathlib import Path
@@ -10,16 +10,6 @@ import whereformer
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_code_runs(capsys):
-    namespace = {}
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 3
-    for block in blocks:
-        exec(block, namespace)
-    assert namespace["logits"].shape == (2, 50, 1000)
-    assert "tensor" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "examples/README.md"])
