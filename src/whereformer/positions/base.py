@@ -212,6 +212,18 @@ _IN_PLACE = {"query_positions": "queries", "key_positions": "keys", "key_mask": 
 """The arguments of ``attention`` that a place has, with their names there."""
 
 
+_HOOKS = {
+    "embed": ("embeddings",),
+    "rotate": ("queries", "keys"),
+    "terms": ("scores",),
+    "content_terms": ("scores",),
+}
+"""What a hook acts on, unless the class says otherwise."""
+
+ACTS_ON = ("embeddings", "queries", "keys", "values", "scores")
+"""All that a method may act on."""
+
+
 class Work(NamedTuple):
     """A cost: the floating-point operations of a forward, and the bytes that it keeps for the backward."""
 
@@ -228,7 +240,33 @@ class Position(nn.Module):
     even where the layers share theirs.
 
     A constructor takes the :class:`ModelShape` and the method's own options as keyword-only arguments.
+
+    The attributes below are facts about the method, which models, tests and documentation read. Where an option
+    decides, the instance has the value.
     """
+
+    paper: ClassVar[str] = ""
+    """The authors of the method's paper, such as "Press et al."."""
+
+    year: ClassVar[int | None] = None
+    """The year of the paper."""
+
+    acts_on: frozenset[str] = frozenset()
+    """What the method changes: any of ``ACTS_ON``. By default the overridden hooks tell: ``embed`` acts on
+    "embeddings", ``rotate`` on "queries" and "keys", terms on "scores". For "embeddings", a model has to call ``embed``
+    below layer 0; for everything else, it calls ``attend``."""
+
+    extrapolates: bool = True
+    """Whether positions of ``max_length`` and above have a meaning. If not, they raise a PositionRangeError."""
+
+    fractional: bool = True
+    """Whether positions may be fractional. If not, they raise a TypeError."""
+
+    shift_invariant: bool = False
+    """Whether the same number added to all positions changes nothing. Position 0 may be that of [CLS]."""
+
+    projects: bool = False
+    """Whether terms come from products with trained matrices, which autocast rounds like those of a linear layer."""
 
     content: bool = True
     """Whether scores include query . key. It is False for a Synthesizer that replaces them."""
@@ -267,19 +305,12 @@ class Position(nn.Module):
         super().__init_subclass__(**options)
         if "embed" in vars(cls):
             cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
+        if "acts_on" not in vars(cls):
+            cls.acts_on = cls.acts_on.union(*(on for hook, on in _HOOKS.items() if hook in vars(cls)))
 
-    @property
-    def acts_on(self) -> frozenset[str]:
-        """Where the method acts: in "embeddings" (by ``embed``), in "attention" (by ``attend``), or in both.
-
-        A model has to call ``embed`` below layer 0 for a method that acts on embeddings.
-        """
-        hooks = {"embeddings": ("embed",), "attention": ("rotate", "terms", "content_terms")}
-        return frozenset(
-            where
-            for where, names in hooks.items()
-            if any(getattr(type(self), name) is not getattr(Position, name) for name in names)
-        )
+    def acts_in_attention(self) -> bool:
+        """Whether the method does anything in :meth:`attend`, besides what it does to embeddings."""
+        return bool(self.acts_on - {"embeddings"})
 
     def forward(self, hook: str, *arguments: Any) -> Any:
         """Run a hook by its name.
@@ -391,7 +422,7 @@ class Position(nn.Module):
         """Check the heads, and repeat those of keys and values if the method acts on them."""
         own = self.in_layer(layer)
         methods = own.methods()
-        if "attention" not in own.acts_on:
+        if not own.acts_in_attention():
             return query, key, value
         heads, width = self.model.num_heads, self.model.head_dim
         if query is not None and query.dim() == 4 and query.shape[1::2] != (heads, width):
@@ -537,6 +568,8 @@ def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
 class OffsetFunction(Position):
     """A method whose whole effect on a score is one number per head and offset: its ``curve``."""
 
+    shift_invariant = True
+
     fixed: bool = False
     """Whether nothing is trained and all layers have one curve. They then share its term."""
 
@@ -668,13 +701,14 @@ class Several(Position):
         self.content = all(part.content for part in self)
         self.needs_content = any(part.needs_content for part in self)
         self.reads_keys = any(part.reads_keys for part in self)
+        self.acts_on = frozenset().union(*(part.acts_on for part in self))
+        self.extrapolates = all(part.extrapolates for part in self)
+        self.fractional = all(part.fractional for part in self)
+        self.shift_invariant = all(part.shift_invariant for part in self)
+        self.projects = any(part.projects for part in self)
 
     def __iter__(self) -> Any:
         return iter(self.parts)
-
-    @property
-    def acts_on(self) -> frozenset[str]:
-        return frozenset().union(*(part.acts_on for part in self))
 
     def methods(self) -> tuple[Position, ...]:
         return tuple(method for part in self for method in part.methods())
