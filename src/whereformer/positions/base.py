@@ -7,9 +7,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
+from numbers import Real as RealNumber
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ from ..kernels.terms import (
 )
 from ..kernels.tracing import are_numbers, can_look
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Real
+
 MOST = 2**20
 """The largest size and the largest whole number of an option; some methods work through as many numbers when they are
 built."""
@@ -37,7 +41,7 @@ MOST_POSITIONS = 2**31 - 1
 
 _KINDS: dict[str, tuple[Any, str]] = {
     "int": (Integral, "a whole number"),
-    "float": (Real, "a number"),
+    "float": (RealNumber, "a number"),
     "bool": (bool, "True or False"),
     "str": (str, "text"),
 }
@@ -57,7 +61,7 @@ def check_value(field: str, value: Any, hint: str, most: int = MOST) -> None:
     if kind is Integral and not -most <= value <= most:
         limit = f"at most {most}" if value > 0 else f"at least {-most}"
         raise InputError(field, f"expected {limit}, got {shown(value)}")
-    if kind is Real and not _is_finite(value):
+    if kind is RealNumber and not _is_finite(value):
         raise InputError(field, f"expected a finite number, got {shown(value)}")
 
 
@@ -323,10 +327,10 @@ class Position(nn.Module):
     @shows_options(attention, without=_IN_PLACE)
     def attend(
         self,
-        hidden: Tensor,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor,
+        hidden: Float[Tensor, "batch n_q hidden_size"],
+        query: Float[Tensor, "batch heads n_q head_dim"] | None,
+        key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+        value: Float[Tensor, "batch key_heads n_k head_dim"],
         place: Place,
         terms: Sequence[Term] = (),
         *,
@@ -377,10 +381,10 @@ class Position(nn.Module):
 
     def act(
         self,
-        hidden: Tensor,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor,
+        hidden: Float[Tensor, "batch n_q hidden_size"],
+        query: Float[Tensor, "batch heads n_q head_dim"] | None,
+        key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+        value: Float[Tensor, "batch key_heads n_k head_dim"],
         place: Place,
         new: Place | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]]:
@@ -462,14 +466,18 @@ class Position(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the initial values, through ``torch.nn.init`` only: loaders switch it off to keep loaded weights."""
 
-    def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
+    def embed(
+        self, hidden: Float[Tensor, "batch n embedding_size"], positions: PositionsLike
+    ) -> Float[Tensor, "batch n embedding_size"]:
         """Add position to the embeddings (batch, n, embedding_size). Models call this once, below layer 0.
 
         ``hidden`` is multiplied by ``embedding_scale`` before.
         """
         return hidden
 
-    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
+    def vectors(
+        self, positions: PositionsLike, device: torch.device | str | None = None
+    ) -> Float[Tensor, "n width"] | Float[Tensor, "batch n width"] | None:
         """The vector that stands for each position, (n, width) or (batch, n, width); None if the method has none.
 
         These are the vectors before any norm or projection. All layers have the same.
@@ -492,22 +500,36 @@ class Position(nn.Module):
         """
         return once
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(
+        self,
+        query: Float[Tensor, "batch heads n_q head_dim"],
+        key: Float[Tensor, "batch key_heads n_k head_dim"],
+        value: Float[Tensor, "batch key_heads n_k head_dim"],
+        place: Place,
+    ) -> tuple[
+        Float[Tensor, "batch heads n_q head_dim"],
+        Float[Tensor, "batch key_heads n_k head_dim"],
+        Float[Tensor, "batch key_heads n_k head_dim"],
+    ]:
         """Change projected query, key and value, each (batch, heads, n, head_dim), in every layer."""
         return query, key, value
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+    def terms(self, hidden: Float[Tensor, "batch n_q hidden_size"], place: Place) -> tuple[Term, ...]:
         """What position adds to scores and values; ``hidden`` (batch, n_q, hidden_size) is the queries' input."""
         return ()
 
-    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
+    def content_terms(
+        self, query: Float[Tensor, "batch heads n_q head_dim"], key: Float[Tensor, "batch _ _ head_dim"], place: Place
+    ) -> tuple[Term, ...]:
         """More terms, which depend on the projected query (batch, heads, n_q, head_dim) or key, before ``rotate``.
 
         After a key-value cache, ``key`` holds the new keys only unless the method sets ``reads_keys``.
         """
         return ()
 
-    def query_factor(self, query: Tensor, place: Place) -> Tensor:
+    def query_factor(
+        self, query: Float[Tensor, "batch heads n_q head_dim"], place: Place
+    ) -> Float[Tensor, "#batch #heads n_q 1"]:
         """What ``rotate`` multiplies the query by if the method ``scales_query``, (1 or batch, 1 or heads, n_q, 1).
 
         Methods that are joined with this one get the query with this factor in ``content_terms``, so that all products
@@ -519,7 +541,9 @@ class Position(nn.Module):
         """The factor on query . key in the layer that calls, for terms that are to have the same."""
         return self.model.head_dim**-0.5 if place.scale is None else place.scale
 
-    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
+    def curve(
+        self, offsets: Real[Tensor, "*offsets"] | Sequence[float], *, layer: int = 0
+    ) -> Float[Tensor, "heads *offsets"] | None:
         """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve."""
         return None
 
