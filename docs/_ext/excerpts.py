@@ -1,7 +1,7 @@
 """Makes the search show excerpts of pages even when the site is opened from disk.
 
-Sphinx's search fetches every page it finds, and browsers refuse to fetch files from disk. So the search page loads one script
-with the text of all pages, which answers in place of the network.
+Sphinx's search fetches every page it finds, and browsers refuse to fetch files from disk. So the search page loads one
+script with the text of all pages, which answers in place of the network.
 """
 
 import json
@@ -22,7 +22,7 @@ WITHOUT_END = {"img", "br", "hr", "input", "meta", "link", "wbr", "source", "pat
 
 
 class Text(HTMLParser):
-    """The text of a page's article. Of its elements, only those with an id remain, because search results point to them."""
+    """The text of a page's article. Only elements with an id remain, because search results point to them."""
 
     def __init__(self, html):
         super().__init__()
