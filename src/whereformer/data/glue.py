@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from ..errors import InputError, shown
-from .hashing import TextHash
-from .tables import ROWS, Table, open_table
+from .fingerprint import TextHash
+from .hub import downloaded
+from .read import TableFile, open_table
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
-"""The largest number that a model can be trained to predict; squares of much larger ones are none in float32."""
+"""The largest number that a model can be trained to predict; squares of much larger ones overflow float32."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Texts:
         InputError: when it is read, if it holds something other than text.
     """
 
-    table: Table
+    table: TableFile
     columns: tuple[str, ...]
     where: str
     chosen: tuple[int, ...] | None = None
@@ -165,60 +166,20 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
 
 
 def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
-    splits = ("train", *(split for split, _ in task.judged))
-    source, parts = HUB, []
-    if folder is None:
-        tables = _hub(task.name, splits)
-    else:
-        tables = {}
-        for split in splits:
-            file = _file(folder / task.name, split)
-            tables[split] = open_table("data", file)
-            if file.stem.endswith("_subset"):
-                parts.append(split)
-        source = str(folder / task.name)
-    opened = {split: _Opened(table, f"{source}, {split}") for split, table in tables.items()}
+    place = (folder or downloaded(HUB, task.name)) / task.name
+    source = HUB if folder is None else str(place)
+    files = {split: _file(place, split) for split in ("train", *(split for split, _ in task.judged))}
+    parts = [split for split, file in files.items() if file.stem.endswith("_subset")]
+    opened = {split: _Opened(open_table("data", file), f"{source}, {split}") for split, file in files.items()}
     return _data(task, opened, source, parts, train_rows)
 
 
 def _file(folder: Path, split: str) -> Path:
-    """Find a split's file. A name ending in ``_subset`` marks a part of the official split."""
+    """Find a split's file, named as on the Hub or more simply. ``_subset`` marks a part of the official split."""
     for name in (f"{split}.parquet", f"{split}_subset.parquet", f"{split}-00000-of-00001.parquet"):
         if (folder / name).is_file():
             return folder / name
     raise InputError("data", f"expected {folder / split}.parquet (or {split}_subset.parquet), found neither")
-
-
-def _hub(name: str, splits: Sequence[str]) -> dict[str, Table]:
-    import datasets
-
-    try:
-        return {split: _HubTable(datasets.load_dataset(HUB, name, split=split)) for split in splits}
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError("data", f"cannot get {name} from the Hub ({reason}); or give a folder that has it") from None
-
-
-@dataclass(frozen=True)
-class _HubTable:
-    """A split of a data set, in Arrow files that the library has downloaded and maps into memory."""
-
-    dataset: Any
-    field: str = "data"
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.dataset.column_names)
-
-    def column(self, name: str) -> list[Any]:
-        return [value for (value,) in self.rows([name])]
-
-    def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        for batch in self.dataset.with_format("arrow").iter(ROWS):
-            yield from zip(*(batch[name].to_pylist() for name in names), strict=True)
-
-    def unchanged(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -283,7 +244,7 @@ def _is_number(text: str) -> bool:
 class _Opened:
     """A split's table, its name for errors, and the place of each class among the classes if labels are their names."""
 
-    table: Table
+    table: TableFile
     where: str
     places: Mapping[str, int] | None = None
 
