@@ -205,4 +205,4 @@ def test_errors_of_glue(tmp_path, folder):
         parquet.write_table(pa.table({**table, **changed}), broken / "rte" / "validation.parquet")
         fails(message, task="rte", data=broken)
     parquet.write_table(pa.table(table).slice(0, 0), broken / "rte" / "validation.parquet")
-    fails("rte, validation: expected at least one row, got none", task="rte", data=broken)
+    fails("rte/validation.parquet: expected at least one row, got none", task="rte", data=broken)

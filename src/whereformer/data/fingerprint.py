@@ -15,6 +15,7 @@ from ..errors import InputError
 from ..lab import ranks
 from ..lab.progress import Progress
 from ..lab.results import check_seal, from_json, read_json, sealed, write_json
+from .read import Stamp, stamp
 
 FORMAT = 2
 """Format version of a record."""
@@ -93,10 +94,6 @@ class Readable(Protocol):
         """Read all of it and summarize it."""
 
 
-File = tuple[str, int, int]
-"""A file when it was read: its path, its size in bytes, and when it changed last (ns)."""
-
-
 @dataclass(frozen=True)
 class SeenText:
     """A text that has been read.
@@ -108,7 +105,7 @@ class SeenText:
     """
 
     summary: Summary
-    files: list[File]
+    files: list[Stamp]
     time: int
 
 
@@ -154,23 +151,12 @@ def check_unchanged(text: Readable, seen: SeenText) -> None:
         raise InputError(text.field, "the text changed while it was read; run the same command again")
 
 
-def _files_of(text: Readable) -> list[File]:
-    """Return the files of a text as they are now.
-
-    Raises:
-        InputError: if one is not there.
-    """
-    found = []
-    for path in text.files:
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise InputError(text.field, f"cannot read {path}: {error.strerror or error}") from None
-        found.append((str(path.absolute()), status.st_size, status.st_mtime_ns))
-    return found
+def _files_of(text: Readable) -> list[Stamp]:
+    """Return the files of a text as they are now."""
+    return [stamp(text.field, path) for path in text.files]
 
 
-def _record(text: Readable, files: Sequence[File], cache: Path) -> Path:
+def _record(text: Readable, files: Sequence[Stamp], cache: Path) -> Path:
     """Return the file that records a text with these files. Other sizes or times have another record."""
     key = hashlib.sha256(json.dumps([FORMAT, *text.names, *files]).encode()).hexdigest()
     return cache / f"text-{key[:16]}.json"

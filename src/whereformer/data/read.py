@@ -67,6 +67,21 @@ def _reading(field: str, file: Path) -> Iterator[None]:
         raise InputError(field, f"cannot read {file} ({reason})") from None
 
 
+Stamp = tuple[str, int, int]
+"""A file at some time: its path, its size in bytes, and when it changed last (ns)."""
+
+
+def stamp(field: str, file: Path) -> Stamp:
+    """Return a file's path, size and time of change.
+
+    Raises:
+        InputError: if it is not there.
+    """
+    with _reading(field, file):
+        status = file.stat()
+    return str(file.absolute()), status.st_size, status.st_mtime_ns
+
+
 # --- lines and JSON Lines
 
 
@@ -149,13 +164,13 @@ class TableFile:
         field: the argument that an error names.
         file: the file.
         strings: columns to read as text even if they look like numbers.
-        stamp: the file's size and time of change (ns) when it was opened.
+        stamp: the file as it was when it was opened.
     """
 
     field: str
     file: Path
     strings: tuple[str, ...]
-    stamp: tuple[int, int]
+    stamp: Stamp
 
     @property
     def names(self) -> list[str]:
@@ -211,7 +226,7 @@ class TableFile:
 
     def unchanged(self) -> bool:
         """Return whether the file has the size and the time of change that it had."""
-        return _stamp(self.field, self.file) == self.stamp
+        return stamp(self.field, self.file) == self.stamp
 
     @property
     def _suffix(self) -> str:
@@ -234,13 +249,7 @@ def open_table(field: str, file: Path, strings: Sequence[str] = ()) -> TableFile
         InputError: if there is no such file; when it is read, if it can't be, or has two columns of the same name.
     """
     check_table(field, file)
-    return TableFile(field, file, tuple(strings), _stamp(field, file))
-
-
-def _stamp(field: str, file: Path) -> tuple[int, int]:
-    with _reading(field, file):
-        status = file.stat()
-    return status.st_size, status.st_mtime_ns
+    return TableFile(field, file, tuple(strings), stamp(field, file))
 
 
 def check_table(field: str, file: Path) -> None:
