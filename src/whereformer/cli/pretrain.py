@@ -79,10 +79,10 @@ class Pretrain:
         check_range(self, vocab_size=(64, MOST_SIZE), every=(1, MOST_COUNT), keep=(1, MOST_COUNT))
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
-        from ..data.cache import TokenizerChoice
         from ..data.corpus import Text, source_of
+        from ..data.encode import TokenizerChoice
+        from ..data.fingerprint import look_at
         from ..data.hub import fetched
-        from ..data.seen import look_at
         from ..lab import ranks
         from ..lab.folder import open_or_scratch
         from ..lab.terminal import Bar

@@ -77,7 +77,7 @@ class TranslateTrain:
         data, model, training = self.parallel.checked(), self.model.checked(), self.training.checked()
         validation = self.validation.parallel(data.columns)
         check_range(self, threads=(1, MOST_THREADS))
-        from ..data.seen import look_at
+        from ..data.fingerprint import look_at
         from ..lab import ranks
         from ..lab.folder import open_or_scratch
         from ..lab.terminal import Bar
@@ -161,7 +161,7 @@ class TranslateRun:
         decoding = self.decoding.checked()
         check_range(self, threads=(1, MOST_THREADS))
         with _opened(self.input) as stream:
-            from ..data.lines import lines_of
+            from ..data.read import lines_of
             from ..lab.terminal import Bar, Terminal
             from ..studies.translate import translating
 
@@ -278,8 +278,8 @@ class TranslateScore:
 
     def _files(self) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
         """Read hypotheses, references and sources from files, and return them with the files' names."""
-        from ..data.lines import read_lines
         from ..data.parallel import check_aligned
+        from ..data.read import read_lines
 
         if self.hypotheses is None:
             raise InputError("model", "expected a model, or `hypotheses` and `references`, got none")

@@ -7,7 +7,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from ...data.corpus import fingerprint
+from ...data.fingerprint import fingerprint
 from ...lab import ranks
 from ...lab.jobs import spread
 from ...lab.progress import Progress
