@@ -29,8 +29,12 @@ CHECKED := tests/kernels tests/positions tests/test_shapes.py \
 	$(addprefix tests/models/test_,encoder.py funnel.py heads.py inputs.py pooling.py electra.py seq2seq.py golden_funnel.py attach.py)
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-wheel format \
+.PHONY: help compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-wheel format \
 	native sanitize sanitize-threads test-emulated
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r target text; do printf '  %-18s %s\n' "$$target" "$$text"; done
 
 compare: $(VENV)/.train $(BUILT)  ## Compare position methods; options: make compare ARGS="--quick"
 	$(VENV)/bin/whereformer compare $(ARGS)
@@ -56,7 +60,7 @@ check: lint docs $(BUILT)  ## What a release has to pass: as ci, with the slow t
 	$(PYTEST)
 	$(MAKE) test-older
 
-# An older processor's instructions are used, the shapes that docstrings give are checked in every call, and memory that
+# An older processor's instructions are used, the shapes in signatures are checked in every call, and memory that
 # nobody has written is NaN.
 test-older: $(VENV)/.dev $(BUILT)  ## The quick tests of numbers as an older processor runs them
 	$(OLDER) WHEREFORMER_TEST_SHAPES=1 WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" $(CHECKED)

@@ -40,6 +40,7 @@ from whereformer.data.fingerprint import look_at
 from whereformer.data.streams import Stream
 from whereformer.data.windows import Windows, collate
 from whereformer.errors import InputError
+from whereformer.lab.options import listed_numbers
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.optimizer import build_optimizer, linear_schedule
 from whereformer.models import Encoder
@@ -51,7 +52,6 @@ from whereformer.studies.distill.judge import (
     masked_windows,
     rows_of_a_batch,
 )
-from whereformer.studies.settings import listed_numbers
 
 TRAINED, DROPPED = "as trained", "without positions"
 STAGES = {"at once": "#d55e00", "positions trained": "#0072b2", "all trained": "#009e73"}

@@ -38,7 +38,6 @@ from torch import Tensor, nn
 
 from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification, load_pretrained
 from whereformer.analysis import cost
-from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
 from whereformer.data.batches import by_length_and_tokens, shuffled_by_tokens
 from whereformer.data.corpus import Text
@@ -48,6 +47,7 @@ from whereformer.data.masks import HELD_OUT_RATE, Batches, HeldOut
 from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.errors import InputError
 from whereformer.files import new_folder
+from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.held_out import evaluate
 from whereformer.lab.training.optimizer import build_optimizer
@@ -148,7 +148,7 @@ class Pays:
 
     @cached_property
     def _names(self) -> list[str]:
-        return split("models", self.models, MODELS)
+        return listed("models", self.models, MODELS, spaces=True)
 
     @cached_property
     def _inputs(self) -> list[tuple[str, int]]:

@@ -35,14 +35,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
+from whereformer import DistanceDecay, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, attention
 from whereformer.cli.main import execute
 from whereformer.kernels.triton import available
 from whereformer.lab.provenance import write_results
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-HEADS, LENGTH, CLIP, SHORT = 2, 256, 16, 127
-"""Sizes of the call: Shaw's tables end at CLIP, T5's at SHORT. Triton compiles the same code for most sizes."""
+HEADS, LENGTH, CLIP, SHORT, RANK = 2, 256, 16, 127, 16
+"""Sizes of the call: Shaw's tables end at CLIP, T5's at SHORT; factors have RANK columns. Triton compiles the same code
+for most sizes."""
 
 REGISTERS, THREADS, SHARED = 65536, 2048, {80: 163, 90: 227, 100: 227}
 """What a multiprocessor has: registers, threads and, by compute capability, KiB of shared memory; others have 99."""
@@ -101,6 +102,10 @@ TERMS: dict[str, Callable[[int], list[Any]]] = {
         OffsetKeys(_table(1, 2 * CLIP + 1, dim), -CLIP),
         OffsetValues(_table(1, 2 * CLIP + 1, dim), -CLIP),
     ],
+    "profiles": lambda dim: [OffsetKeys(_table(HEADS, 2 * SHORT + 1, RANK), -SHORT, 1, _table(1, HEADS, LENGTH, RANK))],
+    "mirror": lambda dim: [OffsetQueries(_table(1, 2 * CLIP + 1, dim), -CLIP)],
+    "decay": lambda dim: [DistanceDecay(_table(1, HEADS, LENGTH), _table(1, HEADS, LENGTH))],
+    "capped": _bias,
 }
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -108,6 +113,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "packed": dict.fromkeys(("query_documents", "key_documents"), torch.zeros(1, LENGTH, dtype=torch.long)),
     "window": {"window": (LENGTH // 3, 0)},
     "grouped": {"window": (LENGTH // 3, 0)},
+    "capped": {"softcap": 30.0, "softcap_terms": True},
 }
 """Options of the calls with these terms."""
 

@@ -49,8 +49,8 @@ from rich.console import Console
 from rich.table import Table
 
 import whereformer
-from whereformer.cli.arguments import split
 from whereformer.cli.main import execute, main
+from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 
 TIMES = {"seconds", "cpu_seconds", "speed", "date", "commit", "sha256"}
@@ -80,7 +80,7 @@ class Kill:
 
     def run(self, console: Console) -> None:
         """Try everything and print the counts."""
-        names = split("commands", self.commands, ("pretrain", "finetune", "translate", "compare"))
+        names = listed("commands", self.commands, ("pretrain", "finetune", "translate", "compare"), spaces=True)
         import_everything()
         found: dict[str, Any] = {}
         with tempfile.TemporaryDirectory() as folder:

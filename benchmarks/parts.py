@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whereformer.lab.provenance import write_results
-from whereformer.lab.results import refuse_other_settings
+from whereformer.lab.store import refuse_other_settings
 
 
 def kept(file: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

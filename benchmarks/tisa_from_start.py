@@ -32,8 +32,8 @@ from torch import Tensor
 from whereformer.analysis import diagonals
 from whereformer.analysis.reading import position_vectors
 from whereformer.analysis.toeplitz import pairs
-from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
+from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 from whereformer.studies.analyze.loading import load
 from whereformer.studies.analyze.sources import sources_of
@@ -87,7 +87,10 @@ class FromStart:
 
     def run(self, console: Console) -> None:
         """Make the missing runs, then print and write everything."""
-        tasks, names = split("tasks", self.tasks, tuple(METRICS)), split("methods", self.methods, METHODS)
+        tasks, names = (
+            listed("tasks", self.tasks, tuple(METRICS), spaces=True),
+            listed("methods", self.methods, METHODS, spaces=True),
+        )
         models = [(name, seed) for seed in range(self.seeds) for name in names]
         for (name, seed), (loss, scores) in in_turn(lambda model: self._scores(*model, tasks), models, self.workers):
             shown = " ".join(f"{task} {100 * score:.1f}" for task, score in scores.items())

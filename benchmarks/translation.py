@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from translation_speed import BASELINE, VARIANTS
 
-from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
 from whereformer.errors import InputError
+from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 
 LANGUAGES = {"de": "German", "fr": "French"}
@@ -72,11 +72,11 @@ class Translation:
         for file in ("train.parquet", "validation.parquet", self.test):
             if not (self.data / file).is_file():
                 raise InputError("data", f"expected {file} in {self.data}")
-        names = split("methods", self.methods, [*METHODS, "none"])
+        names = listed("methods", self.methods, [*METHODS, "none"], spaces=True)
         runs = [
             (name, language, seed)
             for seed in range(self.seeds)
-            for language in split("languages", self.languages)
+            for language in listed("languages", self.languages, spaces=True)
             for name in names
         ]
         for each, scores in in_turn(lambda each: self._scores(*each), runs, self.workers):
@@ -114,7 +114,7 @@ class Translation:
         left_out = ("data", "out", "methods", "languages", "seeds", "workers")
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         results: dict[str, Any] = {"settings": settings, "languages": {}}
-        for language in split("languages", self.languages):
+        for language in listed("languages", self.languages, spaces=True):
             methods = results["languages"][language] = {}
             for name in names:
                 methods[name] = {"seeds": {}}

@@ -24,9 +24,9 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
 from whereformer import Seq2SeqConfig, Seq2SeqForConditionalGeneration, position_names
-from whereformer.cli.arguments import split
 from whereformer.cli.main import execute
 from whereformer.errors import InputError
+from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.studies.translate.examples import collate
@@ -67,7 +67,7 @@ class Speed:
     def run(self, console: Console) -> None:
         torch.set_num_threads(1)
         known = [*VARIANTS, *(name for name in position_names() if name not in VARIANTS)]
-        names = known if self.methods == "all" else split("methods", self.methods, known)
+        names = known if self.methods == "all" else listed("methods", self.methods, known, spaces=True)
         names = [BASELINE, *(name for name in names if name != BASELINE)]
         lengths, written = self._numbers("lengths"), self._numbers("written")
         models = {name: self._model(name, max(128, *written) + 1) for name in names}
@@ -91,7 +91,7 @@ class Speed:
         console.print(f"wrote {self.out / 'results.json'}", highlight=False)
 
     def _numbers(self, option: str) -> list[int]:
-        texts = split(option, getattr(self, option))
+        texts = listed(option, getattr(self, option), spaces=True)
         if not all(text.isdecimal() and int(text) for text in texts):
             raise InputError(f"--{option}: expected numbers, got {getattr(self, option)!r}")
         return [int(text) for text in texts]

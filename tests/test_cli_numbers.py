@@ -4,7 +4,6 @@ import dataclasses
 import sys
 import tempfile
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
@@ -18,7 +17,7 @@ from tests.every import EVERY
 from tests.failing import fails, refusals
 from tests.studies import finetuning, parallel_text
 from whereformer.cli.flags import METAVARS, flag
-from whereformer.cli.main import COMMANDS, main
+from whereformer.cli.main import COMMANDS, command_class, main
 from whereformer.cli.translate import TranslateRun, TranslateScore, TranslateTrain
 
 resource = pytest.importorskip("resource", reason="this system does not tell how much memory was used")
@@ -36,7 +35,7 @@ PLACES = {
     "translate run": (f"{EXPERIMENTS}.translate.translating", "load"),
     "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
     "analyze": (f"{EXPERIMENTS}.analyze.run", "analyze"),
-    "probe": (f"{EXPERIMENTS}.probe.run", "probe"),
+    "probe": (f"{EXPERIMENTS}.probe.run", "ProbeJob.run"),
     "properties": (f"{EXPERIMENTS}.compare.run", "compare"),
     "distill-positions": (f"{EXPERIMENTS}.distill.run", "distill"),
     "cost": None,
@@ -44,7 +43,7 @@ PLACES = {
 """Where each command begins its work, once all checks are done. ``cost`` works for an instant and is not stopped."""
 
 KINDS = {
-    **COMMANDS,
+    **{name: command_class(name) for name in COMMANDS},
     "translate train": TranslateTrain,
     "translate run": TranslateRun,
     "translate score": TranslateScore,
@@ -176,7 +175,7 @@ def outcome(command, given, *more):
         patched.setattr(torch, "set_num_threads", lambda number: None)
         if PLACES[command] is not None:
             place, name = PLACES[command]
-            patched.setattr(import_module(place), name, begin)
+            patched.setattr(f"{place}.{name}", begin)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(redirect_stdout(out))
         stack.enter_context(redirect_stderr(said))

@@ -13,8 +13,8 @@ import pytest
 from tests.failing import fails
 from whereformer.cli.ending import ending
 from whereformer.cli.main import execute
-from whereformer.cli.terminal import Bar, Terminal
 from whereformer.errors import InputError, fail, one_line, printable
+from whereformer.lab.terminal import Bar, Terminal
 
 ODD = "a\x1b]0;title\x07\nb\u202ec\udcff"
 

@@ -15,6 +15,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import whereformer
 from whereformer.errors import InputError
+from whereformer.positions.base import ACTS_ON
 from whereformer.testing import spread
 
 ROOT = Path(__file__).parent.parent
@@ -46,8 +47,14 @@ def drawn(monkeypatch):
     monkeypatch.setattr(whereformer, "build_position", build_and_draw)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/guides/own-model.md"])
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        pytest.param(page, name, marks=() if page == "README.md" or name == "floater" else pytest.mark.slow)
+        for page in ("README.md", "docs/index.md", "docs/guides/own-model.md")
+        for name in METHODS
+    ],
+)
 def test_the_first_model_with_any_method(page, name, monkeypatch, drawn):
     code = next(block for block in blocks(page) if "build_position" in block)
     assert code.count('"tisa"') == code.count("torch.randn(") == 1
@@ -98,7 +105,7 @@ def test_a_guides_model_with_any_method(name, model):
 
 def test_a_method_that_acts_on_embeddings_is_told_once_if_it_cannot():
     position = whereformer.build_position("learned+tisa", hidden_size=64, num_heads=4, num_layers=2)
-    assert position.acts_on == {"embeddings", "attention"}
+    assert position.acts_on == {"embeddings", "scores"}
     hidden = torch.randn(1, 12, 64)
     given = hidden, *torch.randn(3, 1, 4, 12, 16)
     with pytest.warns(UserWarning, match=r"embed has not been called.*position\.embed\(hidden, positions\)") as told:
@@ -114,7 +121,9 @@ def test_a_method_that_acts_on_embeddings_is_told_once_if_it_cannot():
 def test_a_method_says_where_it_acts(name):
     position = whereformer.build_position(name, hidden_size=64, num_heads=4)
     wanted = {"none": set(), "learned": {"embeddings"}, "sinusoidal": {"embeddings"}}
-    assert position.acts_on == wanted.get(name, {"attention"})
+    assert position.acts_on == wanted.get(name, position.acts_on - {"embeddings"})
+    assert position.acts_in_attention() == (name not in wanted)
+    assert position.acts_on <= set(ACTS_ON)
 
 
 def test_attend_refuses_what_belongs_to_the_place_and_layers_that_are_not_there():
@@ -165,6 +174,15 @@ def test_keys_and_values_may_have_fewer_heads(name, drawn):
 def test_arguments_of_other_libraries_get_an_answer(function, name):
     with pytest.raises(TypeError, match=rf"{name}: {function.__name__} has no such argument; (give|leave)"):
         function(*torch.randn(3, 1, 2, 5, 8), **{name: None})
+
+
+@pytest.mark.parametrize(
+    "function",
+    [whereformer.attention, whereformer.explain, whereformer.attention_weights, whereformer.attention_varlen],
+)
+def test_they_get_it_before_any_argument_that_is_missing(function):
+    with pytest.raises(TypeError, match=rf"^attn_mask: {function.__name__} has no such argument; give key_mask="):
+        function(torch.zeros(1, 2, 5, 8), attn_mask=None)
 
 
 def test_signatures_show_every_option():

@@ -9,6 +9,7 @@ from __future__ import annotations
 # Type checkers take it to be true. The module typing would be an import too.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .kernels import (
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
         to_transformers,
     )
     from .positions import Place, PositionRangeError, build_position, position_names
+    from .studies.probe.results import ProbeResults
+
+    probe: Callable[..., ProbeResults]
 
 __version__ = "0.1.0"
 
@@ -95,6 +99,7 @@ __all__ = [
     "load_pretrained",
     "merge_attention",
     "position_names",
+    "probe",
     "to_transformers",
 ]
 
@@ -113,6 +118,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
+_STUDIES = {"probe"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),
@@ -128,6 +134,10 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _STUDIES:
+        from .studies import as_function
+
+        return globals().setdefault(name, as_function(name))
     found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'models')}"), name)
     globals()[name] = found  # so that the next use is as fast as any name
     return found

@@ -30,7 +30,6 @@ _BFLOAT16_ERROR = 0.06
 def check_position(
     method: type[Position] | str,
     *,
-    shift_invariant: bool = False,
     draw: Callable[[Position], None] | None = None,
     compiles: bool = False,
     **options: Any,
@@ -43,8 +42,6 @@ def check_position(
 
     Args:
         method: the class, registered or not, or a registered name such as "tisa" or "learned+tisa".
-        shift_invariant: check that the same number added to all positions changes nothing. An
-            :class:`~whereformer.positions.base.OffsetFunction` is checked for that in any case.
         draw: sets the parameters to the values to check with; by default numbers between 0.3 and 1 with random signs,
             so that none is special.
         compiles: also check that ``torch.compile`` takes the method as one graph, which takes some seconds.
@@ -60,7 +57,7 @@ def check_position(
             torch.manual_seed(0)
             title = (inspect.getdoc(law) or "").partition("\n")[0].rstrip(".")
             try:
-                law(_Case(method, {**_SIZES, **options}, draw or spread, shift_invariant))
+                law(_Case(method, {**_SIZES, **options}, draw or spread))
             except AssertionError as error:
                 raise AssertionError(f"{name} breaks the law {title!r}: {error}") from error
             except Exception as error:
@@ -127,9 +124,8 @@ class _Case:
         method: type[Position] | str,
         options: dict[str, Any],
         draw: Callable[[Position], None],
-        shift_invariant: bool,
     ) -> None:
-        self.method, self.options, self.draw, self.shift_invariant = method, options, draw, shift_invariant
+        self.method, self.options, self.draw = method, options, draw
 
     def build(self, dtype: torch.dtype = torch.float64) -> Position:
         """Build the method with parameters that all matter."""
@@ -356,6 +352,10 @@ def _knows_its_range(case: _Case) -> None:
             try:
                 out = case.run(position, words, places, places)
             except PositionRangeError:
+                _demand(
+                    at is before or not position.extrapolates or isinstance(places, Tensor),
+                    "the method extrapolates, but positions beyond max_length raised a PositionRangeError",
+                )
                 continue
             except Exception as error:
                 said = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -373,7 +373,9 @@ def _takes_or_refuses_fractions(case: _Case) -> None:
     fractions = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
     try:
         out = case.run(position, words, fractions, fractions)
-    except TypeError:
+    except TypeError as error:
+        if position.fractional:
+            raise AssertionError(f"the method takes fractional positions, but raised {error}") from error
         return
     _demand_finite(out, "attention at fractional positions")
     whole = torch.arange(5.0)
@@ -381,9 +383,9 @@ def _takes_or_refuses_fractions(case: _Case) -> None:
 
 
 def _is_shift_invariant(case: _Case) -> None:
-    """The same number added to all positions changes nothing, where that is claimed."""
+    """The same number added to all positions changes nothing, where shift_invariant claims it."""
     position, words = case.build().eval(), _words(9)
-    if not (case.shift_invariant or isinstance(position, OffsetFunction)):
+    if not position.shift_invariant:
         return
     # Position 0 may be [CLS]'s.
     expected = case.run(position, words, Positions(1, 1, 9), Positions(1, 1, 9), layer=1)

@@ -8,6 +8,7 @@ import torch
 from whereformer import Place, Positions, build_position
 from whereformer.analysis import identify
 from whereformer.errors import InputError
+from whereformer.positions import name_of
 
 SIZES = {"hidden_size": 16, "num_heads": 2, "head_dim": 8, "num_layers": 1, "max_length": 32}
 
@@ -161,6 +162,71 @@ def test_scores_that_nothing_explains():
     assert (found.method, found.right) == (None, False)
     assert (found.cell.head, found.cell.query, found.cell.key) == (1, 4, 2)
     assert str(found).startswith("no method explains these scores; the first that differs is at head 1, query 4, key 2")
+
+
+def test_arrays_of_numpy():
+    method = make("alibi")
+    slopes = torch.tensor([2.0**-4, 2.0**-8])
+    bias = (-slopes[:, None, None] * distances(9).abs()).numpy()
+    assert identify(bias, method).right
+    assert identify(bias[:, ::-1, ::-1], method).right
+    assert identify(lambda query, key: port_of_rope()(query, key).numpy(), make("rope")).right
+
+
+def test_methods_are_named_as_they_are_built():
+    for name, layers in (("transformer_xl", 1), ("t5+rope", 1), ("tisa/none/rope", 6), ("learned+tisa/learned", 2)):
+        method = build_position(name, **{**SIZES, "num_layers": layers})
+        assert name_of(method) == name
+    plain = identify(lambda query, key: query @ key.mT * 8**-0.5, make("none"))
+    assert str(plain) == "these are the scores of none"
+    with pytest.raises(InputError, match=r"^scores: transformer_xl reads query and key; expected a function of them"):
+        identify(torch.zeros(2, 5, 5), make("transformer_xl"))
+
+
+NAN = torch.zeros(2, 5, 5).index_put((torch.tensor([1]), torch.tensor([2]), torch.tensor([3])), torch.tensor(torch.nan))
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (NAN, "expected numbers, got NaN at head 1, query 2, key 3"),
+        (torch.full((2, 5, 5), -torch.inf), "expected a score that is not masked, got none"),
+        (torch.zeros(2, 0, 0), r"expected shape \(heads, n, n\), n of at least 1, got \(2, 0, 0\)"),
+        (torch.tensor(1.0), r"expected shape \(heads, n, n\), n of at least 1, got \(\)"),
+        (torch.zeros(2, 5, 5, dtype=torch.bool), "expected real numbers, got torch.bool"),
+        (None, "expected a tensor, an array or a function of query and key, got None"),
+        ([[1.0]], r"expected a tensor, an array or a function of query and key, got \[\[1.0\]\]"),
+        (lambda query, key: None, "expected a function that returns a tensor or an array, got None"),
+        (lambda query, key: query[0, 0, 0, 0], r"expected shape \(heads, n, n\), n of at least 1, got \(\)"),
+    ],
+)
+def test_bad_scores(scores, message):
+    with pytest.raises(InputError, match=f"^scores: {message}$"):
+        identify(scores, make("t5"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("length", 0, "expected at least 1, got 0"),
+        ("length", 2.5, "expected a whole number, got 2.5"),
+        ("layer", 1, "the method was built for 1 layers, got layer 1, counted from 0; give build_position num_layers"),
+        (
+            "layer",
+            -1,
+            "the method was built for 1 layers, got layer -1, counted from 0; give build_position num_layers",
+        ),
+        ("layer", "0", "expected a whole number, got '0'"),
+        ("tolerance", -1, "expected at least 0, got -1"),
+        ("tolerance", math.nan, "expected a finite number, got nan"),
+        ("methods", "t5", "expected a position method, or several by name, got 't5'"),
+        ("methods", {"t5": "t5"}, "expected position methods, got 't5' as 't5'"),
+    ],
+)
+def test_bad_arguments(field, value, message):
+    given = {"scores": lambda query, key: query @ key.mT, "methods": make("t5"), field: value}
+    with pytest.raises(InputError, match=f"^{field}: {message}$"):
+        identify(**given)
 
 
 def test_bad_input():

@@ -89,6 +89,48 @@ def test_torch_quickly(position, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("position", "options", "changes", "file"),
+    [
+        ("deberta", {"num_buckets": 8, "max_distance": 16}, PLAIN, "model.pt2"),
+        ("inkling", {"extent": 6, "rank": 3, "log_scaling": 4}, {**PLAIN, "causal": True}, "model.onnx"),
+        ("fox/deberta", {}, {**PLAIN, "windows": "3,0", "causal": True}, "model.pt2"),
+    ],
+)
+def test_terms_that_meet_queries_and_keys(position, options, changes, file, tmp_path):
+    check(exportable(EncoderForMaskedLM, position, **changes, position_options=options), tmp_path / file)
+
+
+class Terms(torch.nn.Module):
+    """Attention with the terms whose size is that of the call."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(2, 9, 8))
+        self.narrow = torch.nn.Parameter(torch.randn(2, 9, 3))
+        self.project = torch.nn.Linear(8, 3)
+
+    def forward(self, query, key, value):
+        terms = (
+            whereformer.OffsetKeys(self.narrow, -4, query_factors=self.project(query)),
+            whereformer.OffsetQueries(self.table, -4),
+            whereformer.OffsetQueries(self.narrow, -4, key_factors=self.project(key)),
+            whereformer.DistanceDecay(query.sum(-1).cumsum(-1), key.sum(-1).cumsum(-1)),
+        )
+        return whereformer.attention(query, key, value, terms, softcap=2.0, softcap_terms=True)
+
+
+def test_terms_of_the_call_in_a_program_of_any_length():
+    module = Terms().eval()
+    length = torch.export.Dim("length", min=2, max=64)
+    inputs = torch.randn(3, 2, 2, 7, 8).unbind()
+    run = torch.export.export(module, inputs, dynamic_shapes=[{2: length}] * 3).module()
+    for n in (2, 23):
+        inputs = torch.randn(3, 2, 2, n, 8).unbind()
+        torch.testing.assert_close(run(*inputs), module(*inputs))
+
+
+@pytest.mark.slow
 def test_windows_in_torch(tmp_path):
     found = check(exportable(EncoderForMaskedLM, "tisa", windows="3,0"), tmp_path / "model.pt2")
     assert (found.min_length, found.max_length) == (1, None)
@@ -144,7 +186,7 @@ KINDS = {
     "decoder ONNX": (EncoderForMaskedLM, WITH_DECODER, "model.onnx"),
     "funnel": (EncoderForSequenceClassification, FUNNEL, "model.pt2"),
 }
-TO_ONNX = ("floater", "synthesizer", "tisa")
+TO_ONNX = ("floater", "synthesizer", "tisa", "deberta", "fox", "inkling")
 """Methods that always go to ONNX too: each has operations that no other one has."""
 
 

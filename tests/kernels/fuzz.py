@@ -180,8 +180,6 @@ def draw(seed: int, kind: str = "cpu") -> Case:
     if triton and any(term.kind == "OffsetBias2d" for term in terms):
         # It takes tables between grids, but not beside windows.
         case = replace(case, window=None, sink_tokens=0)
-    if triton:
-        case = replace(case, softcap_terms=False)
     # Only "triton" has a way to compute that is not deterministic.
     return replace(case, deterministic=not triton or seed % 2 == 0)
 

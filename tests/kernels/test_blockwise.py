@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.every import EVERY
 from tests.kernels.cases import (
     BATCH,
     EVERY_KIND,
@@ -156,8 +157,10 @@ def test_tables_far_apart_take_no_memory_for_what_lies_between(fast):
 
 
 lengths = st.integers(1, 40)
+some = settings(max_examples=100 if EVERY else 30)
 
 
+@some
 @given(n_q=lengths, n_k=lengths, shift=st.integers(-1000, 1000), stride=st.integers(1, 3))
 def test_moving_all_positions_changes_nothing(fast, n_q, n_k, shift, stride):
     inputs, terms = content(n_q, n_k), terms_of(TABLES, n_q, n_k)
@@ -169,6 +172,7 @@ def test_moving_all_positions_changes_nothing(fast, n_q, n_k, shift, stride):
     assert all(torch.equal(*pair) for pair in zip(*outs, strict=True))
 
 
+@some
 @given(length=lengths, padding=st.integers(1, 70), left=st.booleans())
 def test_padding_never_changes_the_answer(fast, length, padding, left):
     inputs, terms = content(length, length), terms_of(TABLES, length, length)

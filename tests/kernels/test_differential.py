@@ -10,8 +10,8 @@ from tests.every import EVERY
 from tests.kernels import fuzz
 from tests.kernels.fuzz import Case, TermCase
 
-FEW, MANY = 40, 460 if EVERY else 260
-FEW_INTERPRETED, MANY_INTERPRETED = 6, 70 if EVERY else 40
+FEW, MANY = 24, 460 if EVERY else 260
+FEW_INTERPRETED, MANY_INTERPRETED = 5, 70 if EVERY else 40
 
 
 def seeds(few, many):
@@ -64,8 +64,14 @@ ONCE_WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", ONCE_WRONG)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=() if dtype == case.dtype else pytest.mark.slow)
+        for name, case in ONCE_WRONG.items()
+        for dtype in ("float32", "bfloat16")
+    ],
+)
 def test_what_was_wrong_once(name, dtype):
     case = replace(ONCE_WRONG[name], dtype=dtype)
     if dtype == "bfloat16":
@@ -85,7 +91,7 @@ def test_what_was_wrong_once_in_triton(name, interpreted):
 # --- that the oracle would notice
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(3, 10))
 def test_errors_of_a_thousandth_are_noticed(seed, monkeypatch):
     """Every result of an ordinary float32 call, made larger by 0.1%, is refused."""
     kinds = ("OffsetBias", "OffsetBias2d", "OffsetKeys", "OffsetQueries", "OffsetValues", "FactorPair", "DenseBias")

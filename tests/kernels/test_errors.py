@@ -191,7 +191,7 @@ CASES = [
     (
         {**NO_CONTENT, "terms": [OffsetQueries(zeros(1, 3, D), -1)]},
         ValueError,
-        r"OffsetQueries: needs a query, got query=None",
+        r"OffsetQueries: needs a key, got key=None",
     ),
     ({"terms": [OffsetQueries(zeros(2, 5, D), 0)]}, ValueError, r"OffsetQueries.table: .*heads 1 or 3, T, head_dim 8"),
     (

@@ -33,27 +33,34 @@ def vectors(head_dim, value_dim):
 
 
 OPTIONS = {
-    "plain": {},
-    "causal": {"causal": True},
-    "window": {"window": (150, 20), "sink_tokens": 3},
-    "softcap": {"softcap": 2.0, "causal": True},
-    "softcap over terms": {"softcap": 2.0, "softcap_terms": True, "window": (150, 20)},
-    "dropout": {"dropout_p": 0.2},
-    "mask": {"key_mask": torch.arange(1100).expand(2, -1) % 7 > 0},
-    "documents": {"query_documents": torch.arange(600) // 170, "key_documents": torch.arange(1100) // 300},
-    "listed": {"query_positions": torch.arange(600).flip(0), "key_positions": torch.arange(1100) * 2, "causal": True},
+    "plain": lambda n_q, n_k: {},
+    "causal": lambda n_q, n_k: {"causal": True},
+    "window": lambda n_q, n_k: {"window": (150, 20), "sink_tokens": 3},
+    "softcap": lambda n_q, n_k: {"softcap": 2.0, "causal": True},
+    "softcap over terms": lambda n_q, n_k: {"softcap": 2.0, "softcap_terms": True, "window": (150, 20)},
+    "dropout": lambda n_q, n_k: {"dropout_p": 0.2},
+    "mask": lambda n_q, n_k: {"key_mask": torch.arange(n_k).expand(2, -1) % 7 > 0},
+    "documents": lambda n_q, n_k: {
+        "query_documents": (4 * torch.arange(n_q) // n_q).expand(2, -1),
+        "key_documents": (torch.arange(n_k) // 300).expand(2, -1),
+    },
+    "listed": lambda n_q, n_k: {
+        "query_positions": torch.arange(n_q).flip(0) * (2 * n_k // n_q),
+        "key_positions": torch.arange(n_k) * 2,
+        "causal": True,
+    },
 }
+MANY_TILES = [(150, 1050), pytest.param((600, 1100), marks=pytest.mark.slow)]
+"""A tile has 128 queries and 512 keys."""
 
 
+@pytest.mark.parametrize("lengths", MANY_TILES)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kinds", [EVERY_KIND, MIRRORED, ("queries_for_all_offsets", "queries_with_factors")])
-def test_many_tiles(options, dtype, kinds):
-    """Sequences longer than a tile, of odd lengths."""
-    given = {
-        name: value.expand(2, -1) if name.endswith("documents") else value for name, value in OPTIONS[options].items()
-    }
-    check("native", content(600, 1100), terms_of(kinds, 600, 1100), dtype, **given)
+def test_many_tiles(options, dtype, kinds, lengths):
+    """Sequences longer than a tile, of which the last is not full."""
+    check("native", content(*lengths), terms_of(kinds, *lengths), dtype, **OPTIONS[options](*lengths))
 
 
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(0, 5), (1, 0), (1, 1), (17, 33), (33, 2), (300, 280)])
@@ -71,7 +78,7 @@ def test_memory_that_nobody_has_written_is_not_read(options, dtype, kinds, monke
     results = []
     for poisons in (False, True):
         monkeypatch.setattr(native, "poisons", poisons)
-        results.append(run("native", dtype, inputs, terms, OPTIONS[options]))
+        results.append(run("native", dtype, inputs, terms, OPTIONS[options](133, 90)))
     assert all(map(torch.equal, *results))
 
 

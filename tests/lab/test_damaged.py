@@ -12,10 +12,9 @@ from tests.lab.report import test_compare_report, test_finetune_report, test_pro
 from whereformer.cli.tables.bench import print_bench
 from whereformer.cli.tables.compare import print_ranking
 from whereformer.cli.tables.finetune import print_gains
-from whereformer.cli.tables.probe import print_probes
-from whereformer.cli.terminal import Terminal
 from whereformer.errors import InputError
-from whereformer.lab.results import read_json
+from whereformer.lab.json_files import read_json
+from whereformer.lab.terminal import Terminal
 from whereformer.lab.training.folder import Folder
 from whereformer.studies.bench.results import BenchResults, BenchRow, as_csv, memory_growth
 from whereformer.studies.compare.ranking import rank
@@ -24,8 +23,6 @@ from whereformer.studies.finetune import report as finetune_report
 from whereformer.studies.finetune.gains import tables
 from whereformer.studies.finetune.results import FinetuneResults
 from whereformer.studies.pretrain.results import PretrainResults
-from whereformer.studies.probe.judgment import tables as probe_tables
-from whereformer.studies.probe.report import build_report as build_probe_report
 from whereformer.studies.probe.results import ProbeResults
 from whereformer.studies.properties.results import PropertiesResults
 
@@ -34,7 +31,7 @@ CONSOLE = Terminal(width=100, file=io.StringIO())
 
 def saved(results, tmp_path_factory):
     file = tmp_path_factory.mktemp("results") / "results.json"
-    results.save(file)
+    results.write(file)
     return json.loads(file.read_text())
 
 
@@ -57,11 +54,10 @@ def show_bench(results):
 
 
 def show_probes(results):
-    found = probe_tables(results)
-    print_probes(CONSOLE, found)
+    CONSOLE.print(results)
     for key in ("cpu", "threads", "torch"):
         results.machine.setdefault(key, "")
-    build_probe_report(results, found)
+    results.report()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from whereformer.errors import InputError
-from whereformer.lab.results import Results, from_json
+from whereformer.lab.json_files import from_json
+from whereformer.lab.store import Results
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ WHOLE = Whole({"steps": 3}, {0: Part(0.5, (1.0, None)), 7: Part(1, (), "odd")}, 
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path):
-    WHOLE.save(tmp_path / "results.json")
+    WHOLE.write(tmp_path / "results.json")
     assert Whole.load(tmp_path / "results.json") == WHOLE
     content = json.loads((tmp_path / "results.json").read_text())
     assert list(content) == ["format", "date", "machine", "versions", "settings", "by_seed", "pair", "extra", "sha256"]
@@ -44,10 +45,10 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
 
 def test_numbers_that_are_not_finite_are_refused_and_the_old_file_stays(tmp_path):
     path = tmp_path / "results.json"
-    WHOLE.save(path)
+    WHOLE.write(path)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="not JSON compliant"):
-        Whole({}, {0: Part(float("nan"), ())}, (3, "x"), None).save(path)
+        Whole({}, {0: Part(float("nan"), ())}, (3, "x"), None).write(path)
     assert path.read_bytes() == before
 
 
@@ -63,7 +64,7 @@ def test_other_files_are_refused_in_a_line_that_names_them(content, tmp_path):
 
 
 def test_no_file_is_no_results(tmp_path):
-    assert Whole.load_if_there(tmp_path / "results.json") is None
+    assert Whole.earlier(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import transformers
 
 from whereformer import Encoder, EncoderConfig, Seq2SeqConfig
+from whereformer.errors import InputError
 from whereformer.models import ElectraPretrainingConfig
 
 SIZES = {"vocab_size": 20, "hidden_size": 16, "num_attention_heads": 2, "blocks": "2"}
@@ -38,7 +39,7 @@ def test_other_errors_of_fields():
         ({"position": "tisa", "num_kernels": 3}, r"num_kernels: .*say position_options=\{'num_kernels': 3\}$"),
         ({"generator_size": 0.5}, r"generator_size: only ElectraPretrainingConfig has this option"),
         ({"position": "tsia"}, r"position: unknown position method 'tsia'; did you mean 'tisa'"),
-        ({"position": "rope+"}, r"position: unknown position method ''"),
+        ({"position": "rope+"}, r"position: a method's name is missing in 'rope\+'; that of no method is 'none'$"),
         ({"position": "rope/none", "blocks": "3"}, r"position: a pattern of 2 layers does not divide the model's 3"),
     ]:
         with pytest.raises(ValueError, match=f"^{message}"):
@@ -49,6 +50,31 @@ def test_other_errors_of_fields():
         Seq2SeqConfig(cross_position="tsia")
     with pytest.raises(ValueError, match=r"^position: a pattern of 4 layers does not divide the model's 6 layers"):
         Seq2SeqConfig(position="rope/rope/rope/none")
+
+
+@pytest.mark.parametrize(
+    ("position", "options", "message"),
+    [
+        ("tisa", {"num_kernel": 3}, "position 'tisa' has no option 'num_kernel'; it has num_kernels, share_layers$"),
+        ("tisa", {"num_kernels": "3"}, "num_kernels: expected a whole number, got '3'$"),
+        ("tisa/none", {"tisa": {"clip": 3}}, "position 'tisa' has no option 'clip'; it has "),
+        ("tisa/nope", {"nope": {"clip": 3}}, "position 'none' has no option 'clip'; it has no options$"),
+        ("tisa", {"num_layers": 3}, "position 'tisa' has no option 'num_layers'; it has "),
+        ("rope/none", {"rope": 3}, "rope: expected a dictionary with options of this method alone, got 3$"),
+    ],
+)
+def test_options_of_positions_are_checked_at_once(position, options, message):
+    for config_class in (EncoderConfig, ElectraPretrainingConfig, Seq2SeqConfig):
+        with pytest.raises(InputError, match=f"^position_options: {message}"):
+            config_class(position=position, position_options=options)
+    with pytest.raises(InputError, match=f"^cross_position_options: {message}"):
+        Seq2SeqConfig(cross_position=position, cross_position_options=options)
+
+
+@pytest.mark.parametrize("name", ["layers", "num_layers", "blocks"])
+def test_translation_has_two_numbers_of_layers(name):
+    with pytest.raises(InputError, match=f"^{name}: .* no such field; say encoder_layers= and decoder_layers=$"):
+        Seq2SeqConfig(**{name: 3})
 
 
 def test_what_transformers_takes_is_taken():

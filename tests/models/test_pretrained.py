@@ -301,7 +301,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 def test_bad_checkpoints(tmp_path):
     model = theirs("Model")
     model.save_pretrained(tmp_path)
-    with pytest.raises(TypeError, match="position 'tisa' has no option 'kernels'"):
+    with pytest.raises(ValueError, match="position 'tisa' has no option 'kernels'"):
         load_pretrained(tmp_path, "tisa", kernels=3)
     with pytest.raises(ValueError, match=r"checkpoint: .* has shape .*, this model .*; options may"):
         load_pretrained(tmp_path, intermediate_size=32)

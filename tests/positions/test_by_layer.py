@@ -19,21 +19,31 @@ def build(name, num_layers, **options):
     return position
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "rope/none",
-        "tisa/shaw",
-        "learned+tisa/learned",
-        "cope/rope+logn",
-        "transformer_xl/none",
-        "floater/t5/floater/none",
-    ],
-)
+PATTERNS = [
+    "rope/none",
+    "tisa/shaw",
+    "learned+tisa/learned",
+    "cope/rope+logn",
+    "transformer_xl/none",
+    "floater/t5/floater/none",
+]
+
+
+def check_pattern(name, **options):
+    check_position(name, **options, **({"floater": {"substeps": 1}} if "floater" in name else {}))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_patterns_keep_the_laws(name, causal):
-    options = {"floater": {"substeps": 1}} if "floater" in name else {}
-    check_position(name, causal=causal, compiles=causal, **options)
+    check_pattern(name, causal=causal)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "tisa/shaw" else pytest.param(name, marks=pytest.mark.slow) for name in PATTERNS]
+)
+def test_patterns_compile(name):
+    check_pattern(name, causal=True, compiles=True)
 
 
 def test_every_layer_is_that_of_its_method_alone():
@@ -84,6 +94,9 @@ def test_options_of_one_part_win_over_those_for_all():
         build("tisa/t5", 2, t5={"clip": 3})
     with pytest.raises(TypeError, match=r"^position 'tisa/t5' has no option 'shaw'"):
         build("tisa/t5", 2, shaw={"clip": 3})
+    with pytest.raises(ValueError, match=r"^rope: expected a dictionary with options of this method alone, got 3$"):
+        build("rope/none", 2, rope=3)
+    assert [type(part).__name__ for part in build("rope/nope", 2, nope={}).parts] == ["Rope", "NoPosition"]
     joined = build("alibi+tisa", 1, learned=True, tisa={"num_kernels": 3})
     assert joined.parts[0].scale is not None
 
@@ -95,12 +108,22 @@ def test_curves():
     assert position.curve([-1, 0, 1], layer=2) is None
 
 
+@pytest.mark.parametrize("name", ["tisa/none/rope", "tisa", "alibi", "tisa+t5", "rope"])
+@pytest.mark.parametrize("layer", [3, -1])
+def test_a_layer_that_there_is_not(name, layer):
+    position = build(name, 3)
+    with pytest.raises(ValueError, match=f"^layer: the method was built for 3 layers, got layer {layer}, counted from"):
+        position.curve([-1, 0, 1], layer=layer)
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "message"),
     [
         ("rope/rope/rope/none", 6, "a pattern of 4 layers does not divide the model's 6 layers"),
         ("rope/none", 1, "a pattern of 2 layers does not divide the model's 1 layers"),
-        ("rope//none", 3, "unknown position method ''; known: "),
+        ("", 3, "a method's name is missing in ''; that of no method is 'none'$"),
+        ("rope//none", 3, "a method's name is missing in 'rope//none'; "),
+        ("rope/", 2, "a method's name is missing in 'rope/'; "),
         ("rope/tsia", 2, "unknown position method 'tsia'; did you mean 'tisa'"),
         ("rope/tisa+tisa", 2, r"'rope/tisa\+tisa' names a method twice"),
         ("synthesizer/rope", 2, r"a Synthesizer with content='none' replaces query \. key in all layers or in none"),

@@ -82,13 +82,31 @@ def test_levels_with_queries_and_keys_anywhere(documents):
         torch.testing.assert_close(found, -logs[b, between].sum(0), rtol=1e-10, atol=1e-10)
 
 
-def test_gradients_by_numbers():
+def test_sums_begin_in_each_document():
+    """The rounding of packed documents is that of each alone: a few units of float32 in its own sums."""
+    position = build().float()
+    lengths = (1500, 2, 1, 1700, 893)
+    key = torch.randn(1, HEADS, sum(lengths), HEAD_DIM)
+    at = torch.cat([torch.arange(length) for length in lengths])
+    ids = torch.repeat_interleave(torch.tensor([3, 1, 7, 4, 2]), torch.tensor(lengths))[None]
+    packed = levels(position, key, Place(at, at, LAYER, query_documents=ids, key_documents=ids))
+    position = position.double()
+    for own, of_queries, of_keys in zip(*(each.split(lengths, -1) for each in (ids, *packed)), strict=True):
+        alone = Positions(0, 1, own.shape[-1])
+        exact = levels(position, key[:, :, ids[0] == own[0, 0]].double(), Place(alone, alone, LAYER))
+        for found, expected in zip((of_queries, of_keys), exact, strict=True):
+            torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([[5, 5, 2, 2]])])
+def test_gradients_by_numbers(documents):
     position = build()
     at = Positions(0, 1, 4)
+    place = Place(at, at, LAYER, query_documents=documents, key_documents=documents)
     tensors = torch.randn(3, 1, HEADS, 4, HEAD_DIM, dtype=torch.float64).requires_grad_()
 
     def run(query, key, value, *_):
-        return attention(query, key, value, position.content_terms(query, key, Place(at, at, LAYER)))
+        return attention(query, key, value, position.content_terms(query, key, place), **place.options(query))
 
     torch.autograd.gradcheck(run, (*tensors.unbind(), position.weight, position.bias))
 

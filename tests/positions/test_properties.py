@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.every import EVERY
 from tests.positions.stack import EACH_METHOD, HEADS, MAX_LENGTH, WIDTH, attend, build, embeddings, make, run
 from whereformer import (
     DenseBias,
@@ -32,8 +33,8 @@ shifts = st.integers(-400, 400)
 strides = st.integers(1, 5)
 seeds = st.integers(0, 2**32 - 1)
 all_methods = pytest.mark.parametrize("method", EACH_METHOD)
-few = settings(max_examples=10)
-some = settings(max_examples=30)
+few = settings(max_examples=10 if EVERY else 4)
+some = settings(max_examples=30 if EVERY else 10)
 
 
 def assert_close(actual, expected, tolerance=1e-10):

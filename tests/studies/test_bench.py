@@ -166,7 +166,7 @@ def test_results_of_another_machine_are_left_alone(tmp_path, capsys):
     BenchFolder(tmp_path, CPU).add([ROW])
     path = tmp_path / "results.json"
     results = BenchResults.load(path)
-    replace(results, versions={**results.versions, "torch": "1.0"}).save(path)
+    replace(results, versions={**results.versions, "torch": "1.0"}).write(path)
     before = path.read_bytes()
     assert "has results with torch 1.0" in fails(capsys, "bench", "--quick", "--out", str(tmp_path))
     assert path.read_bytes() == before

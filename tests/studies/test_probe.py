@@ -1,17 +1,20 @@
 """Probes end to end, at sizes that take seconds."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
 
+import whereformer
 from tests.failing import fails, refusals
 from whereformer.cli.main import main
+from whereformer.errors import InputError
 from whereformer.studies.probe import run as probing
 from whereformer.studies.probe import train
 from whereformer.studies.probe.judgment import ERRORS
 from whereformer.studies.probe.results import Cannot, Failed, ProbeResults, Run
-from whereformer.studies.probe.settings import Sizes
+from whereformer.studies.probe.settings import DEFAULT_STEPS, ProbeSettings
 from whereformer.studies.probe.train import build_model, train_and_judge
 
 SHORT = ["--length", "8", "--steps", "3"]
@@ -30,7 +33,7 @@ def probe(out, *arguments, positions="none,learned,tisa", tasks="previous,passke
 
 
 def scores(task, position, steps, length=8):
-    run = train_and_judge(task, position, 0, Sizes(length, steps), CPU, lambda loss: None)
+    run = train_and_judge(task, position, 0, ProbeSettings(length, steps), CPU, lambda loss: None)
     assert isinstance(run, Run)
     return run.scores
 
@@ -55,17 +58,45 @@ def test_it_writes_results_and_report_and_prints_tables(tmp_path, capsys):
 def test_results_survive_a_round_trip(tmp_path):
     probe(tmp_path)
     results = ProbeResults.load(tmp_path / "results.json")
-    results.save(tmp_path / "again.json")
+    results.write(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == (tmp_path / "results.json").read_text()
     assert isinstance(results.run("previous", "learned", 0).scores[16], Cannot)
 
 
+def test_the_function_does_what_the_command_does(tmp_path):
+    by_command = probe(tmp_path)
+    results = whereformer.probe(positions=["none", "learned", "tisa"], tasks="previous,passkey", length=8, steps=3)
+    for (task, name, seed), run in results.each():
+        assert by_command["runs"][task][name][str(seed)]["scores"] == json.loads(json.dumps(asdict(run)["scores"]))
+    assert "Accuracy at 8 symbols" in str(results)
+    assert "<table" in results._repr_html_()
+    assert {path.name for path in results.save(tmp_path / "saved")} == {"report.html", "results.json"}
+    assert ProbeResults.load(tmp_path / "saved").runs == results.runs
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"step": 3}, "step: probe has no such option; did you mean 'steps'?"),
+        ({"steps": "3"}, "steps: expected int | None, got '3'"),
+        ({"steps": True}, "steps: expected int | None, got True"),
+        ({"device": "gpu"}, "device: expected Literal['auto', 'cpu', 'cuda'], got 'gpu'"),
+        ({"tasks": "copi"}, "tasks: unknown task 'copi'"),
+        ({"length": 15}, "length: expected an even number"),
+    ],
+)
+def test_the_function_names_the_argument(given, expected):
+    with pytest.raises(InputError) as error:
+        whereformer.probe(**given)
+    assert expected in str(error.value)
+
+
 def test_methods_start_from_the_same_backbone():
-    backbone = build_model(Sizes(8, 1), "none", 5).state_dict()
+    backbone = build_model(ProbeSettings(8, 1), "none", 5).state_dict()
     for name in ("learned", "tisa", "tupe+t5"):
-        state = build_model(Sizes(8, 1), name, 5).state_dict()
+        state = build_model(ProbeSettings(8, 1), name, 5).state_dict()
         assert all(torch.equal(state[key], weight) for key, weight in backbone.items())
-    other = build_model(Sizes(8, 1), "none", 6).state_dict()
+    other = build_model(ProbeSettings(8, 1), "none", 6).state_dict()
     assert any(not torch.equal(other[key], weight) for key, weight in backbone.items())
 
 
@@ -85,7 +116,7 @@ def test_what_needs_no_position_none_can_do():
 @pytest.mark.parametrize("task", ["copy", "previous"])
 @pytest.mark.parametrize("position", ["none", "rope", "shaw", "tisa", "learned"])
 def test_the_default_training_is_enough(task, position):
-    score = scores(task, position, probing.DEFAULT_STEPS, 16)[16]
+    score = scores(task, position, DEFAULT_STEPS, 16)[16]
     if position == "none":
         assert score.ahead <= ERRORS * score.error
     else:
@@ -94,7 +125,7 @@ def test_the_default_training_is_enough(task, position):
 
 def test_equal_seeds_give_equal_numbers_and_others_do_not():
     def run(seed):
-        return train_and_judge("copy", "rope", seed, Sizes(8, 4), CPU, lambda loss: None).scores
+        return train_and_judge("copy", "rope", seed, ProbeSettings(8, 4), CPU, lambda loss: None).scores
 
     assert run(1) == run(1)
     assert run(1) != run(2)
@@ -162,7 +193,7 @@ def test_a_loss_that_is_no_number_is_one_line_and_the_others_go_on(tmp_path, mon
 
 
 def test_an_output_that_is_no_number_is_no_score():
-    model = build_model(Sizes(8, 1), "none", 0).eval()
+    model = build_model(ProbeSettings(8, 1), "none", 0).eval()
     torch.nn.init.constant_(model.head.decoder.bias, float("nan"))
     assert train.judge(model, train.Judged.of("copy", 8)) == Cannot("the output is not a number at this length")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from whereformer.lab.report.page import listed
 from whereformer.studies.probe.judgment import Level, about_seeds, cell, tables, verdict
-from whereformer.studies.probe.results import Cannot, Failed, ProbeResults, ProbeSettings, Run, Score
+from whereformer.studies.probe.results import Cannot, Failed, ProbeResults, Run, Score
+from whereformer.studies.probe.settings import ProbeSettings
 
 GUESS = 0.2
 CANNOT = Cannot("no positions there")
@@ -29,7 +29,7 @@ def results_of(**tasks):
 
 
 def says(**tasks):
-    return verdict(tables(results_of(**tasks)), listed)
+    return verdict(tables(results_of(**tasks)))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_luck_with_the_rows_may_explain_is_no_difference():
 
 def test_nothing_learned_and_nothing_tried():
     assert says(copy={"rope": [run(0.3)]})[0] == "No method solves a task at 16 symbols; train longer."
-    assert verdict(tables(results_of()), listed) == ["Nothing was tried."]
+    assert verdict(tables(results_of())) == ["Nothing was tried."]
 
 
 def test_equal_methods_are_not_the_best():

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from whereformer.lab.results import from_json
+from whereformer.lab.json_files import from_json
 from whereformer.studies.properties import ticks
 from whereformer.studies.properties.results import PropertiesResults
 

@@ -6,18 +6,20 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..kernels.call import make_call
 from ..kernels.reference import attention_scores
 from ..kernels.terms import Positions
-from ..positions import Place, Position
+from ..positions import Place, Position, name_of
+from ..positions.base import check_value
 from ..positions.rope import LAYOUTS, Rope
 
-Scorer = Callable[[Tensor, Tensor], Tensor]
+Scorer = Callable[[Tensor, Tensor], Any]
 """Computes scores (1, heads, n, n) or (heads, n, n) from query and key (1, heads, n, head_dim)."""
 
 Parts = tuple[Tensor | None, Tensor | None]
@@ -105,7 +107,7 @@ class Identified:
 
 
 def identify(
-    scores: Tensor | Scorer,
+    scores: Any | Scorer,
     methods: Position | Mapping[str, Position],
     *,
     length: int = 12,
@@ -120,20 +122,21 @@ def identify(
     those that are not finite are left out, so a causal mask does no harm.
 
     Args:
-        scores: what position adds, (heads, n, n); or a function of query and key (1, heads, n, head_dim) that returns
-            all scores before softmax. It is called once, with random numbers in float64.
+        scores: what position adds, (heads, n, n), as a tensor or an array of NumPy; or a function of query and key
+            (1, heads, n, head_dim) that returns all scores before softmax. It is called once, with random numbers in
+            float64.
         methods: a method with its parameters, or several by name.
         length: the number of tokens, if ``scores`` is a function.
         layer: the layer whose parameters count.
         tolerance: how far scores may be from a method's, relative to the largest.
 
     Raises:
-        InputError: if a method needs query and key and ``scores`` are numbers, or for scores of another shape.
+        InputError: if a method needs query and key and ``scores`` are numbers, for scores of another shape, NaN or none
+            that is not masked, or a layer that a method was not built for.
     """
     if isinstance(methods, Position):
-        methods = {type(methods).__name__.lower(): methods}
-    if not methods:
-        raise InputError("methods", "expected at least one position method, got none")
+        methods = {name_of(methods): methods}
+    _check(methods, length, layer, tolerance)
     heads = {method.model.num_heads for method in methods.values()}
     widths = {method.model.head_dim for method in methods.values()}
     if len(heads) > 1 or len(widths) > 1:
@@ -158,6 +161,41 @@ def identify(
     return Identified(name, reading, *factors, sample.first_cell(methods[name], layer, tolerance))
 
 
+def _check(methods: Any, length: Any, layer: Any, tolerance: Any) -> None:
+    """Raise an InputError for arguments of :func:`identify` of another kind or beyond their bounds."""
+    if not isinstance(methods, Mapping):
+        raise InputError("methods", f"expected a position method, or several by name, got {shown(methods)}")
+    if not methods:
+        raise InputError("methods", "expected at least one position method, got none")
+    for name, method in methods.items():
+        if not isinstance(method, Position):
+            raise InputError("methods", f"expected position methods, got {shown(method)} as {name!r}")
+    check_value("length", length, "int")
+    check_value("layer", layer, "int")
+    check_value("tolerance", tolerance, "float")
+    if length < 1:
+        raise InputError("length", f"expected at least 1, got {length}")
+    if tolerance < 0:
+        raise InputError("tolerance", f"expected at least 0, got {tolerance}")
+    for method in methods.values():
+        method.check_layer(layer)
+
+
+def _as_tensor(numbers: Any, expected: str) -> Tensor:
+    """Return scores as a tensor (heads, n, n) or (1, heads, n, n) in float64, if they are real numbers."""
+    if hasattr(numbers, "__array__") and not isinstance(numbers, Tensor):
+        array = numbers.__array__()
+        # A copy, since torch takes no array that is reversed.
+        numbers = torch.as_tensor(array.copy()) if array.dtype.kind in "fiu" else array
+    if not isinstance(numbers, Tensor):
+        raise InputError("scores", f"expected {expected}, got {shown(numbers)}")
+    if numbers.dtype == torch.bool or numbers.is_complex():
+        raise InputError("scores", f"expected real numbers, got {numbers.dtype}")
+    if numbers.dim() not in (3, 4) or not numbers.numel():
+        raise InputError("scores", f"expected shape (heads, n, n), n of at least 1, got {tuple(numbers.shape)}")
+    return numbers.detach().double().cpu()
+
+
 @dataclass(frozen=True)
 class _Sample:
     """Scores to explain, (heads, n, n) in float64, with the query and the key that they come from, if any."""
@@ -168,26 +206,34 @@ class _Sample:
     with_content: bool
 
     @classmethod
-    def of(cls, scores: Tensor | Scorer, methods: Mapping[str, Position], length: int) -> _Sample:
+    def of(cls, scores: Any | Scorer, methods: Mapping[str, Position], length: int) -> _Sample:
         model = next(iter(methods.values())).model
         for name, method in methods.items():
             if _reads_input(method):
                 raise InputError("methods", f"{name} reads a layer's input, which scores do not tell")
-        if isinstance(scores, Tensor):
+        scorer = None if hasattr(scores, "__array__") or not callable(scores) else scores
+        if scorer is None:
+            found = _as_tensor(scores, "a tensor, an array or a function of query and key")
             for name, method in methods.items():
                 if method.needs_content:
                     raise InputError("scores", f"{name} reads query and key; expected a function of them, got numbers")
-            length = scores.shape[-1]
+            length = found.shape[-1]
         generator = torch.Generator().manual_seed(0)
         size = (2, 1, model.num_heads, length, model.head_dim)
         query, key = torch.randn(size, generator=generator, dtype=torch.float64)
-        found = scores if isinstance(scores, Tensor) else scores(query, key)
-        found = found.detach().double().cpu()
+        if scorer is not None:
+            found = _as_tensor(scorer(query, key), "a function that returns a tensor or an array")
         found = found[0] if found.dim() == 4 and len(found) == 1 else found
         wanted = (model.num_heads, length, length)
         if tuple(found.shape) != wanted:
             raise InputError("scores", f"expected shape {wanted}, got {tuple(found.shape)}")
-        return cls(found, query, key, not isinstance(scores, Tensor))
+        if bool(found.isnan().any()):
+            head, i, j = found.isnan().nonzero()[0].tolist()
+            raise InputError("scores", f"expected numbers, got NaN at head {head}, query {i}, key {j}")
+        sample = cls(found, query, key, scorer is not None)
+        if not bool(sample.seen().any()):
+            raise InputError("scores", "expected a score that is not masked, got none")
+        return sample
 
     def seen(self) -> Tensor:
         """Where scores are not masked: masks add -inf, or the least number of a dtype."""

@@ -10,8 +10,7 @@ import tyro
 from rich.console import Console
 
 from ..errors import InputError
-from ..studies.settings import MOST_COUNT, check_range
-from .arguments import MOST_THREADS
+from ..lab.options import MOST_COUNT, MOST_THREADS, check_range
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,7 @@ class Analyze:
 
         from ..data import corpus
         from ..lab.folder import open_folder
+        from ..lab.terminal import Bar, say
         from ..studies.analyze.report import write_report
         from ..studies.analyze.results import facts_of, write_results
         from ..studies.analyze.run import analyze
@@ -80,7 +80,6 @@ class Analyze:
         from ..studies.analyze.sources import parsed_scores, sources_of
         from ..studies.analyze.text import pages_of
         from .tables.analyze import print_analysis
-        from .terminal import Bar, say
 
         sources = sources_of(self.models, parsed_scores(self.scores))
         if self.threads is not None:

@@ -11,8 +11,7 @@ import tyro
 from rich.console import Console
 
 from ..errors import fail
-from ..studies.settings import MOST_SIZE, check_positive, check_range, listed_numbers
-from .arguments import MOST_THREADS, find_device, split
+from ..lab.options import MOST_SIZE, MOST_THREADS, check_positive, check_range, find_device, listed, listed_numbers
 
 if TYPE_CHECKING:
     from ..studies.bench.settings import BenchSettings
@@ -88,12 +87,12 @@ class Bench:
     def measure(self, console: Console, peers: Sequence[Way] = (), out: Path = Path("runs/bench")) -> None:
         """Check and time every way. ``peers`` are more ways to compare with; ``out`` is the default folder."""
         from ..lab.folder import open_folder
+        from ..lab.terminal import Bar, say
         from ..studies.bench.report import write_plot
         from ..studies.bench.results import BenchFolder, BenchRow
         from ..studies.bench.run import Measurement
         from ..studies.bench.ways import CAUSAL, DENSE, backend
         from .tables.bench import print_bench
-        from .terminal import Bar, say
 
         settings = self._settings()
         names = self._backends(settings)
@@ -134,9 +133,9 @@ class Bench:
         usual = "float32" if device.type == "cpu" else "bfloat16"
         lengths = ("128,512" if self.quick else "128,512,2048") if self.lengths is None else self.lengths
         return BenchSettings(
-            kinds=list(POSITIONS) if kinds == "all" else split("terms", kinds, list(KINDS)),
+            kinds=list(POSITIONS) if kinds == "all" else list(listed("terms", kinds, list(KINDS), spaces=True)),
             lengths=listed_numbers("lengths", lengths, 1, LONGEST),
-            dtypes=split("dtypes", usual if self.dtypes is None else self.dtypes, list(DTYPES)),
+            dtypes=list(listed("dtypes", usual if self.dtypes is None else self.dtypes, list(DTYPES), spaces=True)),
             device=device,
             memory_limit=int(self.memory_limit * 2**30) if self.memory_limit else free_memory(device) // 2,
             batch=self.batch,
@@ -154,7 +153,7 @@ class Bench:
         from ..kernels.choose import BACKENDS
         from ..studies.bench.check import check_backend
 
-        names = split("backends", self.backends, BACKENDS)
+        names = list(listed("backends", self.backends, BACKENDS, spaces=True))
         for name in names:
             check_backend(name, settings)
         return names

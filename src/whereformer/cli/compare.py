@@ -10,10 +10,9 @@ from typing import ClassVar, Literal
 from rich.console import Console
 
 from ..errors import InputError
+from ..lab.options import MOST_JOBS, MOST_SEEDS, check_positive, check_range, find_device
 from ..studies.compare.settings import CompareTraining
 from ..studies.labeled import TableSettings
-from ..studies.settings import MOST_SEEDS, check_positive, check_range
-from .arguments import MOST_JOBS, find_device
 
 TABLE_SEEDS = 3
 """Number of seeds with a labeled table."""
@@ -70,6 +69,7 @@ class Compare:
         """Train, judge and time every method, then print the ranking and write the report."""
         from ..lab.folder import open_folder
         from ..lab.jobs import number_of_jobs
+        from ..lab.terminal import Bar, say
         from ..positions import position_names
         from ..studies.compare.budget import find_budget
         from ..studies.compare.outlook import AHEAD
@@ -78,7 +78,6 @@ class Compare:
         from ..studies.compare.report import write_report
         from ..studies.compare.run import DEFAULT_POSITIONS, DEFAULT_STEPS, QUICK_POSITIONS, QUICK_STEPS, compare
         from .tables.compare import print_ranking, print_task, print_unsettled
-        from .terminal import Bar, say
 
         check_range(self, jobs=(1, MOST_JOBS))
         check_positive(self, "minutes")

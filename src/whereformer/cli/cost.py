@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.console import Console
 
-from ..studies.settings import MOST_SIZE, check_range
+from ..lab.options import MOST_SIZE, check_range
 
 if TYPE_CHECKING:
     from .. import analysis
@@ -125,8 +125,8 @@ class Cost:
         from ..analysis import paper_table
         from ..analysis.costs.devices import Hardware, describe, ways
         from ..files import check_file, write_atomically
+        from ..lab.terminal import say
         from .tables.cost import print_paper_flops
-        from .terminal import say
 
         check_range(self, **dict.fromkeys(("flops", "link", "network"), (1, FASTEST)))
         if self.out is not None:

@@ -10,8 +10,7 @@ import tyro
 from rich.console import Console
 
 from ..errors import InputError
-from ..studies.settings import MOST_COUNT, check_range, listed_numbers
-from .arguments import MOST_THREADS
+from ..lab.options import MOST_COUNT, MOST_THREADS, check_range, listed_numbers
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,11 @@ class DistillPositions:
 
         from ..data import corpus
         from ..lab.folder import open_folder
+        from ..lab.terminal import Bar, say
         from ..studies.analyze.text import pages_of
         from ..studies.distill.pairs import read_pairs
         from ..studies.distill.run import DistillOptions, distill
         from .tables.distill import print_distilling
-        from .terminal import Bar, say
 
         if self.pairs is None and (self.text or self.label):
             raise InputError("text" if self.text else "label", "only with `pairs`: it names a column of that table")

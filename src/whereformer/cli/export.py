@@ -47,10 +47,10 @@ class Export:
         if self.quantize and self.to == "torch":
             raise InputError("quantize", "only for ONNX, whose library rounds weights; use `to` onnx")
         from ..exporting import to_onnx, to_torch
+        from ..lab.terminal import say
         from ..lab.training.trainer import quiet_transformers
         from ..models import load_pretrained
         from ..studies.analyze.loading import named_errors, tokenizer_of
-        from .terminal import say
 
         out = self._out()
         with named_errors(self.model), quiet_transformers():
@@ -89,7 +89,7 @@ class Export:
 
     def _tell(self, console: Console, found: Exported, tokenizer: Path | None) -> None:
         """Print what was written, and run the snippet that is printed."""
-        from .terminal import say
+        from ..lab.terminal import say
 
         lengths = f"at least {found.min_length}"
         if found.max_length is not None:

@@ -10,9 +10,17 @@ import tyro
 from rich.console import Console
 
 from ..errors import InputError
+from ..lab.options import (
+    MOST_JOBS,
+    MOST_SEED,
+    MOST_SEEDS,
+    MOST_THREADS,
+    check_range,
+    find_device,
+    listed,
+    listed_numbers,
+)
 from ..studies.finetune.settings import DataSettings, TuningSettings
-from ..studies.settings import MOST_SEED, MOST_SEEDS, check_range, listed, listed_numbers
-from .arguments import MOST_JOBS, MOST_THREADS, find_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,14 +101,15 @@ class Finetune:
         from ..lab import ranks
         from ..lab.folder import open_or_scratch
         from ..lab.jobs import number_of_jobs
+        from ..lab.terminal import Bar
         from ..lab.training.shared import check_rows
+        from ..lab.training.telling import tell_slow_dtype
         from ..studies.finetune.gains import tables
         from ..studies.finetune.models import load_tokenizer
         from ..studies.finetune.prepare import FinetuneJob, load_tasks, prepare
         from ..studies.finetune.run import begin, finetune
         from ..studies.finetune.variants import settings_of
         from .tables.finetune import print_finetuning, print_gains
-        from .terminal import Bar, tell_slow_dtype
 
         check_rows(tuning.batch_size)
         if ranks.size() > 1 and self.jobs not in (None, 1):
@@ -133,8 +142,8 @@ class Finetune:
     def _write(self, console: Console, results: FinetuneResults, found: Sequence[GainsTable]) -> None:
         """Write the table as Markdown and as an HTML page."""
         from ..files import write_atomically
+        from ..lab.terminal import say
         from ..studies.finetune.report import build_markdown, build_report
-        from .terminal import say
 
         files = {"results.md": build_markdown(results, found), "report.html": build_report(results, found)}
         for name, text in files.items():

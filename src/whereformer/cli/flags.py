@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import itertools
 import re
-import shlex
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
@@ -26,6 +25,7 @@ from tyro.constructors import (
 )
 
 from ..errors import InputError
+from ..lab.study import default, flag
 
 PACKAGE = __name__.partition(".")[0]
 FILES = ("hypotheses", "input", "output", "pairs", "references", "source", "target", "train", "translations")
@@ -76,30 +76,6 @@ def flags_of(command: Any) -> dict[str, str]:
     return flags | getattr(command, "FLAGS", {})
 
 
-def in_words(command: Any, name: str) -> str:
-    """Return the command line that gives a command, which shells read, with every option that is not the default."""
-    return shlex.join([PACKAGE, *name.split(), *_words(command, getattr(command, "FLAGS", {}))])
-
-
-def _words(options: Any, flags: dict[str, str]) -> list[str]:
-    words: list[str] = []
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if dataclasses.is_dataclass(value):
-            words += _words(value, flags)
-        elif value != _default(field) and value is not None:
-            switch = isinstance(value, bool)
-            known = flags.get(field.name, flag(field.name if value or not switch else f"no_{field.name}"))
-            listed = value if isinstance(value, tuple) else () if switch else (value,)
-            words += [known, *map(str, listed)]
-    return words
-
-
-def flag(name: str) -> str:
-    """Return the flag of a field: ``--max-length`` for ``max_length``."""
-    return f"--{name.replace('_', '-')}"
-
-
 def _replace_names(text: str, flags: dict[str, str]) -> str:
     """Replace names in backquotes by flags."""
     return re.sub("``?([a-z_]+)``?", lambda found: flags.get(found[1], found[0]), text)
@@ -116,14 +92,19 @@ def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
         tuple(
             StructFieldSpec(
                 field.name,
-                _with_looks(hints[field.name], field.name, _default(field)),
-                _default(field),
+                _with_looks(hints[field.name], field.name, default(field, tyro.MISSING_NONPROP)),
+                default(field, tyro.MISSING_NONPROP),
                 # Without a help text, tyro uses the docstring of a group's class.
                 _replace_names(documentation[field.name], flags) if field.name in documentation else None,
             )
-            for field in dataclasses.fields(info.type)
+            for field in _own_first(info.type)
         ),
     )
+
+
+def _own_first(kind: type) -> list[dataclasses.Field[Any]]:
+    """Return a dataclass's fields: those that it declares itself before those that it shares with others."""
+    return sorted(dataclasses.fields(kind), key=lambda field: field.name not in kind.__annotations__)
 
 
 def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
@@ -139,12 +120,6 @@ def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | U
         is_instance=lambda value: value is None or found.is_instance(value),
         str_from_instance=lambda value: [] if value is None else found.str_from_instance(value),
     )
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return tyro.MISSING_NONPROP if field.default is dataclasses.MISSING else field.default
 
 
 def _with_looks(hint: Any, name: str, default: Any) -> Any:

@@ -7,47 +7,37 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, Union, cast
 
 import tyro
 
-from .. import __version__
+from .. import __version__, studies
 from ..errors import InputError
 from ..files import real_folder
-from ..lab import ranks
-from .analyze import Analyze
-from .bench import Bench
-from .compare import Compare
-from .cost import Cost
-from .distill_positions import DistillPositions
+from ..lab.study import Study
 from .ending import ending
-from .export import Export
-from .finetune import Finetune
 from .flags import registry
-from .positions import ListPositions
-from .pretrain import Pretrain
-from .probe import Probe
-from .processes import check_processes
-from .properties import Properties
-from .terminal import output
-from .translate import Translate
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "compare": Compare,
-    "probe": Probe,
-    "bench": Bench,
-    "pretrain": Pretrain,
-    "finetune": Finetune,
-    "translate": Translate,
-    "analyze": Analyze,
-    "distill-positions": DistillPositions,
-    "properties": Properties,
-    "export": Export,
-    "cost": Cost,
-    "positions": ListPositions,
+if TYPE_CHECKING:
+    from ..lab.terminal import Terminal
+
+COMMANDS: dict[str, str | None] = {
+    "compare": "compare:Compare",
+    "probe": None,
+    "bench": "bench:Bench",
+    "pretrain": "pretrain:Pretrain",
+    "finetune": "finetune:Finetune",
+    "translate": "translate:Translate",
+    "analyze": "analyze:Analyze",
+    "distill-positions": "distill_positions:DistillPositions",
+    "properties": "properties:Properties",
+    "export": "export:Export",
+    "cost": "cost:Cost",
+    "positions": "positions:ListPositions",
 }
-
+"""Where the dataclass of each command's options is in this package; None for a study, which knows."""
 
 LONGEST = 4096
 """The most characters of a word on the command line, which is what paths have. An error may show the whole word."""
@@ -82,24 +72,34 @@ def _check_words(given: Sequence[str]) -> None:
 
 def _parse(given: Sequence[str]) -> Any:
     """Read the command line: the command, with its options as fields."""
-    # In the list of commands each has one paragraph; the help of one command has all.
+    rules: Any = {"registry": registry(), "config": (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)}
+    name, *options = given or [""]
+    if name in COMMANDS:
+        return tyro.cli(command_class(name), prog=f"whereformer {name}", args=options, **rules)
+    # The list of commands has the first paragraph of each.
     parsers = (
         Annotated[
-            Any,
-            tyro.conf.subcommand(
-                name, constructor=command, description=None if name in given[:1] else _summary(command)
-            ),
+            Any, tyro.conf.subcommand(each, constructor=command_class(each), description=_summary(command_class(each)))
         ]
-        for name, command in COMMANDS.items()
+        for each in COMMANDS
     )
     return tyro.cli(
         cast(Any, Union[tuple(parsers)]),  # noqa: UP007  # the union of all commands
         prog="whereformer",
         description="Token positions as a swappable, inspectable and fast part of self-attention.",
         args=given,
-        registry=registry(),
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        **rules,
     )
+
+
+def command_class(name: str) -> type[Any]:
+    """Import the class of a command's options."""
+    place = COMMANDS[name]
+    if place is None:
+        return studies.options(name.replace("-", "_"))
+    module, _, found = place.partition(":")
+    command: type[Any] = getattr(import_module(f"whereformer.cli.{module}"), found)
+    return command
 
 
 def _summary(command: Callable[..., Any]) -> str:
@@ -110,9 +110,38 @@ def _summary(command: Callable[..., Any]) -> str:
 def execute(command: Any) -> None:
     """Run a command. If it fails or is interrupted, print one line to stderr and exit with a code."""
     with ending(command):
+        # Imported here, since they import torch, and Ctrl-C is looked after from here on.
+        from ..lab import ranks
+        from ..lab.terminal import output
+        from .processes import check_processes
+
         check_processes(command)
-        _followed(command).run(output(quiet=not ranks.is_main()))
+        console = output(quiet=not ranks.is_main())
+        command = _followed(command)
+        if isinstance(command, Study):
+            run_study(command, console)
+        else:
+            command.run(console)
         ranks.leave()
+
+
+def run_study(study: Study, console: Terminal) -> None:
+    """Do a study, and print its results and the files that have them.
+
+    Raises:
+        InputError: if an option has a bad value, or something is missing in the results.
+    """
+    from ..lab.study import do
+    from ..lab.terminal import Bar, say
+
+    with Bar(console) as progress:
+        results, written = do(study, progress)
+    console.print(results, highlight=False)
+    page, *others = map(str, written)
+    opened = " (open it in a browser)" if page.endswith(".html") else ""
+    say(console, f"wrote {page}{opened}{' and ' if others else ''}{', '.join(others)}")
+    if problem := results.problem():
+        raise problem
 
 
 def _followed(command: Any) -> Any:

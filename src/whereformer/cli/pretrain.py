@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from rich.console import Console
 
 from ..errors import InputError
+from ..lab.options import MOST_COUNT, MOST_SIZE, check_range, find_device
+from ..lab.study import command_line
 from ..studies.pretrain.settings import ModelSettings, PretrainTraining
-from ..studies.settings import MOST_COUNT, MOST_SIZE, check_range
-from .arguments import find_device
-from .flags import in_words
 
 if TYPE_CHECKING:
     from ..studies.pretrain.job import PretrainJob
@@ -86,15 +85,16 @@ class Pretrain:
         from ..data.hub import fetched
         from ..lab import ranks
         from ..lab.folder import open_or_scratch
+        from ..lab.terminal import Bar
         from ..lab.training.folder import Folder
         from ..lab.training.shared import check_rows
+        from ..lab.training.telling import tell_finished, tell_slow_dtype
         from ..studies.pretrain.job import PretrainJob, settings_of
         from ..studies.pretrain.model import build_config
         from ..studies.pretrain.results import PretrainResults
         from ..studies.pretrain.run import pretrain
         from ..studies.pretrain.text import prepare_text
         from .tables.plans import print_plan
-        from .terminal import Bar, tell_finished, tell_slow_dtype
 
         check_rows(training.batch_size)
         device = find_device(self.device)
@@ -112,7 +112,7 @@ class Pretrain:
                 seen = look_at(text, cache)
                 if not self.dry_run:
                     settings = settings_of(model, training, seen.summary.fingerprint, tokenizer, device)
-                    folder = Folder(self.out, settings, PretrainResults, in_words(self, "pretrain"))
+                    folder = Folder(self.out, settings, PretrainResults, command_line(self, "pretrain"))
                     if tell_finished(console, folder, self._tell):
                         return
                 with ranks.main_first():
@@ -131,8 +131,8 @@ class Pretrain:
 
     def _tell_costs(self, console: Console, job: PretrainJob) -> None:
         """Print what a batch of each length costs."""
+        from ..lab.terminal import say
         from ..studies.pretrain.job import batch_costs
-        from .terminal import say
 
         for stage in job.stages:
             for part, batch in batch_costs(job, stage).items():
@@ -142,7 +142,7 @@ class Pretrain:
 
     def _tell(self, console: Console, results: PretrainResults) -> None:
         """Print the scores, the files that were written, and how to use the model."""
-        from .terminal import tell_training
+        from ..lab.training.telling import tell_training
 
         model = str(self.out / "model")
         tell_training(

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ..errors import InputError
+from ..lab.options import MOST_JOBS, check_range
 from ..studies.compare.settings import CompareTraining
-from ..studies.settings import check_range
-from .arguments import MOST_JOBS
 
 if TYPE_CHECKING:
     from ..studies.properties.comparison import Comparison
@@ -75,10 +74,10 @@ class Properties:
     def run(self, console: Console) -> None:
         """Measure every method, then print the table and write the report."""
         from ..lab.folder import open_folder
+        from ..lab.terminal import Bar
         from ..studies.properties.comparison import load_comparison
         from ..studies.properties.run import measure_properties
         from .tables.properties import print_properties
-        from .terminal import Bar
 
         check_range(self, jobs=(1, MOST_JOBS))
         names = self._names()
@@ -100,8 +99,8 @@ class Properties:
     def _names(self) -> list[str] | None:
         if self.positions is None:
             return None
+        from ..lab.options import listed
         from ..studies.compare.results import BASELINE
-        from ..studies.settings import listed
 
         names = list(listed("positions", self.positions))
         if BASELINE in names:
@@ -114,13 +113,13 @@ class Properties:
 
         from ..data.masks import HELD_OUT_RATE, HeldOut
         from ..lab.folder import open_folder
+        from ..lab.terminal import Bar
         from ..positions import position_names
         from ..studies.compare.prepare import TextSource, check_positions, prepare_job
         from ..studies.compare.results import BASELINE
         from ..studies.compare.run import compare
         from ..studies.properties.comparison import Comparison
         from ..studies.properties.run import DEFAULT_STEPS, QUICK_STEPS
-        from .terminal import Bar
 
         given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "steps", "seeds", "seed")}
         given = {name: value for name, value in given.items() if value is not None}
@@ -143,8 +142,8 @@ class Properties:
     def _write(self, console: Console, results: PropertiesResults, rows: list[MethodTicks]) -> None:
         """Write the table as Markdown and as an HTML page."""
         from ..files import write_atomically
+        from ..lab.terminal import say
         from ..studies.properties import report
-        from .terminal import say
 
         files = {"results.md": report.build_markdown(results, rows), "report.html": report.build_report(results, rows)}
         for name, text in files.items():

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from ..errors import InputError, fail, printable, shown
 from ..files import check_file, is_same_file, naming, new_file, write_atomically
-from ..studies.settings import MOST_SIZE, check_range, listed_numbers
+from ..lab.options import MOST_SIZE, MOST_THREADS, check_range, find_device, listed_numbers
+from ..lab.study import command_line
 from ..studies.translate.settings import (
     Decoding,
     ParallelData,
@@ -24,8 +25,6 @@ from ..studies.translate.settings import (
     TranslatorSettings,
     ValidationData,
 )
-from .arguments import MOST_THREADS, find_device
-from .flags import in_words
 
 if TYPE_CHECKING:
     from ..studies.translate.results import TranslationResults
@@ -81,7 +80,9 @@ class TranslateTrain:
         from ..data.fingerprint import look_at
         from ..lab import ranks
         from ..lab.folder import open_or_scratch
+        from ..lab.terminal import Bar
         from ..lab.training.folder import Folder
+        from ..lab.training.telling import tell_finished, tell_slow_dtype
         from ..studies.translate.examples import prepare
         from ..studies.translate.job import TranslationJob, settings_of
         from ..studies.translate.model import build_config
@@ -89,7 +90,6 @@ class TranslateTrain:
         from ..studies.translate.results import TranslationResults
         from ..studies.translate.run import train_translator
         from .tables.plans import print_translation_plan
-        from .terminal import Bar, tell_finished, tell_slow_dtype
 
         device = find_device(self.device)
         ranks.join(device)
@@ -103,7 +103,7 @@ class TranslateTrain:
                 seen = look_at(text, cache)
                 if not self.dry_run:
                     settings = settings_of(model, training, seen.summary.fingerprint, device)
-                    folder = Folder(self.out, settings, TranslationResults, in_words(self, "translate train"))
+                    folder = Folder(self.out, settings, TranslationResults, command_line(self, "translate train"))
                     if tell_finished(console, folder, self._tell):
                         return
                 with ranks.main_first():
@@ -121,7 +121,7 @@ class TranslateTrain:
 
     def _tell(self, console: Console, results: TranslationResults) -> None:
         """Print the scores, the files that were written, and how to use the model."""
-        from .terminal import tell_training
+        from ..lab.training.telling import tell_training
 
         mean = f" (mean of {len(results.averaged['steps'])} checkpoints)" if results.averaged else ""
         usage = f"whereformer translate run {self.out / 'model'} < lines.txt"
@@ -162,8 +162,8 @@ class TranslateRun:
         check_range(self, threads=(1, MOST_THREADS))
         with _opened(self.input) as stream:
             from ..data.read import lines_of
+            from ..lab.terminal import Bar, Terminal
             from ..studies.translate import translating
-            from .terminal import Bar, Terminal
 
             if self.output is not None:
                 check_file("output", self.output)
@@ -245,9 +245,9 @@ class TranslateScore:
             self._check_other(name, file)
         import json
 
+        from ..lab.terminal import say
         from ..studies.translate import scoring
         from .tables.translate import print_scores
-        from .terminal import say
 
         if self.model is None:
             hypotheses, references, sources, facts = self._files()
@@ -306,9 +306,9 @@ class TranslateScore:
         for name in ("hypotheses", "references"):
             if getattr(self, name) is not None:
                 raise InputError(name, "either a model or files, got both")
+        from ..lab.terminal import Bar, Terminal
         from ..studies.translate import translating
         from ..studies.translate.pairs import load_pairs
-        from .terminal import Bar, Terminal
 
         pairs = load_pairs(self.parallel.checked())
         translator = translating.load(str(self.model), decoding, find_device(self.device))

@@ -23,8 +23,8 @@ from ..errors import InputError
 from ..files import make_folder, move_folder, naming, write_atomically
 from ..lab import ranks
 from ..lab.folder import open_folder
+from ..lab.json_files import check_seal, from_json, read_json, sealed, write_json
 from ..lab.progress import Progress
-from ..lab.results import check_seal, from_json, read_json, sealed, write_json
 from .corpus import Pages, Text, check_enough, is_held_out
 from .fingerprint import SeenText, check_unchanged, fingerprint, remember
 from .streams import TokenFile, in_lots, open_stream, packed, width_of

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from ..errors import InputError
 from ..lab import ranks
+from ..lab.json_files import check_seal, from_json, read_json, sealed, write_json
 from ..lab.progress import Progress
-from ..lab.results import check_seal, from_json, read_json, sealed, write_json
 from .read import Stamp, stamp
 
 FORMAT = 2

@@ -117,8 +117,6 @@ class Call:
         given = self.given_key_positions
         return Positions(0, 1, self.n_k) if given is None else given
 
-    # These are the fields of ``shape.CallShape``, from which a backend is chosen.
-
     @property
     def device(self) -> torch.device:
         return self.value.device
@@ -197,11 +195,6 @@ class Call:
         if span is not None and are_numbers(*span):
             low, high = max(low, span[0]), min(high, span[1])
         return max(high - low, 0) + 1
-
-    @property
-    def beyond_triton(self) -> bool:
-        """Whether there is a soft cap over terms, which Triton's kernels lack."""
-        return self.softcap_terms
 
     @property
     def offset_range(self) -> tuple[int, int] | None:
@@ -306,7 +299,8 @@ def make_call(
     else:
         for term in terms:
             if isinstance(term, OffsetKeys | OffsetQueries) and term.factors is None:
-                raise ValueError(f"{type(term).__name__}: needs a query, got query=None")
+                met = "query" if isinstance(term, OffsetKeys) else "key"
+                raise ValueError(f"{type(term).__name__}: needs a {met}, got {met}=None")
         for name in ("scale", "softcap"):
             if options.get(name) is not None:
                 raise ValueError(f"{name}: needs a query, got query=None")
@@ -408,6 +402,8 @@ _ELSEWHERE = {
     "block_mask": "give causal=, window=, key_mask=, or query_documents= and key_documents=",
     "window_size": "give window=(before, after)",
     "softmax_scale": "give scale=",
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "leave it out"),
+    "cu_seqlens": "attention_varlen takes cu_seqlens_q= and cu_seqlens_k=",
     "alibi_slopes": 'give the terms of build_position("alibi", ...)',
     "dropout": "give dropout_p=",
     "q": "give query, key and value",
@@ -424,8 +420,11 @@ def check_names(function: str, options: Iterable[str], known: frozenset[str]) ->
 
 
 def refuses_other_names(function: Function) -> Function:
-    """Let a function say what to write in place of an argument that it does not have."""
-    known = frozenset(inspect.signature(function).parameters)
+    """Let a function say what to write in place of an argument that it does not have, before any that it lacks.
+
+    It has its own arguments and those of a call.
+    """
+    known = CallOptions.__optional_keys__.union(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:

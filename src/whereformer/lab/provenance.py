@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from .. import __version__
+from .json_files import write_json
 from .machine import machine
-from .results import write_json
 
 
 @cache

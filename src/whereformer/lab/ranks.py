@@ -1,7 +1,7 @@
 """The processes that torchrun or accelerate launch started for one run: how many, which one this is, what they share.
 
-Without a launcher there is one process, and nothing here communicates. The processes exchange small things, such as
-counts and scores, over a group on the CPU; gradients are the Trainer's business.
+Without a launcher there is one process, nothing here communicates, and torch is not imported. The processes exchange
+small things, such as counts and scores, over a group on the CPU; gradients are the Trainer's business.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import distributed
-from torch.distributed.rendezvous import rendezvous
+if TYPE_CHECKING:
+    import torch
 
 Value = TypeVar("Value")
 
@@ -50,6 +49,10 @@ def join(device: torch.device) -> None:
     """
     if size() == 1 or _joined:
         return
+    import torch
+    from torch import distributed
+    from torch.distributed.rendezvous import rendezvous
+
     store, number, count = next(rendezvous("env://", timeout=PATIENCE))
     _joined.update(store=store, group=None)
     if device.type == "cuda":
@@ -63,6 +66,8 @@ def join(device: torch.device) -> None:
 def leave() -> None:
     """Leave the other processes at the end of a run."""
     if _joined:
+        from torch import distributed
+
         # A wrapped model that outlives its group would free it. It holds Python's lock while it waits for the group's
         # threads, which need that lock too.
         gc.collect()
@@ -89,6 +94,8 @@ def from_main(make: Callable[[], Value]) -> Value:
     """Return what ``make`` returns in the main process, in all processes. Only the main process calls it."""
     if size() == 1:
         return make()
+    from torch import distributed
+
     found: list[Any] = [make() if is_main() else None]
     distributed.broadcast_object_list(found, src=0, group=_joined["group"])
     return found[0]
@@ -98,6 +105,8 @@ def gather(value: Value) -> list[Value]:
     """Return the values of all processes, in the order of their numbers, in all processes."""
     if size() == 1:
         return [value]
+    from torch import distributed
+
     found: list[Any] = [None] * size()
     distributed.all_gather_object(found, value, group=_joined["group"])
     return found
@@ -107,6 +116,9 @@ def totals(values: Sequence[int]) -> list[int]:
     """Return the sum of each value over all processes."""
     if size() == 1:
         return list(values)
+    import torch
+    from torch import distributed
+
     sums = torch.tensor(values, dtype=torch.int64)
     distributed.all_reduce(sums, group=_joined["group"])
     return sums.tolist()

@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 
 from ..errors import InputError, shown
 from ..kernels.tracing import can_look
-from ..positions import describe, method_names
+from ..positions import check_name, describe, method_names
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
@@ -143,7 +143,26 @@ def check_fields(config: Any, extra: Mapping[str, Any]) -> None:
         if meant not in fields:
             meant = next(iter(get_close_matches(name, fields, n=1)), None)
         hint = f"; did you mean {meant!r}?" if meant else ""
+        if _OTHER_NAMES.get(name, name) == "blocks" and "encoder_layers" in fields:
+            hint = "; say encoder_layers= and decoder_layers="
         raise InputError(name, f"{type(config).__name__} has no such field{hint}")
+
+
+def check_position(config: Any, name: str, *layers: int) -> None:
+    """Raise an InputError unless a field names position methods for so many layers, each with its options.
+
+    ``layers`` are the numbers of layers of the stacks that have these methods.
+    """
+    options = getattr(config, f"{name}_options")
+    for num_layers in layers:
+        try:
+            check_name(getattr(config, name), num_layers)
+        except InputError as error:
+            raise InputError(name, error.reason) from None
+        try:
+            check_name(getattr(config, name), num_layers, options)
+        except (InputError, TypeError) as error:
+            raise InputError(f"{name}_options", str(error)) from None
 
 
 def check_bounds(config: Any, bounds: Mapping[str, tuple[float, float]]) -> None:

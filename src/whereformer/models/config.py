@@ -9,7 +9,6 @@ from typing import Any, Self
 from transformers import PreTrainedConfig
 
 from ..errors import InputError, shown
-from ..positions import check_name
 from .blocks import parse_blocks
 from .checks import (
     LOADED,
@@ -20,6 +19,7 @@ from .checks import (
     check_choices,
     check_fields,
     check_kinds,
+    check_position,
     set_unknown_apart,
     width_of_heads,
 )
@@ -216,7 +216,7 @@ class EncoderConfig(PreTrainedConfig):
                     f"a single block is never pooled, so there is nothing to undo; got "
                     f"decoder_layers={self.decoder_layers!r} with blocks={self.blocks!r}",
                 )
-        check_name(self.position, self.num_hidden_layers)
+        check_position(self, "position", self.num_hidden_layers)
         self.layer_windows()
         if not self.first_norm and self.norm != "pre":
             raise InputError("first_norm", f"False needs norm 'pre', got {self.norm!r}")

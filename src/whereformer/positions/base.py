@@ -7,9 +7,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
+from numbers import Real as RealNumber
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ from ..kernels.terms import (
 )
 from ..kernels.tracing import are_numbers, can_look
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Real
+
 MOST = 2**20
 """The largest size and the largest whole number of an option; some methods work through as many numbers when they are
 built."""
@@ -37,7 +41,7 @@ MOST_POSITIONS = 2**31 - 1
 
 _KINDS: dict[str, tuple[Any, str]] = {
     "int": (Integral, "a whole number"),
-    "float": (Real, "a number"),
+    "float": (RealNumber, "a number"),
     "bool": (bool, "True or False"),
     "str": (str, "text"),
 }
@@ -57,7 +61,7 @@ def check_value(field: str, value: Any, hint: str, most: int = MOST) -> None:
     if kind is Integral and not -most <= value <= most:
         limit = f"at most {most}" if value > 0 else f"at least {-most}"
         raise InputError(field, f"expected {limit}, got {shown(value)}")
-    if kind is Real and not _is_finite(value):
+    if kind is RealNumber and not _is_finite(value):
         raise InputError(field, f"expected a finite number, got {shown(value)}")
 
 
@@ -212,6 +216,18 @@ _IN_PLACE = {"query_positions": "queries", "key_positions": "keys", "key_mask": 
 """The arguments of ``attention`` that a place has, with their names there."""
 
 
+_HOOKS = {
+    "embed": ("embeddings",),
+    "rotate": ("queries", "keys"),
+    "terms": ("scores",),
+    "content_terms": ("scores",),
+}
+"""What a hook acts on, unless the class says otherwise."""
+
+ACTS_ON = ("embeddings", "queries", "keys", "values", "scores")
+"""All that a method may act on."""
+
+
 class Work(NamedTuple):
     """A cost: the floating-point operations of a forward, and the bytes that it keeps for the backward."""
 
@@ -228,7 +244,33 @@ class Position(nn.Module):
     even where the layers share theirs.
 
     A constructor takes the :class:`ModelShape` and the method's own options as keyword-only arguments.
+
+    The attributes below are facts about the method, which models, tests and documentation read. Where an option
+    decides, the instance has the value.
     """
+
+    paper: ClassVar[str] = ""
+    """The authors of the method's paper, such as "Press et al."."""
+
+    year: ClassVar[int | None] = None
+    """The year of the paper."""
+
+    acts_on: frozenset[str] = frozenset()
+    """What the method changes: any of ``ACTS_ON``. By default the overridden hooks tell: ``embed`` acts on
+    "embeddings", ``rotate`` on "queries" and "keys", terms on "scores". For "embeddings", a model has to call ``embed``
+    below layer 0; for everything else, it calls ``attend``."""
+
+    extrapolates: bool = True
+    """Whether positions of ``max_length`` and above have a meaning. If not, they raise a PositionRangeError."""
+
+    fractional: bool = True
+    """Whether positions may be fractional. If not, they raise a TypeError."""
+
+    shift_invariant: bool = False
+    """Whether the same number added to all positions changes nothing. Position 0 may be that of [CLS]."""
+
+    projects: bool = False
+    """Whether terms come from products with trained matrices, which autocast rounds like those of a linear layer."""
 
     content: bool = True
     """Whether scores include query . key. It is False for a Synthesizer that replaces them."""
@@ -267,19 +309,14 @@ class Position(nn.Module):
         super().__init_subclass__(**options)
         if "embed" in vars(cls):
             cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
+        if "curve" in vars(cls):
+            cls.curve = _of_a_layer(cls.curve)  # type: ignore[method-assign]
+        if "acts_on" not in vars(cls):
+            cls.acts_on = cls.acts_on.union(*(on for hook, on in _HOOKS.items() if hook in vars(cls)))
 
-    @property
-    def acts_on(self) -> frozenset[str]:
-        """Where the method acts: in "embeddings" (by ``embed``), in "attention" (by ``attend``), or in both.
-
-        A model has to call ``embed`` below layer 0 for a method that acts on embeddings.
-        """
-        hooks = {"embeddings": ("embed",), "attention": ("rotate", "terms", "content_terms")}
-        return frozenset(
-            where
-            for where, names in hooks.items()
-            if any(getattr(type(self), name) is not getattr(Position, name) for name in names)
-        )
+    def acts_in_attention(self) -> bool:
+        """Whether the method does anything in :meth:`attend`, besides what it does to embeddings."""
+        return bool(self.acts_on - {"embeddings"})
 
     def forward(self, hook: str, *arguments: Any) -> Any:
         """Run a hook by its name.
@@ -292,10 +329,10 @@ class Position(nn.Module):
     @shows_options(attention, without=_IN_PLACE)
     def attend(
         self,
-        hidden: Tensor,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor,
+        hidden: Float[Tensor, "batch n_q hidden_size"],
+        query: Float[Tensor, "batch heads n_q head_dim"] | None,
+        key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+        value: Float[Tensor, "batch key_heads n_k head_dim"],
         place: Place,
         terms: Sequence[Term] = (),
         *,
@@ -346,10 +383,10 @@ class Position(nn.Module):
 
     def act(
         self,
-        hidden: Tensor,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor,
+        hidden: Float[Tensor, "batch n_q hidden_size"],
+        query: Float[Tensor, "batch heads n_q head_dim"] | None,
+        key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+        value: Float[Tensor, "batch key_heads n_k head_dim"],
         place: Place,
         new: Place | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]]:
@@ -367,12 +404,7 @@ class Position(nn.Module):
         """
         if not isinstance(place, Place):
             raise TypeError(f"place: expected a Place, got {type(place).__name__}")
-        if not 0 <= place.layer < self.model.num_layers:
-            raise InputError(
-                "place.layer",
-                f"the method was built for {self.model.num_layers} layers, got layer {place.layer}, counted from 0; "
-                "give build_position num_layers",
-            )
+        self.check_layer(place.layer, "place.layer")
         if query is None and self.content and self.needs_content:
             raise InputError("query", f"{type(self).__name__} acts on query and key: expected tensors, got None")
         if new is not None and new.keys is not place.keys and self.reads_keys:
@@ -391,7 +423,7 @@ class Position(nn.Module):
         """Check the heads, and repeat those of keys and values if the method acts on them."""
         own = self.in_layer(layer)
         methods = own.methods()
-        if "attention" not in own.acts_on:
+        if not own.acts_in_attention():
             return query, key, value
         heads, width = self.model.num_heads, self.model.head_dim
         if query is not None and query.dim() == 4 and query.shape[1::2] != (heads, width):
@@ -424,6 +456,15 @@ class Position(nn.Module):
         """The methods that this one is made of: itself, unless it joins others."""
         return (self,)
 
+    def check_layer(self, layer: int, name: str = "layer") -> None:
+        """Raise an InputError that names the argument for a layer that the method was not built for."""
+        if not 0 <= layer < self.model.num_layers:
+            raise InputError(
+                name,
+                f"the method was built for {self.model.num_layers} layers, got layer {layer}, counted from 0; "
+                "give build_position num_layers",
+            )
+
     def in_layer(self, layer: int) -> Position:
         """The method of one layer: itself, unless layers have different ones."""
         return self
@@ -431,14 +472,18 @@ class Position(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the initial values, through ``torch.nn.init`` only: loaders switch it off to keep loaded weights."""
 
-    def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
+    def embed(
+        self, hidden: Float[Tensor, "batch n embedding_size"], positions: PositionsLike
+    ) -> Float[Tensor, "batch n embedding_size"]:
         """Add position to the embeddings (batch, n, embedding_size). Models call this once, below layer 0.
 
         ``hidden`` is multiplied by ``embedding_scale`` before.
         """
         return hidden
 
-    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
+    def vectors(
+        self, positions: PositionsLike, device: torch.device | str | None = None
+    ) -> Float[Tensor, "n width"] | Float[Tensor, "batch n width"] | None:
         """The vector that stands for each position, (n, width) or (batch, n, width); None if the method has none.
 
         These are the vectors before any norm or projection. All layers have the same.
@@ -461,22 +506,36 @@ class Position(nn.Module):
         """
         return once
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(
+        self,
+        query: Float[Tensor, "batch heads n_q head_dim"],
+        key: Float[Tensor, "batch key_heads n_k head_dim"],
+        value: Float[Tensor, "batch key_heads n_k head_dim"],
+        place: Place,
+    ) -> tuple[
+        Float[Tensor, "batch heads n_q head_dim"],
+        Float[Tensor, "batch key_heads n_k head_dim"],
+        Float[Tensor, "batch key_heads n_k head_dim"],
+    ]:
         """Change projected query, key and value, each (batch, heads, n, head_dim), in every layer."""
         return query, key, value
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+    def terms(self, hidden: Float[Tensor, "batch n_q hidden_size"], place: Place) -> tuple[Term, ...]:
         """What position adds to scores and values; ``hidden`` (batch, n_q, hidden_size) is the queries' input."""
         return ()
 
-    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
+    def content_terms(
+        self, query: Float[Tensor, "batch heads n_q head_dim"], key: Float[Tensor, "batch _ _ head_dim"], place: Place
+    ) -> tuple[Term, ...]:
         """More terms, which depend on the projected query (batch, heads, n_q, head_dim) or key, before ``rotate``.
 
         After a key-value cache, ``key`` holds the new keys only unless the method sets ``reads_keys``.
         """
         return ()
 
-    def query_factor(self, query: Tensor, place: Place) -> Tensor:
+    def query_factor(
+        self, query: Float[Tensor, "batch heads n_q head_dim"], place: Place
+    ) -> Float[Tensor, "#batch #heads n_q 1"]:
         """What ``rotate`` multiplies the query by if the method ``scales_query``, (1 or batch, 1 or heads, n_q, 1).
 
         Methods that are joined with this one get the query with this factor in ``content_terms``, so that all products
@@ -488,8 +547,15 @@ class Position(nn.Module):
         """The factor on query . key in the layer that calls, for terms that are to have the same."""
         return self.model.head_dim**-0.5 if place.scale is None else place.scale
 
-    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
-        """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve."""
+    def curve(
+        self, offsets: Real[Tensor, "*offsets"] | Sequence[float], *, layer: int = 0
+    ) -> Float[Tensor, "heads *offsets"] | None:
+        """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve.
+
+        Raises:
+            InputError: for a layer that the method was not built for.
+        """
+        self.check_layer(layer)
         return None
 
     def tabulate(self, length: int) -> None:
@@ -534,8 +600,21 @@ def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return noted
 
 
+def _of_a_layer(curve: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method's ``curve`` with a check of the layer."""
+
+    @functools.wraps(curve)
+    def checked(self: Position, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Any:
+        self.check_layer(layer)
+        return curve(self, offsets, layer=layer)
+
+    return checked
+
+
 class OffsetFunction(Position):
     """A method whose whole effect on a score is one number per head and offset: its ``curve``."""
+
+    shift_invariant = True
 
     fixed: bool = False
     """Whether nothing is trained and all layers have one curve. They then share its term."""
@@ -668,13 +747,14 @@ class Several(Position):
         self.content = all(part.content for part in self)
         self.needs_content = any(part.needs_content for part in self)
         self.reads_keys = any(part.reads_keys for part in self)
+        self.acts_on = frozenset().union(*(part.acts_on for part in self))
+        self.extrapolates = all(part.extrapolates for part in self)
+        self.fractional = all(part.fractional for part in self)
+        self.shift_invariant = all(part.shift_invariant for part in self)
+        self.projects = any(part.projects for part in self)
 
     def __iter__(self) -> Any:
         return iter(self.parts)
-
-    @property
-    def acts_on(self) -> frozenset[str]:
-        return frozenset().union(*(part.acts_on for part in self))
 
     def methods(self) -> tuple[Position, ...]:
         return tuple(method for part in self for method in part.methods())

@@ -78,6 +78,7 @@ class ByLayer(Several):
 
     def _in(self, layer: int) -> tuple[Position, int]:
         """Return the method of a layer, and the layer's number among those of this method."""
+        self.check_layer(layer)
         index, own = self.places[layer]
         part = self.parts[index]
         assert isinstance(part, Position)

@@ -25,17 +25,15 @@ def visible_keys(place: Place, *, causal: bool, device: torch.device) -> Tensor:
             return _reached(place.keys, queries)
     ones = torch.ones_like(keys, dtype=torch.int64) if mask is None else mask
     if causal:
-        found = sums_of_keys(place, torch.ones_like(ones).unsqueeze(1))[0][:, 0]
-        if place.key_documents is None:
-            return found
+        return sums_of_keys(place, torch.ones_like(ones).unsqueeze(1))[0][:, 0]
     assert place.query_documents is not None
     assert place.key_documents is not None
     batch = _common_batch(ones, place.key_documents)
     documents, order = place.key_documents.expand(batch, -1).sort(-1)
     totals = functional.pad(ones.expand(batch, -1).gather(-1, order).cumsum(-1), (1, 0))
     wanted = place.query_documents.to(documents.dtype).expand(batch, -1).contiguous()
-    earlier = totals.gather(-1, torch.searchsorted(documents, wanted))
-    return (found if causal else totals.gather(-1, torch.searchsorted(documents, wanted, right=True))) - earlier
+    first, end = (torch.searchsorted(documents, wanted, right=right) for right in (False, True))
+    return totals.gather(-1, end) - totals.gather(-1, first)
 
 
 def sums_of_keys(place: Place, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,8 +44,8 @@ def sums_of_keys(place: Place, numbers: Tensor) -> tuple[Tensor, Tensor]:
         numbers: (1 or batch, heads, n_k), one for each key.
 
     Returns:
-        The sums up to each query, (1 or batch, heads, n_q), and those up to each key, itself included. Both begin with
-        the first document, so differences within one document are what counts.
+        The sums up to each query, (1 or batch, heads, n_q), and those up to each key, itself included. Both begin anew
+        in each document.
     """
     device = numbers.device
     queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (place.queries, place.keys))
@@ -70,12 +68,21 @@ def sums_of_keys(place: Place, numbers: Tensor) -> tuple[Tensor, Tensor]:
         for pair in ((keys.to(dtype), queries.to(dtype)), (of_keys, of_queries))
     )
     order = at.argsort(dim=-1, stable=True)
-    order = order.gather(-1, document.gather(-1, order).argsort(dim=-1, stable=True)).unsqueeze(1)
-    order = order.expand(-1, numbers.shape[1], -1)
-    row = functional.pad(numbers, (0, queries.shape[-1])).expand(batch, -1, -1)
-    sums = row.gather(-1, order).cumsum(-1)
+    document, by_document = document.gather(-1, order).sort(dim=-1, stable=True)
+    order = order.gather(-1, by_document).unsqueeze(1).expand(-1, numbers.shape[1], -1)
+    row = functional.pad(numbers, (0, queries.shape[-1])).expand(batch, -1, -1).gather(-1, order)
+    sums = row.cumsum(-1) if place.key_documents is None else _sums_within(document, row)
     found = torch.zeros_like(sums).scatter(-1, order, sums)
     return found[..., keys.shape[-1] :], found[..., : keys.shape[-1]]
+
+
+def _sums_within(documents: Tensor, row: Tensor) -> Tensor:
+    """Return the running sums of a row (batch, heads, n), which begin anew in each document; ids (batch, n) ascend."""
+    first = torch.searchsorted(documents, documents).unsqueeze(1).expand_as(row)
+    # Sums of the whole row lose the digits that those of a late document need. MPS has no float64.
+    wide = row.double() if row.is_floating_point() and row.device.type != "mps" else row
+    sums = functional.pad(wide.cumsum(-1), (1, 0))
+    return (sums[..., 1:] - sums.gather(-1, first)).to(row.dtype)
 
 
 def _common_batch(*tensors: Tensor) -> int:

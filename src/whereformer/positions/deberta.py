@@ -70,6 +70,11 @@ class Deberta(Position):
         and 3 project the table as they project words, and normalize it before; that is not here.
     """
 
+    paper, year = "He et al.", 2021
+    acts_on = frozenset({"scores"})
+    fractional = False
+    shift_invariant = True
+    projects = True
     needs_content = True
 
     def __init__(

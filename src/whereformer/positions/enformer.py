@@ -75,6 +75,9 @@ class Enformer(BiasedQuery):
     Source: Avsec et al. (2021), doi 10.1038/s41592-021-01252-x, and its code (``positional_features_all``).
     """
 
+    paper, year = "Avsec et al.", 2021
+    fractional = False
+
     def __init__(self, model: ModelShape, *, num_features: int | None = None, length: int | None = None) -> None:
         num_features = max(6, model.head_dim // 6 * 6) if num_features is None else num_features
         if num_features < 6 or num_features % 6:

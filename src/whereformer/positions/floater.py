@@ -141,6 +141,9 @@ class Floater(Position):
     Source: Liu et al. (2020), arXiv 2003.09229; xuanqing94/FLOATER.
     """
 
+    paper, year = "Liu et al.", 2020
+    acts_on = frozenset({"queries", "keys", "values"})
+    fractional = False
     needs_content = True
 
     def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5, query_flow: bool = False) -> None:

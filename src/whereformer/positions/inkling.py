@@ -36,6 +36,12 @@ class Inkling(Position):
         queries and keys have norms, a scale of 1 / head_dim and short convolutions, which are not part of this.
     """
 
+    paper, year = "Thinking Machines", 2026
+    acts_on = frozenset({"scores"})
+    fractional = False
+    shift_invariant = True
+    projects = True
+
     def __init__(
         self,
         model: ModelShape,

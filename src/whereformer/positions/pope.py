@@ -43,6 +43,9 @@ class Pope(Position):
         cut have no gradient.
     """
 
+    paper, year = "Gopalakrishnan et al.", 2025
+    acts_on = frozenset({"queries", "keys"})
+    shift_invariant = True
     needs_content = True
     reads_keys = True
     shares_heads = False

@@ -43,6 +43,8 @@ class Rope(Position):
     Source: Su et al. (2021), arXiv 2104.09864, eq. 34.
     """
 
+    paper, year = "Su et al.", 2021
+    shift_invariant = True
     needs_content = True
 
     def __init__(

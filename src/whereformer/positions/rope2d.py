@@ -43,6 +43,7 @@ class Rope2d(GridMethod):
         (Pixtral); Fang et al. (2023), arXiv 2303.11331 (EVA-02).
     """
 
+    paper, year = "Siméoni et al.", 2025
     name = "rope2d"
     needs_content = True
 

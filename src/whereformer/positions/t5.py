@@ -58,6 +58,9 @@ class T5(OffsetFunction):
     Source: Raffel et al. (2020), arXiv 1910.10683; tensorflow/mesh ``_relative_position_bucket``.
     """
 
+    paper, year = "Raffel et al.", 2020
+    fractional = False
+
     def __init__(
         self, model: ModelShape, *, num_buckets: int = 32, max_distance: int = 128, reset_cls: bool = False
     ) -> None:

@@ -30,6 +30,8 @@ class Tisa(OffsetFunction):
         query - key - 1; :func:`from_released` converts its parameters.
     """
 
+    paper, year = "Wennberg & Henter", 2021
+
     def __init__(self, model: ModelShape, *, num_kernels: int = 5, share_layers: bool = False) -> None:
         super().__init__(model)
         if num_kernels < 0:

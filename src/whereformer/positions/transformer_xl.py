@@ -83,6 +83,9 @@ class BiasedQuery(Position):
             W. All are normal with standard deviation ``initializer_range``, cut at two of them.
     """
 
+    acts_on = frozenset({"scores"})
+    shift_invariant = True
+    projects = True
     needs_content = True
 
     def __init__(self, model: ModelShape, num_features: int) -> None:
@@ -142,6 +145,8 @@ class TransformerXL(BiasedQuery):
     Extrapolation: any length and any real position.
     Source: Dai et al. (2019), arXiv 1901.02860, Section 3.3; Dai et al. (2020), arXiv 2006.03236, and its code.
     """
+
+    paper, year = "Dai et al.", 2019
 
     def __init__(
         self, model: ModelShape, *, form: str = "shifted", reset_cls: bool | None = None, dropout: float = 0.0

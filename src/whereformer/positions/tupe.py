@@ -33,6 +33,11 @@ class Tupe(Position):
     Source: Ke, He & Liu (2021), arXiv 2006.15595; guolinke/TUPE.
     """
 
+    paper, year = "Ke et al.", 2021
+    acts_on = frozenset({"scores"})
+    extrapolates = False
+    fractional = False
+    projects = True
     needs_content = True
     asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({"reset_cls": True})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from .settings import listed
+from ..lab.options import listed
 
 if TYPE_CHECKING:
     from ..data.glue import OwnTask

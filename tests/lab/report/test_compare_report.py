@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tests.lab.report.pages import Page
+from whereformer.lab.json_files import from_json
 from whereformer.lab.report import figures, heads
-from whereformer.lab.results import from_json
 from whereformer.studies.compare import report
 from whereformer.studies.compare.ranking import rank
 from whereformer.studies.compare.results import CompareResults

@@ -4,7 +4,6 @@ import dataclasses
 
 from tests.lab.report.test_properties_report import ODD_NAME, Cells
 from tests.studies.test_probe_judgment import CANNOT, results_of, run
-from whereformer.studies.probe.judgment import tables
 from whereformer.studies.probe.report import build_report
 from whereformer.studies.probe.results import Failed
 
@@ -20,19 +19,19 @@ def made_up():
 
 
 def page_of(results):
-    return build_report(results, tables(results))
+    return build_report(results)
 
 
 def test_every_accuracy_has_its_mark_and_color():
     page = page_of(made_up())
     cells = [cell.strip() for cell in Cells(page).cells]
     at = cells.index("guessing")
-    assert cells[at : at + 3] == ["guessing", "20.0%", "20.0%"]
-    assert cells[at + 3 : at + 6] == ["none", "(20.0%)", "failed"]
-    assert cells[at + 6 : at + 9] == ["learned", "100.0%*", "not tried"]
-    assert cells[at + 9 : at + 12] == ["tisa", "60.5%?21%\N{EN DASH}100%", "not tried"]
-    assert cells[at + 12 : at + 15] == [ODD_NAME, "not tried", "62.5%50%\N{EN DASH}75%"]
-    longer = cells[at + 15 :]
+    assert cells[at : at + 4] == ["guessing", "20.0%", "20.0%", ""]
+    assert cells[at + 4 : at + 8] == ["none", "(20.0%)", "failed", "0/2"]
+    assert cells[at + 8 : at + 12] == ["learned", "100.0%*", "not tried", "1/2"]
+    assert cells[at + 12 : at + 16] == ["tisa", "60.5%?21%\N{EN DASH}100%", "not tried", "0/2"]
+    assert cells[at + 16 : at + 20] == [ODD_NAME, "not tried", "62.5%50%\N{EN DASH}75%", "0/2"]
+    longer = cells[at + 20 :]
     assert "cannot" in longer
     assert page.count("background: #fee838; color: #000") == 1  # 100%, the brightest
     assert page == page_of(made_up())
@@ -46,8 +45,8 @@ def test_names_and_reasons_are_escaped():
 
 def test_the_command_repeats_everything():
     page = page_of(made_up())
-    assert "whereformer probe --positions " in page
-    assert "--tasks copy,passkey --length 16 --steps 10 --seeds 2 --seed 0" in page
+    assert "whereformer probe --seeds 2 --positions " in page
+    assert "--tasks copy,passkey --steps 10" in page
 
 
 def test_the_tasks_are_explained():

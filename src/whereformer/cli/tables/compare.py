@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from ...lab.seeds import Spread
     from ...studies.compare.ranking import RankedMethod
     from ...studies.compare.results import CompareTask
-    from ...studies.seeds import Spread
 
 
 WIDE = 0.2

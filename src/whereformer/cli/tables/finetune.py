@@ -9,12 +9,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..terminal import say
+from ...lab.terminal import say
 
 if TYPE_CHECKING:
+    from ...lab.seeds import Spread
     from ...studies.finetune.gains import GainsTable
     from ...studies.finetune.prepare import Checked, FinetuneJob
-    from ...studies.seeds import Spread
 
 
 def print_finetuning(console: Console, job: FinetuneJob, checked: Checked) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ..terminal import say
+from ...lab.terminal import say
 
 if TYPE_CHECKING:
     from ...lab.training.results import TrainingPlan

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..terminal import say
+from ...lab.terminal import say
 
 
 def print_scores(console: Console, found: dict[str, Any]) -> None:

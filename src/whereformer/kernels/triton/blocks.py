@@ -67,6 +67,15 @@ _RICH_64_ROWS = {
     "all": (Blocks(32, 64, 4, 2), Blocks(32, 64, 8, 1)),
     "tile": (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
 }
+# With a bias in a soft cap.
+_CAPPED = {
+    **_PLAIN,
+    "query": (Blocks(64, 32, 4, 2), *_PLAIN["query"][1:]),
+}
+_CAPPED_64_ROWS = {
+    **_PLAIN_64_ROWS,
+    "forward": (Blocks(64, 64, 4, 2), *_PLAIN_64_ROWS["forward"][1:]),
+}
 # With tables of vectors alone: their offsets are known when the kernels are compiled.
 _VECTORS = {
     "forward": (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
@@ -110,6 +119,12 @@ _RICH_FLOAT_64_ROWS = {
     "all": (Blocks(16, 64, 4, 1), *_RICH_FLOAT["all"][1:]),
     "tile": (Blocks(64, 64, 8, 1), *_RICH_FLOAT["tile"][1:]),
 }
+# With what is summed by key beside keys and values. A table of queries spills in all tiles that use Hopper's matrix
+# instructions, and of those these need the fewest instructions for each score.
+_BY_KEY_FLOAT_64_ROWS = {
+    **_RICH_FLOAT_64_ROWS,
+    "key": (Blocks(32, 128, 8, 1), *_RICH_FLOAT["key"][1:]),
+}
 # The interpreter's tiles are small, so that small tests have several, with different shapes.
 _INTERPRETED = {
     "forward": Blocks(32, 16, 4, 1),
@@ -130,13 +145,16 @@ def blocks_of(kernel: str, problem: Problem) -> Blocks:
     capability = available.capability(problem.value.device)[0]
     if torch.float32 in [tensor.dtype for tensor in (problem.value, problem.query_factors) if tensor is not None]:
         if capability == 9:
-            sizes = _RICH_FLOAT_64_ROWS if rich or vectors else _FLOAT_64_ROWS
+            by_key = problem.query_table is not None or problem.key_levels is not None
+            sizes = _BY_KEY_FLOAT_64_ROWS if by_key else _RICH_FLOAT_64_ROWS if rich or vectors else _FLOAT_64_ROWS
         else:
             sizes = _RICH_FLOAT if rich or vectors else _FLOAT
     elif capability in (9, 10):
-        sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else _PLAIN_64_ROWS
+        plain = _CAPPED_64_ROWS if problem.softcap_terms else _PLAIN_64_ROWS
+        sizes = _RICH_64_ROWS if rich else _VECTORS_64_ROWS if vectors else plain
     else:
-        sizes = _RICH if rich else _VECTORS if vectors else _PLAIN
+        plain = _CAPPED if problem.softcap_terms else _PLAIN
+        sizes = _RICH if rich else _VECTORS if vectors else plain
     widest = _widest(problem)
     return sizes[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]
 

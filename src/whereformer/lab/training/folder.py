@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from ...errors import InputError
 from ...files import check_folder, move_folder, new_folder
-from ..results import check_seal, read_json, refuse_other_settings, sealed, write_json
+from ..json_files import check_seal, read_json, sealed, write_json
+from ..store import refuse_other_settings
 from . import manifest
 from .card import write_card
 from .results import TrainingResults
@@ -112,7 +113,7 @@ class Folder(Generic[Kind]):
     def _results(self) -> Kind | None:
         """Return the saved results; None if there are none or they are damaged, since checkpoints have them too."""
         try:
-            return self.kind.load_if_there(self.path)
+            return self.kind.load(self.path) if self.path.exists() else None
         except InputError:
             return None
 
@@ -185,7 +186,7 @@ class Folder(Generic[Kind]):
             write_card(partial, model, results, self.command)
             manifest.write(partial, {"settings": self.settings})
         self.__dict__.pop("_model_problem", None)
-        results.save(self.path)
+        results.write(self.path)
 
     def _facts(self, step: int) -> dict[str, Any]:
         return {"step": step, "settings": self.settings}

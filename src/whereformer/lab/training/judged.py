@@ -213,7 +213,7 @@ class TrainingWatch(FiniteWatch, Generic[Kind]):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         if ranks.is_main():
-            self.results(state).save(self.folder.path)
+            self.results(state).write(self.folder.path)
 
     def results(self, state: TrainerState, finished: bool = False) -> Kind:
         """Return the results after ``state.global_step`` steps."""

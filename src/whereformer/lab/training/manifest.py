@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..json_files import read_json, write_json
 from ..provenance import versions
-from ..results import read_json, write_json
 
 NAME = "manifest.json"
 FORMAT = 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..results import Results, check_that
+from ..json_files import check_that
+from ..store import Results
 
 
 @dataclass(frozen=True)

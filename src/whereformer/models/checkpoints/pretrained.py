@@ -67,8 +67,8 @@ def load_pretrained(
 
     Raises:
         ValueError: for an unsupported kind of checkpoint, or one whose tensors are missing, unexpected, of another
-            size or not finite. Sizes are compared before any memory is taken.
-        TypeError: for an option that neither the configuration nor the position method has.
+            size or not finite, or an option that neither the configuration nor the position method has. Sizes are
+            compared before any memory is taken.
         OSError: if there is no such checkpoint, or it has no readable safetensors.
     """
     source = source_of(find_config(path_or_id), model_class, options)

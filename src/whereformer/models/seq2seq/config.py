@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from ...errors import InputError, shown
-from ...positions import check_name
 from ..blocks import MOST_LAYERS
 from ..checks import (
     LOADED,
@@ -17,6 +16,7 @@ from ..checks import (
     check_choices,
     check_fields,
     check_kinds,
+    check_position,
     set_unknown_apart,
     width_of_heads,
 )
@@ -127,12 +127,8 @@ class Seq2SeqConfig(PreTrainedConfig):
         check_fields(self, kwargs)
         kwargs |= loaded
         check_kinds(self, kwargs)
-        for name in ("position", "cross_position"):
-            for layers in {self.decoder_layers, *([self.encoder_layers] if name == "position" else [])}:
-                try:
-                    check_name(getattr(self, name), layers)
-                except InputError as error:
-                    raise InputError(name, error.reason) from None
+        check_position(self, "position", self.encoder_layers, self.decoder_layers)
+        check_position(self, "cross_position", self.decoder_layers)
         check_bounds(self, BOUNDS)
         self.head_dim = width_of_heads(self)
         check_choices(self, {"norm": CHOICES["norm"]})

@@ -8,8 +8,8 @@ from typing import Any
 
 from ...analysis.findings import ModelFindings
 from ...analysis.naming import RULES
+from ...lab.json_files import write_json
 from ...lab.provenance import provenance
-from ...lab.results import write_json
 from .settings import AnalyzeOptions
 
 FORMAT = 1

@@ -280,7 +280,7 @@ def _how(encoder: Encoder, has_table: bool, has_heads: bool, has_attention: bool
         )
         if embedded:
             parts.append("In the first layer, the mean over all pairs is subtracted, which softmax ignores.")
-        if "attention" in encoder.position.acts_on:
+        if encoder.position.acts_in_attention():
             parts.append(
                 "In deeper layers, every token is the mean state that the layer reads from random words. The score of "
                 "two such tokens without position is subtracted, so what is left is the method's effect in that layer."

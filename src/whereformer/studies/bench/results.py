@@ -16,9 +16,10 @@ import torch
 
 from ...errors import InputError
 from ...files import write_atomically
+from ...lab.json_files import check_that
 from ...lab.machine import machine
 from ...lab.provenance import provenance
-from ...lab.results import Results, check_that
+from ...lab.store import Results
 from .cases import KINDS
 
 METHOD = (
@@ -139,7 +140,7 @@ class BenchFolder:
         self.csv = out / "results.csv"
         self.origin = {**provenance(device), "machine": describe_machine(device)}
         self.rows: dict[RowKey, BenchRow] = {}
-        earlier = BenchResults.load_if_there(self.path)
+        earlier = BenchResults.earlier(out)
         if earlier is None:
             return
         for then, now in ((earlier.machine, self.origin["machine"]), (earlier.versions, self.origin["versions"])):
@@ -162,7 +163,7 @@ class BenchFolder:
             rows=every,
             **self.origin,
         )
-        results.save(self.path)
+        results.write(self.path)
         write_atomically(self.csv, as_csv(every))
 
 

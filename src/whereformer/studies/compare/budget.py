@@ -14,7 +14,7 @@ import torch
 
 from ...errors import InputError
 from ...lab.jobs import threads, undisturbed
-from ...lab.results import refuse_other_settings
+from ...lab.store import refuse_other_settings
 from ...lab.training.optimizer import build_optimizer
 from .models import build_model
 from .results import Budget, CompareResults
@@ -125,7 +125,7 @@ def find_budget(
     Raises:
         InputError: if ``out`` holds results without this budget, or it is too small.
     """
-    earlier = CompareResults.load_if_there(out / "results.json")
+    earlier = CompareResults.earlier(out)
     if earlier is not None:
         kept = earlier.budget
         if kept is None:

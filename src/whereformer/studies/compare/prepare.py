@@ -20,7 +20,7 @@ from ...lab.training.model_options import about_method
 from ...lab.training.text import text_facts
 from ...models.blocks import parse_blocks
 from ...positions import build_position, own_name
-from .results import Budget, CompareSettings, CompareText, earlier_results
+from .results import Budget, CompareResults, CompareSettings, CompareText
 from .settings import Sizes
 from .task import TableText, TaskRows, identity, prepare_rows
 
@@ -93,7 +93,7 @@ def prepare_job(
         task = None if data is None else identity(data)
         settings = CompareSettings(**asdict(sizes), text=seen.summary.fingerprint, device=device.type, task=task)
         # Checked before anything in the folder changes.
-        earlier_results(out, settings)
+        CompareResults.earlier(out, settings=settings)
         encoded = open_or_encode(out / "cache", text, seen, TokenizerChoice(None, sizes.vocab_size))
         prepared = prepare_text(text, seen, encoded, sizes, out)
     except InputError as error:

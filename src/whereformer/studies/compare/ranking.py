@@ -10,7 +10,7 @@ from itertools import accumulate, combinations
 
 from scipy import stats
 
-from ..seeds import Spread
+from ...lab.seeds import Spread
 from .outlook import Outlook, outlook
 from .results import Cannot, CompareResults, CompareTask, Run, Score
 

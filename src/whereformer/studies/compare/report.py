@@ -13,8 +13,8 @@ from markupsafe import Markup
 from ...files import write_atomically
 from ...lab.report import figures, heads, losses, page
 from ...lab.report.page import Cell, Column
+from ...lab.seeds import Spread
 from ...positions import describe, method_names
-from ..seeds import Spread
 from .outlook import AHEAD, SHARES
 from .ranking import RankedMethod, Ranking, noise_of
 from .results import BASELINE, CompareResults, CompareTask, Run

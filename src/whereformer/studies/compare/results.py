@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ...lab.results import Results, check_heads, check_that, refuse_other_settings
+from ...lab.json_files import check_heads, check_that
+from ...lab.store import Results
 from ...lab.training.text import TextFacts
 from .settings import Sizes
 
@@ -222,15 +222,3 @@ class CompareResults(Results):
     def with_run(self, position: str, seed: int, run: Run) -> CompareResults:
         """Return these results with a finished run added."""
         return replace(self, runs={**self.runs, position: {**self.runs.get(position, {}), seed: run}})
-
-
-def earlier_results(out: Path, settings: CompareSettings) -> CompareResults | None:
-    """Return the results that an earlier run with these settings left in a folder, or None.
-
-    Raises:
-        InputError: if the folder holds results for other settings, or its ``results.json`` is something else.
-    """
-    found = CompareResults.load_if_there(out / "results.json")
-    if found is not None:
-        refuse_other_settings(out, asdict(found.settings), asdict(settings))
-    return found

@@ -15,7 +15,7 @@ from ...lab.provenance import provenance
 from .halving import survivors
 from .models import model_folder, model_problem
 from .prepare import CompareJob
-from .results import BASELINE, CompareResults, Run, Score, Trial, earlier_results
+from .results import BASELINE, CompareResults, Run, Score, Trial
 from .search import best_rate, rates, search_rate, short_steps
 from .speed import ROUNDS, measure_speed
 from .task import tuning_steps
@@ -43,7 +43,7 @@ def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = Tru
     missing = _missing(work, results)
     if missing:
         results = replace(results, **provenance(job.device))
-    results.save(work.file)
+    results.write(work.file)
     searched = [name for name in dict.fromkeys(name for name, _ in missing) if name not in results.trials]
     searched = searched if len(job.settings.rate_factors) > 1 else []
     timed = not speed or results.speed.keys() >= set(job.positions)
@@ -63,7 +63,7 @@ def compare(job: CompareJob, out: Path, progress: Progress, *, speed: bool = Tru
         progress.begin("speed and memory")
         measured = measure_speed(job, lambda: progress.step(len(job.positions)))
         results = replace(results, speed={**results.speed, **measured})
-    results.save(work.file)
+    results.write(work.file)
     return results
 
 
@@ -98,7 +98,7 @@ class _Work:
 def _so_far(work: _Work) -> CompareResults:
     """Return the results that the folder holds, or empty ones."""
     job = work.job
-    earlier = earlier_results(work.out, job.settings)
+    earlier = CompareResults.earlier(work.out, settings=job.settings)
     found = earlier or CompareResults(settings=job.settings, runs={}, text=job.text.facts, predicted_tokens=0, speed={})
     return replace(
         found,
@@ -129,7 +129,7 @@ def _search(work: _Work, results: CompareResults, names: Sequence[str]) -> Compa
     """Try the learning rates with each of these methods."""
     for name, trials in spread(partial(_try_rates, work.job), names, work.jobs, work.progress):
         results = replace(results, trials={**results.trials, name: trials})
-        results.save(work.file)
+        results.write(work.file)
         tried = ", ".join(
             f"{each.rate:g}: " + (f"{each.loss:.3f}" if each.loss is not None else "diverged") for each in trials
         )
@@ -165,7 +165,7 @@ def _drop(work: _Work, results: CompareResults, seeds: Sequence[int], missing: S
         work.progress.step(len(rest) * work.steps_per_run)
         work.progress.line(f"left out from here on, since clearly worse than the others: {', '.join(lost)}")
     results = replace(results, dropped={**results.dropped, **dict.fromkeys(lost, len(seeds))})
-    results.save(work.file)
+    results.write(work.file)
     return results
 
 
@@ -194,7 +194,7 @@ def _train_all(work: _Work, results: CompareResults, tasks: Sequence[Task], miss
             work.progress.line(f"{name}, seed {seed}: {run}")
             continue
         results = results.with_run(name, seed, run)
-        results.save(work.file)
+        results.write(work.file)
         work.progress.step(work.judging)
         score = run.scores[work.job.settings.length]
         assert isinstance(score, Score)  # a method that can't read the training length fails in training
@@ -203,7 +203,7 @@ def _train_all(work: _Work, results: CompareResults, tasks: Sequence[Task], miss
             f"{name}, seed {seed}: {labels}held-out loss {score.loss:.3f}, accuracy {score.accuracy:.1%}, "
             f"{run.seconds:.0f} s"
         )
-    results.save(work.file)
+    results.write(work.file)
     return results
 
 

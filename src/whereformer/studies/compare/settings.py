@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...errors import InputError, shown
-from ..settings import (
+from ...lab.options import (
     MOST_COUNT,
     MOST_RATE,
     MOST_SEED,

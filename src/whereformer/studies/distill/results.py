@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...lab.results import Results
+from ...lab.store import Results
 
 
 @dataclass(frozen=True)

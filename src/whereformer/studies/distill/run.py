@@ -108,7 +108,7 @@ def distill(options: DistillOptions, out: Path, progress: Progress) -> DistillRe
         explained=explained,
         **provenance(),
     )
-    results.save(out / "results.json")
+    results.write(out / "results.json")
     return results
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from ..seeds import Spread
+from ...lab.seeds import Spread
 from .results import FinetuneResults, TunedModel
 from .variants import BASELINE, settings_of
 

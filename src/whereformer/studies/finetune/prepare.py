@@ -15,10 +15,10 @@ from ...data.glue import Data
 from ...data.rows import RowCache, Rows
 from ...errors import InputError
 from ...lab import ranks
+from ...lab.options import listed
 from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderConfig, EncoderForSequenceClassification
 from ...positions import PositionRangeError
-from ..settings import listed
 from .models import fingerprint_of, load
 from .results import ParameterCounts, TaskFacts
 from .settings import DataSettings, TuningSettings

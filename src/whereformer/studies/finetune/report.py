@@ -12,7 +12,7 @@ from markupsafe import Markup
 from ...lab.report import figures, heads, page
 from ...lab.report.numbers import DASH, MINUS, decimals
 from ...lab.report.page import Cell, Column
-from ..seeds import Spread
+from ...lab.seeds import Spread
 from .gains import GainRow, GainsTable
 from .results import FinetuneResults, TaskFacts
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...data.glue import RowFacts
 from ...errors import InputError
-from ...lab.results import Results, check_heads, check_that, refuse_other_settings
+from ...lab.json_files import check_heads, check_that
+from ...lab.store import Results
 from ...lab.training.results import LossPoint
 from .settings import TuningSettings
 from .variants import OWN, Variant
@@ -154,10 +155,9 @@ def earlier_results(out: Path, settings: FinetuneSettings, tasks: dict[str, Task
         InputError: if the folder holds results for other settings, or for other rows or classes of a task, or its
             ``results.json`` is something else.
     """
-    found = FinetuneResults.load_if_there(out / "results.json")
+    found = FinetuneResults.earlier(out, settings=settings)
     if found is None:
         return None
-    refuse_other_settings(out, asdict(found.settings), asdict(settings))
     for name, new in tasks.items():
         old = found.tasks.get(name, new)
         if old.fingerprint != new.fingerprint:

@@ -75,7 +75,7 @@ def finetune(
     if len(missing) < len(every):
         progress.line(f"{len(every) - len(missing)} of {len(every)} runs are already done")
     if ranks.is_main():
-        results.save(path)
+        results.write(path)
     tasks = [
         (encoded.data.task.name, seed, variant, f"{number}/{len(missing)}")
         for number, (encoded, seed, variant) in enumerate(missing, 1)
@@ -83,7 +83,7 @@ def finetune(
     for (name, seed, variant, _), (found, curves) in spread(partial(_tune, job, by_name, out), tasks, jobs, progress):
         results = results.with_run(name, variant, seed, found, curves)
         if ranks.is_main():
-            results.save(path)
+            results.write(path)
         scores = ", ".join(
             f"{judged} {metric} {100 * value:.1f}".strip()
             for judged, by_metric in found.scores.items()

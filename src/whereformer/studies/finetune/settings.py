@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import InputError
+from ...lab.options import MOST_COUNT, MOST_SIZE, check_positive, check_range
 from ..labeled import TableSettings
-from ..settings import MOST_COUNT, MOST_SIZE, check_positive, check_range
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
     given = {"windows": model.windows, "position_options": options or None}
     extra |= {name: value for name, value in given.items() if value is not None}
     try:
+        check_position_options(model.position, options)
         config = kind.preset(
             model.preset or "bert",
             vocab_size=vocabulary.size,
@@ -54,7 +55,6 @@ def build_config(model: ModelSettings, length: int, vocabulary: Vocabulary | Non
             sparse_prediction=True,
             **extra,
         )
-        check_position_options(model.position, options)
     except ValueError as error:
         raise as_setting(error, kind.__dataclass_fields__) from None
     # The model is built here, so that errors appear before the text is read and encoded, which may take long.

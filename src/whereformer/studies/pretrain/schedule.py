@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ...errors import InputError, shown
-from ..settings import MOST_SIZE
+from ...lab.options import MOST_SIZE
 
 SHORTEST = 8
 """The least tokens in a window."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import InputError, shown
-from ..settings import MOST_COUNT, MOST_SEED, MOST_SIZE, check_positive, check_range
+from ...lab.options import MOST_COUNT, MOST_SEED, MOST_SIZE, check_positive, check_range
 from .schedule import SHORTEST, Stage, parsed_lengths, stages_of
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ..seeds import Spread
+from ...lab.report.page import listed
+from ...lab.seeds import Spread
 from .results import Cannot, Failed, ProbeResults, Run, Score
 
 SOLVED = 0.95
@@ -75,7 +76,7 @@ class Table:
 
 def tables(results: ProbeResults) -> list[Table]:
     """Return a table for each length, that of training first. Rows and columns are in the order of the runs."""
-    positions = list(dict.fromkeys(position for _, position, _, _ in results.each()))
+    positions = list(dict.fromkeys(position for (_, position, _), _ in results.each()))
     lengths = sorted({length for task in results.runs for length in results.guesses[task]})
     return [
         Table(
@@ -116,22 +117,17 @@ def _level(scores: Sequence[Score]) -> Level:
     return Level.BETTER if all(clear) else Level.MIXED if any(clear) else Level.GUESSING
 
 
-def verdict(found: Sequence[Table], join: Callable[[list[str]], str]) -> list[str]:
-    """Return the result in a few sentences. The first is the headline.
-
-    Args:
-        found: the tables, that of the trained length first.
-        join: joins words as in a sentence.
-    """
+def verdict(found: Sequence[Table]) -> list[str]:
+    """Return the result in a few sentences, from the tables, that of the trained length first."""
     if not found:
         return ["Nothing was tried."]
-    sentences = [_most(found[0], join, "; train longer")]
+    sentences = [_most(found[0], "; train longer")]
     if len(found) > 1:
-        sentences.append(_most(found[-1], join, ""))
+        sentences.append(_most(found[-1], ""))
     return sentences
 
 
-def _most(table: Table, join: Callable[[list[str]], str], advice: str) -> str:
+def _most(table: Table, advice: str) -> str:
     """Return which methods solve the most tasks at a length."""
     counts = {position: len(table.solved(position)) for position in table.rows}
     best, total, at = max(counts.values()), len(table.guesses), f"at {table.length} symbols"
@@ -142,17 +138,17 @@ def _most(table: Table, join: Callable[[list[str]], str], advice: str) -> str:
     verb = "solves" if len(leaders) == 1 else "solve"
     if best == total:
         what = {1: "the task", 2: "both tasks"}.get(total, f"all {total} tasks")
-        sentence = f"{join(leaders)} {verb} {what} {at}"
+        sentence = f"{listed(leaders)} {verb} {what} {at}"
     elif len(leaders) == len(counts):
-        sentence = f"{join(leaders)} {verb} {best} of {total} tasks {at}"
+        sentence = f"{listed(leaders)} {verb} {best} of {total} tasks {at}"
     else:
-        sentence = f"{join(leaders)} {verb} the most tasks {at}, {best} of {total}"
-    return f"{sentence}; {join(rivals)} may solve as many." if rivals else f"{sentence}."
+        sentence = f"{listed(leaders)} {verb} the most tasks {at}, {best} of {total}"
+    return f"{sentence}; {listed(rivals)} may solve as many." if rivals else f"{sentence}."
 
 
 def about_seeds(results: ProbeResults) -> str:
     """Return what the number of seeds allows to say, in a sentence."""
-    seeds = {seed for _, _, seed, _ in results.each()}
+    seeds = {seed for (_, _, seed), _ in results.each()}
     if len(seeds) == 1:
         return (
             "This is one seed. A method that has not learned a task may do so with another seed or more steps; "

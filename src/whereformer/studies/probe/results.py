@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ...lab.results import Results, check_that, refuse_other_settings
-from .settings import Sizes
+from ...lab.json_files import check_that
+from ...lab.store import RunResults
+from .settings import ProbeSettings
 from .tasks import TASKS
 
-
-@dataclass(frozen=True)
-class ProbeSettings(Sizes):
-    """The settings that all runs in a folder share.
-
-    Args:
-        device: the kind of device, such as "cpu".
-    """
-
-    device: str = "cpu"
+if TYPE_CHECKING:
+    from ...lab.sheet import Sheet
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,7 @@ Runs = dict[str, dict[str, dict[int, Run | Failed]]]
 
 
 @dataclass(frozen=True)
-class ProbeResults(Results):
+class ProbeResults(RunResults):
     """The results of probes, finished or so far.
 
     Args:
@@ -74,6 +67,7 @@ class ProbeResults(Results):
     """
 
     FORMAT = "probe 1"
+    KEYS = 3
 
     settings: ProbeSettings
     runs: Runs
@@ -98,31 +92,17 @@ class ProbeResults(Results):
                         ok = all(0 <= score.accuracy <= 1 and score.error >= 0 for score in scores)
                         check_that(ok, where, "accuracies from 0 to 1 and errors of at least 0")
 
-    def run(self, task: str, position: str, seed: int) -> Run | Failed | None:
-        """Return the finished run of a task, a method and a seed, or None."""
-        return self.runs.get(task, {}).get(position, {}).get(seed)
+    def sheets(self) -> Sequence[Sheet]:
+        from .report import sheets
 
-    def with_run(self, task: str, position: str, seed: int, run: Run | Failed) -> ProbeResults:
-        """Return these results with a finished run added."""
-        methods = self.runs.get(task, {})
-        by_seed = {**methods.get(position, {}), seed: run}
-        return replace(self, runs={**self.runs, task: {**methods, position: by_seed}})
+        return sheets(self)
 
-    def each(self) -> Iterator[tuple[str, str, int, Run | Failed]]:
-        """Yield every task, method and seed with its run."""
-        for task, methods in self.runs.items():
-            for position, by_seed in methods.items():
-                for seed, run in by_seed.items():
-                    yield task, position, seed, run
+    def sentences(self) -> Sequence[str]:
+        from .judgment import about_seeds, tables, verdict
 
+        return [*verdict(tables(self)), about_seeds(self)]
 
-def earlier_results(out: Path, settings: ProbeSettings) -> ProbeResults | None:
-    """Return the results that an earlier run with these settings left in a folder, or None.
+    def report(self) -> str:
+        from .report import build_report
 
-    Raises:
-        InputError: if the folder holds results for other settings, or its ``results.json`` is something else.
-    """
-    found = ProbeResults.load_if_there(out / "results.json")
-    if found is not None:
-        refuse_other_settings(out, asdict(found.settings), asdict(settings))
-    return found
+        return build_report(self)

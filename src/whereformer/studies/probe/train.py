@@ -17,7 +17,7 @@ from ...lab.training.optimizer import build_optimizer, linear_schedule
 from ...models import EncoderConfig, EncoderForMaskedLM
 from ...positions import PositionRangeError
 from .results import Cannot, Failed, Run, Score
-from .settings import Sizes
+from .settings import ProbeSettings
 from .tasks import PAD, TASKS, VOCABULARY
 
 BASELINE = "none"
@@ -33,17 +33,17 @@ INITIALIZER_RANGE = 0.06
 """Larger than BERT's 0.02, which suits a width of 768, because narrow layers then start to learn sooner."""
 
 
-def encoder_config(sizes: Sizes, position: str) -> EncoderConfig:
+def encoder_config(settings: ProbeSettings, position: str) -> EncoderConfig:
     """Return one method's encoder configuration. It has no dropout: rows are new at every step."""
     return EncoderConfig(
         vocab_size=VOCABULARY,
         pad_token_id=PAD,
-        hidden_size=sizes.hidden_size,
-        num_attention_heads=sizes.num_heads,
-        intermediate_size=2 * sizes.hidden_size,
-        blocks=str(sizes.layers),
+        hidden_size=settings.hidden_size,
+        num_attention_heads=settings.num_heads,
+        intermediate_size=2 * settings.hidden_size,
+        blocks=str(settings.layers),
         position=position,
-        max_position_embeddings=sizes.length + 1,
+        max_position_embeddings=settings.length + 1,
         norm="pre",
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
@@ -54,33 +54,33 @@ def encoder_config(sizes: Sizes, position: str) -> EncoderConfig:
     )
 
 
-def build_model(sizes: Sizes, position: str, seed: int) -> EncoderForMaskedLM:
+def build_model(settings: ProbeSettings, position: str, seed: int) -> EncoderForMaskedLM:
     """Build an untrained model of one method. With the same seed, all methods start from the same backbone weights."""
     torch.manual_seed(seed)
-    backbone = EncoderForMaskedLM(encoder_config(sizes, BASELINE)).state_dict()
+    backbone = EncoderForMaskedLM(encoder_config(settings, BASELINE)).state_dict()
     torch.manual_seed(seed)
-    model = EncoderForMaskedLM(encoder_config(sizes, position))
+    model = EncoderForMaskedLM(encoder_config(settings, position))
     missing = model.load_state_dict(backbone, strict=False).missing_keys
     assert all(name.startswith("encoder.position.") for name in missing), missing
     return model
 
 
-def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
+def check_positions(names: Sequence[str], settings: ProbeSettings) -> list[str]:
     """Return the distinct methods, each built once so that errors appear before any training.
 
     Raises:
-        InputError: if a method is unknown, or does not fit these sizes.
+        InputError: if a method is unknown, or does not fit these settings.
     """
     for name in names:
         try:
             with torch.device("meta"):  # where tables of any size take no memory
-                EncoderForMaskedLM(encoder_config(sizes, name))
+                EncoderForMaskedLM(encoder_config(settings, name))
         except (ValueError, TypeError) as error:
             raise about_method(error, "positions") from None
     return list(dict.fromkeys(names))
 
 
-def check_tasks(names: Sequence[str], sizes: Sizes) -> list[str]:
+def check_tasks(names: Sequence[str], settings: ProbeSettings) -> list[str]:
     """Return the distinct tasks.
 
     Raises:
@@ -89,9 +89,9 @@ def check_tasks(names: Sequence[str], sizes: Sizes) -> list[str]:
     for name in names:
         if name not in TASKS:
             raise InputError("tasks", f"unknown task {name!r}; expected some of {', '.join(TASKS)}")
-        if sizes.length < TASKS[name].shortest:
+        if settings.length < TASKS[name].shortest:
             raise InputError(
-                "length", f"expected at least {TASKS[name].shortest} for the task {name}, got {sizes.length}"
+                "length", f"expected at least {TASKS[name].shortest} for the task {name}, got {settings.length}"
             )
     return list(dict.fromkeys(names))
 
@@ -123,15 +123,15 @@ class Judged:
 
 
 def train_and_judge(
-    task: str, position: str, seed: int, sizes: Sizes, device: torch.device, on_step: Callable[[float], None]
+    task: str, position: str, seed: int, settings: ProbeSettings, device: torch.device, on_step: Callable[[float], None]
 ) -> Run | Failed:
     """Train a method on a task with a seed, and judge it at every length."""
-    model = build_model(sizes, position, seed).to(device)
-    optimizer = build_optimizer(model, sizes.learning_rate)
-    schedule = linear_schedule(optimizer, max(1, sizes.steps // 10), sizes.steps)
+    model = build_model(settings, position, seed).to(device)
+    optimizer = build_optimizer(model, settings.learning_rate)
+    schedule = linear_schedule(optimizer, max(1, settings.steps // 10), settings.steps)
     started = time.perf_counter()
-    for step in range(sizes.steps):
-        inputs, labels = TASKS[task].rows(sizes.batch_size, sizes.length, seed * 1_000_003 + step)
+    for step in range(settings.steps):
+        inputs, labels = TASKS[task].rows(settings.batch_size, settings.length, seed * 1_000_003 + step)
         loss: Tensor = model(inputs.to(device), labels=labels.to(device)).loss
         if not math.isfinite(number := loss.item()):
             return Failed(f"the loss is not a number after {step} steps")
@@ -143,7 +143,7 @@ def train_and_judge(
         on_step(number)
     seconds = time.perf_counter() - started
     model.eval()
-    lengths = [factor * sizes.length for factor in LENGTH_FACTORS]
+    lengths = [factor * settings.length for factor in LENGTH_FACTORS]
     return Run(seconds, {length: judge(model, Judged.of(task, length)) for length in lengths})
 
 

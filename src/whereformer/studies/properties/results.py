@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...analysis.properties import CurveShare, Growth, Reached, Steps
-from ...lab.results import Results, refuse_other_settings
+from ...lab.store import Results
 from ..compare.results import Cannot, CompareSettings, Score
 
 
@@ -100,15 +99,3 @@ class PropertiesResults(Results):
     def with_run(self, position: str, run: Measured) -> PropertiesResults:
         """Return these results with a method's measurements added."""
         return replace(self, runs={**self.runs, position: run})
-
-
-def earlier_results(out: Path, settings: CompareSettings) -> PropertiesResults | None:
-    """Return the results that an earlier run left in a folder, or None.
-
-    Raises:
-        InputError: if the folder holds something else, or measurements of another comparison.
-    """
-    found = PropertiesResults.load_if_there(out / "results.json")
-    if found is not None:
-        refuse_other_settings(out, asdict(found.settings), asdict(settings))
-    return found

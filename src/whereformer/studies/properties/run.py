@@ -19,7 +19,7 @@ from ...positions import Position, build_position
 from ..compare.models import build_model
 from ..compare.results import BASELINE
 from .comparison import Comparison
-from .results import Measured, PropertiesResults, Shift, earlier_results
+from .results import Measured, PropertiesResults, Shift
 from .ticks import THRESHOLDS, MethodTicks, judge
 
 DEFAULT_STEPS = 800
@@ -43,7 +43,7 @@ def measure_properties(
     """
     path = out / "results.json"
     compared = comparison.results
-    earlier = earlier_results(out, compared.settings)
+    earlier = PropertiesResults.earlier(out, settings=compared.settings)
     results = PropertiesResults(
         settings=compared.settings,
         runs={} if earlier is None else earlier.runs,
@@ -57,7 +57,7 @@ def measure_properties(
     progress.start(len(missing))
     for name, measured in spread(partial(_measure, comparison), missing, jobs, progress):
         results = results.with_run(name, measured)
-        results.save(path)
+        results.write(path)
         progress.step()
     losses = {
         name: {seed: run.scores for seed, run in by_seed.items()}
@@ -67,7 +67,7 @@ def measure_properties(
     results = replace(results, losses=losses)
     rows = judge(results, positions)
     results = replace(results, table={row.position: row.ticks for row in rows})
-    results.save(path)
+    results.write(path)
     return results, rows
 
 

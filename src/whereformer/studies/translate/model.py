@@ -27,6 +27,7 @@ def build_config(model: TranslatorSettings, training: TranslationTraining, vocab
         "decoder_layers": model.decoder_layers,
     }
     try:
+        check_position_options(model.position, options)
         config = Seq2SeqConfig.preset(
             model.preset,
             **{name: size for name, size in sizes.items() if size is not None},
@@ -43,7 +44,6 @@ def build_config(model: TranslatorSettings, training: TranslationTraining, vocab
             eos_token_id=subwords.END,
             decoder_start_token_id=subwords.START,
         )
-        check_position_options(model.position, options)
         with torch.device("meta"):
             Seq2SeqForConditionalGeneration(config)
     except (ValueError, TypeError) as error:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import InputError
+from ...lab.options import MOST_COUNT, MOST_SEED, MOST_SIZE, check_positive, check_range
 from ..pretrain.settings import canonical_options, parsed_options
-from ..settings import MOST_COUNT, MOST_SEED, MOST_SIZE, check_positive, check_range
 
 
 def columns_of(field: str, text: str | None) -> tuple[str, str] | None:

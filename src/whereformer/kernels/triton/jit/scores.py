@@ -10,6 +10,7 @@ from .tiles import beside_products, key_index, load_column, load_numbers, row_in
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
+SATURATED = tl.constexpr(44.0)  # the hyperbolic tangent of this is 1
 WIDEST_BAND = tl.constexpr(8)  # the largest sum of strides with which a tile's offsets fit into shared memory
 
 
@@ -156,7 +157,8 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     multiply-adds.
     """
     rows, columns = tile.rows, tile.columns
-    ADDED: tl.constexpr = terms.scale.cap is None and not left.factors.type.is_block()
+    CAPS_PRODUCTS: tl.constexpr = terms.scale.cap is not None and terms.scale.inverse_cap is None
+    ADDED: tl.constexpr = not CAPS_PRODUCTS and not left.factors.type.is_block()
     WITH_BIAS: tl.constexpr = ADDED and terms.bias.log2 is not None
     WITH_KEYS: tl.constexpr = ADDED and not WITH_BIAS and terms.key_table.products is not None
     WITH_QUERIES: tl.constexpr = ADDED and not WITH_BIAS and not WITH_KEYS and terms.query_table.products is not None
@@ -165,8 +167,8 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
         scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision=terms.products.precision)
         if not (WITH_BIAS or WITH_KEYS or WITH_QUERIES or terms.scale.last):
             scores *= terms.scale.log2
-        if terms.scale.cap is not None:
-            capped = _tanh(scores)
+        if CAPS_PRODUCTS:
+            capped = _tanh(_bounded(scores, SATURATED))
             scores = capped * terms.scale.cap
     else:
         scores = tl.zeros_like((rows + columns).to(tl.float32))
@@ -205,6 +207,11 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
                 scores = tl.fma(distances, -LOG2E, scores)
         if terms.dense.data is not None:
             scores = tl.fma(_from_dense(terms.dense, tile, pairs), LOG2E, scores)
+    if terms.scale.inverse_cap is not None:
+        # The lowest score, divided by a small cap, would be infinite.
+        capped = _tanh(_bounded(scores, SATURATED * terms.scale.cap) * terms.scale.inverse_cap)
+        # What a term forbids stays forbidden.
+        scores = tl.where(scores == float("-inf"), scores, capped * terms.scale.cap)
     if AREA >= ANY:
         allowed = columns < pairs.n_k
         if pairs.min_offset is not None:
@@ -224,13 +231,23 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
 
 
 @triton.jit
+def _bounded(x, most):
+    """Bound numbers on both sides. NaN stays NaN, which hardware's minimum and maximum otherwise drop."""
+    x = tl.minimum(x, most, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(x, -most, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _tanh(x):
-    """Return the hyperbolic tangent, to about a unit in the last place: near 0 by Cephes's polynomial."""
+    """Return the hyperbolic tangent, to about a unit in the last place: near 0 by Cephes's polynomial.
+
+    The numbers are between -SATURATED and SATURATED.
+    """
     square = x * x
     near = -5.70498872745e-3 * square + 2.06390887954e-2
     near = (near * square - 5.37397155531e-2) * square + 1.33314422036e-1
     near = (near * square - 3.33332819422e-1) * square * x + x
-    far = 1.0 - 2.0 / (tl.exp2(tl.minimum(tl.abs(x), 44.0) * (2.0 * LOG2E)) + 1.0)
+    far = 1.0 - 2.0 / (tl.exp2(tl.abs(x) * (2.0 * LOG2E)) + 1.0)
     return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0.0, -far, far))
 
 

@@ -1,9 +1,4 @@
-"""Save results dataclasses to JSON files, and load them with their types checked.
-
-An experiment's ``results.py`` declares its dataclasses, so each field's name appears in one place, and a file is
-checked when it is read. A file also has a ``format``, which changes when older files can no longer be read, and ends
-with a hash of the rest, by which damage is noticed.
-"""
+"""JSON files: written whole or not at all, sealed by a hash, and read into dataclasses with their types checked."""
 
 from __future__ import annotations
 
@@ -12,102 +7,18 @@ import json
 import re
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ..errors import InputError, shown
+from ..errors import shown
 from ..files import write_atomically
 
 Record = TypeVar("Record")
 
 SEAL = "sha256"
 """The name of the hash in a JSON file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """Base class of dataclasses that hold the whole content of a results file, provenance included.
-
-    Args:
-        date, commit, machine, versions: as returned by :func:`whereformer.lab.provenance.provenance`.
-    """
-
-    FORMAT: ClassVar[int | str]
-    """The value of ``format`` in the file."""
-
-    INDENT: ClassVar[int | None] = None
-    """Spaces of indentation per level; None writes the file on one line."""
-
-    date: str = ""
-    commit: str | None = None
-    machine: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-
-    def save(self, path: Path) -> None:
-        """Write the file, completely or not at all. Fields that are None are left out, since None is their default.
-
-        Raises:
-            ValueError: if a number is not finite.
-        """
-        content = {name: value for name, value in asdict(self).items() if value is not None}
-        write_json(path, sealed({"format": self.FORMAT, **content}), indent=self.INDENT)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a file that :meth:`save` wrote.
-
-        Raises:
-            InputError: if the file is not of this kind or format, is incomplete, or was changed.
-        """
-        try:
-            content = read_json(path)
-            if content.get("format") != cls.FORMAT:
-                raise ValueError(f"its format is not {cls.FORMAT!r}")
-            found = from_json(cls, content)
-            check_seal(content)
-            found.check()
-            return found
-        except (OSError, ValueError) as error:
-            raise InputError(
-                "out",
-                f"{path} is not a complete result of this command ({error}); move it away or choose another folder",
-            ) from None
-
-    def check(self) -> None:
-        """Check what types cannot say: that the numbers and lists are some that the command can have written.
-
-        Raises:
-            ValueError: if they are not; the message names the place.
-        """
-
-    @classmethod
-    def load_if_there(cls, path: Path) -> Self | None:
-        """Read the file of an earlier run; return None if there is no file.
-
-        Raises:
-            InputError: as for :meth:`load`.
-        """
-        return cls.load(path) if path.exists() else None
-
-
-def refuse_other_settings(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Check that a folder's settings are the same as those of this run.
-
-    Raises:
-        InputError: if one differs; it names the first.
-    """
-    for name, value in new.items():
-        if old.get(name) == value:
-            continue
-        if name == "text":
-            raise InputError("out", f"{out} holds results for a different text; choose another folder")
-        raise InputError(
-            "out",
-            f"{out} holds results with {name} {shown(old.get(name))}, not {shown(value)}; "
-            "choose another folder, or use the same settings to continue",
-        )
 
 
 def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:

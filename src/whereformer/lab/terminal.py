@@ -1,28 +1,17 @@
-"""Terminal output that all commands share: a progress bar, and lines that can be copied."""
+"""Terminal output that all studies share: a progress bar, and lines that can be copied."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ..errors import printable
-from ..lab import ranks
-from ..lab.progress import Progress as Listener
-from ..lab.training.results import TrainingResults
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..lab.training.folder import Folder
-
-Kind = TypeVar("Kind", bound=TrainingResults)
+from .progress import Progress as Listener
 
 
 class Terminal(Console):
@@ -93,42 +82,6 @@ class Bar(Listener):
 
     def line(self, text: str) -> None:
         self.console.print(text, highlight=False)
-
-
-def tell_training(console: Console, out: Path, results: TrainingResults, detail: str, *usage: str) -> None:
-    """Print the time and the scores of a training, the files that were written, and how to use the model.
-
-    Args:
-        console: the terminal.
-        out: the run's folder.
-        results: the finished training's results.
-        detail: what follows the held-out scores on the first line.
-        usage: lines that show how to use the model, below an empty one.
-    """
-    from ..lab.training.judged import score_text
-
-    scores = ", ".join(score_text(name, value) for name, value in results.scores.items())
-    took = f"{results.step:,} steps, {results.tokens_seen:,} tokens in {results.seconds:.0f} s"
-    wrote = f"wrote {out / 'model'} (model and tokenizer), {out / 'results.json'} and {out / 'checkpoints'}"
-    say(console, f"{took}; held-out {scores}{detail}", f"{wrote}\n", *usage)
-
-
-def tell_slow_dtype(console: Console, dtype: str, device: torch.device) -> None:
-    """Say so if the CPU has no instructions for a training in bfloat16, which is then much slower than in float32."""
-    from ..kernels.torch_private import multiplies_bfloat16
-
-    if device.type == "cpu" and dtype == "bfloat16" and not multiplies_bfloat16():
-        say(console, "note: this processor has no instructions for bfloat16; --dtype float32 is much faster here")
-
-
-def tell_finished(console: Console, folder: Folder[Kind], tell: Callable[[Console, Kind], None]) -> bool:
-    """If a run has finished before, say so and call ``tell`` with its results; return whether it has."""
-    results = ranks.from_main(folder.finished)
-    if results is None:
-        return False
-    say(console, f"{folder.path} is already finished; nothing to do")
-    tell(console, results)
-    return True
 
 
 def say(console: Console, *lines: str) -> None:

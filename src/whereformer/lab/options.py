@@ -1,0 +1,152 @@
+"""Options that several studies have, and checks of their values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import InputError, shown
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_SIZE = 2**20
+"""The largest width, length, vocabulary or number of rows at a time. Larger ones fit into no memory."""
+MOST_COUNT = 2**31 - 1
+"""The largest number of steps, tokens and whatever else comes one after another."""
+MOST_SEED = 2**32 - 1
+"""The largest seed of random numbers."""
+MOST_SEEDS = 10_000
+"""The most seeds to repeat everything with."""
+MOST_RATE = 1e6
+"""The largest learning rate, number of epochs and the like."""
+MOST_JOBS = 1024
+"""The most runs that a command does at a time."""
+MOST_THREADS = 1024
+"""The most threads of a process. A system that starts no more of them ends the process without a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """Options of studies that repeat everything with several seeds."""
+
+    seeds: int = 1
+    """Number of seeds to repeat everything with. With several, the tables show medians and ranges."""
+
+    seed: int = 0
+    """The first seed."""
+
+    @property
+    def all_seeds(self) -> range:
+        """Every seed to train with."""
+        return range(self.seed, self.seed + self.seeds)
+
+    def check_seeds(self) -> None:
+        """Check the number of seeds and the first of them.
+
+        Raises:
+            InputError: if one is out of range.
+        """
+        check_range(self, seeds=(1, MOST_SEEDS))
+        check_range(self, seed=(0, MOST_SEED + 1 - self.seeds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """Options of studies whose runs are independent."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train. "auto" is a GPU if there is one."""
+
+    jobs: int | None = None
+    """Number of runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
+    GPU, or for each thread on the CPU, but there at most 8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """Options of studies that read text."""
+
+    data: tuple[str, ...] = ()
+    """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
+    .jsonl. Default: the documentation that comes with Python."""
+
+    column: str | None = None
+    """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device that a ``device`` option names: "auto", "cpu" or "cuda".
+
+    Raises:
+        InputError: if it is a GPU that torch does not find.
+    """
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device", "expected cpu or auto, got cuda, but torch finds no GPU here")
+    return torch.device(name)
+
+
+def check_range(settings: Any, **bounds: tuple[float, float]) -> None:
+    """Check that every named number is None or lies within its bounds, ends included.
+
+    Raises:
+        InputError: if one does not; it names the field, the bounds and the value.
+    """
+    for name, (low, high) in bounds.items():
+        value = getattr(settings, name)
+        if value is not None and not low <= value <= high:
+            expected = f"{low} to {high}"
+            if high in (MOST_SIZE, MOST_COUNT):  # which few will ever meet
+                expected = f"at most {high}" if value > high else f"at least {low}"
+            raise InputError(name, f"expected {expected}, got {shown(value)}")
+
+
+def check_positive(settings: Any, *names: str) -> None:
+    """Check that every named number is None, or above 0 and at most MOST_RATE.
+
+    Raises:
+        InputError: if one is not; it names the field and the value.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 < value <= MOST_RATE:
+            expected = f"at most {MOST_RATE:g}" if MOST_RATE < value < float("inf") else "a positive number"
+            raise InputError(name, f"expected {expected}, got {shown(value)}")
+
+
+def listed(field: str, text: str, known: Sequence[str] | None = None, *, spaces: bool = False) -> tuple[str, ...]:
+    """Split a comma-separated list into its distinct parts, without spaces, or with those inside them if ``spaces``.
+
+    Raises:
+        InputError: if there are none, or one is not among ``known``, if that is given.
+    """
+    parts = tuple(
+        dict.fromkeys(part.strip() if spaces else "".join(part.split()) for part in text.split(",") if part.strip())
+    )
+    if not parts:
+        raise InputError(field, "expected at least one, got none")
+    for part in parts:
+        if known is not None and part not in known:
+            raise InputError(field, f"expected {', '.join(known)}, got {part!r}")
+    return parts
+
+
+def listed_numbers(field: str, text: str, low: int, high: int) -> list[int]:
+    """Split a comma-separated list of whole numbers within bounds, ends included, into the distinct ones, in order.
+
+    Raises:
+        InputError: if there are none, or one is something else.
+    """
+    found = []
+    for part in listed(field, text, spaces=True):  # so that "1 3" is not 13
+        # More digits than Python reads would be an error of another kind.
+        if not re.fullmatch("[0-9]{1,18}", part) or not low <= int(part) <= high:
+            raise InputError(field, f"expected numbers from {low} to {high} separated by commas, got {shown(part)}")
+        found.append(int(part))
+    return list(dict.fromkeys(found))

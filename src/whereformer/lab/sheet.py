@@ -1,0 +1,142 @@
+"""A sheet: a table of cells that is drawn for terminals, notebooks, HTML pages and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Args:
+        name: its header.
+        detail: a smaller line below the header.
+        first: the direction of the first sort on a page, "ascending" or "descending".
+        left: whether its text begins at the left, as words do and numbers do not.
+        wraps: whether long text may take several lines.
+    """
+
+    name: str
+    detail: str = ""
+    first: str = "ascending"
+    left: bool = False
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell.
+
+    Args:
+        text: its text.
+        detail: a smaller line below.
+        order: the value to sort by. Cells without one stay last in both directions.
+        note: a sentence about it. On a page it is a footnote, elsewhere it is left out.
+        title: what a pointer shows on a page.
+        style: its colors on a page, as CSS.
+        swatch: on a page, the look of the method's lines in figures.
+    """
+
+    text: str
+    detail: str = ""
+    order: float | str | None = None
+    note: str = ""
+    title: str = ""
+    style: str = ""
+    swatch: Any = None
+
+    @property
+    def key(self) -> float | str:
+        """The value that a page's script sorts by; empty if there is none."""
+        return "" if self.order is None else self.order
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of cells; ``look`` is "best" for one that stands out, "dim" for one to compare with, or empty."""
+
+    cells: tuple[Cell, ...]
+    look: str = ""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table with its title, and notes below that say how to read it.
+
+    Args:
+        title: what the table shows.
+        columns: the columns. The first names the rows, unless ``named`` says otherwise.
+        rows: the rows.
+        notes: sentences below the table.
+        named: the index of the column that names the rows.
+        sortable: whether readers of a page can sort it.
+        kind: a CSS class for the page.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    named: int = 0
+    sortable: bool = False
+    kind: str = ""
+
+    @classmethod
+    def of(
+        cls, title: str, columns: Sequence[Column | str], rows: Sequence[Row | Sequence[Cell | str]], **more: Any
+    ) -> Sheet:
+        """Make a sheet in which text stands for a column or a cell that has nothing else."""
+        heads = [each if isinstance(each, Column) else Column(each) for each in columns]
+        full = [
+            each if isinstance(each, Row) else Row(tuple(c if isinstance(c, Cell) else Cell(c) for c in each))
+            for each in rows
+        ]
+        return cls(title, tuple(heads), tuple(full), **more)
+
+    @property
+    def footnotes(self) -> list[str]:
+        """The distinct notes of cells, in order."""
+        return list(dict.fromkeys(cell.note for row in self.rows for cell in row.cells if cell.note))
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.styled import Styled
+
+        # Strings, not rich's texts: the terminal escapes what strings from outside hold.
+        return Group(Styled(self.title, "bold"), self._table(), *(Styled(note, "dim") for note in self.notes))
+
+    def _table(self) -> Table:
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, column in enumerate(self.columns):
+            left = column.left or index == self.named
+            table.add_column(
+                _lines(column.name, column.detail), justify="left" if left else "right", no_wrap=not column.wraps
+            )
+        for row in self.rows:
+            texts = (_lines(cell.text, cell.detail) for cell in row.cells)
+            table.add_row(*texts, style="dim" if row.look == "dim" else None)
+        return table
+
+    def markdown(self) -> list[str]:
+        """Return the table's lines in Markdown. Details stand in parentheses."""
+        heads = [_beside(column.name, column.detail) for column in self.columns]
+        rows = [[_beside(cell.text, cell.detail) for cell in row.cells] for row in self.rows]
+        bars = ["---" if column.left or index == self.named else "---:" for index, column in enumerate(self.columns)]
+        return [f"| {' | '.join(line)} |" for line in (heads, bars, *rows)]
+
+
+def _lines(text: str, detail: str) -> str:
+    return f"{text}\n{detail}" if detail else text
+
+
+def _beside(text: str, detail: str) -> str:
+    return (f"{text} ({detail})" if detail else text).replace("|", "\\|")

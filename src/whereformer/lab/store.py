@@ -1,0 +1,273 @@
+"""A study's results: a file that a run adds to, a folder to save them in, and how they are shown.
+
+A study's ``results.py`` declares dataclasses, so each field's name appears in one place and a file is checked when it
+is read. A file also has a ``format``, which changes when older files can no longer be read.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+from ..errors import InputError, shown
+from ..files import write_atomically
+from .jobs import spread
+from .json_files import check_seal, from_json, read_json, sealed, write_json
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from .sheet import Sheet
+
+FILE = "results.json"
+"""The file of results in a run's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Base class of dataclasses that hold the whole content of a results file, provenance included.
+
+    Printing one, or ending a notebook's cell with it, shows its tables and what they say.
+
+    Args:
+        date, commit, machine, versions: as returned by :func:`whereformer.lab.provenance.provenance`.
+    """
+
+    FORMAT: ClassVar[int | str]
+    """The value of ``format`` in the file."""
+
+    INDENT: ClassVar[int | None] = None
+    """Spaces of indentation per level; None writes the file on one line."""
+
+    date: str = ""
+    commit: str | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Write the file, completely or not at all. Fields that are None are left out, since None is their default.
+
+        Raises:
+            ValueError: if a number is not finite.
+        """
+        content = {name: value for name, value in asdict(self).items() if value is not None}
+        write_json(path, sealed({"format": self.FORMAT, **content}), indent=self.INDENT)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that :meth:`write` wrote, or that of a folder.
+
+        Raises:
+            InputError: if the file is not of this kind or format, is incomplete, or was changed.
+        """
+        path = path / FILE if path.is_dir() else path
+        try:
+            content = read_json(path)
+            if content.get("format") != cls.FORMAT:
+                raise ValueError(f"its format is not {cls.FORMAT!r}")
+            results = from_json(cls, content)
+            check_seal(content)
+            results.check()
+            return results
+        except (OSError, ValueError) as error:
+            raise InputError(
+                "out",
+                f"{path} is not a complete result of this command ({error}); move it away or choose another folder",
+            ) from None
+
+    def check(self) -> None:
+        """Check what types cannot say: that the numbers and lists are some that the command can have written.
+
+        Raises:
+            ValueError: if they are not; the message names the place.
+        """
+
+    @classmethod
+    def earlier(cls, folder: Path, **same: Any) -> Self | None:
+        """Return the results that an earlier run left in a folder, or None if there are none.
+
+        Args:
+            folder: the run's folder.
+            same: fields that have to be what they are in this run: a dataclass of settings, or a dictionary.
+
+        Raises:
+            InputError: if the file is something else, or a field differs; it names the first difference.
+        """
+        path = folder / FILE
+        if not path.exists():
+            return None
+        results = cls.load(path)
+        for name, value in same.items():
+            old, new = (each if isinstance(each, dict) else asdict(each) for each in (getattr(results, name), value))
+            refuse_other_settings(folder, old, new)
+        return results
+
+    def sheets(self) -> Sequence[Sheet]:
+        """Return the tables to show on a terminal and in a notebook."""
+        return ()
+
+    def sentences(self) -> Sequence[str]:
+        """Return what the numbers say. The first sentence is the headline."""
+        return ()
+
+    def report(self) -> str | None:
+        """Return an HTML page about the results, or None if there is none."""
+        return None
+
+    def problem(self) -> InputError | None:
+        """Return what a command has to end with although there are results, or None."""
+        return None
+
+    def save(self, folder: Path | str) -> list[Path]:
+        """Write the results, and the report if there is one, to a folder, and return the files' paths.
+
+        Raises:
+            OSError: if the folder can't be written.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.write(folder / FILE)
+        files = {"report.html": self.report(), **self.more_files()}
+        written = [folder / name for name, text in files.items() if text is not None]
+        for path in written:
+            write_atomically(path, files[path.name] or "")
+        return [*written, folder / FILE]
+
+    def more_files(self) -> dict[str, str]:
+        """Return the text of further files, by name."""
+        return {}
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.styled import Styled
+
+        # Strings, not rich's texts: the terminal escapes what strings from outside hold.
+        headlines, others = self.sentences()[:1], self.sentences()[1:]
+        return Group(*self.sheets(), *(Styled(line, "bold") for line in headlines), *others)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=100, markup=False, emoji=False, highlight=False)
+        console.print(self)
+        text: str = console.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
+        return text
+
+    def _repr_html_(self) -> str:
+        from .report.page import fragment
+
+        return fragment(self.sentences(), self.sheets())
+
+
+Key = tuple[Any, ...]
+Kind = TypeVar("Kind", bound="RunResults")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResults(Results):
+    """Results with the finished runs of a study.
+
+    ``runs`` has dictionaries within dictionaries, by the parts of a run's key: a tuple such as (task, method, seed).
+    """
+
+    runs: Any
+    KEYS: ClassVar[int]
+    """The parts of a key."""
+
+    def run(self, *key: Any) -> Any:
+        """Return the finished run of a key, or None."""
+        runs: Any = self.runs
+        for part in key:
+            runs = {} if runs is None else runs
+            runs = runs.get(part)
+        return runs
+
+    def with_run(self, key: Key, run: Any) -> Self:
+        """Return these results with a finished run added."""
+        return replace(self, runs=_added(self.runs, key, run))
+
+    def each(self) -> Iterator[tuple[Key, Any]]:
+        """Yield the key of every run, with the run."""
+        return _each(self.runs, self.KEYS, ())
+
+    def ordered(self, *parts: Sequence[Any]) -> Self:
+        """Return these results with their runs in the order of keys: each part's known values first, then others."""
+        return replace(self, runs=_ordered(self.runs, parts))
+
+
+def _added(runs: Mapping[Any, Any], key: Key, run: Any) -> dict[Any, Any]:
+    first, *rest = key
+    return {**runs, first: _added(runs.get(first, {}), tuple(rest), run) if rest else run}
+
+
+def _each(runs: Mapping[Any, Any], depth: int, before: Key) -> Iterator[tuple[Key, Any]]:
+    for part, value in runs.items():
+        if depth == 1:
+            yield (*before, part), value
+        else:
+            yield from _each(value, depth - 1, (*before, part))
+
+
+def _ordered(runs: Mapping[Any, Any], parts: Sequence[Sequence[Any]]) -> dict[Any, Any]:
+    if not parts:
+        return dict(runs)
+    return {part: _ordered(runs[part], parts[1:]) for part in dict.fromkeys((*parts[0], *runs)) if part in runs}
+
+
+def complete(
+    results: Kind,
+    folder: Path,
+    keys: Sequence[Key],
+    work: Callable[[Any, Progress], Any],
+    progress: Progress,
+    jobs: int = 1,
+    *,
+    done: Callable[[Key, Any], str | None] = lambda key, run: None,
+) -> Kind:
+    """Do the runs that results lack, ``jobs`` at a time, and write the file after each.
+
+    Args:
+        results: the runs so far.
+        folder: the run's folder.
+        keys: the keys of the runs to do.
+        work: does the run of a key and returns it. It can be pickled.
+        progress: receives the progress of all runs.
+        jobs: the number of processes.
+        done: returns what to tell of a finished run, or None.
+    """
+    for key, run in spread(work, keys, jobs, progress):
+        results = results.with_run(key, run)
+        results.write(folder / FILE)
+        if line := done(key, run):
+            progress.line(line)
+    return results
+
+
+def missing(results: RunResults, keys: Sequence[Key], progress: Progress) -> list[Key]:
+    """Return the keys without a run, and tell how many have one."""
+    without = [key for key in keys if results.run(*key) is None]
+    if len(without) < len(keys):
+        progress.line(f"{len(keys) - len(without)} of {len(keys)} runs are already done; continuing with the others")
+    return without
+
+
+def refuse_other_settings(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Check that a folder's settings are the same as those of this run.
+
+    Raises:
+        InputError: if one differs; it names the first.
+    """
+    for name, value in new.items():
+        if old.get(name) == value:
+            continue
+        if name == "text":
+            raise InputError("out", f"{out} holds results for a different text; choose another folder")
+        raise InputError(
+            "out",
+            f"{out} holds results with {name} {shown(old.get(name))}, not {shown(value)}; "
+            "choose another folder, or use the same settings to continue",
+        )
