@@ -83,7 +83,7 @@ def test_the_column_is_the_only_one_of_strings_or_the_one_named(tmp_path):
         ("latin.txt", "caf\xe9".encode("latin-1"), r"latin.txt is not UTF-8 text \(byte 3"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', r"broken.jsonl, line 2: not JSON"),
         ("numbers.jsonl", b"3", "line 1: expected an object or a string"),
-        ("no.parquet", b"PAR0", r"cannot read .*no.parquet \("),
+        ("no.parquet", b"PAR0", r"cannot read .*no.parquet': "),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):

@@ -64,7 +64,7 @@ def _reading(field: str, file: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
         # Dates and durations that Python cannot express are ValueErrors.
         reason = getattr(error, "strerror", None) or one_line(str(error)) or "damaged"
-        raise InputError(field, f"cannot read {file} ({reason})") from None
+        raise InputError(field, f"cannot read {str(file)!r}: {reason}") from None
 
 
 Stamp = tuple[str, int, int]
