@@ -75,7 +75,7 @@ def _failed(error: Exception, command: Any) -> int:
         print(text, file=sys.stderr)
     found = (str(error).splitlines() or [""])[0]
     return fail(
-        f"this is a fault of whereformer, please report it: {type(error).__name__}: {found:.200}{_kept(text, command)}",
+        f"internal error in whereformer, please report it: {type(error).__name__}: {found:.200}{_kept(text, command)}",
         1,
     )
 
