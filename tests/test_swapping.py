@@ -203,7 +203,7 @@ def test_hooks_of_modules_see_every_call_of_a_method():
     for name, part in model.encoder.position.named_modules():
         part.register_forward_pre_hook(lambda _, given, name=name: called.append((name, given[0])))
     model(torch.tensor([[1, 2, 3]]))
-    assert [hook for name, hook in called if name == ""] == ["embed", "once", "shared", "act", "act"]
+    assert [hook for name, hook in called if name == ""] == ["embed", "prepare", "prepare_for", "act", "act"]
     assert {("parts.0", "embed"), ("parts.1", "terms")} <= set(called)
 
 

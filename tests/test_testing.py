@@ -95,7 +95,7 @@ class NeedsShared(Rope):
 
 
 class OtherAlone(Position):
-    def shared(self, queries, keys, once=None):
+    def prepare_for(self, queries, keys, prepared=None):
         return 2.0
 
     def rotate(self, query, key, value, place):

@@ -110,7 +110,7 @@ def attend(
         for hidden, weight in zip((queries, keys, keys), weights, strict=True)
     ]
     query, key, value = projected
-    shared = position.shared(queries_at, keys_at, position.once())
+    shared = position.prepare_for(queries_at, keys_at, position.prepare())
     place = Place(queries_at, keys_at, layer, shared, options.pop("key_mask", None), options.pop("scale", None))
     out = position.attend(queries, query, key, value, place, **options)
     return out.transpose(1, 2).flatten(2)
@@ -194,7 +194,7 @@ def _keeps_shapes(case: _Case) -> None:
             f"embed returned {tuple(hidden.shape)} in {hidden.dtype}, expected {tuple(words.shape)} in {dtype}",
         )
         query, key, value = heads[0][:, :, -3:], heads[1], heads[2]
-        place = Place(query_at, at, 1, position.shared(query_at, at, position.once()))
+        place = Place(query_at, at, 1, position.prepare_for(query_at, at, position.prepare()))
         terms = {"terms": position.terms(hidden[:, -3:], place)}
         if position.content:
             terms["content_terms"] = position.content_terms(query, key, place)
@@ -217,7 +217,7 @@ def _leaves_its_input(case: _Case) -> None:
     """Hooks leave their input as it is."""
     position, words, heads, at = case.build(), _words(7), _heads(7), Positions(0, 1, 7)
     before = words.clone(), heads.clone()
-    _hooks(position, words, heads, Place(at, at, 1, position.shared(at, at)))
+    _hooks(position, words, heads, Place(at, at, 1, position.prepare_for(at, at)))
     _demand(torch.equal(words, before[0]), "a hook changed the hidden states in place")
     _demand(torch.equal(heads, before[1]), "a hook changed query, key or value in place")
 
@@ -227,8 +227,8 @@ def _needs_nothing_shared(case: _Case) -> None:
     position, words, heads, at = case.build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
     for layer in (0, LAYERS - 1):
         alone = _hooks(position, words, heads, Place(at, at, layer))
-        for once in (None, position.once()):
-            given = _hooks(position, words, heads, Place(at, at, layer, position.shared(at, at, once)))
+        for prepared in (None, position.prepare()):
+            given = _hooks(position, words, heads, Place(at, at, layer, position.prepare_for(at, at, prepared)))
             for ours, theirs in zip(given, alone, strict=True):
                 _demand_close(ours, theirs, f"layer {layer} with place.shared and without")
 
@@ -251,7 +251,7 @@ def _trains(case: _Case) -> None:
     words, heads = _words(8).requires_grad_(), _heads(8)
     total = torch.zeros((), dtype=torch.float64)
     for layer in range(LAYERS):
-        place = Place(at, at, layer, position.shared(at, at, position.once()))
+        place = Place(at, at, layer, position.prepare_for(at, at, position.prepare()))
         for tensor in _hooks(position, words, heads, place):
             total = total + (tensor * torch.randn(tensor.shape, dtype=torch.float64)).sum()
     named = {name: parameter for name, parameter in position.named_parameters() if parameter.numel()}

@@ -58,7 +58,7 @@ def test_hooks_keep_shapes_and_dtypes(method, dtype):
     assert (hidden.shape, hidden.dtype) == (words.shape, dtype)
     heads = torch.randn(3, 2, HEADS, 7, WIDTH // HEADS, dtype=dtype)
     query_positions, query = Positions(4, 1, 3), heads[0, :, :, -3:]
-    place = Place(query_positions, at, 1, position.shared(query_positions, at))
+    place = Place(query_positions, at, 1, position.prepare_for(query_positions, at))
     rotated = position.rotate(query, *heads[1:], place)
     assert [(tensor.shape, tensor.dtype) for tensor in rotated] == [
         (tensor.shape, dtype) for tensor in (query, *heads[1:])
@@ -81,7 +81,7 @@ def test_what_layers_share_may_be_left_out(method):
                 position.rotate(*heads, Place(at, at, layer, shared)),
                 [vars(term) for term in position.terms(hidden, Place(at, at, layer, shared))],
             )
-            for shared in (position.shared(at, at), None)
+            for shared in (position.prepare_for(at, at), None)
         )
         torch.testing.assert_close(given, alone)
 
@@ -322,7 +322,7 @@ def read_out(term, at):
 
 def hooks(position, at, hidden, heads):
     """Everything a method gives for one layer, as a list of tensors."""
-    place = Place(at, at, 1, position.shared(at, at))
+    place = Place(at, at, 1, position.prepare_for(at, at))
     terms = position.terms(hidden, place)
     # A table may end where it no longer changes by more than rounding, which depends on the precision.
     terms = [read_out(term, at) if isinstance(term, OffsetBias) else term for term in terms]

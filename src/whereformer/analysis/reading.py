@@ -105,7 +105,7 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
             continue
         attention = _layer(encoder, encoder.passes[layer]).attention
         positions = passes[layer].queries
-        tokens, shared = Tokens(positions), encoder.position.shared(positions, positions)
+        tokens, shared = Tokens(positions), encoder.position.prepare_for(positions, positions)
         context = AttentionContext(encoder.position, tokens, tokens, shared)
         hidden = states[layer]
         in_input = embedded and layer == 0

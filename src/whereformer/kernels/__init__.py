@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from torch import Tensor
 
-from . import blockwise, fused, grids, native, nested, reference, varlen
+from . import blockwise, grids, native, nested, reference, sdpa, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
+from .combine import attend_in_parts, merge_attention
 from .dropout import draw_seed
 from .grids import decomposed_offset_keys
-from .parts import attend_in_parts, merge_attention
 from .precision import without_autocast
 from .terms import (
     DenseBias,
@@ -341,7 +341,7 @@ def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 _RUN = {
-    "fused": fused.attend,
+    "fused": sdpa.attend,
     "reference": reference.attend,
     "blockwise": blockwise.attend,
     "triton": _by_triton,

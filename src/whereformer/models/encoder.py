@@ -255,7 +255,7 @@ class _Run:
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
         self.share = may_share(encoder.layers)
-        self.once = encoder.position("once") if self.share else None
+        self.prepared = encoder.position("prepare") if self.share else None
         self.last_context: AttentionContext | None = None
         self.hidden: Tensor
         self.add(hidden)
@@ -265,7 +265,7 @@ class _Run:
         last = self.last_context
         if last is None or last.queries is not queries or last.keys is not keys:
             position = self.encoder.position
-            shared = position("shared", queries.positions, keys.positions, self.once) if self.share else None
+            shared = position("prepare_for", queries.positions, keys.positions, self.prepared) if self.share else None
             last = AttentionContext(
                 position,
                 queries,

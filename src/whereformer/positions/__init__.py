@@ -317,7 +317,7 @@ def _options(method: type[Position]) -> dict[str, Any]:
 
 
 def _check_options(method: type[Position], given: Mapping[str, Any]) -> None:
-    """Check the options of a method by its signature, since a stranger's config.json may give them.
+    """Check the options of a method by its signature, since config.json, which is untrusted, may give them.
 
     Raises:
         InputError: for a value of another kind, or a number beyond any use.

@@ -48,7 +48,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 def check_value(field: str, value: Any, hint: str, most: int = MOST) -> None:
-    """Check a size or option by its annotation, since a stranger's config.json may give it.
+    """Check a size or option by its annotation, since config.json, which is untrusted, may give it.
 
     Raises:
         InputError: for a value of another kind, or a number beyond any use.
@@ -183,7 +183,7 @@ class Place:
         queries: positions of the tokens that attend.
         keys: positions of the tokens that they attend to.
         layer: the attention layer's number, from 0; a shared layer counts once per pass.
-        shared: what :meth:`Position.shared` returned for these positions; None if the hooks have to compute it.
+        shared: what :meth:`Position.prepare_for` returned for these positions; None if the hooks have to compute it.
         key_mask: (batch, n_k) bool, True = may be attended; None: all may.
         scale: the factor on query . key in this layer; None: head_dim ** -0.5.
         query_documents, key_documents: (batch, n_q) and (batch, n_k), the documents of packed rows, for methods that
@@ -490,11 +490,11 @@ class Position(nn.Module):
         """
         return None
 
-    def once(self) -> Any:
-        """Compute what depends on the parameters alone, once a forward; the result is passed to ``shared``."""
+    def prepare(self) -> Any:
+        """Compute what depends on the parameters alone, once a forward; the result is passed to ``prepare_for``."""
         return None
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: Any = None) -> Any:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Any = None) -> Any:
         """Compute what all layers with these positions have in common; the hooks below find it in ``place.shared``.
 
         A model calls this for every pair of sequences in a forward (a funnel has several).
@@ -502,9 +502,13 @@ class Position(nn.Module):
         Args:
             queries: positions of the queries.
             keys: positions of the keys.
-            once: the result of :meth:`once` in this forward; None if the method has to compute it.
+            prepared: the result of :meth:`prepare` in this forward; None if the method has to compute it.
         """
-        return once
+        return prepared
+
+    def prepared_at(self, place: Place) -> Any:
+        """Return what :meth:`prepare_for` computes for a place's positions: ``place.shared`` if it is there."""
+        return self.prepare_for(place.queries, place.keys) if place.shared is None else place.shared
 
     def rotate(
         self,
@@ -619,13 +623,13 @@ class OffsetFunction(Position):
     fixed: bool = False
     """Whether nothing is trained and all layers have one curve. They then share its term."""
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: Any = None) -> Any:
-        return self.terms_at(Place(queries, keys), self._like.device) if self.fixed else once
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Any = None) -> Any:
+        return self.terms_at(Place(queries, keys), self._like.device) if self.fixed else prepared
 
     def reach(self, *, layer: int = 0, shared: Any = None) -> int | None:
         """An absolute offset beyond which the curve is constant in each direction; None if it never settles.
 
-        ``shared`` is the result of :meth:`shared`; None if the method has to compute what it needs.
+        ``shared`` is the result of :meth:`prepare_for`; None if the method has to compute what it needs.
         """
         return None
 
@@ -762,14 +766,14 @@ class Several(Position):
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
         return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
 
-    def once(self) -> tuple[Any, ...]:
-        return tuple(part("once") for part in self)
+    def prepare(self) -> tuple[Any, ...]:
+        return tuple(part("prepare") for part in self)
 
-    def shared(
-        self, queries: PositionsLike, keys: PositionsLike, once: tuple[Any, ...] | None = None
+    def prepare_for(
+        self, queries: PositionsLike, keys: PositionsLike, prepared: tuple[Any, ...] | None = None
     ) -> tuple[Any, ...]:
-        given = [None] * len(self.parts) if once is None else once
-        return tuple(part("shared", queries, keys, own) for part, own in zip(self, given, strict=True))
+        given = [None] * len(self.parts) if prepared is None else prepared
+        return tuple(part("prepare_for", queries, keys, own) for part, own in zip(self, given, strict=True))
 
     def tabulate(self, length: int) -> None:
         for part in self:

@@ -87,7 +87,7 @@ class Enformer(BiasedQuery):
         if self.length < 1:
             raise InputError("length", f"expected at least 1, got {self.length}")
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> Window:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> Window:
         """Return the features of the offsets that may occur.
 
         Raises:
@@ -103,6 +103,6 @@ class Enformer(BiasedQuery):
         return Window(first, found.to(device, self.kernel.dtype))
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        window = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        window = self.prepared_at(place)
         vectors = self._project(window.features, self.kernel[self.model.passes[place.layer]])
         return self._terms_of(vectors, place, window.first)

@@ -164,7 +164,7 @@ class TransformerXL(BiasedQuery):
         self._waves_kept = RecentTensors()
         self._vectors_kept: dict[int, tuple[Tensor, RecentTensors]] = {}
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> Window | None:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> Window | None:
         if self.form == "factorized":
             return None
         span = offset_range(queries, keys)
@@ -176,7 +176,7 @@ class TransformerXL(BiasedQuery):
         return Window(*span, step, self.dropout(self._waves_of(*span, step)))
 
     def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
-        window = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        window = self.prepared_at(place)
         if window is None:
             return (self._factorized(query, place),)
         vectors = self._vectors(window, place.layer)
