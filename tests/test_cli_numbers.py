@@ -27,7 +27,7 @@ GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 
 EXPERIMENTS = "whereformer.studies"
 PLACES = {
-    "bench": (f"{EXPERIMENTS}.bench.run", "Measurement"),
+    "bench": (f"{EXPERIMENTS}.bench.run", "BenchJob.run"),
     "pretrain": (f"{EXPERIMENTS}.pretrain.run", "pretrain"),
     "compare": (f"{EXPERIMENTS}.compare.run", "compare"),
     "finetune": (f"{EXPERIMENTS}.finetune.run", "finetune"),

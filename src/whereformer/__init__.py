@@ -54,8 +54,10 @@ if TYPE_CHECKING:
         to_transformers,
     )
     from .positions import Place, PositionRangeError, build_position, position_names
+    from .studies.bench.results import BenchResults
     from .studies.probe.results import ProbeResults
 
+    bench: Callable[..., BenchResults]
     probe: Callable[..., ProbeResults]
 
 __version__ = "0.1.0"
@@ -89,6 +91,7 @@ __all__ = [
     "attention",
     "attention_varlen",
     "attention_weights",
+    "bench",
     "build_position",
     "decomposed_offset_keys",
     "detach",
@@ -118,7 +121,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"probe"}
+_STUDIES = {"bench", "probe"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

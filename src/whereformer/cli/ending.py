@@ -44,8 +44,8 @@ def ending(command: Any = None) -> Iterator[None]:
                 yield
             finally:
                 _flush()
-    except KeyboardInterrupt:
-        raise SystemExit(_interrupted(command)) from None
+    except KeyboardInterrupt as stop:
+        raise SystemExit(_interrupted(command, str(stop))) from None
     except BrokenPipeError:
         _silence()
         raise SystemExit(CLOSED) from None
@@ -54,9 +54,9 @@ def ending(command: Any = None) -> Iterator[None]:
         raise SystemExit(_interrupted(command) if pressed else _failed(error, command)) from None
 
 
-def _interrupted(command: Any) -> int:
-    kept = "" if command is None else "; finished work is kept, and the same command continues"
-    return fail(f"interrupted{kept}", 130)
+def _interrupted(command: Any, kept: str = "") -> int:
+    kept = kept or ("" if command is None else "finished work is kept, and the same command continues")
+    return fail(f"interrupted{kept and '; '}{kept}", 130)
 
 
 def _failed(error: Exception, command: Any) -> int:

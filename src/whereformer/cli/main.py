@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, str | None] = {
     "compare": "compare:Compare",
     "probe": None,
-    "bench": "bench:Bench",
+    "bench": None,
     "pretrain": "pretrain:Pretrain",
     "finetune": "finetune:Finetune",
     "translate": "translate:Translate",
@@ -130,6 +130,7 @@ def run_study(study: Study, console: Terminal) -> None:
 
     Raises:
         InputError: if an option has a bad value, or something is missing in the results.
+        KeyboardInterrupt: if the study was interrupted and has results all the same.
     """
     from ..lab.study import do
     from ..lab.terminal import Bar, say
@@ -137,9 +138,8 @@ def run_study(study: Study, console: Terminal) -> None:
     with Bar(console) as progress:
         results, written = do(study, progress)
     console.print(results, highlight=False)
-    page, *others = map(str, written)
-    opened = " (open it in a browser)" if page.endswith(".html") else ""
-    say(console, f"wrote {page}{opened}{' and ' if others else ''}{', '.join(others)}")
+    *files, last = (f"{path} (open it in a browser)" if path.suffix == ".html" else str(path) for path in written)
+    say(console, f"wrote {', '.join(files)}{' and ' if files else ''}{last}")
     if problem := results.problem():
         raise problem
 

@@ -118,7 +118,7 @@ class Results:
         """Return an HTML page about the results, or None if there is none."""
         return None
 
-    def problem(self) -> InputError | None:
+    def problem(self) -> InputError | KeyboardInterrupt | None:
         """Return what a command has to end with although there are results, or None."""
         return None
 

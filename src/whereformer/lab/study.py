@@ -132,7 +132,11 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
             hints = get_type_hints(study)
             named = {each: _option(options[each], hints[each], value) for each, value in given.items()}
             progress = Progress() if quiet else stack.enter_context(Bar(output()))
-            return do(study(out=folder, **named), progress)[0]
+            results, _ = do(study(out=folder, **named), progress)
+        problem = results.problem()
+        if isinstance(problem, KeyboardInterrupt):
+            raise problem
+        return results
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = inspect.getdoc(study)
