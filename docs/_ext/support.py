@@ -43,8 +43,8 @@ exports
 
 O(n)
 : what a training step keeps for its backward pass grows with the number of tokens, not with its square, where positions
-  are `Positions` (0, 1, 2, …; for images, whole grids) and where they are tensors (packed documents, for example). Attention itself is O(n) with
-  every method.
+  are `Positions` (0, 1, 2, …; for images, whole grids) and where they are tensors (packed documents, for example).
+  Attention itself is O(n) with every method.
 
 repeats
 : the output and all gradients are the same bits from run to run, on the CPU. On a GPU, Triton's kernels add in the same
