@@ -45,7 +45,7 @@ def test_every_method_has_code_with_its_output(name):
 
 
 def test_every_method_has_a_page():
-    pages = {page.stem for page in (DOCS / "methods").glob("*.md")} - {"index"}
+    pages = {page.stem for page in (DOCS / "methods").glob("*.md")} - {"index", "support"}
     assert pages == set(whereformer.position_names()) - {"none"}
 
 
@@ -53,6 +53,19 @@ def test_every_method_has_a_page():
 def test_the_tables_of_methods_are_up_to_date(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert text == extension("tables").updated(page), "run python docs/_ext/tables.py"
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in whereformer.position_names()])
+def test_what_a_method_can_do_is_up_to_date(name, monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "_ext")
+    support = script("support")
+    page = support.PAGE.read_text(encoding="utf-8")
+    assert "| " + " | ".join(support.row(name)) + " |" in page, "run python docs/_ext/support.py"
+
+
+def test_the_page_of_what_methods_can_do_has_each_of_them():
+    page = (DOCS / "methods" / "support.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[?`(\w+)`", page, re.MULTILINE) == whereformer.position_names()
 
 
 def test_the_list_of_files_is_up_to_date():
