@@ -54,9 +54,11 @@ if TYPE_CHECKING:
         to_transformers,
     )
     from .positions import Place, PositionRangeError, build_position, position_names
+    from .studies.analyze.results import AnalyzeResults
     from .studies.bench.results import BenchResults
     from .studies.probe.results import ProbeResults
 
+    analyze: Callable[..., AnalyzeResults]
     bench: Callable[..., BenchResults]
     probe: Callable[..., ProbeResults]
 
@@ -87,6 +89,7 @@ __all__ = [
     "Positions",
     "Seq2SeqConfig",
     "Seq2SeqForConditionalGeneration",
+    "analyze",
     "attach",
     "attention",
     "attention_varlen",
@@ -121,7 +124,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"bench", "probe"}
+_STUDIES = {"analyze", "bench", "probe"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

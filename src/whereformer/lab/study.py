@@ -78,7 +78,10 @@ def _words(options: Any, flags: dict[str, str]) -> list[str]:
             switch = isinstance(value, bool)
             known = flags.get(field.name, flag(field.name if value or not switch else f"no_{field.name}"))
             listed = value if isinstance(value, tuple) else () if switch else (value,)
-            words += [known, *map(str, listed)]
+            if known.startswith("-"):
+                words += [known, *map(str, listed)]
+            else:  # words without a flag come first, where no flag takes them for its own
+                words = [*map(str, listed), *words]
     return words
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..lab.study import Study
 
 STUDIES = {
+    "analyze": "analyze.settings:Analyze",
     "bench": "bench.settings:Bench",
     "probe": "probe.settings:Probe",
 }
