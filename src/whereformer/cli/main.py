@@ -32,7 +32,7 @@ COMMANDS: dict[str, str | None] = {
     "finetune": "finetune:Finetune",
     "translate": "translate:Translate",
     "analyze": None,
-    "distill-positions": "distill_positions:DistillPositions",
+    "distill-positions": None,
     "properties": "properties:Properties",
     "export": "export:Export",
     "cost": "cost:Cost",

@@ -130,6 +130,9 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
                 close = get_close_matches(each, options, 1)
                 hint = f"; did you mean {close[0]!r}?" if close else f"; expected some of {', '.join(options)}"
                 raise InputError(each, f"{name} has no such option{hint}")
+        for each, field in options.items():
+            if each not in {*given, "out"} and default(field) is MISSING:
+                raise InputError(each, f"{name} needs one, got none")
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()) if out is None else out)
             hints = get_type_hints(study)
@@ -146,7 +149,10 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter(
-            each.name, keyword, default=None if each.name == "out" else each.default, annotation=each.type
+            each.name,
+            keyword,
+            default=None if each.name == "out" else default(each, inspect.Parameter.empty),
+            annotation=each.type,
         )
         for each in options.values()
     ]
