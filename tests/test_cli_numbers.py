@@ -34,10 +34,10 @@ PLACES = {
     "translate train": (f"{EXPERIMENTS}.translate.run", "train_translator"),
     "translate run": (f"{EXPERIMENTS}.translate.translating", "load"),
     "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
-    "analyze": (f"{EXPERIMENTS}.analyze.run", "analyze"),
+    "analyze": (f"{EXPERIMENTS}.analyze.run", "AnalyzeJob.run"),
     "probe": (f"{EXPERIMENTS}.probe.run", "ProbeJob.run"),
     "properties": (f"{EXPERIMENTS}.compare.run", "compare"),
-    "distill-positions": (f"{EXPERIMENTS}.distill.run", "distill"),
+    "distill-positions": (f"{EXPERIMENTS}.distill.run", "DistillJob.run"),
     "cost": None,
 }
 """Where each command begins its work, once all checks are done. ``cost`` works for an instant and is not stopped."""

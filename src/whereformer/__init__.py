@@ -54,10 +54,14 @@ if TYPE_CHECKING:
         to_transformers,
     )
     from .positions import Place, PositionRangeError, build_position, position_names
+    from .studies.analyze.results import AnalyzeResults
     from .studies.bench.results import BenchResults
+    from .studies.distill.results import DistillResults
     from .studies.probe.results import ProbeResults
 
+    analyze: Callable[..., AnalyzeResults]
     bench: Callable[..., BenchResults]
+    distill_positions: Callable[..., DistillResults]
     probe: Callable[..., ProbeResults]
 
 __version__ = "0.1.0"
@@ -87,6 +91,7 @@ __all__ = [
     "Positions",
     "Seq2SeqConfig",
     "Seq2SeqForConditionalGeneration",
+    "analyze",
     "attach",
     "attention",
     "attention_varlen",
@@ -95,6 +100,7 @@ __all__ = [
     "build_position",
     "decomposed_offset_keys",
     "detach",
+    "distill_positions",
     "explain",
     "from_authors_weights",
     "index_bias",
@@ -121,7 +127,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"bench", "probe"}
+_STUDIES = {"analyze", "bench", "distill_positions", "probe"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -30,8 +31,8 @@ COMMANDS: dict[str, str | None] = {
     "pretrain": "pretrain:Pretrain",
     "finetune": "finetune:Finetune",
     "translate": "translate:Translate",
-    "analyze": "analyze:Analyze",
-    "distill-positions": "distill_positions:DistillPositions",
+    "analyze": None,
+    "distill-positions": None,
     "properties": "properties:Properties",
     "export": "export:Export",
     "cost": "cost:Cost",
@@ -138,7 +139,12 @@ def run_study(study: Study, console: Terminal) -> None:
     with Bar(console) as progress:
         results, written = do(study, progress)
     console.print(results, highlight=False)
-    *files, last = (f"{path} (open it in a browser)" if path.suffix == ".html" else str(path) for path in written)
+    near = [path for path in written if path.parent == study.out]
+    deep = Counter(path.parent for path in written if path.parent != study.out)
+    *files, last = [
+        *(f"{path} (open it in a browser)" if path.suffix == ".html" else str(path) for path in near),
+        *(f"{count} files in {folder}" for folder, count in deep.items()),
+    ]
     say(console, f"wrote {', '.join(files)}{' and ' if files else ''}{last}")
     if problem := results.problem():
         raise problem

@@ -70,7 +70,7 @@ class TextOptions:
     """Options of studies that read text."""
 
     data: tuple[str, ...] = ()
-    """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
+    """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
     .jsonl. Default: the documentation that comes with Python."""
 
     column: str | None = None

@@ -41,6 +41,7 @@ class Cell:
         title: what a pointer shows on a page.
         style: its colors on a page, as CSS.
         swatch: on a page, the look of the method's lines in figures.
+        link: on a page, the id of what the text leads to.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Cell:
     title: str = ""
     style: str = ""
     swatch: Any = None
+    link: str = ""
 
     @property
     def key(self) -> float | str:
@@ -59,7 +61,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of cells; ``look`` is "best" for one that stands out, "dim" for one to compare with, or empty."""
+    """A row of cells; ``look`` is "best" for one that stands out, "dim" for one to compare with, or a CSS class."""
 
     cells: tuple[Cell, ...]
     look: str = ""

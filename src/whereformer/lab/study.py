@@ -78,7 +78,10 @@ def _words(options: Any, flags: dict[str, str]) -> list[str]:
             switch = isinstance(value, bool)
             known = flags.get(field.name, flag(field.name if value or not switch else f"no_{field.name}"))
             listed = value if isinstance(value, tuple) else () if switch else (value,)
-            words += [known, *map(str, listed)]
+            if known.startswith("-"):
+                words += [known, *map(str, listed)]
+            else:  # words without a flag come first, where no flag takes them for its own
+                words = [*map(str, listed), *words]
     return words
 
 
@@ -127,6 +130,9 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
                 close = get_close_matches(each, options, 1)
                 hint = f"; did you mean {close[0]!r}?" if close else f"; expected some of {', '.join(options)}"
                 raise InputError(each, f"{name} has no such option{hint}")
+        for each, field in options.items():
+            if each not in {*given, "out"} and default(field) is MISSING:
+                raise InputError(each, f"{name} needs one, got none")
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()) if out is None else out)
             hints = get_type_hints(study)
@@ -143,7 +149,10 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter(
-            each.name, keyword, default=None if each.name == "out" else each.default, annotation=each.type
+            each.name,
+            keyword,
+            default=None if each.name == "out" else default(each, inspect.Parameter.empty),
+            annotation=each.type,
         )
         for each in options.values()
     ]

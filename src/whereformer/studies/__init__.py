@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from ..lab.study import Study
 
 STUDIES = {
+    "analyze": "analyze.settings:Analyze",
     "bench": "bench.settings:Bench",
+    "distill_positions": "distill.settings:DistillPositions",
     "probe": "probe.settings:Probe",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""
