@@ -54,8 +54,10 @@ if TYPE_CHECKING:
         to_transformers,
     )
     from .positions import Place, PositionRangeError, build_position, position_names
+    from .studies.finetune.results import FinetuneResults
     from .studies.probe.results import ProbeResults
 
+    finetune: Callable[..., FinetuneResults]
     probe: Callable[..., ProbeResults]
 
 __version__ = "0.1.0"
@@ -93,6 +95,7 @@ __all__ = [
     "decomposed_offset_keys",
     "detach",
     "explain",
+    "finetune",
     "from_authors_weights",
     "index_bias",
     "load_attached",
@@ -118,7 +121,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"probe"}
+_STUDIES = {"finetune", "probe"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

@@ -28,7 +28,7 @@ COMMANDS: dict[str, str | None] = {
     "probe": None,
     "bench": "bench:Bench",
     "pretrain": "pretrain:Pretrain",
-    "finetune": "finetune:Finetune",
+    "finetune": None,
     "translate": "translate:Translate",
     "analyze": "analyze:Analyze",
     "distill-positions": "distill_positions:DistillPositions",
@@ -137,9 +137,12 @@ def run_study(study: Study, console: Terminal) -> None:
     with Bar(console) as progress:
         results, written = do(study, progress)
     console.print(results, highlight=False)
-    page, *others = map(str, written)
-    opened = " (open it in a browser)" if page.endswith(".html") else ""
-    say(console, f"wrote {page}{opened}{' and ' if others else ''}{', '.join(others)}")
+    if written:
+        pages = (f"{path} (open it in a browser)" if path.suffix == ".html" else str(path) for path in written)
+        *names, last = pages
+        say(console, f"wrote {', '.join(names)}{' and ' if names else ''}{last}")
+        if usage := study.usage():
+            say(console, f"\n{usage}")
     if problem := results.problem():
         raise problem
 
