@@ -30,7 +30,7 @@ PLACES = {
     "bench": (f"{EXPERIMENTS}.bench.run", "BenchJob.run"),
     "pretrain": (f"{EXPERIMENTS}.pretrain.run", "pretrain"),
     "compare": (f"{EXPERIMENTS}.compare.run", "compare"),
-    "finetune": (f"{EXPERIMENTS}.finetune.run", "finetune"),
+    "finetune": (f"{EXPERIMENTS}.finetune.run", "FinetuneJob.run"),
     "translate train": (f"{EXPERIMENTS}.translate.run", "train_translator"),
     "translate run": (f"{EXPERIMENTS}.translate.translating", "load"),
     "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),

@@ -57,11 +57,13 @@ if TYPE_CHECKING:
     from .studies.analyze.results import AnalyzeResults
     from .studies.bench.results import BenchResults
     from .studies.distill.results import DistillResults
+    from .studies.finetune.results import FinetuneResults
     from .studies.probe.results import ProbeResults
 
     analyze: Callable[..., AnalyzeResults]
     bench: Callable[..., BenchResults]
     distill_positions: Callable[..., DistillResults]
+    finetune: Callable[..., FinetuneResults]
     probe: Callable[..., ProbeResults]
 
 __version__ = "0.1.0"
@@ -102,6 +104,7 @@ __all__ = [
     "detach",
     "distill_positions",
     "explain",
+    "finetune",
     "from_authors_weights",
     "index_bias",
     "load_attached",
@@ -127,7 +130,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"analyze", "bench", "distill_positions", "probe"}
+_STUDIES = {"analyze", "bench", "distill_positions", "finetune", "probe"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

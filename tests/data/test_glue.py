@@ -24,7 +24,9 @@ def folder(tmp_path_factory):
 
 
 def load(**settings):
-    return load_tasks(DataSettings(**settings).checked())
+    options = DataSettings(**settings)
+    options.check_data()
+    return load_tasks(options)
 
 
 def fails(match, **settings):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.lab.damage import damages
 from tests.lab.report import test_compare_report, test_finetune_report, test_probe_report, test_properties_report
 from whereformer.cli.tables.compare import print_ranking
-from whereformer.cli.tables.finetune import print_gains
 from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
 from whereformer.lab.terminal import Terminal
@@ -18,8 +17,6 @@ from whereformer.lab.training.folder import Folder
 from whereformer.studies.bench.results import BenchResults, BenchRow, as_csv, memory_growth
 from whereformer.studies.compare.ranking import rank
 from whereformer.studies.compare.results import CompareResults
-from whereformer.studies.finetune import report as finetune_report
-from whereformer.studies.finetune.gains import tables
 from whereformer.studies.finetune.results import FinetuneResults
 from whereformer.studies.pretrain.results import PretrainResults
 from whereformer.studies.probe.results import ProbeResults
@@ -40,23 +37,18 @@ def show_comparison(results):
     assert ranking.verdict or not ranking.rows
 
 
-def show_finetuning(results):
-    found = tables(results)
-    print_gains(CONSOLE, found)
-    finetune_report.build_markdown(results, found)
-
-
 def show_bench(results):
     CONSOLE.print(results)
     memory_growth(results.rows)
     as_csv(results.rows)
 
 
-def show_probes(results):
+def show(results):
     CONSOLE.print(results)
     for key in ("cpu", "threads", "torch"):
         results.machine.setdefault(key, "")
     results.report()
+    results.more_files()
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +57,9 @@ def files(tmp_path_factory):
     bench = BenchResults(method="", terms={"bias": "x"}, memory_growth=[], rows=[row])
     return {
         CompareResults: (test_compare_report.results_of(2), show_comparison),
-        FinetuneResults: (saved(test_finetune_report.two_tasks(), tmp_path_factory), show_finetuning),
+        FinetuneResults: (saved(test_finetune_report.two_tasks(), tmp_path_factory), show),
         PropertiesResults: (saved(test_properties_report.results_of()[0], tmp_path_factory), lambda results: None),
-        ProbeResults: (saved(test_probe_report.made_up(), tmp_path_factory), show_probes),
+        ProbeResults: (saved(test_probe_report.made_up(), tmp_path_factory), show),
         BenchResults: (saved(bench, tmp_path_factory), show_bench),
     }
 

@@ -1,6 +1,8 @@
 """Fine-tuning end to end, at a size that takes seconds."""
 
 import json
+import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from tokenizers import normalizers
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
+import whereformer
 from tests.failing import fails
 from tests.studies.finetuning import columns, save_glue, save_model
 from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
@@ -15,12 +18,15 @@ from whereformer.cli.main import main
 from whereformer.data import glue
 from whereformer.data import rows as cached_rows
 from whereformer.data.rows import RowCache
+from whereformer.errors import InputError
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.positions.tisa import Tisa
 from whereformer.studies.finetune import run as finetune
 from whereformer.studies.finetune.models import fresh
-from whereformer.studies.finetune.prepare import FinetuneJob, load_tasks, prepare
+from whereformer.studies.finetune.prepare import prepare
+from whereformer.studies.finetune.results import FinetuneResults
+from whereformer.studies.finetune.run import FinetuneJob
 from whereformer.studies.finetune.settings import DataSettings, TuningSettings
 from whereformer.studies.finetune.train import predict
 from whereformer.studies.finetune.variants import Variant, settings_of
@@ -67,6 +73,8 @@ def test_it_writes_results_a_table_and_a_report(model, data, tmp_path, capsys):
     assert results["versions"]["scikit-learn"]
     assert results["shown"] == {"positions": ["learned+tisa", "tisa"], "kernels": [0, 2], "seeds": [0, 1]}
     assert "only part of train: do not compare with published scores" in out
+    assert "cola: only part of the official data (train 24 rows)" in out
+    assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
     assert "cola, learned+tisa, S=2, seed 1: matthews" in out
     assert "mnli matched" in out
     # The last run of each task and method, at offsets -32 to 32.
@@ -79,6 +87,32 @@ def test_it_writes_results_a_table_and_a_report(model, data, tmp_path, capsys):
     page = (tmp_path / "report.html").read_text()
     assert "What the heads learned" in page
     assert page.count("<summary>cola, ") == 2
+
+
+def test_the_function_does_what_the_command_does(model, data, tmp_path):
+    by_command = run(model, data, tmp_path)
+    options = {"model": model, "data": data, "task": ["cola"], "kernels": [0, 2], "seeds": 1, "epochs": 1}
+    results = whereformer.finetune(**options, batch_size=8, device="cpu", quiet=True)
+    found = {
+        name: {seed: run["scores"] for seed, run in runs.items()}
+        for name, runs in asdict(results)["runs"]["cola"].items()
+    }
+    assert json.loads(json.dumps(found)) == scores(by_command)
+    assert "learned+tisa: scores in percent" in str(results)
+    assert "<table" in results._repr_html_()
+    assert {path.name for path in results.save(tmp_path / "s")} == {"report.html", "results.md", "results.json"}
+    assert FinetuneResults.load(tmp_path / "s").runs == results.runs
+    plan = whereformer.finetune(**options, dry_run=True, quiet=True)
+    assert "2: 1 task, 2 models, 1 seed" in str(plan)
+
+
+def test_the_function_names_the_argument(model):
+    with pytest.raises(InputError, match=r"^task: expected a GLUE task"):
+        whereformer.finetune(model=model)
+    with pytest.raises(InputError, match=r"^epochs: expected float, got '3'"):
+        whereformer.finetune(model=model, task="cola", epochs="3")
+    with pytest.raises(InputError, match=r"^model: expected str, got none"):
+        whereformer.finetune(task="cola")
 
 
 def test_it_learns(model, data, tmp_path):
@@ -135,7 +169,7 @@ def test_a_funnel_with_a_method_of_its_own(tmp_path, data):
 
 
 def job_of(model, data, **tuning):
-    tasks = load_tasks(DataSettings(task="cola", data=data))
+    tasks = DataSettings(task="cola", data=data)
     settings = settings_of(["learned+tisa"], [0, 3])
     tokenizer = AutoTokenizer.from_pretrained(model)
     return FinetuneJob(model, tokenizer, tasks, settings, [0], TuningSettings(**tuning), torch.device("cpu"))
@@ -176,7 +210,7 @@ def test_trained_position_embeddings_stay_unless_they_are_dropped(model, tmp_pat
 
 def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
     job = job_of(model, save_glue(tmp_path, "cola"), batch_size=5)
-    (encoded,) = prepare(job, RowCache(tmp_path / "cache")).tasks
+    encoded = prepare(job, RowCache(tmp_path / "cache")).tasks["cola"]
     classifier = fresh(model, Variant("", "learned"), 2, 0)
     found = predict(classifier, encoded.train, job.tuning)
     with torch.no_grad():
@@ -198,8 +232,9 @@ def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):
         ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path / "o"), "--dry-run", *TINY]
     )
     out = capsys.readouterr().out
-    assert "2 runs: 1 tasks, 2 models, 1 seeds" in out
-    assert "3 steps per run" in out
+    assert "2: 1 task, 2 models, 1 seed" in out
+    assert "A dry run: nothing was trained or written." in out
+    assert "3 steps per run" in " ".join(out.split())
     assert not (tmp_path / "o").exists()
 
 
@@ -217,14 +252,14 @@ def test_a_cache_is_shared_and_starting_again_tokenizes_nothing(model, data, tmp
 
 def test_what_decides_the_tokens_decides_which_cache_is_opened(model, data, tmp_path):
     job, cache = job_of(model, Path(data), max_length=9), RowCache(tmp_path / "cache")
-    (first,) = prepare(job, cache).tasks
+    first = prepare(job, cache).tasks["cola"]
     # A tokenizer remembers how it truncated last.
     job.tokenizer(["the cat"], truncation=True, max_length=3)
-    (again,) = prepare(job, cache).tasks
+    again = prepare(job, cache).tasks["cola"]
     assert again.train.rows.ids == first.train.rows.ids
     assert len(list(cache.folder.iterdir())) == 1
     job.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("cat", "dog")
-    (other,) = prepare(job, cache).tasks
+    other = prepare(job, cache).tasks["cola"]
     assert [*other.train] != [*first.train]
     assert len(list(cache.folder.iterdir())) == 2
     job.tokenizer.split_special_tokens = True
@@ -272,13 +307,13 @@ def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
     line = fails(capsys, *arguments, "--model", trained)
     assert "--kernels: the model was pretrained with TISA, and its number of kernels can't change; use" in line
     main([*arguments, "--model", trained, "--position=own"])
-    assert "own (" in capsys.readouterr().out
+    assert re.search(r"own +[0-9,]+ parameters", capsys.readouterr().out)
     main([*arguments, "--model", save_model(tmp_path / "learned")])
     out = capsys.readouterr().out
-    assert "640 of position); learned+tisa, S=2" in out
-    assert "664 of position, 24 of them new)" in out
+    assert re.search(r"learned +6,898 parameters, 640 of position *\n", out)
+    assert re.search(r"learned\+tisa, S=2 +6,922 parameters, 664 of position, 24 of them new", out)
     main([*arguments, "--model", save_model(tmp_path / "t5", position="t5")])
-    assert "640 of position, 640 of them new); learned+tisa, S=2" in capsys.readouterr().out
+    assert "640 of position, 640 of them new" in capsys.readouterr().out
 
 
 def test_without_a_baseline_none_is_shown(model, data, tmp_path):

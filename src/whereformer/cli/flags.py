@@ -92,7 +92,12 @@ def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
         tuple(
             StructFieldSpec(
                 field.name,
-                _with_looks(hints[field.name], field.name, default(field, tyro.MISSING_NONPROP), flags[field.name]),
+                _with_looks(
+                    hints[field.name],
+                    getattr(info.type, "METAVARS", {}).get(field.name) or METAVARS.get(field.name),
+                    default(field, tyro.MISSING_NONPROP),
+                    flags[field.name],
+                ),
                 default(field, tyro.MISSING_NONPROP),
                 # Without a help text, tyro uses the docstring of a group's class.
                 _replace_names(documentation[field.name], flags) if field.name in documentation else None,
@@ -122,26 +127,25 @@ def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | U
     )
 
 
-def _with_looks(hint: Any, name: str, default: Any, flag: str) -> Any:
+def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
     """Annotate a field's type with its placeholder and default for --help; the type's own annotations have priority."""
     inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     # The help text itself says what happens if the option is left out.
     note = "" if default in (None, ()) or isinstance(default, bool) else None
-    shown = _metavar(inner, name)
+    shown = _metavar(inner, metavar)
     if not flag.startswith("-") and not said:  # a word without a flag
         shown, said = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else flag, [tyro.conf.Positional]
     return Annotated[(inner, tyro.conf.arg(metavar=shown, help_behavior_hint=note), *said)]
 
 
-def _metavar(kind: Any, name: str) -> str | None:
+def _metavar(kind: Any, named: str | None) -> str | None:
     kinds = [part for part in get_args(kind) if part not in (type(None), Ellipsis)]
     if get_origin(kind) is tuple:
-        shown = _metavar(kinds[0], name)
+        shown = _metavar(kinds[0], named)
         return f"{shown} [{shown} ...]"
     if len(kinds) == 1:
-        return _metavar(kinds[0], name)
-    by_name = METAVARS.get(name) if kind in (str, Path) else None
-    return by_name or SHOWN.get(kind)
+        return _metavar(kinds[0], named)
+    return (named if kind in (str, Path) else None) or SHOWN.get(kind)
 
 
 @cache

@@ -29,7 +29,7 @@ COMMANDS: dict[str, str | None] = {
     "probe": None,
     "bench": None,
     "pretrain": "pretrain:Pretrain",
-    "finetune": "finetune:Finetune",
+    "finetune": None,
     "translate": "translate:Translate",
     "analyze": None,
     "distill-positions": None,
@@ -141,11 +141,15 @@ def run_study(study: Study, console: Terminal) -> None:
     console.print(results, highlight=False)
     near = [path for path in written if path.parent == study.out]
     deep = Counter(path.parent for path in written if path.parent != study.out)
-    *files, last = [
+    names = [
         *(f"{path} (open it in a browser)" if path.suffix == ".html" else str(path) for path in near),
         *(f"{count} files in {folder}" for folder, count in deep.items()),
     ]
-    say(console, f"wrote {', '.join(files)}{' and ' if files else ''}{last}")
+    if names:
+        *files, last = names
+        say(console, f"wrote {', '.join(files)}{' and ' if files else ''}{last}")
+        if usage := study.usage():
+            say(console, f"\n{usage}")
     if problem := results.problem():
         raise problem
 

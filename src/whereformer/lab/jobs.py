@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from ..errors import InputError
 from .progress import Progress
+
+if TYPE_CHECKING:
+    from .sheet import Sheet, Shown
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -51,10 +54,11 @@ def undisturbed(jobs: int, device: torch.device) -> int:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Set torch's number of threads, and restore it afterwards."""
+def threads(count: int | None) -> Iterator[None]:
+    """Set torch's number of threads, unless it is None, and restore it afterwards."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    if count is not None:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
@@ -141,7 +145,7 @@ class _Sender(Progress):
             raise _StoppedError
         self.messages.put(("step", (steps, detail)))
 
-    def line(self, text: str) -> None:
+    def line(self, text: str | Shown | Sheet) -> None:
         self.messages.put(("line", (text,)))
 
 

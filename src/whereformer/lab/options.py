@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import InputError, shown
 
 if TYPE_CHECKING:
     import torch
+    from _typeshed import DataclassInstance
+
+    Kind = TypeVar("Kind", bound=DataclassInstance)
 
 MOST_SIZE = 2**20
 """The largest width, length, vocabulary or number of rows at a time. Larger ones fit into no memory."""
@@ -66,6 +69,30 @@ class Jobs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """The option of studies that take long."""
+
+    dry_run: bool = False
+    """Check everything, show the plan and stop. Nothing is trained or written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threads:
+    """The option of studies that compute in this process."""
+
+    threads: int | None = None
+    """Threads on the CPU. Default: torch's."""
+
+    def check_threads(self) -> None:
+        """Check the number of threads.
+
+        Raises:
+            InputError: if it is out of range.
+        """
+        check_range(self, threads=(1, MOST_THREADS))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """Options of studies that read text."""
 
@@ -75,6 +102,11 @@ class TextOptions:
 
     column: str | None = None
     """The column of Parquet and JSON Lines files that holds the text. Default: "text", or the only column of text."""
+
+
+def part(options: Any, kind: type[Kind]) -> Kind:
+    """Return those of a study's options that another dataclass has, as that dataclass."""
+    return kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
 
 
 def find_device(name: str) -> torch.device:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .sheet import Sheet, Shown
+
 
 class Progress:
     """Receives the progress of a run. This base class ignores it; subclasses show it."""
@@ -15,5 +20,5 @@ class Progress:
     def step(self, steps: int = 1, detail: str = "") -> None:
         """Called when ``steps`` more steps are done."""
 
-    def line(self, text: str) -> None:
-        """Called with a line of text for the user."""
+    def line(self, text: str | Shown | Sheet) -> None:
+        """Called with a line of text, or a table, for the user."""

@@ -6,7 +6,6 @@ is read. A file also has a ``format``, which changes when older files can no lon
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,18 +16,15 @@ from ..files import make_folder, write_atomically
 from .jobs import spread
 from .json_files import check_seal, from_json, read_json, sealed, write_json
 from .progress import Progress
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from .sheet import Sheet
+from .ranks import is_main
+from .sheet import Shown
 
 FILE = "results.json"
 """The file of results in a run's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results:
+class Results(Shown):
     """Base class of dataclasses that hold the whole content of a results file, provenance included.
 
     Printing one, or ending a notebook's cell with it, shows its tables and what they say.
@@ -106,20 +102,8 @@ class Results:
             refuse_other_settings(folder, old, new)
         return results
 
-    def sheets(self) -> Sequence[Sheet]:
-        """Return the tables to show on a terminal and in a notebook."""
-        return ()
-
-    def sentences(self) -> Sequence[str]:
-        """Return what the numbers say. The first sentence is the headline."""
-        return ()
-
     def report(self) -> str | None:
         """Return an HTML page about the results, or None if there is none."""
-        return None
-
-    def problem(self) -> InputError | KeyboardInterrupt | None:
-        """Return what a command has to end with although there are results, or None."""
         return None
 
     def save(self, folder: Path | str) -> list[Path]:
@@ -142,27 +126,6 @@ class Results:
         """Return the contents of further files, by name; a name may have a folder in it."""
         return {}
 
-    def __rich__(self) -> RenderableType:
-        from rich.console import Group
-        from rich.styled import Styled
-
-        # Strings, not rich's texts: the terminal escapes what strings from outside hold.
-        headlines, others = self.sentences()[:1], self.sentences()[1:]
-        return Group(*self.sheets(), *(Styled(line, "bold") for line in headlines), *others)
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=100, markup=False, emoji=False, highlight=False)
-        console.print(self)
-        text: str = console.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
-        return text
-
-    def _repr_html_(self) -> str:
-        from .report.page import fragment
-
-        return fragment(self.sentences(), self.sheets())
-
 
 Key = tuple[Any, ...]
 Kind = TypeVar("Kind", bound="RunResults")
@@ -175,7 +138,8 @@ class RunResults(Results):
     ``runs`` has dictionaries within dictionaries, by the parts of a run's key: a tuple such as (task, method, seed).
     """
 
-    runs: Any
+    if TYPE_CHECKING:
+        runs: Any  # which each study declares where its file has it
     KEYS: ClassVar[int]
     """The parts of a key."""
 
@@ -235,14 +199,15 @@ def complete(
         results: the runs so far.
         folder: the run's folder.
         keys: the keys of the runs to do.
-        work: does the run of a key and returns it. It can be pickled.
+        work: does the run of a key and returns it. It can be pickled. Several processes of a launcher share each run.
         progress: receives the progress of all runs.
         jobs: the number of processes.
         done: returns what to tell of a finished run, or None.
     """
     for key, run in spread(work, keys, jobs, progress):
         results = results.with_run(key, run)
-        results.write(folder / FILE)
+        if is_main():
+            results.write(folder / FILE)
         if line := done(key, run):
             progress.line(line)
     return results

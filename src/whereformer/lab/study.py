@@ -25,12 +25,15 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    runtime_checkable,
 )
 
 from ..errors import InputError, shown
 from .progress import Progress
+from .ranks import is_main
 
 if TYPE_CHECKING:
+    from .sheet import Plan, Shown
     from .store import Results
 
 
@@ -42,14 +45,27 @@ class Job(Protocol):
         ...
 
 
+@runtime_checkable
+class Planned(Protocol):
+    """The work of a study with the option ``dry_run``."""
+
+    def plan(self, folder: Path, progress: Progress) -> Plan:
+        """Return what :meth:`Job.run` would do. The folder is read, if there is one, and nothing is written."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """Base class of studies."""
 
     FLAGS: ClassVar[dict[str, str]] = {}
     """Flags that don't follow from a field's name."""
+    METAVARS: ClassVar[dict[str, str]] = {}
+    """Placeholders in ``--help`` that are not those of other commands."""
     MANY: ClassVar[bool] = False
     """Whether several processes of a launcher, such as torchrun, can do it together."""
+    MAKES_FILES: ClassVar[bool] = False
+    """Whether its files are what it is for, such as a model, so that a Python function needs the argument ``out``."""
 
     out: Path
     """Folder for the results."""
@@ -61,6 +77,10 @@ class Study:
             InputError: if an option has a bad value; it names the option.
         """
         raise NotImplementedError
+
+    def usage(self) -> str:
+        """Return what to do with the files, to show below their names; empty if there is nothing to say."""
+        return ""
 
 
 def command_line(options: Any, name: str) -> str:
@@ -97,11 +117,11 @@ def default(field: Field[Any], without: Any = MISSING) -> Any:
     return without if field.default is MISSING else field.default
 
 
-def do(study: Study, progress: Progress) -> tuple[Results, list[Path]]:
+def do(study: Study, progress: Progress) -> tuple[Shown, list[Path]]:
     """Do a study in its folder, which is locked meanwhile, and save its results there.
 
     Returns:
-        The results, and the files that they were saved to.
+        The results, and the files that they were saved to. Of several processes, one saves. A dry run returns the plan.
 
     Raises:
         InputError: if an option has a bad value, or the folder holds something else.
@@ -109,20 +129,24 @@ def do(study: Study, progress: Progress) -> tuple[Results, list[Path]]:
     from .folder import open_folder
 
     job = study.job()
+    if getattr(study, "dry_run", False):
+        assert isinstance(job, Planned)
+        return job.plan(study.out, progress), []
     with open_folder(study.out):
         results = job.run(study.out, progress)
-        return results, results.save(study.out)
+        return results, results.save(study.out) if is_main() else []
 
 
 def function(study: type[Study], name: str) -> Callable[..., Any]:
     """Return a Python function that does a study.
 
     Its arguments are the study's options, by name only. An option whose text lists several things also takes a sequence
-    of them. Without ``out``, nothing is kept but what the function returns. ``quiet=True`` shows no progress.
+    of them. Without ``out``, nothing is kept but what the function returns; studies that make a model need it.
+    ``quiet=True`` shows no progress.
     """
     options = {each.name: each for each in fields(study)}
 
-    def call(*, out: str | Path | None = None, quiet: bool = False, **given: Any) -> Results:
+    def call(*, out: str | Path | None = None, quiet: bool = False, **given: Any) -> Shown:
         from .terminal import Bar, output
 
         for each in given:
@@ -130,9 +154,11 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
                 close = get_close_matches(each, options, 1)
                 hint = f"; did you mean {close[0]!r}?" if close else f"; expected some of {', '.join(options)}"
                 raise InputError(each, f"{name} has no such option{hint}")
-        for each, field in options.items():
-            if each not in {*given, "out"} and default(field) is MISSING:
-                raise InputError(each, f"{name} needs one, got none")
+        for option in options.values():
+            if option.name not in ("out", *given) and default(option) is MISSING:
+                raise InputError(option.name, f"expected {option.type}, got none")
+        if out is None and study.MAKES_FILES:
+            raise InputError("out", "expected a folder for the model, got None")
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory()) if out is None else out)
             hints = get_type_hints(study)

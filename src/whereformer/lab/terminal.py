@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -12,6 +12,9 @@ from rich.text import Text
 
 from ..errors import printable
 from .progress import Progress as Listener
+
+if TYPE_CHECKING:
+    from .sheet import Sheet, Shown
 
 
 class Terminal(Console):
@@ -80,7 +83,7 @@ class Bar(Listener):
     def step(self, steps: int = 1, detail: str = "") -> None:
         self.bar.update(self.task, advance=steps, detail=printable(detail))
 
-    def line(self, text: str) -> None:
+    def line(self, text: str | Shown | Sheet) -> None:
         self.console.print(text, highlight=False)
 
 

@@ -14,6 +14,7 @@ STUDIES = {
     "analyze": "analyze.settings:Analyze",
     "bench": "bench.settings:Bench",
     "distill_positions": "distill.settings:DistillPositions",
+    "finetune": "finetune.settings:Finetune",
     "probe": "probe.settings:Probe",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""

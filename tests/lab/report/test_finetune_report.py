@@ -8,8 +8,7 @@ import pytest
 
 from tests.lab.report.pages import Page
 from tests.studies.test_finetune_gains import facts_of, results_of, runs_of
-from whereformer.studies.finetune import report
-from whereformer.studies.finetune.gains import tables
+from whereformer.studies.finetune.report import build_markdown, build_report
 from whereformer.studies.finetune.results import KeptCurves
 
 MINUS, TO = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -31,14 +30,6 @@ def two_tasks():
         },
         curves={"rte": {"learned+tisa": KeptCurves(GAINING, 2, [[bump] * 2] * 3)}},
     )
-
-
-def build_report(results):
-    return report.build_report(results, tables(results))
-
-
-def build_markdown(results):
-    return report.build_markdown(results, tables(results))
 
 
 def with_scores(results, *scores):
@@ -64,13 +55,23 @@ def test_the_page_says_what_the_numbers_say(results):
     page = build_report(results)
     assert "<h1>learned+tisa gains most on rte (accuracy): 10.0 points; " in page
     assert "; 1 of 2 rows have a gain, 0 of them with every seed</h1>" in page
-    assert f'<td data-order="70.0"><strong>70.0</strong><small>65.0{TO}70.0</small></td>' in page
+    assert f'<td data-order="70.0" style="font-weight: bold">70.0<small>65.0{TO}70.0</small></td>' in page
+    assert "<p>rte: only part of the official data (train 1,000 rows); do not compare with published scores</p>" in page
     assert re.search(f'<td data-order="-2[^"]*">{MINUS}20.0%</td>', page)
     assert "mine<b>" not in page
     assert "rte, learned+tisa, S=3, seed 2" in page
     assert page.count('<dialog class="large"') == 2
     Page(page).check_self_contained()
     Page(page).check_references()
+
+
+def test_the_terminal_shows_the_tables_and_the_verdict(results):
+    text = str(results)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "learned+tisa: scores in percent" in text
+    assert f"65.0{TO}70.0" in text
+    assert "learned+tisa gains most on rte (accuracy): 10.0 points" in " ".join(text.split())
+    assert "Error reduction is that gain divided by" in " ".join(text.split())
 
 
 def test_results_without_curves_or_baseline(results):

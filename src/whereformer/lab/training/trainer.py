@@ -62,6 +62,15 @@ def training_arguments(
     return arguments
 
 
+def slow_dtype(dtype: str, device: torch.device) -> str | None:
+    """Return a note if the CPU has no instructions for a training in bfloat16, which is then slower than in float32."""
+    from ...kernels.torch_private import multiplies_bfloat16
+
+    if device.type == "cpu" and dtype == "bfloat16" and not multiplies_bfloat16():
+        return "note: this processor has no instructions for bfloat16; --dtype float32 is much faster here"
+    return None
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and notes, which would garble ours."""

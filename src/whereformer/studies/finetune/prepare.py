@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,11 +20,13 @@ from ...models import EncoderConfig, EncoderForSequenceClassification
 from ...positions import PositionRangeError
 from .models import fingerprint_of, load
 from .results import ParameterCounts, TaskFacts
-from .settings import DataSettings, TuningSettings
-from .variants import Setting, Variant, distinct
+from .settings import DataSettings
+from .variants import distinct
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from .run import FinetuneJob
 
 
 def load_tasks(settings: DataSettings) -> list[Data]:
@@ -37,40 +38,6 @@ def load_tasks(settings: DataSettings) -> list[Data]:
     if settings.train is None:
         return glue.load_glue(listed("task", settings.task or ""), settings.data, settings.train_rows)
     return [settings.own_task().load(settings.train_rows)]
-
-
-@dataclass(frozen=True)
-class FinetuneJob:
-    """Everything that fine-tuning needs.
-
-    Args:
-        model: a folder or an id on the Hub.
-        tokenizer: the model's tokenizer.
-        tasks: the tasks to fine-tune on.
-        settings: the position methods, each with its variants.
-        seeds: seeds of the head, the new kernels, the order of rows and dropout.
-        tuning: how to train.
-        device: where to train.
-    """
-
-    model: str
-    tokenizer: PreTrainedTokenizerBase
-    tasks: list[Data]
-    settings: list[Setting]
-    seeds: list[int]
-    tuning: TuningSettings
-    device: torch.device
-
-    def runs(self) -> Iterator[tuple[Data, int, Variant]]:
-        """Yield all runs. Every variant runs with one seed before any runs with the next."""
-        for data in self.tasks:
-            for seed in self.seeds:
-                for variant in distinct(self.settings):
-                    yield data, seed, variant
-
-    def steps(self, encoded: Encoded) -> int:
-        """Return the number of training steps of a run."""
-        return max(1, round(self.tuning.epochs * math.ceil(len(encoded.train) / self.tuning.batch_size)))
 
 
 @dataclass(frozen=True)
@@ -134,26 +101,27 @@ def _described(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @dataclass(frozen=True)
 class Checked:
-    """A checked job: its text is tokenized, and every model has read the longest row.
+    """What fine-tuning starts from: the text is tokenized, and every model has read the longest row.
 
     Args:
-        tasks: the tokenized tasks.
+        tasks: the tokenized tasks, by name.
         weights: the fingerprint of the pretrained weights.
         parameters: the parameter counts of each variant, by name.
     """
 
-    tasks: list[Encoded]
+    tasks: dict[str, Encoded]
     weights: str
     parameters: dict[str, ParameterCounts]
 
 
 @torch.no_grad()
 def prepare(job: FinetuneJob, cache: RowCache) -> Checked:
-    """Tokenize all text, or find it in the cache, and check that every model can read the longest row.
+    """Load all tasks, tokenize their text or find it in the cache, and let every model read the longest row.
 
     Raises:
-        InputError: if a model, method or tokenizer does not fit, or rows are too long.
+        InputError: if a task can't be loaded, a model, method or tokenizer does not fit, or rows are too long.
     """
+    loaded = load_tasks(job.data)
     with quiet_transformers():
         tasks: list[Encoded] = []
         weights, parameters = "", {}
@@ -165,10 +133,10 @@ def prepare(job: FinetuneJob, cache: RowCache) -> Checked:
                     raise InputError("packed", "a funnel would pool across the ends of rows; leave it out")
                 weights = fingerprint_of(model)
                 with ranks.main_first():
-                    tasks = [encode(job, data, model.config, cache) for data in job.tasks]
+                    tasks = [encode(job, data, model.config, cache) for data in loaded]
             _read_the_longest_row(model, tasks)
             parameters[variant.name] = _count_parameters(model)
-    return Checked(tasks, weights, parameters)
+    return Checked({task.data.task.name: task for task in tasks}, weights, parameters)
 
 
 def _read_the_longest_row(model: EncoderForSequenceClassification, tasks: Sequence[Encoded]) -> None:

@@ -1,34 +1,92 @@
-"""The Markdown and HTML reports of ``whereformer finetune``: gains from position, and what the heads learned."""
+"""The plan, the tables and the pages of fine-tuning: gains from position, and what the heads learned."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from ...lab.report import figures, heads, page
 from ...lab.report.numbers import DASH, MINUS, decimals
-from ...lab.report.page import Cell, Column
 from ...lab.seeds import Spread
-from .gains import GainRow, GainsTable
+from ...lab.sheet import Cell, Column, Row, Sheet
+from .gains import GainRow, GainsTable, tables
 from .results import FinetuneResults, TaskFacts
 
+if TYPE_CHECKING:
+    from .prepare import Checked
+    from .run import FinetuneJob
+
 TEMPLATE = Path(__file__).with_suffix(".html.j2")
+BEST = "font-weight: bold"
 
 
-def build_markdown(results: FinetuneResults, tables: Sequence[GainsTable]) -> str:
+def plan(job: FinetuneJob, checked: Checked) -> Sheet:
+    """Return the tasks and models of a fine-tuning before it starts."""
+    rows = []
+    for name, encoded in checked.tasks.items():
+        facts, tokens = encoded.facts(), encoded.facts().tokens_of_a_row
+        counts = ", ".join(f"{split} {count:,}" for split, count in facts.rows.items())
+        lines = [
+            f"{counts} rows from {facts.source}; median {tokens['median']} tokens, longest {tokens['most']}; "
+            f"{job.steps(encoded):,} steps per run"
+        ]
+        if facts.subsets:
+            lines.append(f"only part of {', '.join(facts.subsets)}: do not compare with published scores")
+        if facts.cut_rows:
+            lines.append(f"{facts.cut_rows:,} rows truncated to {job.tuning.max_length} tokens")
+        rows += [(name if index == 0 else "", line) for index, line in enumerate(lines)]
+    for name, count in checked.parameters.items():
+        # Say so if another method replaces trained positions.
+        fresh = f", {count.fresh:,} of them new" if count.fresh else ""
+        rows.append((name, f"{count.all:,} parameters, {count.position:,} of position{fresh}"))
+    parts = (len(checked.tasks), "task"), (len(checked.parameters), "model"), (len(job.seeds), "seed")
+    named = ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in parts)
+    runs = len(checked.tasks) * len(checked.parameters) * len(job.seeds)
+    rows.append(("runs", f"{runs}: {named}"))
+    return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
+
+
+def sheets(results: FinetuneResults) -> list[Sheet]:
+    """Return the tables, laid out as in the TISA paper; the last says how to read them all."""
+    found = tables(results)
+    last = len(found) - 1
+    return [sheet(table, (explanation(results),) if index == last else ()) for index, table in enumerate(found)]
+
+
+def sheet(table: GainsTable, notes: tuple[str, ...] = ()) -> Sheet:
+    """Return the table of one position method: its scores, its gain and the share of errors that it removes."""
+    numbers = [Column(name, first="descending") for name in (*table.columns, "gain", "error reduction")]
+    columns = [Column("task"), Column("metric", left=True), *numbers]
+    rows = [Row(cells(row)) for row in table.rows]
+    return Sheet.of(f"{table.position}: scores in percent", columns, rows, notes=notes, sortable=True, kind="tasks")
+
+
+def cells(row: GainRow) -> tuple[Cell, ...]:
+    """Return the cells of a task and metric. The best median is bold."""
+    medians = [None if cell is None else cell.median for cell in row.cells]
+    numbers = [median for median in medians if median is not None]
+    best = max(numbers) if len(numbers) > 1 else None
+    return (
+        Cell(row.task, order=row.task),
+        Cell(row.metric, order=row.metric),
+        *(
+            Cell(_median(cell), _range(cell), median, style=BEST if median is not None and median == best else "")
+            for cell, median in zip(row.cells, medians, strict=True)
+        ),
+        Cell(_signed(row.gain) + ("*" if row.clear else ""), order=row.gain),
+        Cell(_signed(row.error_reduction, "%"), order=row.error_reduction),
+    )
+
+
+def build_markdown(results: FinetuneResults) -> str:
     """Build the report as Markdown."""
     lines = [f"# {results.model}, fine-tuned", ""]
-    for table in tables:
-        header = ["task", "metric", *table.columns, "gain", "error reduction"]
-        lines += [f"## {table.position}", "", _line(header), _line(["---"] * 2 + ["---:"] * (len(header) - 2))]
-        for row in table.rows:
-            cells = [_median(cell) + (f" ({_range(cell)})" if _range(cell) else "") for cell in row.cells]
-            lines.append(_line([row.task, row.metric, *cells, _gain(row), _signed(row.error_reduction, "%")]))
-        lines.append("")
+    for each in tables(results):
+        lines += [f"## {each.position}", "", *sheet(each).markdown(), ""]
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asdict(results.settings).items())
     lines += [explanation(results), "", *(f"- {note}" for note in _notes(results)), "", f"Settings: {settings}.", ""]
     versions = ", ".join(f"{name} {value}" for name, value in results.versions.items())
@@ -59,10 +117,6 @@ def _notes(results: FinetuneResults) -> list[str]:
     return notes
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def _median(cell: Spread | None) -> str:
     return DASH if cell is None or cell.median is None else f"{cell.median:.1f}"
 
@@ -77,38 +131,9 @@ def _signed(number: float | None, unit: str = "") -> str:
     return DASH if number is None else f"{number:+z.1f}{unit}".replace("-", MINUS)
 
 
-def _gain(row: GainRow) -> str:
-    return _signed(row.gain) + ("*" if row.clear else "")
-
-
-@dataclass(frozen=True)
-class ShownRow:
-    """A table row on the page: its task and metric, its cells, and which of them are best."""
-
-    task: str
-    metric: str
-    cells: list[Cell]
-    best: list[bool]
-
-
-def shown(row: GainRow) -> ShownRow:
-    """Format a row for the page."""
-    medians = [None if cell is None else cell.median for cell in row.cells]
-    numbers = [median for median in medians if median is not None]
-    best = max(numbers) if len(numbers) > 1 else None
-    cells = [
-        *(Cell(_median(cell), _range(cell), median) for cell, median in zip(row.cells, medians, strict=True)),
-        Cell(_gain(row), order=row.gain),
-        Cell(_signed(row.error_reduction, "%"), order=row.error_reduction),
-    ]
-    is_best = [median is not None and median == best for median in medians]
-    return ShownRow(row.task, row.metric, cells, [*is_best, False, False])
-
-
-def columns(table: GainsTable) -> list[Column]:
-    """Return a table's column headers and sort directions."""
-    scores = [*table.columns, "gain", "error reduction"]
-    return [Column("task"), Column("metric"), *(Column(name, first="descending") for name in scores)]
+def sentences(results: FinetuneResults) -> list[str]:
+    """Return what the gains say, and caveats about the scores."""
+    return [verdict(tables(results)), *_notes(results)]
 
 
 def verdict(found: Sequence[GainsTable]) -> str:
@@ -169,19 +194,22 @@ def _facts(facts: TaskFacts) -> dict[str, Any]:
     return found
 
 
-def build_report(results: FinetuneResults, tables: Sequence[GainsTable]) -> str:
+def build_report(results: FinetuneResults) -> str:
     """Build the page. Equal results give identical pages."""
     return page.render(
         TEMPLATE,
         title="What does position add to a pretrained model?",
-        verdict=verdict(tables),
+        sentences=sentences(results),
         model=results.model,
-        tables=[(table, columns(table), [shown(row) for row in table.rows]) for table in tables],
+        sheets=[(table.position, sheet(table)) for table in tables(results)],
         explanation=explanation(results),
-        notes=_notes(results),
         heads=drawings(results),
-        settings=asdict(results.settings),
         seeds=results.shown.seeds,
-        tasks={name: _facts(facts) for name, facts in results.tasks.items()},
-        machine={**results.machine, **results.versions},
+        tasks=list(results.tasks),
+        facts_of={
+            "Settings": asdict(results.settings),
+            **{name: _facts(facts) for name, facts in results.tasks.items()},
+            "Machine": {**results.machine, **results.versions},
+        },
+        command="",
     )

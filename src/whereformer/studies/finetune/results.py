@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from ...data.glue import RowFacts
 from ...errors import InputError
 from ...lab.json_files import check_heads, check_that
-from ...lab.store import Results
+from ...lab.store import RunResults
 from ...lab.training.results import LossPoint
-from .settings import TuningSettings
-from .variants import OWN, Variant
+from .settings import FinetuneSettings
+from .variants import method_of
 
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneSettings(TuningSettings):
-    """The settings that all runs in a folder share.
-
-    Args:
-        weights: the fingerprint of the pretrained weights.
-        device: the kind of device, such as "cpu".
-        tokenizer: the fingerprint of the tokenizer's vocabulary.
-    """
-
-    weights: str
-    device: str
-    tokenizer: str
+if TYPE_CHECKING:
+    from ...lab.sheet import Sheet
 
 
 @dataclass(frozen=True)
@@ -74,6 +64,14 @@ class KeptCurves:
 
 
 @dataclass(frozen=True)
+class Tuned:
+    """A finished run: what is kept of every run, and what is kept of a method's last one, if it has curves."""
+
+    model: TunedModel
+    curves: KeptCurves | None
+
+
+@dataclass(frozen=True)
 class ParameterCounts:
     """A model's number of parameters: all, those of position, and those of position that the checkpoint lacks."""
 
@@ -92,7 +90,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class FinetuneResults(Results):
+class FinetuneResults(RunResults):
     """The results of fine-tuning, finished or so far.
 
     Args:
@@ -106,6 +104,7 @@ class FinetuneResults(Results):
     """
 
     FORMAT = "finetune 1"
+    KEYS = 3
 
     settings: FinetuneSettings
     tasks: dict[str, TaskFacts]
@@ -132,40 +131,55 @@ class FinetuneResults(Results):
                 check_heads(f"curves.{task}.{name}", curves.heads)
         check_that(bool(self.shown.positions and self.shown.seeds), "shown", "positions and seeds")
 
-    def run(self, task: str, variant: Variant, seed: int) -> TunedModel | None:
-        """Return the finished run of a task, variant and seed, or None."""
-        return self.runs.get(task, {}).get(variant.name, {}).get(seed)
-
-    def with_run(
-        self, task: str, variant: Variant, seed: int, run: TunedModel, curves: list[list[list[float]]] | None
-    ) -> FinetuneResults:
+    def with_run(self, key: tuple[Any, ...], run: Tuned) -> Self:
         """Return these results with a finished run added. Its curves replace those of the method's previous run."""
-        by_variant = self.runs.get(task, {})
-        runs = {**self.runs, task: {**by_variant, variant.name: {**by_variant.get(variant.name, {}), seed: run}}}
-        if curves is None:
-            return replace(self, runs=runs)
-        kept = {**self.curves.get(task, {}), variant.position or OWN: KeptCurves(variant.name, seed, curves)}
-        return replace(self, runs=runs, curves={**self.curves, task: kept})
+        results = super().with_run(key, run.model)
+        if run.curves is None:
+            return results
+        task, variant, _ = key
+        kept = {**self.curves.get(task, {}), method_of(variant): run.curves}
+        return replace(results, curves={**self.curves, task: kept})
 
+    @classmethod
+    def earlier_of(cls, folder: Path, settings: FinetuneSettings, tasks: Mapping[str, TaskFacts]) -> Self | None:
+        """Return the results that an earlier run left in a folder, or None.
 
-def earlier_results(out: Path, settings: FinetuneSettings, tasks: dict[str, TaskFacts]) -> FinetuneResults | None:
-    """Return the results that an earlier run left in a folder, or None.
+        Raises:
+            InputError: if the folder holds results for other settings, or for other rows or classes of a task, or its
+                ``results.json`` is something else.
+        """
+        results = cls.earlier(folder, settings=settings)
+        if results is None:
+            return None
+        for name, new in tasks.items():
+            old = results.tasks.get(name, new)
+            if old.fingerprint != new.fingerprint:
+                raise InputError("out", f"{folder} holds results for other rows of {name}; choose another folder")
+            for fact in ("classes", "metrics"):
+                before, now = getattr(old, fact), getattr(new, fact)
+                if before != now:
+                    raise InputError(
+                        "out",
+                        f"{folder} holds results for {name} with {fact} {before}, not {now}; choose another folder",
+                    )
+        return results
 
-    Raises:
-        InputError: if the folder holds results for other settings, or for other rows or classes of a task, or its
-            ``results.json`` is something else.
-    """
-    found = FinetuneResults.earlier(out, settings=settings)
-    if found is None:
-        return None
-    for name, new in tasks.items():
-        old = found.tasks.get(name, new)
-        if old.fingerprint != new.fingerprint:
-            raise InputError("out", f"{out} holds results for other rows of {name}; choose another folder")
-        for fact in ("classes", "metrics"):
-            before, now = getattr(old, fact), getattr(new, fact)
-            if before != now:
-                raise InputError(
-                    "out", f"{out} holds results for {name} with {fact} {before}, not {now}; choose another folder"
-                )
-    return found
+    def sheets(self) -> Sequence[Sheet]:
+        from .report import sheets
+
+        return sheets(self)
+
+    def sentences(self) -> Sequence[str]:
+        from .report import sentences
+
+        return sentences(self)
+
+    def report(self) -> str:
+        from .report import build_report
+
+        return build_report(self)
+
+    def more_files(self) -> dict[str, str]:
+        from .report import build_markdown
+
+        return {"results.md": build_markdown(self)}

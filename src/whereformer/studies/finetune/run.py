@@ -2,106 +2,151 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import torch
 
 from ...data.fingerprint import fingerprint
+from ...data.rows import RowCache
 from ...lab import ranks
-from ...lab.jobs import spread
+from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
-from ...lab.training.trainer import quiet_transformers
-from .prepare import Checked, Encoded, FinetuneJob
-from .results import FinetuneResults, FinetuneSettings, Shown, TunedModel, earlier_results
+from ...lab.sheet import Plan
+from ...lab.store import complete, missing
+from ...lab.training.trainer import quiet_transformers, slow_dtype
+from .prepare import Checked, Encoded, prepare
+from .report import plan
+from .results import FinetuneResults, Shown, Tuned
+from .settings import DataSettings, FinetuneSettings, TuningSettings
 from .train import finetune_one
-from .variants import BASELINE, Variant
+from .variants import BASELINE, Setting, Variant, distinct
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Key = tuple[str, str, int]
+"""A task, a variant and a seed."""
 
 
-def begin(job: FinetuneJob, checked: Checked, out: Path) -> FinetuneResults:
-    """Return the results before any missing run: those of earlier runs in ``out``, updated for this job.
+@dataclass(frozen=True)
+class FinetuneJob:
+    """Everything that fine-tuning needs.
 
-    Raises:
-        InputError: if ``out`` holds results for other settings or for other rows or classes of a task, or its
-            ``results.json`` is something else.
+    Args:
+        model: a folder or an id on the Hub.
+        tokenizer: the model's tokenizer.
+        data: the tasks to fine-tune on.
+        settings: the position methods, each with its variants.
+        seeds: seeds of the head, the new kernels, the order of rows and dropout.
+        tuning: how to train.
+        device: where to train.
+        cache: the folder for tokenized rows; by default ``cache`` in the run's folder.
+        jobs: the number of runs at a time.
+        threads: threads on the CPU; by default torch's.
     """
-    vocabulary = sorted(job.tokenizer.get_vocab().items())
-    settings = FinetuneSettings(
-        **asdict(job.tuning),
-        weights=checked.weights,
-        device=job.device.type,
-        tokenizer=fingerprint(f"{token} {number}" for token, number in vocabulary),
-    )
-    tasks = {task.data.task.name: task.facts() for task in checked.tasks}
-    earlier = earlier_results(out, settings, tasks)
-    variants = [variant for setting in job.settings for variant in setting.variants]
-    baseline = {0 for variant in variants if variant.label == BASELINE}
-    origin = provenance(job.device)
-    libraries = {name: version(name) for name in ("tokenizers", "scikit-learn", "scipy")}
-    return FinetuneResults(
-        settings=settings,
-        tasks=tasks if earlier is None else {**earlier.tasks, **tasks},
-        runs={} if earlier is None else earlier.runs,
-        curves={} if earlier is None else earlier.curves,
-        model=job.model,
-        parameters=checked.parameters if earlier is None else {**earlier.parameters, **checked.parameters},
-        shown=Shown(
-            positions=[setting.position for setting in job.settings],
-            kernels=sorted(baseline | {variant.kernels for variant in variants if variant.kernels}),
-            seeds=job.seeds,
-        ),
-        **{**origin, "versions": {**origin["versions"], **libraries}},
-    )
 
+    model: str
+    tokenizer: PreTrainedTokenizerBase
+    data: DataSettings
+    settings: list[Setting]
+    seeds: list[int]
+    tuning: TuningSettings
+    device: torch.device
+    cache: Path | None = None
+    jobs: int = 1
+    threads: int | None = None
 
-def finetune(
-    job: FinetuneJob, checked: Checked, results: FinetuneResults, out: Path, progress: Progress, jobs: int = 1
-) -> FinetuneResults:
-    """Do every run that ``results`` lacks, ``jobs`` at a time, and write ``out/results.json`` after each.
+    @property
+    def variants(self) -> dict[str, Variant]:
+        """Every different model, by name."""
+        return {variant.name: variant for variant in distinct(self.settings)}
 
-    Raises:
-        InputError: if a loss stops being a number.
-    """
-    path = out / "results.json"
-    by_name = {encoded.data.task.name: encoded for encoded in checked.tasks}
-    every = [(by_name[data.task.name], seed, variant) for data, seed, variant in job.runs()]
-    missing = [
-        (encoded, seed, variant)
-        for encoded, seed, variant in every
-        if results.run(encoded.data.task.name, variant, seed) is None
-    ]
-    progress.start(sum(job.steps(encoded) for encoded, _, _ in missing))
-    if len(missing) < len(every):
-        progress.line(f"{len(every) - len(missing)} of {len(every)} runs are already done")
-    if ranks.is_main():
-        results.write(path)
-    tasks = [
-        (encoded.data.task.name, seed, variant, f"{number}/{len(missing)}")
-        for number, (encoded, seed, variant) in enumerate(missing, 1)
-    ]
-    for (name, seed, variant, _), (found, curves) in spread(partial(_tune, job, by_name, out), tasks, jobs, progress):
-        results = results.with_run(name, variant, seed, found, curves)
-        if ranks.is_main():
-            results.write(path)
-        scores = ", ".join(
-            f"{judged} {metric} {100 * value:.1f}".strip()
-            for judged, by_metric in found.scores.items()
-            for metric, value in by_metric.items()
+    def steps(self, encoded: Encoded) -> int:
+        """Return the number of training steps of a run."""
+        return max(1, round(self.tuning.epochs * math.ceil(len(encoded.train) / self.tuning.batch_size)))
+
+    def run(self, folder: Path, progress: Progress) -> FinetuneResults:
+        """Fine-tune every model on every task with every seed. Every variant runs with one seed before the next.
+
+        Raises:
+            InputError: if something does not fit, the folder holds other results, or a loss stops being a number.
+        """
+        with threads(self.threads):
+            checked, results = self._checked(folder, None, progress)
+            progress.line(plan(self, checked))
+            if note := slow_dtype(self.tuning.dtype, self.device):
+                progress.line(note)
+            keys = missing(
+                results,
+                [(task, name, seed) for task in checked.tasks for seed in self.seeds for name in self.variants],
+                progress,
+            )
+            progress.start(sum(self.steps(checked.tasks[task]) for task, _, _ in keys))
+            work = partial(self._tune, checked.tasks, folder)
+            return complete(results, folder, keys, work, progress, self.jobs, done=_told)
+
+    def plan(self, folder: Path, progress: Progress) -> Plan:
+        """Return what :meth:`run` would do; see there for errors."""
+        with threads(self.threads), TemporaryDirectory() as scratch:
+            checked, _ = self._checked(folder, Path(scratch), progress)
+            note = slow_dtype(self.tuning.dtype, self.device)
+            return Plan(plan(self, checked), () if note is None else (note,))
+
+    def _checked(self, folder: Path, scratch: Path | None, progress: Progress) -> tuple[Checked, FinetuneResults]:
+        progress.begin("reading rows and models")
+        checked = prepare(self, RowCache(self.cache or folder / "cache", scratch, progress))
+        return checked, ranks.from_main(lambda: self._earlier(checked, folder))
+
+    def _earlier(self, checked: Checked, folder: Path) -> FinetuneResults:
+        """Return the results before any missing run: those of earlier runs, updated for this job."""
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        settings = FinetuneSettings(
+            **asdict(self.tuning),
+            weights=checked.weights,
+            device=self.device.type,
+            tokenizer=fingerprint(f"{token} {number}" for token, number in vocabulary),
         )
-        progress.line(f"{name}, {variant.name}, seed {seed}: {scores}; {found.seconds:.0f} s")
-    return results
+        tasks = {name: task.facts() for name, task in checked.tasks.items()}
+        earlier = FinetuneResults.earlier_of(folder, settings, tasks)
+        variants = [variant for setting in self.settings for variant in setting.variants]
+        baseline = {0 for variant in variants if variant.label == BASELINE}
+        origin = provenance(self.device)
+        libraries = {name: version(name) for name in ("tokenizers", "scikit-learn", "scipy")}
+        return FinetuneResults(
+            settings=settings,
+            tasks=tasks if earlier is None else {**earlier.tasks, **tasks},
+            runs={} if earlier is None else earlier.runs,
+            curves={} if earlier is None else earlier.curves,
+            model=self.model,
+            parameters=checked.parameters if earlier is None else {**earlier.parameters, **checked.parameters},
+            shown=Shown(
+                positions=[setting.position for setting in self.settings],
+                kernels=sorted(baseline | {variant.kernels for variant in variants if variant.kernels}),
+                seeds=self.seeds,
+            ),
+            **{**origin, "versions": {**origin["versions"], **libraries}},
+        )
+
+    def _tune(self, tasks: dict[str, Encoded], folder: Path, key: Key, progress: Progress) -> Tuned:
+        task, name, seed = key
+        progress.begin(f"{task}, {name}" + (f", seed {seed}" if len(self.seeds) > 1 else ""))
+        with quiet_transformers():
+            return finetune_one(self, tasks[task], self.variants[name], seed, folder, progress)
 
 
-def _tune(
-    job: FinetuneJob,
-    tasks: dict[str, Encoded],
-    out: Path,
-    task: tuple[str, int, Variant, str],
-    progress: Progress,
-) -> tuple[TunedModel, list[list[list[float]]] | None]:
-    """Fine-tune a variant on a task with a seed; the task also has its number."""
-    name, seed, variant, number = task
-    progress.begin(f"{name}, {variant.name} ({number})")
-    with quiet_transformers():
-        return finetune_one(job, tasks[name], variant, seed, out, progress)
+def _told(key: Sequence[object], run: Tuned) -> str:
+    task, name, seed = key
+    scores = ", ".join(
+        f"{judged} {metric} {100 * value:.1f}".strip()
+        for judged, by_metric in run.model.scores.items()
+        for metric, value in by_metric.items()
+    )
+    return f"{task}, {name}, seed {seed}: {scores}; {run.model.seconds:.0f} s"

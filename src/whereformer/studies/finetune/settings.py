@@ -1,14 +1,35 @@
-"""The settings of a fine-tuning: tasks and training. Importing them is fast, so that --help is."""
+"""The options and the settings of fine-tuning. Importing them is fast, so that --help is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...errors import InputError
-from ...lab.options import MOST_COUNT, MOST_SIZE, check_positive, check_range
+from ...lab.options import (
+    MOST_COUNT,
+    MOST_JOBS,
+    MOST_SIZE,
+    DryRun,
+    Jobs,
+    Seeds,
+    Threads,
+    check_positive,
+    check_range,
+    find_device,
+    listed,
+    listed_numbers,
+    part,
+)
+from ...lab.study import Study
 from ..labeled import TableSettings
+
+if TYPE_CHECKING:
+    from .run import FinetuneJob
+
+MOST_KERNELS = 1024
+"""The most TISA kernels of a head."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +46,8 @@ class DataSettings(TableSettings):
     train_rows: int | None = None
     """Number of rows of each task to train on, drawn once for all runs. Default: all of them."""
 
-    def checked(self) -> DataSettings:
-        """Check the settings and return them.
+    def check_data(self) -> None:
+        """Check what to fine-tune on.
 
         Raises:
             InputError: if a field is out of range or does not fit the others; it names the field.
@@ -36,11 +57,10 @@ class DataSettings(TableSettings):
         if self.train is None:
             if self.task is None:
                 raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
-            return self
+            return
         for name in ("task", "data"):
             if getattr(self, name) is not None:
                 raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
-        return self
 
 
 @dataclass(frozen=True)
@@ -70,12 +90,102 @@ class TuningSettings:
     packed: bool = False
     """Join the rows of a batch into one without padding. The scores are the same up to rounding and dropout."""
 
-    def checked(self) -> TuningSettings:
-        """Check the settings and return them.
+    def check_tuning(self) -> None:
+        """Check how runs are trained.
 
         Raises:
             InputError: if a field is out of range; it names the field.
         """
         check_range(self, batch_size=(1, MOST_SIZE), max_length=(4, MOST_SIZE))
         check_positive(self, "epochs", "learning_rate", "kernel_learning_rate")
-        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings(TuningSettings):
+    """The settings that all runs in a folder share.
+
+    Args:
+        weights: the fingerprint of the pretrained weights.
+        device: the kind of device, such as "cpu".
+        tokenizer: the fingerprint of the tokenizer's vocabulary.
+    """
+
+    weights: str
+    device: str
+    tokenizer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(Jobs, Seeds, Threads, DryRun, TuningSettings, DataSettings, Study):
+    """What does a position method add to a pretrained model? Fine-tunes with and without it, on GLUE or your own task.
+
+    This is Table 3 of the TISA paper. By default, 0, 1, 3 and 5 TISA kernels are added to the model's position
+    embeddings, and each model is fine-tuned on each task with several seeds. The table shows medians and ranges, the
+    largest gain over the baseline, and the share of the baseline's errors that it removes.
+
+    The text may be larger than memory: it is tokenized once, into cache/, and read from there a row at a time. Also
+    writes results.json, results.md and report.html (with what each head learned). Ctrl-C keeps every finished run; the
+    same command then does the missing ones.
+    """
+
+    METAVARS: ClassVar = {"position": "A,B+C"}
+    MANY: ClassVar = True
+
+    model: str
+    """The pretrained model: a folder, or an id on the Hugging Face Hub."""
+
+    tokenizer: str | None = None
+    """The tokenizer. Default: the one that was saved with the model."""
+
+    position: str = "learned+tisa"
+    """Position methods; each gets its own table. "learned+tisa" adds to the model's position embeddings, "tisa"
+    replaces them, and "own" leaves the model as it is; `whereformer positions` lists others."""
+
+    kernels: str = "0,1,3,5"
+    """Numbers of TISA kernels per head. 0 is the baseline, the same model without TISA."""
+
+    seeds: int = 5
+    """Number of seeds to repeat every run with."""
+
+    out: Path = Path("runs/finetune")
+    """Folder for the results."""
+
+    cache: Path | None = None
+    """Folder for the tokenized rows, which are made once and then read a row at a time. Default: cache/ in --out."""
+
+    jobs: int | None = None
+    """Number of runs at a time, each in a process of its own. On the CPU they share the threads. Default: one for each
+    GPU, or 1 on the CPU and in processes that a launcher started, which share each run."""
+
+    def job(self) -> FinetuneJob:
+        self.check_data()
+        self.check_tuning()
+        check_range(self, jobs=(1, MOST_JOBS))
+        self.check_threads()
+        self.check_seeds()
+        kernels = listed_numbers("kernels", self.kernels, 0, MOST_KERNELS)
+
+        from ...lab import ranks
+        from ...lab.jobs import number_of_jobs
+        from ...lab.training.shared import check_rows
+        from .models import load_tokenizer
+        from .run import FinetuneJob
+        from .variants import settings_of
+
+        check_rows(self.batch_size)
+        if ranks.size() > 1 and self.jobs not in (None, 1):
+            raise InputError("jobs", f"expected 1 in {ranks.size()} processes, which share each run, got {self.jobs}")
+        device = find_device(self.device)
+        ranks.join(device)
+        return FinetuneJob(
+            self.model,
+            load_tokenizer(self.model, self.tokenizer),
+            part(self, DataSettings),
+            settings_of(listed("position", self.position), sorted(kernels)),
+            list(self.all_seeds),
+            part(self, TuningSettings),
+            device,
+            cache=self.cache,
+            jobs=1 if ranks.size() > 1 else number_of_jobs(self.jobs, device),
+            threads=self.threads,
+        )

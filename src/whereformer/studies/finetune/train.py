@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,10 +25,13 @@ from ...lab.training.shared import SharedTrainer, shared_loader
 from ...lab.training.trainer import training_arguments
 from ...models import EncoderForSequenceClassification
 from .models import fresh
-from .prepare import Encoded, FinetuneJob
-from .results import TunedModel
+from .results import KeptCurves, Tuned, TunedModel
 from .settings import TuningSettings
 from .variants import Variant
+
+if TYPE_CHECKING:
+    from .prepare import Encoded
+    from .run import FinetuneJob
 
 REACH = 32
 """Learned curves are kept at this number of offsets on each side."""
@@ -119,11 +122,8 @@ def predict(
 
 def finetune_one(
     job: FinetuneJob, encoded: Encoded, variant: Variant, seed: int, out: Path, progress: Progress
-) -> tuple[TunedModel, list[list[list[float]]] | None]:
+) -> Tuned:
     """Do one run: fine-tune, score, and read the curves that the heads add to scores.
-
-    Returns:
-        The run's results, and the curves, [layer][head][offset], or None.
 
     Raises:
         InputError: if a loss or prediction is not a number.
@@ -140,4 +140,8 @@ def finetune_one(
         if not np.isfinite(logits).all():
             raise InputError("learning_rate", f"{variant.name} predicts values that are not numbers; try a lower one")
         scores[name] = metrics.score(task.metrics, split.labels, logits)
-    return TunedModel(scores, round(seconds, 2), round(cpu_seconds, 2), losses), head_curves(model.encoder, REACH)
+    curves = head_curves(model.encoder, REACH)
+    return Tuned(
+        TunedModel(scores, round(seconds, 2), round(cpu_seconds, 2), losses),
+        None if curves is None else KeptCurves(variant.name, seed, curves),
+    )

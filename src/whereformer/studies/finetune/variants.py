@@ -50,6 +50,11 @@ class Setting:
 BASELINE = "baseline"
 
 
+def method_of(name: str) -> str:
+    """Return the position method of a variant's unique name."""
+    return name.partition(", S=")[0]
+
+
 def settings_of(positions: Sequence[str], kernels: Sequence[int]) -> list[Setting]:
     """Return the settings to compare.
 
