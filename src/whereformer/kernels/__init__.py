@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+import torch
 from torch import Tensor
 
 from . import blockwise, grids, native, nested, reference, sdpa, varlen
@@ -402,3 +403,23 @@ def attention_weights(
     call = make_call(query, key, value, terms, **options)
     with without_autocast(value.device):
         return reference.attention_weights(call)
+
+
+def attention_and_weights(
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
+    terms: Sequence[Term] = (),
+    *,
+    backend: str = "auto",
+    **options: Unpack[CallOptions],
+) -> tuple[Tensor, Tensor]:
+    """Return :func:`attention`'s output together with :func:`attention_weights`.
+
+    If gradients are on, the reference computes the output from these weights, whatever ``backend`` is. So they have
+    gradients: those of a loss with respect to attention, as methods that explain predictions need.
+    """
+    if torch.is_grad_enabled():
+        return reference.attend_with_weights(make_call(query, key, value, terms, **options))
+    out = attention(query, key, value, terms, backend=backend, **options)
+    return out, attention_weights(query, key, value, terms, **options | {"dropout_p": 0.0})

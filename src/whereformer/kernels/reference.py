@@ -33,15 +33,32 @@ from .tracing import can_look
 def attend(call: Call) -> tuple[Tensor, LogSums | None]:
     """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, and ``LogSums`` if the call wants it."""
     with without_autocast(call.device):
-        if call.seed is None:
-            return attend_keeping(call, None)
-        seeds = row_seeds(call.seed, len(call.value), call.heads, call.n_q)
-        return attend_keeping(call, keep_mask(seeds, torch.arange(call.n_k, device=call.device), call.dropout_p))
+        return attend_keeping(call, _kept(call))
+
+
+def attend_with_weights(call: Call) -> tuple[Tensor, Tensor]:
+    """Compute :func:`attend`'s output, and the weights before dropout that it was computed from."""
+    with without_autocast(call.device):
+        weights, _ = _softmax(call)
+        return _output(call, weights, _kept(call)), weights
 
 
 def attend_keeping(call: Call, kept: Tensor | None) -> tuple[Tensor, LogSums | None]:
     """Compute :func:`attend` with the weights that dropout keeps, bool (batch, heads, n_q, n_k); None keeps all."""
     weights, lse = _softmax(call)
+    return _output(call, weights, kept), lse
+
+
+def _kept(call: Call) -> Tensor | None:
+    """Return which weights dropout keeps, bool (batch, heads, n_q, n_k); None for all."""
+    if call.seed is None:
+        return None
+    seeds = row_seeds(call.seed, len(call.value), call.heads, call.n_q)
+    return keep_mask(seeds, torch.arange(call.n_k, device=call.device), call.dropout_p)
+
+
+def _output(call: Call, weights: Tensor, kept: Tensor | None) -> Tensor:
+    """Return the output of attention with these weights."""
     if kept is not None:
         weights = weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
     out = weights @ _for_each_head(call, call.value).to(weights.dtype)
@@ -52,7 +69,7 @@ def attend_keeping(call: Call, kept: Tensor | None) -> tuple[Tensor, LogSums | N
             at_offset = weights.new_zeros(*weights.shape[:3], term.table.shape[1])
             at_offset = at_offset.scatter_add(-1, columns.expand_as(weights), weights)
             out = out + _times(at_offset, term.table.mT.to(weights.dtype))
-    return out.to(call.value.dtype), lse
+    return out.to(call.value.dtype)
 
 
 def attention_weights(call: Call) -> Tensor:

@@ -175,7 +175,8 @@ class Encoder(EncoderPreTrainedModel):
             document_ids: (batch, n) for packed rows: tokens attend only within their own document. Pass position_ids
                 that start again with each document.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all
-                attention weights (batch, heads, n, n).
+                attention weights (batch, heads, n, n). If gradients are on, the weights have them, and the reference
+                backend computes the output from them.
             return_dict: False for a plain tuple.
 
         Returns:

@@ -23,7 +23,7 @@ from ..errors import InputError
 from .checks import check_shape
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
-from .inputs import EncoderInputs, takes
+from .inputs import EncoderInputs, returns, takes
 from .norms import make_norm
 
 
@@ -40,6 +40,11 @@ class EncoderWithHead(EncoderPreTrainedModel):
     """
 
     output_class: ClassVar[type[ModelOutput]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "output_class" in vars(cls):
+            cls.forward = returns(cls.output_class, cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, config: EncoderConfig, *, per_token: bool = True) -> None:
         config = config if per_token else config.without_decoder()
@@ -368,6 +373,8 @@ class EncoderForQuestionAnswering(EncoderWithHead):
     funnel's truncation drops: they skip its pooled blocks but not its decoder.
     """
 
+    output_class = QuestionAnsweringModelOutput
+
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         self.transform = Transform(config) if config.classifier_norm else nn.Identity()
@@ -383,9 +390,9 @@ class EncoderForQuestionAnswering(EncoderWithHead):
         start, end = (functional.cross_entropy(scores, token, ignore_index=length) for scores, token in ends)
         return (start + end) / 2
 
-    def output(self, logits: Tensor, **others: Any) -> QuestionAnsweringModelOutput:
+    def output(self, logits: Tensor, **others: Any) -> ModelOutput:
         start, end = logits.unbind(-1)
-        return QuestionAnsweringModelOutput(start_logits=start, end_logits=end, **others)
+        return self.output_class(start_logits=start, end_logits=end, **others)
 
     @takes(EncoderInputs)
     def forward(  # type: ignore[override]  # the labels are two

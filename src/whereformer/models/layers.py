@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import InputError
-from ..kernels import FactorPair, PositionsLike, Term, attention, attention_weights
+from ..kernels import FactorPair, PositionsLike, Term, attention, attention_and_weights
 from ..kernels.torch_private import checkpoints_reentrantly
 from ..positions import Place, Position
 from .config import EncoderConfig
@@ -118,9 +118,11 @@ class Attention(nn.Module):
             (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if the context requests them.
         """
         arguments, options = self.call(queries, keys, layer, context)
-        dropout_p = self.dropout_p if self.training else 0.0
-        out = attention(*arguments, dropout_p=dropout_p, backend=self.backend, **options)
-        weights = attention_weights(*arguments, **options) if context.with_weights else None
+        options |= {"dropout_p": self.dropout_p if self.training else 0.0, "backend": self.backend}
+        if context.with_weights:
+            out, weights = attention_and_weights(*arguments, **options)
+        else:
+            out, weights = attention(*arguments, **options), None
         return self.out(out.transpose(1, 2).flatten(-2)), weights
 
     def call(

@@ -116,6 +116,19 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _trajectory.register_autograd(_backward, setup_context=_save_for_backward)
 
 
+class Affine(nn.Module):
+    """The weight and bias of a linear map, which a call returns. So whatever loads the weights of called modules only,
+    as accelerate's offloading, loads these."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_out, n_in))
+        self.bias = nn.Parameter(torch.empty(n_out))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        return self.weight, self.bias
+
+
 class Floater(Position):
     """Adds a vector that moves with the position to the query, key and value of every layer.
 
@@ -156,10 +169,10 @@ class Floater(Position):
         self.substeps = substeps
         width = model.num_heads * model.head_dim
         self.initial = nn.Parameter(torch.empty(3, model.num_layers, width))
-        self.hidden = nn.Linear(width + 1, width)
-        self.out = nn.Linear(width + 1, width)
-        self.query_hidden = nn.Linear(width + 1, width) if query_flow else None
-        self.query_out = nn.Linear(width + 1, width) if query_flow else None
+        self.hidden = Affine(width + 1, width)
+        self.out = Affine(width + 1, width)
+        self.query_hidden = Affine(width + 1, width) if query_flow else None
+        self.query_out = Affine(width + 1, width) if query_flow else None
         self.table: Tensor | None
         self.register_buffer("table", None, persistent=False)
         self.reset_parameters()
@@ -192,16 +205,14 @@ class Floater(Position):
         queries = self._integrate(self.initial[:1], self.query_hidden, self.query_out, length)
         return torch.cat((queries, self._integrate(self.initial[1:], self.hidden, self.out, length)), 1)
 
-    def _integrate(self, initial: Tensor, hidden: nn.Linear, out: nn.Linear, length: int) -> Tensor:
+    def _integrate(self, initial: Tensor, hidden: Affine, out: Affine, length: int) -> Tensor:
         """Integrate vectors (..., num_layers, width) with one network; (length, ..., num_layers, width)."""
         dtype = float_dtype(initial)
         if initial.device.type == "meta":
             # A tensor without data needs no steps; ``uncounted_work`` returns their cost.
             return initial.to(dtype).expand(length, *initial.shape)
         run = _trajectory if torch.compiler.is_compiling() else integrate
-        start, w1, b1, w2, b2 = (
-            tensor.to(dtype) for tensor in (initial, hidden.weight, hidden.bias, out.weight, out.bias)
-        )
+        start, w1, b1, w2, b2 = (tensor.to(dtype) for tensor in (initial, *hidden(), *out()))
         return run(start, w1, b1, w2, b2, length, self.solver, self.substeps)
 
     def uncounted_work(self, places: Sequence[tuple[Positions, Positions]]) -> Work:

@@ -212,7 +212,7 @@ class Synthesizer(Position):
             key_factors = torch.cat((self.second[layer], self.second_bias[layer].unsqueeze(0))).mT[columns]
             return FactorPair(share * query_factors, key_factors.unsqueeze(1).expand(-1, self.model.num_heads, -1, -1))
         near, far = (self._of_heads(hidden, *(part[layer] for part in self._factor(index))) for index in (0, 1))
-        columns = columns[:, None, None].expand(len(hidden), self.model.num_heads, hidden.shape[1], -1)
+        columns = columns[:, None, None].expand(hidden.shape[0], self.model.num_heads, hidden.shape[1], -1)
         far_columns = columns // self.near_size if self.tiling == "pairs" else columns % self.far_size
         return DenseBias(share * near.gather(-1, columns % self.near_size) * far.gather(-1, far_columns))
 

@@ -196,6 +196,17 @@ class Stack:
         if not self.position.content:
             raise InputError("position", "it replaces query . key, whose weights would be left without use")
 
+    def _beginning(self) -> nn.Module:
+        """Return the module whose call begins a forward: the child that has all the layers, or else the stack itself.
+
+        Programs that run ``model.forward(...)`` skip the hooks of a model, but not those of the modules inside.
+        """
+        layers = [call.module for call in self.calls]
+        for child in self.stack.children():
+            if _takes_keywords(child) and {*layers} < {*child.modules()}:
+                return child
+        return self.stack
+
     def attach(self, undo: Undo) -> None:
         """Give the stack its method as the submodule ``whereformer``, and hook it and its attention layers."""
         stack = self.stack
@@ -206,9 +217,10 @@ class Stack:
         for layer, call in enumerate(self.calls):
             layers.setdefault(id(call.module), []).append(layer)
         counted = len(layers) < len(self.calls)
-        if _takes_keywords(stack):
-            start = Start([part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
-            undo.add(stack.register_forward_pre_hook(start, with_kwargs=True).remove)
+        begins = self._beginning()
+        if _takes_keywords(begins):
+            start = Start(stack, [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)])
+            undo.add(begins.register_forward_pre_hook(start, with_kwargs=True).remove)
         for call in self.calls:
             if (own := layers.pop(id(call.module), None)) is not None:
                 enter = Enter(stack, tuple(own), counted)

@@ -24,11 +24,18 @@ PROBE = "whereformer_probe"
 
 
 class StackForward:
-    """One forward of a stack: its method, what the method shares between layers, and the number of layers that ran."""
+    """One forward of a stack: its method, what the method shares between layers, and the number of layers that ran.
 
-    def __init__(self, position: Position, share: bool) -> None:
+    Args:
+        position: the method.
+        share: whether layers may use what another one computed.
+        with_weights: whether the caller wants attention weights; None: the configuration decides.
+    """
+
+    def __init__(self, position: Position, share: bool, with_weights: bool | None = None) -> None:
         self.position = position
         self.share = share
+        self.with_weights = with_weights
         self.calls = 0
         self.prepared: tuple[bool, Any] | None = None
         self.kept: tuple[Positions, Positions, Any] | None = None
@@ -54,11 +61,13 @@ class LayerInput:
         forward: the forward that the layer runs in.
         layer: the layer's number, counted over the stack's passes.
         hidden: the layer's input (batch, n, hidden_size).
+        with_weights: whether its weights are wanted; None: the configuration decides.
     """
 
     forward: StackForward
     layer: int
     hidden: Tensor
+    with_weights: bool | None
 
     def place(self, n_q: int, n_k: int, key_mask: Tensor | None, scale: float | None) -> Place:
         """Return where the queries and keys are. A cache holds the earlier keys, so the queries are the last tokens."""
@@ -68,17 +77,24 @@ class LayerInput:
 
 
 class Start:
-    """A hook that runs before a stack and begins a :class:`StackForward`."""
+    """A hook that begins a :class:`StackForward` before the module that runs the layers of a stack.
 
-    def __init__(self, layers: list[GradientCheckpointingLayer]) -> None:
+    Args:
+        stack: the model that has the method.
+        layers: its layers that may be checkpointed.
+    """
+
+    def __init__(self, stack: Any, layers: list[GradientCheckpointingLayer]) -> None:
+        self.stack = stack
         self.layers = layers
 
     def __call__(
-        self, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # A checkpointed layer runs again alone and could not repeat what other layers shared, so it computes its own.
-        share = not (stack.training and any(layer.gradient_checkpointing for layer in self.layers))
-        return args, {**kwargs, "whereformer_forward": StackForward(getattr(stack, NAME), share)}
+        share = not (module.training and any(layer.gradient_checkpointing for layer in self.layers))
+        forward = StackForward(getattr(self.stack, NAME), share, kwargs.get("output_attentions"))
+        return args, {**kwargs, "whereformer_forward": forward}
 
 
 class Enter:
@@ -119,4 +135,6 @@ class Enter:
             if layer not in self.layers:
                 raise RuntimeError("whereformer: layers that share weights ran in another order than when attached")
         hidden = args[0] if args else kwargs["hidden_states"]
-        return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden)}
+        # Models that take this argument do not hand it on: GPT-2 itself, OPT in its layers.
+        with_weights = kwargs.get("output_attentions", forward.with_weights)
+        return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, with_weights)}

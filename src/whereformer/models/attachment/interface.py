@@ -19,7 +19,7 @@ from transformers.masking_utils import (
 )
 
 from ...errors import InputError, shown
-from ...kernels import DenseBias, OffsetBias, Term, attention, attention_weights
+from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
 from .hooks import NAME, LayerInput
 from .masks import BiasMask, Regions, WindowMask
 
@@ -80,12 +80,15 @@ def attend(
         "softcap": options.get("softcap"),
         "sinks": options.get("s_aux"),
     }
-    call, terms = call | limits, terms + mask_terms
-    out = attention(query, key, value, terms, dropout_p=dropout, **call)
-    with_weights = options.get("output_attentions")
+    call, terms = call | limits | {"dropout_p": dropout}, terms + mask_terms
+    with_weights = options.get("output_attentions", None if layer is None else layer.with_weights)
     if with_weights is None:
         with_weights = getattr(getattr(module, "config", None), "output_attentions", False)
-    weights = attention_weights(query, key, value, terms, **call) if with_weights else None
+    weights = None
+    if with_weights:
+        out, weights = attention_and_weights(query, key, value, terms, **call)
+    else:
+        out = attention(query, key, value, terms, **call)
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -119,12 +122,12 @@ def _limits(mask: Mask, query: Tensor, n_k: int) -> tuple[dict[str, Any], tuple[
         options, terms = _limits(mask.mask, query, n_k)
         return options, mask.terms + terms
     if isinstance(mask, Regions):
-        ids = mask.ids.repeat(len(query) // len(mask.ids), 1)
+        ids = mask.ids.repeat(query.shape[0] // mask.ids.shape[0], 1)
         return {"query_documents": ids, "key_documents": ids}, ()
     if mask.dtype != torch.bool or mask.shape[1:3] != (1, 1):
         # It has an entry for every pair and includes causal masking.
         return {"causal": False}, (_mask_term(mask, query, n_k),)
-    return {"key_mask": mask[:, 0, 0].expand(len(query), n_k)}, ()
+    return {"key_mask": mask[:, 0, 0].expand(query.shape[0], n_k)}, ()
 
 
 def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:

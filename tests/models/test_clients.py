@@ -1,0 +1,179 @@
+"""Programs that nobody here wrote run our models and attached ones; each test skips where its program is missing."""
+
+import copy
+import pickle
+from typing import get_type_hints
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import whereformer.models
+from whereformer import Encoder, EncoderConfig, attach, detach
+from whereformer.models import (
+    EncoderForMaskedLM,
+    EncoderForSequenceClassification,
+    Seq2SeqConfig,
+    Seq2SeqForConditionalGeneration,
+)
+
+from .test_attach import MODELS, SIZES, batch, make, states
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "saw", "the"]
+TEXTS = ["the cat saw the dog", "dog"]
+OURS = {"vocab_size": len(WORDS), "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "blocks": "2"}
+
+
+def save(model, folder):
+    """Save a model with a tokenizer of words."""
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=16, **names)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "copied", [lambda model: model, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
+@pytest.mark.parametrize("name", ["albert", "bert"])
+def test_forward_without_the_hooks_of_a_call(name, copied):
+    model = copied(attach(make(name), "tisa"))
+    torch.testing.assert_close(states(model, run=model.forward), states(model), rtol=0, atol=0)
+    torch.testing.assert_close(states(detach(model)), states(make(name)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("position", ["tisa", "none"])
+def test_sentence_transformers_runs_an_attached_model(position, tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    sizes = SIZES | {"vocab_size": len(WORDS)}
+    folder = save(transformers.AlbertModel(transformers.AlbertConfig(**sizes, embedding_size=8)), tmp_path)
+    client = library.SentenceTransformer(folder, device="cpu")
+    before = client.encode(TEXTS)
+    attach(client[0].auto_model, position)
+    assert (abs(client.encode(TEXTS) - before).max() < 1e-5) == (position == "none")
+
+
+def test_sentence_transformers_ranks_and_expands_with_our_heads(tmp_path):
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    classifier = EncoderForSequenceClassification(EncoderConfig(**OURS, position="tisa", num_labels=1)).eval()
+    ranker = library.CrossEncoder(save(classifier, tmp_path / "ranker"), device="cpu")
+    tokens = ranker.tokenizer(TEXTS[:1], TEXTS[1:], return_tensors="pt")
+    score = classifier(**tokens).logits.sigmoid().detach().numpy()[0]
+    assert ranker.predict([TEXTS]) == pytest.approx(score, abs=1e-6)
+
+    model = EncoderForMaskedLM(EncoderConfig(**OURS, position="tisa")).eval()
+    expander = library.SparseEncoder(save(model, tmp_path / "expander"), device="cpu")
+    found = expander.encode(TEXTS, convert_to_sparse_tensor=False)
+    assert found.shape == (2, len(WORDS))
+
+
+def test_every_forward_says_what_it_returns():
+    heads = [
+        kind for kind in vars(whereformer.models).values() if isinstance(kind, type) and hasattr(kind, "output_class")
+    ]
+    assert len(heads) > 5
+    for kind in heads:
+        assert get_type_hints(kind.forward)["return"] is kind.output_class
+
+
+def offloaded(model, how, folder):
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    if how == "cpu":
+        return accelerate.cpu_offload(model, execution_device="cpu")
+    if how == "disk":
+        return accelerate.disk_offload(model, folder, execution_device="cpu")
+    names = [name for name, _ in model.named_children()]
+    places = {name: "disk" if number % 2 else "cpu" for number, name in enumerate(names)}
+    return accelerate.dispatch_model(model, places, main_device="cpu", offload_dir=folder)
+
+
+@pytest.mark.parametrize("how", ["cpu", "disk", "partly"])
+@pytest.mark.parametrize("position", ["tisa", "floater", "tupe", "transformer_xl"])
+def test_our_models_run_offloaded(position, how, tmp_path):
+    model = Encoder(EncoderConfig(**OURS, position=position)).eval()
+    ids = torch.randint(4, len(WORDS), (2, 7))
+    with torch.no_grad():
+        expected = model(ids, token_type_ids=ids % 2).last_hidden_state
+        found = offloaded(model, how, tmp_path)(ids, token_type_ids=ids % 2).last_hidden_state
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("how", ["cpu", "disk"])
+def test_the_translator_runs_offloaded(how, tmp_path):
+    sizes = {name: OURS[name] for name in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size")}
+    model = Seq2SeqForConditionalGeneration(Seq2SeqConfig(**sizes, encoder_layers=2, decoder_layers=2)).eval()
+    ids = torch.randint(4, len(WORDS), (2, 7))
+    with torch.no_grad():
+        expected = model(ids, decoder_input_ids=ids).logits
+        found = offloaded(model, how, tmp_path)(ids, decoder_input_ids=ids).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("how", ["cpu", "disk"])
+@pytest.mark.parametrize("name", ["albert", "t5", "modernbert"])
+def test_attached_models_run_offloaded(name, how, tmp_path):
+    model = attach(make(name), "tisa" if name != "t5" else "none")
+    with torch.no_grad():
+        expected = states(model)
+        found = states(offloaded(model, how, tmp_path), batch(model))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ["ours", "bert", "t5"])
+def test_returned_weights_have_gradients(name, training):
+    """As methods that multiply attention with its gradient need."""
+    if name == "ours":
+        model = Encoder(EncoderConfig(**OURS, position="tisa"))
+        inputs = {"input_ids": torch.randint(4, len(WORDS), (2, 7))}
+    else:
+        model = attach(make(name), "none" if name == "t5" else "tisa")
+        inputs = batch(model)
+    model.train(training)
+    outputs = model(**inputs, output_attentions=True)
+    weights = next(outputs[kind] for kind in ("attentions", "encoder_attentions") if kind in outputs)
+    for each in weights:
+        each.retain_grad()
+    outputs.last_hidden_state.square().sum().backward()
+    assert all(each.grad.abs().max() > 0 for each in weights)
+
+
+def test_gradients_of_weights_are_right():
+    """The output changes with the weights as the gradients say, and it is the output without weights."""
+    torch.manual_seed(0)
+    model = Encoder(EncoderConfig(**OURS | {"blocks": "1"}, position="tisa")).double().eval()
+    ids = torch.randint(4, len(WORDS), (2, 7))
+    outputs = model(ids, output_attentions=True)
+    torch.testing.assert_close(outputs.last_hidden_state, model(ids).last_hidden_state)
+    (weights,) = outputs.attentions
+    values = model.layers[0].attention.value(model(ids, output_hidden_states=True).hidden_states[0])
+    (gradient,) = torch.autograd.grad(outputs.last_hidden_state[0, 3, 5], weights)
+    # The same layer by hand, from the weights on.
+    free = weights.detach().clone().requires_grad_()
+    layer, hidden = model.layers[0], model(ids, output_hidden_states=True).hidden_states[0]
+    out = layer.attention.out((free @ values.unflatten(-1, (2, 8)).transpose(1, 2)).transpose(1, 2).flatten(-2))
+    by_hand = layer._feed(layer.attention_norm(hidden + out))
+    torch.testing.assert_close(by_hand, outputs.last_hidden_state)
+    torch.testing.assert_close(torch.autograd.grad(by_hand[0, 3, 5], free)[0], gradient)
+
+
+def make_opt():
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "ffn_dim": 32}
+    config = transformers.OPTConfig(**sizes, max_position_embeddings=40, word_embed_proj_dim=16)
+    return transformers.OPTModel(config)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
+def test_decoders_return_their_weights(name):
+    model = attach(make(MODELS.get(name, make_opt)()), "none")
+    inputs = batch(model)
+    assert not model(**inputs).attentions
+    weights = model(**inputs, output_attentions=True).attentions
+    assert len(weights) == 3
+    for each in weights:
+        torch.testing.assert_close(each.sum(-1), torch.ones_like(each[..., 0]))
