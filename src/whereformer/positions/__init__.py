@@ -208,14 +208,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
 
     if len(places) == 1:
         return build(places[0], model)
-    below = [part for part in named if named[part].embed is not Position.embed]
-    for parts in places:
-        for part in below:
-            if part not in parts:
-                raise InputError(
-                    "position",
-                    f"{part} acts on the embeddings, below all layers, so it must stand at every place of {name!r}",
-                )
+    below = [part for part in named if _embeds(part)]
     in_layers = [tuple(part for part in parts if part not in below) or ("none",) for parts in places]
     named.setdefault("none", NoPosition)
     given.setdefault("none", {})
@@ -238,10 +231,20 @@ def check_name(name: str, num_layers: int, options: Mapping[str, Any] | None = N
         if len({method_class(part) for part in parts}) < len(parts):
             raise InputError("position", f"{name!r} names a method twice")
     check_places(len(places), num_layers)
+    for part in filter(_embeds, method_names(name)):
+        if not all(part in parts for parts in places):
+            raise InputError(
+                "position",
+                f"{part} acts on the embeddings, below all layers, so it must stand at every place of {name!r}",
+            )
     if options:
         named = {ALIASES.get(part, part): method_class(part) for part in method_names(name)}
         for part, own in _sort_options(name, named, options).items():
             _check_options(named[part], own)
+
+
+def _embeds(name: str) -> bool:
+    return method_class(name).embed is not Position.embed
 
 
 def method_class(name: str) -> type[Position]:
@@ -256,6 +259,8 @@ def method_class(name: str) -> type[Position]:
     if name not in METHODS:
         close = get_close_matches(name, [*METHODS, *ALIASES], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
+        if "," in name:
+            hint = f"; over layers, methods are joined by '/': {'/'.join(map(str.strip, name.split(',')))!r};"
         raise InputError(
             "position", f"unknown position method {shown(name)}{hint} known: {', '.join(METHODS)}, and a+b"
         )
