@@ -85,7 +85,7 @@ def position_names(
     :func:`build_position` also knows their aliases.
 
     Args:
-        pattern: only names that match it as file names do: "rope*".
+        pattern: only methods of which a name or alias matches it as file names do: "rope*".
         acts_on: only methods that act on "embeddings", "queries", "keys", "values" or "scores".
         extrapolates: only methods that take positions of ``max_length`` and above (True), or that refuse them (False).
         shift_invariant: only methods for which the same number added to all positions changes nothing (True), or may
@@ -96,11 +96,15 @@ def position_names(
     """
     if acts_on is not None and acts_on not in ACTS_ON:
         raise InputError("acts_on", f"expected one of {', '.join(ACTS_ON)}, got {shown(acts_on)}")
-    names = [name for name in METHODS if pattern is None or fnmatchcase(name, pattern)]
+    names = [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in _names_of(name))]
     for attribute, wanted in (("extrapolates", extrapolates), ("shift_invariant", shift_invariant)):
         if wanted is not None:
             names = [name for name in names if getattr(method_class(name), attribute) == wanted]
     return names if acts_on is None else [name for name in names if acts_on in method_class(name).acts_on]
+
+
+def _names_of(name: str) -> list[str]:
+    return [name, *(alias for alias, meant in ALIASES.items() if meant == name)]
 
 
 def own_name(name: str) -> str:
