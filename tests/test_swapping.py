@@ -147,6 +147,16 @@ def test_act_checks_what_a_method_would_take_in_silence():
     )
     with pytest.raises(TypeError, match="place: expected a Place, got Positions"):
         rope.act(*given, place_of(12).queries)
+    with pytest.raises(TypeError, match="place: expected a Place, got Positions"):
+        rope.attend(*given, place_of(12).queries)
+    with pytest.raises(
+        TypeError, match="hidden: expected a tensor, the input of the queries' projection, got NoneType"
+    ):
+        rope.attend(None, *given[1:], place_of(12))
+    for name, options in (("inkling", {}), ("synthesizer", {"variant": "dense"})):
+        reads = whereformer.build_position(name, hidden_size=64, num_heads=4, **options)
+        with pytest.raises(InputError, match=r"hidden: expected \(batch, n_q, hidden_size 64\), got \(1, 12, 32\)"):
+            reads.attend(given[0][..., :32], *given[1:], place_of(12))
     with pytest.raises(InputError, match=r"query: the method was built for 4 heads of width 16, got \(1, 2, 12, 16\)"):
         rope.attend(given[0], *(each[:, :2] for each in given[1:]), place_of(12))
     with pytest.raises(InputError, match="new: Fox reads all keys: cache them as they are, and act on all of them"):

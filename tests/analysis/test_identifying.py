@@ -129,6 +129,8 @@ def test_numbers_and_masks():
     masked = bias.masked_fill(distances(9) > 0, -torch.inf)
     for scores in (bias, masked, bias[None]):
         assert identify(scores, method).right
+    for number in (torch.finfo(torch.float16).min, torch.finfo(torch.float32).min, -1e9, -10_000.0):
+        assert identify(torch.where(masked.isinf(), bias + number, bias), method).right
     assert identify(2 * bias, method).position == pytest.approx(2.0)
     assert identify(-bias, method).position == pytest.approx(-1.0)
 

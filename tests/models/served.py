@@ -230,6 +230,13 @@ VECTORS = {
         {**SEAMLESS, **CLIPPED, "speech_encoder_chunk_size": 5, "speech_encoder_left_chunk_num": 1},
         part="SeamlessM4Tv2ForSpeechToText",
     ),
+    # It knows no such positions, and has none then.
+    "SeamlessM4Tv2 that rotates": Kind(
+        "SeamlessM4Tv2",
+        "frames",
+        {**SEAMLESS, "position_embeddings_type": "rotary"},
+        part="SeamlessM4Tv2ForSpeechToText",
+    ),
     "Parakeet": Kind("ParakeetEncoder", "frames", PARAKEET, part="ParakeetEncoder"),
     "Parakeet with grouped heads": Kind(
         "ParakeetEncoder",

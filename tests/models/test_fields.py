@@ -40,6 +40,7 @@ def test_other_errors_of_fields():
         ({"generator_size": 0.5}, r"generator_size: only ElectraPretrainingConfig has this option"),
         ({"position": "tsia"}, r"position: unknown position method 'tsia'; did you mean 'tisa'"),
         ({"position": "rope+"}, r"position: a method's name is missing in 'rope\+'; that of no method is 'none'$"),
+        ({"position": "learned/tisa", "blocks": "2"}, r"position: learned acts on the embeddings, below all layers"),
         ({"position": "rope/none", "blocks": "3"}, r"position: a pattern of 2 layers does not divide the model's 3"),
     ]:
         with pytest.raises(ValueError, match=f"^{message}"):

@@ -125,6 +125,11 @@ def test_a_layer_that_there_is_not(name, layer):
         ("rope//none", 3, "a method's name is missing in 'rope//none'; "),
         ("rope/", 2, "a method's name is missing in 'rope/'; "),
         ("rope/tsia", 2, "unknown position method 'tsia'; did you mean 'tisa'"),
+        (
+            "rope, rope,none",
+            3,
+            "unknown position method 'rope, rope,none'; over layers, methods are joined by '/': 'rope/rope/none';",
+        ),
         ("rope/tisa+tisa", 2, r"'rope/tisa\+tisa' names a method twice"),
         ("synthesizer/rope", 2, r"a Synthesizer with content='none' replaces query \. key in all layers or in none"),
     ],

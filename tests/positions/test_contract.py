@@ -708,6 +708,7 @@ def test_unknown_names_suggest_the_nearest(name, message):
 
 
 def test_nope_is_another_name_of_none():
+    assert position_names("nope") == position_names("none") == ["none"]
     assert type(build_position("nope", **SIZES)) is type(build_position("none", **SIZES))
     assert positions.own_name("nope + tisa") == "none+tisa"
     assert "nope" not in position_names()

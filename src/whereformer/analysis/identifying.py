@@ -236,8 +236,8 @@ class _Sample:
         return sample
 
     def seen(self) -> Tensor:
-        """Where scores are not masked: masks add -inf, or the least number of a dtype."""
-        return self.found.isfinite() & (self.found > -1e30)
+        """Where scores are not masked: masks add -inf, the least number of a dtype, or a round one down to -10,000."""
+        return self.found.isfinite() & (self.found > -9_000)
 
     @torch.no_grad()
     def parts(self, method: Position, reading: Reading, layer: int) -> Parts | None:

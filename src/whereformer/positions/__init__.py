@@ -85,7 +85,7 @@ def position_names(
     :func:`build_position` also knows their aliases.
 
     Args:
-        pattern: only names that match it as file names do: "rope*".
+        pattern: only methods of which a name or alias matches it as file names do: "rope*".
         acts_on: only methods that act on "embeddings", "queries", "keys", "values" or "scores".
         extrapolates: only methods that take positions of ``max_length`` and above (True), or that refuse them (False).
         shift_invariant: only methods for which the same number added to all positions changes nothing (True), or may
@@ -96,11 +96,15 @@ def position_names(
     """
     if acts_on is not None and acts_on not in ACTS_ON:
         raise InputError("acts_on", f"expected one of {', '.join(ACTS_ON)}, got {shown(acts_on)}")
-    names = [name for name in METHODS if pattern is None or fnmatchcase(name, pattern)]
+    names = [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in _names_of(name))]
     for attribute, wanted in (("extrapolates", extrapolates), ("shift_invariant", shift_invariant)):
         if wanted is not None:
             names = [name for name in names if getattr(method_class(name), attribute) == wanted]
     return names if acts_on is None else [name for name in names if acts_on in method_class(name).acts_on]
+
+
+def _names_of(name: str) -> list[str]:
+    return [name, *(alias for alias, meant in ALIASES.items() if meant == name)]
 
 
 def own_name(name: str) -> str:
@@ -208,14 +212,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
 
     if len(places) == 1:
         return build(places[0], model)
-    below = [part for part in named if named[part].embed is not Position.embed]
-    for parts in places:
-        for part in below:
-            if part not in parts:
-                raise InputError(
-                    "position",
-                    f"{part} acts on the embeddings, below all layers, so it must stand at every place of {name!r}",
-                )
+    below = [part for part in named if _embeds(part)]
     in_layers = [tuple(part for part in parts if part not in below) or ("none",) for parts in places]
     named.setdefault("none", NoPosition)
     given.setdefault("none", {})
@@ -238,10 +235,20 @@ def check_name(name: str, num_layers: int, options: Mapping[str, Any] | None = N
         if len({method_class(part) for part in parts}) < len(parts):
             raise InputError("position", f"{name!r} names a method twice")
     check_places(len(places), num_layers)
+    for part in filter(_embeds, method_names(name)):
+        if not all(part in parts for parts in places):
+            raise InputError(
+                "position",
+                f"{part} acts on the embeddings, below all layers, so it must stand at every place of {name!r}",
+            )
     if options:
         named = {ALIASES.get(part, part): method_class(part) for part in method_names(name)}
         for part, own in _sort_options(name, named, options).items():
             _check_options(named[part], own)
+
+
+def _embeds(name: str) -> bool:
+    return method_class(name).embed is not Position.embed
 
 
 def method_class(name: str) -> type[Position]:
@@ -256,6 +263,8 @@ def method_class(name: str) -> type[Position]:
     if name not in METHODS:
         close = get_close_matches(name, [*METHODS, *ALIASES], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ";"
+        if "," in name:
+            hint = f"; over layers, methods are joined by '/': {'/'.join(map(str.strip, name.split(',')))!r};"
         raise InputError(
             "position", f"unknown position method {shown(name)}{hint} known: {', '.join(METHODS)}, and a+b"
         )

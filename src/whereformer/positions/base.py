@@ -366,6 +366,7 @@ class Position(nn.Module):
         for name, field in _IN_PLACE.items():
             if name in options:
                 raise TypeError(f"{name}: attend takes it from place; give Place(..., {field}=...)")
+        _check_kinds(hidden, place)
         if options.get("causal") and not self.model.causal and any(each.scales_query for each in self.methods()):
             raise InputError("causal", "the method counts keys on both sides; give build_position causal=True")
         if not self._embedded and not torch.compiler.is_compiling():
@@ -402,8 +403,7 @@ class Position(nn.Module):
         Returns:
             Query, key and value for attention, and the terms. Query and key are None if the method replaces them.
         """
-        if not isinstance(place, Place):
-            raise TypeError(f"place: expected a Place, got {type(place).__name__}")
+        _check_kinds(hidden, place)
         self.check_layer(place.layer, "place.layer")
         if query is None and self.content and self.needs_content:
             raise InputError("query", f"{type(self).__name__} acts on query and key: expected tensors, got None")
@@ -463,6 +463,13 @@ class Position(nn.Module):
                 name,
                 f"the method was built for {self.model.num_layers} layers, got layer {layer}, counted from 0; "
                 "give build_position num_layers",
+            )
+
+    def check_hidden(self, hidden: Tensor) -> None:
+        """Raise an InputError for a layer's input of another width, for methods that read it."""
+        if hidden.dim() != 3 or hidden.shape[2] != self.model.hidden_size:
+            raise InputError(
+                "hidden", f"expected (batch, n_q, hidden_size {self.model.hidden_size}), got {tuple(hidden.shape)}"
             )
 
     def in_layer(self, layer: int) -> Position:
@@ -590,6 +597,14 @@ class Position(nn.Module):
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         """The method's own parameters that are kernels; a training may give them a learning rate of their own."""
         return ()
+
+
+def _check_kinds(hidden: Any, place: Any) -> None:
+    """Raise a TypeError for arguments of another kind, which not every method would notice."""
+    if not isinstance(place, Place):
+        raise TypeError(f"place: expected a Place, got {type(place).__name__}")
+    if not isinstance(hidden, Tensor):
+        raise TypeError(f"hidden: expected a tensor, the input of the queries' projection, got {type(hidden).__name__}")
 
 
 def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -95,6 +95,7 @@ class Inkling(Position):
         return self.scales_query
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+        self.check_hidden(hidden)
         first, last = self.prepared_at(place)
         own = self.model.passes[place.layer]
         factors = functional.linear(hidden, self.mix[own]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)

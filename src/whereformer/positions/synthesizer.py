@@ -218,4 +218,5 @@ class Synthesizer(Position):
 
     def _of_heads(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Apply a linear map to the queries' input and split it by head: (batch, heads, n_q, features)."""
+        self.check_hidden(hidden)
         return functional.linear(hidden, weight, bias).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)

@@ -24,7 +24,7 @@ def conformer(
     layer = own.layer
     kind = layer.position_embeddings_type
     placed = hidden_states
-    if kind == "rotary":
+    if kind == "rotary" and relative_position_embeddings is not None:
         placed = layer._apply_rotary_embedding(hidden_states, relative_position_embeddings)
     query, key, value = (
         split_heads(project(hidden), layer.num_heads)
@@ -34,8 +34,7 @@ def conformer(
     if kind == "relative_key":
         table = layer.distance_embedding.weight.to(query.dtype)
         terms = (OffsetKeys(table[None], -layer.left_max_position_embeddings),)
-    elif kind == "relative":
-        assert relative_position_embeddings is not None
+    elif kind == "relative" and relative_position_embeddings is not None:  # SeamlessM4T v2 has none, and no positions
         terms = (_of_distances(layer.linear_pos(relative_position_embeddings), query, layer.pos_bias_v),)
         query = query + layer.pos_bias_u[:, None]
     out, weights = own.attend(query, key, value, terms, attention_mask, dropout=layer.dropout.p, **options)
