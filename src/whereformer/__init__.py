@@ -54,8 +54,10 @@ if TYPE_CHECKING:
         to_transformers,
     )
     from .positions import Place, PositionRangeError, build_position, position_names
+    from .studies.compare.results import CompareResults
     from .studies.probe.results import ProbeResults
 
+    compare: Callable[..., CompareResults]
     probe: Callable[..., ProbeResults]
 
 __version__ = "0.1.0"
@@ -90,6 +92,7 @@ __all__ = [
     "attention_varlen",
     "attention_weights",
     "build_position",
+    "compare",
     "decomposed_offset_keys",
     "detach",
     "explain",
@@ -118,7 +121,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"probe"}
+_STUDIES = {"compare", "probe"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..lab.terminal import Terminal
 
 COMMANDS: dict[str, str | None] = {
-    "compare": "compare:Compare",
+    "compare": None,
     "probe": None,
     "bench": "bench:Bench",
     "pretrain": "pretrain:Pretrain",

@@ -174,7 +174,8 @@ class RunResults(Results):
     ``runs`` has dictionaries within dictionaries, by the parts of a run's key: a tuple such as (task, method, seed).
     """
 
-    runs: Any
+    if TYPE_CHECKING:  # subclasses declare it in its place among their fields
+        runs: Any
     KEYS: ClassVar[int]
     """The parts of a key."""
 

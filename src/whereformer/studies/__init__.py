@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ..lab.study import Study
 
 STUDIES = {
+    "compare": "compare.settings:Compare",
     "probe": "probe.settings:Probe",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""
