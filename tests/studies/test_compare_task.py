@@ -5,6 +5,7 @@ import json
 import logging
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from scipy import stats
 
 from tests.failing import fails
-from tests.studies.test_compare_ranking import TEXT
+from tests.studies.test_compare_ranking import SETTINGS, TEXT
 from tests.studies.trainings import TINY_ENCODER
 from whereformer.cli.main import main
 from whereformer.studies.compare import task
@@ -24,7 +25,7 @@ from whereformer.studies.compare.results import (
     Score,
     TaskScore,
 )
-from whereformer.studies.compare.settings import Compare, CompareSettings
+from whereformer.studies.compare.settings import Compare
 from whereformer.studies.compare.task import judged, tune, tuning_steps
 
 TINY = ["--rate-factors=1", "--positions=none,tisa", *TINY_ENCODER, "--seeds=2"]
@@ -144,7 +145,7 @@ def test_the_shares_of_rows_have_the_scores_mean():
 
 def results_of(**scores):
     """Results with a share of right rows per method and seed."""
-    settings = CompareSettings("1", "0", 8, 1, 1, 16, 2, 64, 0.4, 1e-3, (1.0,), text="0", device="cpu", task="0")
+    settings = replace(SETTINGS, task="0")
 
     def run_of(right):
         rows = [1.0] * round(100 * right) + [0.0] * (100 - round(100 * right))

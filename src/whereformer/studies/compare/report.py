@@ -111,11 +111,14 @@ def _cells(row: RankedMethod, seeds: int, task: CompareTask | None, look: figure
     """Return a method's cells."""
     few = f"{row.seeds} of {seeds} seeds" if row.seeds != seeds else ""
     memory = row.peak_memory
+    by_length = [of for _, of in sorted(row.loss.items())]
+    # One note says it for all lengths.
+    why_not = next((of.why_not for of in by_length if of.median is None), "")
     return [
         Cell(DASH, title="not yet learning") if row.rank is None else Cell(str(row.rank), order=row.rank),
         Cell(row.position, "not learning" if row.rank is None else few, order=row.position, swatch=look),
         *([] if task is None else [_score(row, task)]),
-        *(_loss(of) for _, of in sorted(row.loss.items())),
+        *(Cell("cannot", note=why_not) if of.median is None else _number(of, ".3f") for of in by_length),
         _number(row.accuracy, ".1%", ranged=False),
         *([] if task else _heading(row)),
         Cell(f"{row.learning_rate:.2g}", order=row.learning_rate),
@@ -135,10 +138,6 @@ def _number(of: Spread, form: str, *, ranged: bool = True) -> Cell:
 
 def _wide(of: Spread) -> bool:
     return of.median is not None and of.low is not None and of.high is not None and of.high - of.low > WIDE * of.median
-
-
-def _loss(of: Spread) -> Cell:
-    return Cell("cannot", note=of.why_not) if of.median is None else _number(of, ".3f")
 
 
 def _score(row: RankedMethod, task: CompareTask) -> Cell:
@@ -195,6 +194,7 @@ def build_report(results: CompareResults) -> str:
         guessing=None if results.task is None else results.task.shown(results.task.guessing),
         table=ranking_sheet(results, ranking, looks),
         waiting=ranking.waiting,
+        dropped=any(row.dropped for row in rows),
         baseline=BASELINE,
         cannot=[row.position for row in rows if any(of.median is None for of in row.loss.values())],
         unsettled=[f"{better} before {worse}" for better, worse in ranking.unsettled],

@@ -192,7 +192,7 @@ class _Comparison:
             measured = measure_speed(self.material, job.positions, lambda: progress.step(len(job.positions)))
             self._keep(speed={**self.results.speed, **measured})
         # Several processes finish in any order.
-        self.results = self.results.ordered(job.positions, job.seeds)
+        self.results = self.results.ordered(job.positions)
         self._keep()
         return self.results
 
