@@ -49,7 +49,7 @@ from whereformer.errors import InputError
 from whereformer.files import new_folder
 from whereformer.lab.options import listed
 from whereformer.lab.provenance import write_results
-from whereformer.lab.training.held_out import evaluate
+from whereformer.lab.score import evaluate
 from whereformer.lab.training.optimizer import build_optimizer
 from whereformer.lab.training.trainer import quiet_transformers
 from whereformer.studies.pretrain.schedule import parsed_lengths

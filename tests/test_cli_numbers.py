@@ -29,14 +29,14 @@ EXPERIMENTS = "whereformer.studies"
 PLACES = {
     "bench": (f"{EXPERIMENTS}.bench.run", "BenchJob.run"),
     "pretrain": (f"{EXPERIMENTS}.pretrain.run", "pretrain"),
-    "compare": (f"{EXPERIMENTS}.compare.run", "compare"),
+    "compare": (f"{EXPERIMENTS}.compare.run", "CompareJob.run"),
     "finetune": (f"{EXPERIMENTS}.finetune.run", "FinetuneJob.run"),
     "translate train": (f"{EXPERIMENTS}.translate.run", "train_translator"),
     "translate run": (f"{EXPERIMENTS}.translate.translating", "load"),
     "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
     "analyze": (f"{EXPERIMENTS}.analyze.run", "AnalyzeJob.run"),
     "probe": (f"{EXPERIMENTS}.probe.run", "ProbeJob.run"),
-    "properties": (f"{EXPERIMENTS}.compare.run", "compare"),
+    "properties": (f"{EXPERIMENTS}.compare.run", "CompareJob.complete"),
     "distill-positions": (f"{EXPERIMENTS}.distill.run", "DistillJob.run"),
     "cost": None,
 }

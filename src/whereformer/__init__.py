@@ -56,12 +56,14 @@ if TYPE_CHECKING:
     from .positions import Place, PositionRangeError, build_position, position_names
     from .studies.analyze.results import AnalyzeResults
     from .studies.bench.results import BenchResults
+    from .studies.compare.results import CompareResults
     from .studies.distill.results import DistillResults
     from .studies.finetune.results import FinetuneResults
     from .studies.probe.results import ProbeResults
 
     analyze: Callable[..., AnalyzeResults]
     bench: Callable[..., BenchResults]
+    compare: Callable[..., CompareResults]
     distill_positions: Callable[..., DistillResults]
     finetune: Callable[..., FinetuneResults]
     probe: Callable[..., ProbeResults]
@@ -100,6 +102,7 @@ __all__ = [
     "attention_weights",
     "bench",
     "build_position",
+    "compare",
     "decomposed_offset_keys",
     "detach",
     "distill_positions",
@@ -130,7 +133,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"analyze", "bench", "distill_positions", "finetune", "probe"}
+_STUDIES = {"analyze", "bench", "compare", "distill_positions", "finetune", "probe"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

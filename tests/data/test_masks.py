@@ -22,7 +22,7 @@ from whereformer.data.tokenizers import (
     train_tokenizer,
     trained_vocabulary,
 )
-from whereformer.lab.training.held_out import evaluate, unigram_entropy
+from whereformer.lab.score import evaluate, unigram_entropy
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20
 

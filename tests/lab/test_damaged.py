@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from tests.lab.damage import damages
 from tests.lab.report import test_compare_report, test_finetune_report, test_probe_report, test_properties_report
-from whereformer.cli.tables.compare import print_ranking
 from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
 from whereformer.lab.terminal import Terminal
 from whereformer.lab.training.folder import Folder
 from whereformer.studies.bench.results import BenchResults, BenchRow, as_csv, memory_growth
-from whereformer.studies.compare.ranking import rank
 from whereformer.studies.compare.results import CompareResults
 from whereformer.studies.finetune.results import FinetuneResults
 from whereformer.studies.pretrain.results import PretrainResults
@@ -32,9 +30,7 @@ def saved(results, tmp_path_factory):
 
 
 def show_comparison(results):
-    ranking = rank(results)
-    print_ranking(CONSOLE, ranking.rows, results.settings.length, "time")
-    assert ranking.verdict or not ranking.rows
+    CONSOLE.print(results)
 
 
 def show_bench(results):

@@ -7,16 +7,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import whereformer
 from tests.failing import fails, refusals
 from tests.studies.trainings import TINY_ENCODER, same, without_time
+from whereformer import positions
 from whereformer.cli.main import main
+from whereformer.lab import fit
 from whereformer.lab.folder import open_folder
 from whereformer.models import EncoderConfig, EncoderForMaskedLM, load_pretrained
 from whereformer.models.presets import PRESETS
 from whereformer.studies.compare import run as compare
-from whereformer.studies.compare import train
-from whereformer.studies.compare.models import build_model, encoder_config
-from whereformer.studies.compare.settings import CompareTraining, Sizes
+from whereformer.studies.compare import settings
+from whereformer.studies.compare.models import encoder_config, untrained
+from whereformer.studies.compare.results import CompareResults
+from whereformer.studies.compare.settings import Compare
 
 TINY = ["--rate-factors=1", *TINY_ENCODER]
 
@@ -48,13 +52,13 @@ def test_it_writes_results_and_report_and_prints_a_ranking(text, tmp_path, capsy
 
 
 def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
-    sizes = Sizes("1x2", "0", 16, 4, 4, 16, 2, 64, 0.3, 1e-3, (1.0,))
-    models = {name: build_model(sizes, name, 64, seed=5) for name in ("none", "tisa", "tupe+t5", "floater")}
+    sizes = Compare(blocks="1x2", length=16, steps=4, hidden_size=16, vocab_size=64).job().settings
+    models = {name: untrained(sizes, name, 64, seed=5) for name in ("none", "tisa", "tupe+t5", "floater")}
     backbone = models["none"].state_dict()
     for model in models.values():
         state = model.state_dict()
         assert all(torch.equal(state[name], weight) for name, weight in backbone.items())
-    other = build_model(sizes, "none", 64, seed=6).state_dict()
+    other = untrained(sizes, "none", 64, seed=6).state_dict()
     assert not torch.equal(other["encoder.layers.0.up.weight"], backbone["encoder.layers.0.up.weight"])
 
 
@@ -150,15 +154,15 @@ def test_a_half_written_result_is_refused_and_left_alone(text, tmp_path, capsys)
     assert (tmp_path / "results.json").read_text() == '{"format": 3, "settings": {'
 
 
-def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_the_rest(text, tmp_path, capsys):
+def test_a_loss_that_is_not_finite_stops_with_advice_and_keeps_the_rest(text, tmp_path, capsys):
     run(text, tmp_path, positions="none")
     kept = json.loads((tmp_path / "results.json").read_text())["runs"]
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(train, "train_step", lambda *_: torch.tensor(float("nan")))
+    monkey.setattr(fit, "train_step", lambda *_: torch.tensor(float("nan")))
     with monkey.context():
         message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), "--positions", "none,tisa", *TINY)
     monkey.undo()
-    assert "--learning-rate: the loss of 'tisa' is not a number after 0 steps" in message
+    assert "--learning-rate: the loss of 'tisa' is not finite (NaN or inf) after 0 steps" in message
     assert json.loads((tmp_path / "results.json").read_text())["runs"] == kept
 
 
@@ -201,12 +205,12 @@ def test_other_lengths_are_judged(text, tmp_path):
     for name in ("none", "learned"):
         assert list(results["runs"][name]["0"]["scores"]) == ["16", "24", "48"]
     assert "cannot" in results["runs"]["learned"]["0"]["scores"]["24"]
-    assert "24 tokens, 1.5" in (tmp_path / "report.html").read_text()
+    assert "@24" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_encoder_is_a_presets_and_positions_are_what_differs(preset):
-    sizes = CompareTraining(preset=preset, length=16, hidden_size=16).checked().sizes(4)
+    sizes = Compare(preset=preset, length=16, hidden_size=16, positions="none").job().settings
     expected = EncoderConfig.preset(preset)
     configs = [encoder_config(sizes, name, 64) for name in ("none", "rope")]
     for field in ("norm", "norm_type", "feed_forward", "biases", "hidden_act", "first_norm", "query_bias", "lm_head"):
@@ -217,7 +221,7 @@ def test_the_encoder_is_a_presets_and_positions_are_what_differs(preset):
 
 
 def test_a_comparison_without_a_preset_normalizes_first():
-    config = encoder_config(CompareTraining().checked().sizes(4), "none", 64)
+    config = encoder_config(Compare().job().settings, "none", 64)
     assert (config.norm, config.blocks, config.intermediate_size) == ("pre", "4", 128)
 
 
@@ -318,3 +322,75 @@ def test_several_runs_at_a_time_give_the_same_results(text, tmp_path):
             for name in ("alone", "spread")
         )
         assert same(first, second)
+
+
+def test_the_function_does_what_the_command_does(text, tmp_path):
+    by_command = run(text, tmp_path / "command", "--steps=2", positions="none,tisa")
+    tiny = {"length": 16, "batch_size": 4, "blocks": "1", "hidden_size": 16, "vocab_size": 64, "rate_factors": "1"}
+    results = whereformer.compare(
+        data=text, positions=["none", "tisa"], steps=2, out=tmp_path / "function", quiet=True, jobs=1, **tiny
+    )
+    for (name, seed), done in results.each():
+        assert by_command["runs"][name][str(seed)]["train_loss"] == done.train_loss
+    assert "Held-out masked-LM loss" in str(results)
+    assert "<table" in results._repr_html_()
+    assert {path.name for path in results.save(tmp_path / "saved")} == {"report.html", "results.json"}
+    assert CompareResults.load(tmp_path / "saved").runs == results.runs
+    with pytest.raises(ValueError, match="step: compare has no such option; did you mean 'steps'"):
+        whereformer.compare(step=3)
+
+
+PLUGIN = """
+from whereformer.positions import Position, register
+
+class Own(Position):
+    "Nothing, by another name."
+
+register("{name}", Own)
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_method_of_ones_own_is_compared(text, tmp_path, jobs):
+    plugin = tmp_path / f"my_method{jobs}.py"
+    plugin.write_text(PLUGIN.format(name=f"own{jobs}"))
+    try:
+        results = run(
+            text, tmp_path / "out", "--steps=2", f"--plugin={plugin}", f"--jobs={jobs}", positions=f"none,own{jobs}"
+        )
+    finally:
+        positions.METHODS.pop(f"own{jobs}", None)
+    assert set(results["runs"]) == {"none", f"own{jobs}"}
+    assert results["plugin"] == str(plugin)
+    assert f"--plugin {plugin}" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "--plugin: expected a Python file, got"),
+        ("import nothing_like_this", "my_method.py fails: ModuleNotFoundError: No module named 'nothing_like_this'"),
+        ("1 +", "my_method.py fails: SyntaxError"),
+        ("x = 1", "my_method.py registers no method; call whereformer.positions.register in it"),
+        (PLUGIN.format(name="rope"), "my_method.py fails: name: 'rope' is taken by"),
+    ],
+)
+def test_a_bad_plugin_is_one_line(content, expected, tmp_path, capsys):
+    plugin, before = tmp_path / "my_method.py", dict(positions.METHODS)
+    if content is not None:
+        plugin.write_text(content)
+    assert expected in fails(capsys, "compare", "--out", str(tmp_path / "out"), "--plugin", str(plugin))
+    assert before == positions.METHODS
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_quick_comparison_reads_the_beginning_of_the_text(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "QUICK_CHARACTERS", 30_000)
+    results = run(text, tmp_path / "quick", "--quick", "--steps=2", positions="none")
+    assert results["characters"] == 30_000
+    assert results["text"]["characters"] == 30_000
+    assert results["text"]["source"].startswith("the first 30,000 characters of ")
+    assert "--quick" in (tmp_path / "quick" / "report.html").read_text()
+    monkeypatch.setattr(settings, "QUICK_CHARACTERS", 10**9)
+    whole = run(text, tmp_path / "whole", "--quick", "--steps=2", positions="none")
+    assert "characters" not in whole

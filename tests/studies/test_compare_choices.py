@@ -13,8 +13,10 @@ from tests.studies.test_compare_ranking import SETTINGS, run_of
 from tests.studies.trainings import TINY_ENCODER, without_time
 from whereformer.cli.main import main
 from whereformer.errors import InputError
+from whereformer.lab import fit
+from whereformer.lab.fit import DivergedError
 from whereformer.lab.jobs import threads
-from whereformer.studies.compare import budget, search, train
+from whereformer.studies.compare import budget, search
 from whereformer.studies.compare import run as compare
 from whereformer.studies.compare.budget import LEAST_STEPS, plan
 from whereformer.studies.compare.halving import survivors
@@ -174,10 +176,10 @@ def test_a_search_that_was_interrupted_goes_on_where_it_stopped(text, tmp_path, 
     whole = run(text, tmp_path / "whole", *options)
     real, searched = compare.search_rate, []
 
-    def interrupted(job, position, on_step):
+    def interrupted(material, position, *rest):
         if position == "tisa":
             raise KeyboardInterrupt
-        return real(job, position, on_step)
+        return real(material, position, *rest)
 
     monkeypatch.setattr(compare, "search_rate", interrupted)
     with pytest.raises(SystemExit):
@@ -193,25 +195,25 @@ def test_a_search_that_was_interrupted_goes_on_where_it_stopped(text, tmp_path, 
 
 def test_short_trainings_have_the_warm_up_of_whole_ones(text, tmp_path, monkeypatch):
     """With their own, too high rates look worse than they are in a whole training."""
-    rates, schedule = [], train.linear_schedule
+    rates, schedule = [], fit.linear_schedule
 
     def watched(optimizer, warmup, steps):
         rates.append((warmup, steps))
         return schedule(optimizer, warmup, steps)
 
-    monkeypatch.setattr(train, "linear_schedule", watched)
+    monkeypatch.setattr(fit, "linear_schedule", watched)
     run(text, tmp_path, "--steps=40", "--rate-factors=1,2", "--positions=none")
     assert rates == [(4, 6), (4, 6), (4, 40)]
 
 
 def diverging(position, rates):
-    """Training in which the loss of a method is not a number at these rates."""
+    """Training in which the loss of a method is not finite at these rates."""
     real = search.train
 
-    def train(job, name, seed, rate, *rest):
+    def train(material, name, seed, rate, *rest, **more):
         if name == position and rate in rates:
-            raise InputError("learning_rate", f"the loss of {name!r} is not a number")
-        return real(job, name, seed, rate, *rest)
+            raise DivergedError("learning_rate", f"the loss of {name!r} is not finite")
+        return real(material, name, seed, rate, *rest, **more)
 
     return train
 
@@ -227,13 +229,13 @@ def test_a_method_that_always_diverges_is_an_error_after_the_others_are_done(tex
     monkeypatch.setattr(search, "train", diverging("none", {0.008, 0.016}))
     arguments = ["--data", text, "--out", str(tmp_path), *TINY, "--steps=7", "--rate-factors=1,2"]
     message = fails(capsys, "compare", *arguments)
-    assert "--learning-rate: the loss of 'none' is not a number at any of 0.008, 0.016; try 0.002" in message
+    assert "--learning-rate: the loss of 'none' is not finite (NaN or inf) at any of 0.008, 0.016; try 0.002" in message
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["runs"]) == {"tisa"}
     assert set(results["failed"]) == {"none"}
     assert (tmp_path / "report.html").exists()
     again = fails(capsys, "compare", *arguments)
-    assert "the loss of 'none' is not a number at any of" in again
+    assert "the loss of 'none' is not finite (NaN or inf) at any of" in again
 
 
 def test_an_interruption_while_speed_is_measured_repeats_nothing_else(text, tmp_path, monkeypatch):
@@ -252,12 +254,12 @@ def test_a_training_that_diverges_later_leaves_the_others(text, tmp_path, capsys
 
     def diverged(job, position, *rest):
         if position == "none":
-            raise InputError("learning_rate", "the loss of 'none' is not a number after 5 steps")
+            raise DivergedError("learning_rate", "the loss of 'none' is not finite after 5 steps")
         return real(job, position, *rest)
 
     monkeypatch.setattr(compare, "train_and_judge", diverged)
     arguments = ["--data", text, "--out", str(tmp_path), *TINY, "--steps=7", "--rate-factors=1"]
-    assert "--learning-rate: the loss of 'none' is not a number after 5" in fails(capsys, "compare", *arguments)
+    assert "--learning-rate: the loss of 'none' is not finite after 5" in fails(capsys, "compare", *arguments)
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["runs"]) == {"tisa"}
     assert set(results["failed"]) == {"none"}

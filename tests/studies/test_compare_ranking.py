@@ -2,17 +2,31 @@
 
 import random
 
-from whereformer.studies.compare.ranking import SEED_NOISE, clearly_better, rank
+from whereformer.lab.score import Cannot
+from whereformer.studies.compare.ranking import SEED_NOISE, clearly_better, rank, seeds_to_tell, sentences
 from whereformer.studies.compare.results import (
-    Cannot,
     CompareResults,
-    CompareSettings,
     CompareText,
     Run,
     Score,
 )
+from whereformer.studies.compare.settings import CompareSettings
 
-SETTINGS = CompareSettings("1", "0", 8, 1, 1, 16, 2, 64, 0.4, 1e-3, (1.0,), text="0", device="cpu")
+SETTINGS = CompareSettings(
+    blocks="1",
+    decoder_layers="0",
+    length=8,
+    steps=1,
+    batch_size=1,
+    hidden_size=16,
+    num_heads=2,
+    vocab_size=64,
+    mask_rate=0.4,
+    learning_rate=1e-3,
+    rate_factors=(1.0,),
+    text="0",
+    device="cpu",
+)
 TEXT = CompareText("story", 1, 1, 1, 1, 64, 7.0, data=[], column=None)
 
 
@@ -94,3 +108,24 @@ def test_the_rank_never_falls_as_the_loss_rises():
 def test_nobody_wins_before_anyone_beats_guessing():
     found = results(a=[windows(7.5)], b=[windows(9.0, seed=1)])
     assert rank(found).verdict.startswith("No method predicts better than guessing by frequency")
+
+
+def test_a_method_on_the_plateau_of_none_has_no_rank():
+    found = results(none=[windows(5.0)], learned=[windows(5.05, seed=1)], rope=[windows(3.0, seed=2)])
+    ranking = rank(found)
+    assert [(row.position, row.rank) for row in ranking.rows] == [("rope", 1), ("none", 2), ("learned", None)]
+    assert ranking.waiting == ["learned"]
+    assert ranking.rows[-1].outlook is None
+    assert "learned is not yet learning" in " ".join(sentences(found))
+    assert "--steps 4" in " ".join(sentences(found))
+
+
+def test_if_nothing_left_the_plateau_the_verdict_says_so():
+    found = results(none=[windows(5.0)], learned=[windows(5.05, seed=1)])
+    assert rank(found).verdict == "No method predicts clearly better than none yet; train longer."
+    # Without the baseline, nothing is known of the plateau.
+    assert rank(results(learned=[windows(5.0)], rope=[windows(5.05, seed=1)])).waiting == []
+
+
+def test_few_methods_need_more_seeds_to_be_told_apart():
+    assert [seeds_to_tell(methods) for methods in (1, 2, 3, 4, 8)] == [2, 4, 3, 3, 2]

@@ -4,6 +4,8 @@ import csv
 import json
 import logging
 import random
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,20 +13,19 @@ import torch
 from scipy import stats
 
 from tests.failing import fails
-from tests.studies.test_compare_ranking import TEXT
+from tests.studies.test_compare_ranking import SETTINGS, TEXT
 from tests.studies.trainings import TINY_ENCODER
 from whereformer.cli.main import main
 from whereformer.studies.compare import task
 from whereformer.studies.compare.ranking import noise_of, rank
 from whereformer.studies.compare.results import (
     CompareResults,
-    CompareSettings,
     CompareTask,
     Run,
     Score,
     TaskScore,
 )
-from whereformer.studies.compare.settings import CompareTraining
+from whereformer.studies.compare.settings import Compare
 from whereformer.studies.compare.task import judged, tune, tuning_steps
 
 TINY = ["--rate-factors=1", "--positions=none,tisa", *TINY_ENCODER, "--seeds=2"]
@@ -108,18 +109,17 @@ def test_any_number_of_classes_is_quiet(tables, tmp_path, caplog, monkeypatch):
 
 def test_tuning_learns_and_leaves_the_encoder_as_it_was(tables, tmp_path, monkeypatch):
     monkeypatch.setattr(task, "RATE_SHARE", 1.0)
-    sizes = CompareTraining(length=16, hidden_size=16, blocks="1", vocab_size=80, steps=480).checked().sizes(1)
-    from whereformer.data.glue import OwnTask
-    from whereformer.studies.compare.models import build_model
-    from whereformer.studies.compare.prepare import TextSource, prepare_job
+    from whereformer.studies.compare.models import untrained
 
-    own = OwnTask(tables / "train.csv", tables / "validation.csv", ("text",), "label", False)
-    job = prepare_job(TextSource(table=own), sizes, ["none"], [0], torch.device("cpu"), tmp_path)
-    assert tuning_steps(sizes, job.rows) == 120
-    model = build_model(sizes, "none", job.text.vocab_size, 0)
+    small = {"length": 16, "hidden_size": 16, "blocks": "1", "vocab_size": 80, "steps": 480}
+    table = {"train": tables / "train.csv", "validation": tables / "validation.csv", "text": "text", "label": "label"}
+    job = Compare(positions="none", **small, **table).job()
+    material, sizes = job.prepare(tmp_path), job.settings
+    assert tuning_steps(sizes, material.rows) == 120
+    model = untrained(sizes, "none", material.vocab_size, 0)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     losses = []
-    found = tune(job.rows, sizes, "none", 0, 8e-3, model, losses.append)
+    found = tune(material.rows, sizes, "none", 0, 8e-3, model, losses.append)
     assert len(losses) == 120
     assert found.score > 0.9
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
@@ -145,7 +145,7 @@ def test_the_shares_of_rows_have_the_scores_mean():
 
 def results_of(**scores):
     """Results with a share of right rows per method and seed."""
-    settings = CompareSettings("1", "0", 8, 1, 1, 16, 2, 64, 0.4, 1e-3, (1.0,), text="0", device="cpu", task="0")
+    settings = replace(SETTINGS, task="0")
 
     def run_of(right):
         rows = [1.0] * round(100 * right) + [0.0] * (100 - round(100 * right))
@@ -216,3 +216,16 @@ def test_a_part_of_a_task_is_refused(capsys, tmp_path):
     assert "--validation: a task of your own (--train) needs it" in fails(
         capsys, "compare", "--train=a.csv", "--out", str(tmp_path)
     )
+
+
+def test_rows_that_are_cut_are_in_the_headline_with_a_length_that_would_do(tables, tmp_path, capsys):
+    results = run(tables, tmp_path, "--length=8", "--vocab-size=64")
+    assert results["task"]["cut_rows"] > 1000
+    suggested = results["task"]["whole_length"]
+    shown = capsys.readouterr().out
+    assert f"rows were cut to 8 tokens; --length {suggested} reads nine in ten of them whole." in shown
+    assert "with 2 methods and 2 seeds, only large differences can be told from chance; --seeds 4 would do" in shown
+    heading = re.search("<h1>(.*)</h1>", (tmp_path / "report.html").read_text())[1]
+    assert f"--length {suggested}" in heading
+    again = run(tables, tmp_path / "longer", f"--length={suggested}")["task"]
+    assert again["cut_rows"] < 0.1 * 1260

@@ -10,12 +10,13 @@ import whereformer
 from tests.failing import fails, refusals
 from whereformer.cli.main import main
 from whereformer.errors import InputError
+from whereformer.lab.score import Cannot
 from whereformer.studies.probe import run as probing
 from whereformer.studies.probe import train
 from whereformer.studies.probe.judgment import ERRORS
-from whereformer.studies.probe.results import Cannot, Failed, ProbeResults, Run
+from whereformer.studies.probe.results import Failed, ProbeResults, Run
 from whereformer.studies.probe.settings import DEFAULT_STEPS, ProbeSettings
-from whereformer.studies.probe.train import build_model, train_and_judge
+from whereformer.studies.probe.train import encoder_config, train_and_judge
 
 SHORT = ["--length", "8", "--steps", "3"]
 CPU = torch.device("cpu")
@@ -30,6 +31,10 @@ def few_rows(monkeypatch):
 def probe(out, *arguments, positions="none,learned,tisa", tasks="previous,passkey"):
     main(["probe", "--out", str(out), "--positions", positions, "--tasks", tasks, *SHORT, *arguments])
     return json.loads((out / "results.json").read_text())
+
+
+def build_model(settings, position, seed):
+    return train.build_model(encoder_config(settings, position), encoder_config(settings, "none"), seed)
 
 
 def scores(task, position, steps, length=8):
@@ -176,17 +181,17 @@ def test_other_settings_are_not_mixed(tmp_path, capsys):
 def test_a_loss_that_is_no_number_is_one_line_and_the_others_go_on(tmp_path, monkeypatch, capsys):
     real = train.build_model
 
-    def broken(sizes, position, seed):
-        model = real(sizes, position, seed)
-        if position == "learned":
+    def broken(config, baseline, seed):
+        model = real(config, baseline, seed)
+        if config.position == "learned":
             torch.nn.init.constant_(model.encoder.embeddings.word.weight, float("nan"))
         return model
 
     monkeypatch.setattr(train, "build_model", broken)
     results = probe(tmp_path, tasks="passkey")
     out = capsys.readouterr().out
-    assert out.count("passkey, learned, seed 0: failed, the loss is not a number after 0 steps") == 1
-    assert results["runs"]["passkey"]["learned"]["0"] == {"failed": "the loss is not a number after 0 steps"}
+    assert out.count("passkey, learned, seed 0: failed, the loss is not finite (NaN or inf) after 0 steps") == 1
+    assert results["runs"]["passkey"]["learned"]["0"] == {"failed": "the loss is not finite (NaN or inf) after 0 steps"}
     assert "scores" in results["runs"]["passkey"]["tisa"]["0"]
     assert "failed" in (tmp_path / "report.html").read_text()
     assert isinstance(ProbeResults.load(tmp_path / "results.json").run("passkey", "learned", 0), Failed)
@@ -195,7 +200,9 @@ def test_a_loss_that_is_no_number_is_one_line_and_the_others_go_on(tmp_path, mon
 def test_an_output_that_is_no_number_is_no_score():
     model = build_model(ProbeSettings(8, 1), "none", 0).eval()
     torch.nn.init.constant_(model.head.decoder.bias, float("nan"))
-    assert train.judge(model, train.Judged.of("copy", 8)) == Cannot("the output is not a number at this length")
+    assert train.judge(model, train.Judged.of("copy", 8)) == Cannot(
+        "the output is not finite (NaN or inf) at this length"
+    )
 
 
 def test_the_score_and_its_error_by_hand():

@@ -287,7 +287,7 @@ def test_a_loss_that_is_not_a_number_stops_with_advice(data, tmp_path, capsys, m
 
     monkeypatch.setattr(judged.JudgedTrainer, "training_step", training_step)
     message = fails(capsys, "translate", "train", *data, "--out", str(tmp_path), *TINY)
-    assert "--learning-rate: loss is not a number after 5 steps; 0.01 is too high, try 0.0025" in message
+    assert "--learning-rate: loss is not finite (NaN or inf) after 5 steps; 0.01 is too high, try 0.0025" in message
     assert json.loads((tmp_path / "results.json").read_text())["step"] == 4
 
 

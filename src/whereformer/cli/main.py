@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..lab.terminal import Terminal
 
 COMMANDS: dict[str, str | None] = {
-    "compare": "compare:Compare",
+    "compare": None,
     "probe": None,
     "bench": None,
     "pretrain": "pretrain:Pretrain",

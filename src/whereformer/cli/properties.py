@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..lab.options import MOST_JOBS, check_range
-from ..studies.compare.settings import CompareTraining
+from ..studies.compare.settings import Compare
 
 if TYPE_CHECKING:
     from ..studies.properties.comparison import Comparison
@@ -99,8 +99,8 @@ class Properties:
     def _names(self) -> list[str] | None:
         if self.positions is None:
             return None
+        from ..lab.encoders import BASELINE
         from ..lab.options import listed
-        from ..studies.compare.results import BASELINE
 
         names = list(listed("positions", self.positions))
         if BASELINE in names:
@@ -109,35 +109,34 @@ class Properties:
 
     def _train(self, console: Console, names: list[str] | None, stack: ExitStack) -> tuple[Comparison, list[str]]:
         """Train a comparison in the output folder."""
-        import torch
-
-        from ..data.masks import HELD_OUT_RATE, HeldOut
+        from ..lab.encoders import BASELINE
         from ..lab.folder import open_folder
         from ..lab.terminal import Bar
         from ..positions import position_names
-        from ..studies.compare.prepare import TextSource, check_positions, prepare_job
-        from ..studies.compare.results import BASELINE
-        from ..studies.compare.run import compare
         from ..studies.properties.comparison import Comparison
         from ..studies.properties.run import DEFAULT_STEPS, QUICK_STEPS
 
-        given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "steps", "seeds", "seed")}
-        given = {name: value for name, value in given.items() if value is not None}
-        # Six properties need no search for the best learning rate.
-        training = CompareTraining(**given, rate_factors="1").checked()
-        sizes = training.sizes(QUICK_STEPS if self.quick else DEFAULT_STEPS)
-        chosen = names or [name for name in position_names() if name != BASELINE]
-        chosen = check_positions(chosen, sizes)
-        stack.enter_context(open_folder(self.out))
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("length", "seeds", "seed")}
         folder = self.out / "comparison"
+        job = Compare(
+            positions=",".join([BASELINE, *(names or [name for name in position_names() if name != BASELINE])]),
+            data=self.data,
+            column=self.column,
+            out=folder,
+            steps=(QUICK_STEPS if self.quick else DEFAULT_STEPS) if self.steps is None else self.steps,
+            # Six properties need no search for the best learning rate.
+            rate_factors="1",
+            device="cpu",
+            jobs=self.jobs,
+            **{name: value for name, value in given.items() if value is not None},
+        ).job()
+        stack.enter_context(open_folder(self.out))
         stack.enter_context(open_folder(folder))
         with console.status("reading the text and training a tokenizer"):
-            source = TextSource(self.data, self.column)
-            job = prepare_job(source, sizes, [BASELINE, *chosen], training.all_seeds, torch.device("cpu"), folder)
+            material = job.prepare(folder)
         with Bar(console) as progress:
-            results = compare(job, folder, progress, speed=False, jobs=self.jobs)
-        held_out = HeldOut(job.text.held_out, HELD_OUT_RATE, job.text.vocab_size)
-        return Comparison(folder, results, held_out), chosen
+            results = replace(job, speed=False).complete(material, folder, progress)
+        return Comparison(folder, results, material.held_out), [name for name in job.positions if name != BASELINE]
 
     def _write(self, console: Console, results: PropertiesResults, rows: list[MethodTicks]) -> None:
         """Write the table as Markdown and as an HTML page."""

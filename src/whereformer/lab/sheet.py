@@ -24,6 +24,7 @@ class Column:
         first: the direction of the first sort on a page, "ascending" or "descending".
         left: whether its text begins at the left, as words do and numbers do not.
         wraps: whether long text may take several lines.
+        page: whether it is on pages only, which have more room than a terminal.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Column:
     first: str = "ascending"
     left: bool = False
     wraps: bool = False
+    page: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,13 +129,15 @@ class Sheet:
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=self.has_header)
-        for index, column in enumerate(self.columns):
+        shown = [index for index, column in enumerate(self.columns) if not column.page]
+        for index in shown:
+            column = self.columns[index]
             left = column.left or index == self.named
             table.add_column(
                 _lines(column.name, column.detail), justify="left" if left else "right", no_wrap=not column.wraps
             )
         for row in self.rows:
-            texts = (_lines(cell.text, cell.detail) for cell in row.cells)
+            texts = (_lines(row.cells[index].text, row.cells[index].detail) for index in shown)
             table.add_row(*texts, style="dim" if row.look == "dim" else None)
         return table
 

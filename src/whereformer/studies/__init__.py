@@ -15,6 +15,7 @@ STUDIES = {
     "bench": "bench.settings:Bench",
     "distill_positions": "distill.settings:DistillPositions",
     "finetune": "finetune.settings:Finetune",
+    "compare": "compare.settings:Compare",
     "probe": "probe.settings:Probe",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""

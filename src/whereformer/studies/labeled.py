@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..data.glue import OwnTask
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TableSettings:
     """A task of your own, in tables."""
 

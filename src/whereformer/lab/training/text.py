@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...data.fingerprint import Summary
-from .held_out import unigram_entropy
+from ..score import unigram_entropy
 
 
 @dataclass(frozen=True)

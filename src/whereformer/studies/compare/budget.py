@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 
 from ...errors import InputError
+from ...lab.fit import train_step
 from ...lab.jobs import threads, undisturbed
 from ...lab.store import refuse_other_settings
 from ...lab.training.optimizer import build_optimizer
-from .models import build_model
+from .models import untrained
 from .results import Budget, CompareResults
 from .search import SEARCH_SHARE
-from .settings import Sizes
-from .train import train_step
+from .settings import CompareSettings
 from .windows import window_lengths
 
 JUDGING = 0.1
@@ -39,40 +39,44 @@ TIMED_STEPS = 3
 """Timed steps of each method and window length, after one that is not timed."""
 
 
-def seconds_per_step(sizes: Sizes, positions: Sequence[str], device: torch.device) -> float:
+def seconds_per_step(
+    settings: CompareSettings, positions: Sequence[str], device: torch.device, timed: int = TIMED_STEPS
+) -> float:
     """Return the wall time of one step of every method, added up, measured on random tokens."""
     # Shares of the windows' lengths in a training of 100 steps, which are those of any other.
-    lengths = Counter(window_lengths(sizes.length, 100))
+    lengths = Counter(window_lengths(settings.length, 100))
     total = 0.0
     for name in positions:
-        model = build_model(sizes, name, sizes.vocab_size, 0).to(device)
-        optimizer = build_optimizer(model, sizes.learning_rate)
+        model = untrained(settings, name, settings.vocab_size, 0).to(device)
+        optimizer = build_optimizer(model, settings.learning_rate)
         for length, count in lengths.items():
-            rows = sizes.batch_size * sizes.length // length
-            tokens = torch.randint(sizes.vocab_size, (rows, length))
-            labels = torch.where(torch.rand(rows, length) < sizes.mask_rate, tokens, -100)
+            rows = settings.batch_size * settings.length // length
+            tokens = torch.randint(settings.vocab_size, (rows, length))
+            labels = torch.where(torch.rand(rows, length) < settings.mask_rate, tokens, -100)
             labels[:, 0] = 0
             seconds = []
-            for _ in range(1 + TIMED_STEPS):
+            for _ in range(1 + timed):
                 started = time.perf_counter()
-                float(train_step(model, optimizer, tokens, labels))  # waits for a GPU
+                float(train_step(model, optimizer, {"input_ids": tokens, "labels": labels}))  # waits for a GPU
                 seconds.append(time.perf_counter() - started)
             total += statistics.median(seconds[1:]) * count / 100
     return total
 
 
-def share_of_search(sizes: Sizes) -> float:
+def share_of_search(settings: CompareSettings) -> float:
     """Return the time of searching a method's learning rate, as a share of training it once."""
-    return len(sizes.rate_factors) * SEARCH_SHARE if len(sizes.rate_factors) > 1 else 0.0
+    return len(settings.rate_factors) * SEARCH_SHARE if len(settings.rate_factors) > 1 else 0.0
 
 
-def plan(minutes: float, step: float, sizes: Sizes, methods: int, seeds: int | None, *, tuned: bool = False) -> Budget:
+def plan(
+    minutes: float, step: float, settings: CompareSettings, methods: int, seeds: int | None, *, tuned: bool = False
+) -> Budget:
     """Return the steps and seeds that fit into a budget if every method is trained with every seed.
 
     Args:
         minutes: wall time of the whole comparison.
         step: seconds of one step of all methods.
-        sizes: the sizes; their steps do not count.
+        settings: the settings; their steps do not count.
         methods: number of methods, for the error.
         seeds: number of seeds; None chooses up to 3, as many as leave each training ENOUGH_STEPS, but at least 1.
         tuned: whether every run is fine-tuned on a labeled table.
@@ -83,7 +87,7 @@ def plan(minutes: float, step: float, sizes: Sizes, methods: int, seeds: int | N
 
     def cost(count: int) -> float:
         """Return the seconds that one more step takes in all."""
-        return step * (count * (1 + JUDGING + tuned * TUNING) + share_of_search(sizes))
+        return step * (count * (1 + JUDGING + tuned * TUNING) + share_of_search(settings))
 
     available = minutes * 60 * USED
     if seeds is None:
@@ -110,7 +114,7 @@ def rounded_up(minutes: float) -> float:
 def find_budget(
     out: Path,
     minutes: float,
-    sizes: Sizes,
+    settings: CompareSettings,
     positions: Sequence[str],
     seeds: int | None,
     device: torch.device,
@@ -135,9 +139,25 @@ def find_budget(
             )
         refuse_other_settings(out, {"minutes": kept.minutes}, {"minutes": minutes})
         return kept if seeds is None else replace(kept, seeds=seeds)
+    step = shared_seconds(settings, positions, device, jobs)
+    return plan(minutes, step, settings, len(positions), seeds, tuned=tuned)
+
+
+def shared_seconds(
+    settings: CompareSettings, positions: Sequence[str], device: torch.device, jobs: int, timed: int = TIMED_STEPS
+) -> float:
+    """Return the wall time of one step of every method if ``jobs`` runs are made at a time."""
     at_once = undisturbed(min(jobs, len(positions)), device)
     with threads(max(1, torch.get_num_threads() // at_once)):
-        step = seconds_per_step(sizes, positions, device)
+        step = seconds_per_step(settings, positions, device, timed)
     # The last round of runs may be incomplete.
-    step *= math.ceil(len(positions) / at_once) / len(positions)
-    return plan(minutes, step, sizes, len(positions), seeds, tuned=tuned)
+    return step * math.ceil(len(positions) / at_once) / len(positions)
+
+
+def duration(seconds: float) -> str:
+    """Return a time with one or two digits, for people to read."""
+    for size, unit in ((3600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= 1.5 * size or size == 1:
+            count = max(1, round(seconds / size))
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    raise AssertionError

@@ -2,68 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...files import new_folder
+from ...lab.encoders import BASELINE, build_model, check_methods, small_config
 from ...lab.training import manifest
 from ...models import EncoderConfig, EncoderForMaskedLM
+from ...models.blocks import parse_blocks
 from ...models.presets import PRESETS
-from .results import BASELINE, CompareSettings
-from .settings import Sizes
-
-INITIALIZER_RANGE = 0.06
-"""Larger than BERT's 0.02, which suits a width of 768, because narrow layers then start to learn sooner."""
+from .settings import CompareSettings
 
 
-def encoder_config(sizes: Sizes, position: str, vocab_size: int) -> EncoderConfig:
+def layers_of(preset: str | None, blocks: str | None, decoder_layers: str | None) -> tuple[str, str]:
+    """Return the blocks and the decoder's layers of an encoder, with a preset's or our own in place of None.
+
+    Raises:
+        InputError: if there is no such encoder, or it has no state for every token.
+    """
+    own = {} if preset is None else PRESETS[preset]
+    blocks = own.get("blocks", "4") if blocks is None else blocks
+    if decoder_layers is None:
+        decoder_layers = own.get("decoder_layers", "1") if "-" in blocks else "0"
+    EncoderConfig.preset(preset or "bert", blocks=blocks, decoder_layers=decoder_layers).require_full_length()
+    return blocks, decoder_layers
+
+
+def encoder_config(settings: CompareSettings, position: str, vocab_size: int) -> EncoderConfig:
     """Return one method's encoder configuration. It has no dropout: training is too short to memorise the text.
 
     Every method has its own default options, also where a preset has others for its own method.
 
     Raises:
-        InputError: if the sizes do not fit the preset.
+        InputError: if the settings do not fit the preset.
     """
-    preset = "bert" if sizes.preset is None else sizes.preset
-    gated = PRESETS[preset].get("feed_forward") == "gated"
-    return EncoderConfig.preset(
-        preset,
-        **({"norm": "pre"} if sizes.preset is None else {}),
+    gated = settings.preset is not None and PRESETS[settings.preset].get("feed_forward") == "gated"
+    return small_config(
+        settings.preset,
         vocab_size=vocab_size,
-        hidden_size=sizes.hidden_size,
-        num_attention_heads=sizes.num_heads,
-        blocks=sizes.blocks,
-        decoder_layers=sizes.decoder_layers,
+        hidden_size=settings.hidden_size,
+        num_attention_heads=settings.num_heads,
+        blocks=settings.blocks,
+        decoder_layers=settings.decoder_layers,
         position=position,
         position_options={},
-        max_position_embeddings=sizes.length,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        # A window is one stretch of text, without token types.
-        type_vocab_size=0,
+        max_position_embeddings=settings.length,
         segments="embedding",
-        layer_norm_eps=1e-6,
-        initializer_range=INITIALIZER_RANGE,
         # A gated layer has three matrices instead of two.
-        intermediate_size=8 * ceil(sizes.hidden_size / 6) if gated else 2 * sizes.hidden_size,
-        sparse_prediction=True,
+        intermediate_size=8 * ceil(settings.hidden_size / 6) if gated else 2 * settings.hidden_size,
     )
 
 
-def build_model(sizes: Sizes, position: str, vocab_size: int, seed: int) -> EncoderForMaskedLM:
-    """Build an untrained model of one method. With the same seed, all methods start from identical backbone weights."""
-    torch.manual_seed(seed)
-    backbone = EncoderForMaskedLM(encoder_config(sizes, BASELINE, vocab_size)).state_dict()
-    torch.manual_seed(seed)
-    model = EncoderForMaskedLM(encoder_config(sizes, position, vocab_size))
-    missing = model.load_state_dict(backbone, strict=False).missing_keys
-    assert all(name.startswith("encoder.position.") for name in missing), missing
-    return model
+def untrained(settings: CompareSettings, position: str, vocab_size: int, seed: int) -> EncoderForMaskedLM:
+    """Build an untrained model of one method. With the same seed, all methods start from the same backbone weights."""
+    config, baseline = (encoder_config(settings, name, vocab_size) for name in (position, BASELINE))
+    return build_model(config, baseline, seed)
+
+
+def check_positions(names: Sequence[str], settings: CompareSettings) -> list[str]:
+    """Return the distinct methods to compare.
+
+    Raises:
+        InputError: if a method is unknown, or does not fit these settings.
+    """
+    blocks = parse_blocks(settings.blocks)
+    if settings.decoder_layers != "0":
+        blocks += parse_blocks(settings.decoder_layers, "decoder_layers")
+    return check_methods(
+        names,
+        hidden_size=settings.hidden_size,
+        num_heads=settings.num_heads,
+        num_layers=sum(block.layers * block.repeats for block in blocks),
+        max_length=settings.length,
+    )
 
 
 def model_folder(out: Path, position: str, seed: int) -> Path:

@@ -1,155 +1,175 @@
-"""Prepare a comparison: read and encode the text, train its tokenizer, and check the methods."""
+"""Prepare a comparison: read and encode the text, and train its tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from ...data.corpus import Text
-from ...data.encode import EncodedText, TokenizerChoice, open_or_encode
-from ...data.fingerprint import SeenText, look_at
+from ...data.encode import TokenizerChoice, open_or_encode
+from ...data.fingerprint import look_at
 from ...data.glue import OwnTask
-from ...data.masks import Batches, HeldOut
+from ...data.masks import HELD_OUT_RATE, Batches, HeldOut
+from ...data.read import Document
 from ...data.streams import Stream
 from ...errors import InputError
 from ...files import write_atomically
-from ...lab.training.model_options import about_method
 from ...lab.training.text import text_facts
-from ...models.blocks import parse_blocks
-from ...positions import build_position, own_name
-from .results import Budget, CompareResults, CompareSettings, CompareText
-from .settings import Sizes
+from .results import CompareResults, CompareText
+from .settings import CompareSettings
 from .task import TableText, TaskRows, identity, prepare_rows
 
 
 @dataclass(frozen=True)
-class PreparedText:
-    """The encoded text: its training and held-out streams with facts about it."""
-
-    training: Stream
-    held_out: Stream
-    vocab_size: int
-    facts: CompareText
-
-
-@dataclass(frozen=True)
-class CompareJob:
-    """Everything that a comparison needs, already checked.
+class Material:
+    """What every run of a comparison is trained and judged on.
 
     Args:
-        settings: the settings that all runs share.
-        positions: the methods.
-        seeds: each method is trained once with each seed.
-        text: the prepared text.
-        device: where to train.
-        budget: what was chosen for a number of minutes; None if the steps were given.
-        halving: leave out methods that are clearly worse, after each seed.
+        settings: the settings that all runs share, with the text's fingerprint.
+        training: the encoded training text.
+        held_out: the masked held-out text.
+        vocab_size: size of the vocabulary.
+        facts: facts about the text.
+        characters: how many characters were read of a longer text; None if all of it was.
         rows: the labeled table to rank by; None ranks by held-out text.
     """
 
     settings: CompareSettings
-    positions: Sequence[str]
-    seeds: Sequence[int]
-    text: PreparedText
-    device: torch.device
-    budget: Budget | None = None
-    halving: bool = False
+    training: Stream
+    held_out: HeldOut
+    vocab_size: int
+    facts: CompareText
+    characters: int | None = None
     rows: TaskRows | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where to train."""
+        return torch.device(self.settings.device)
 
     def batches(self, seed: int) -> Batches:
         """Return the training batches of a seed, at full length. They are the same for every method."""
-        sizes, text = self.settings, self.text
-        return Batches(text.training, sizes.batch_size, sizes.length, sizes.mask_rate, text.vocab_size, seed)
+        of = self.settings
+        return Batches(self.training, of.batch_size, of.length, of.mask_rate, self.vocab_size, seed)
 
 
-@dataclass(frozen=True)
-class TextSource:
-    """Where the text is: paths (none means Python's documentation), and the text column of tables.
+class FirstPart(Text):
+    """The beginning of a text.
 
-    With a labeled table, the text is that of its training rows.
+    Args:
+        whole: the text.
+        characters: how many characters of it there are, or all if it has fewer.
     """
 
-    data: Sequence[str] = ()
-    column: str | None = None
-    table: OwnTask | None = None
+    def __init__(self, whole: Text, characters: int) -> None:
+        vars(self).update(vars(whole))
+        self.field = whole.field
+        self.whole = whole
+        self.characters = characters
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.whole.names, f"the first {self.characters} characters"]
+
+    def documents(self) -> Iterator[Document]:
+        left = self.characters
+
+        def cut(document: Document) -> Iterator[str]:
+            nonlocal left
+            for part in document:
+                yield part[:left]
+                left -= min(left, len(part))
+                if not left:
+                    return
+
+        for document in self.whole.documents():
+            yield cut(document)
+            if not left:
+                return
 
 
-def prepare_job(
-    source: TextSource, sizes: Sizes, positions: Sequence[str], seeds: Sequence[int], device: torch.device, out: Path
-) -> CompareJob:
-    """Read the text, train a tokenizer and save it in ``out``, and encode the text.
+def text_of(data: Sequence[str], column: str | None, characters: int | None) -> Text:
+    """Return a text, or its first characters.
 
     Raises:
-        InputError: if the text can't be read or is too short, or ``out`` holds results for other settings.
+        InputError: if there is no such file.
     """
-    table = source.table
-    data = None if table is None else table.load()
-    text = Text(source.data, source.column) if table is None or data is None else TableText(table, data)
+    text = Text(data, column)
+    return text if characters is None else FirstPart(text, characters)
+
+
+def prepare(
+    settings: CompareSettings,
+    folder: Path,
+    data: Sequence[str] = (),
+    column: str | None = None,
+    characters: int | None = None,
+    table: OwnTask | None = None,
+) -> Material:
+    """Read the text, train a tokenizer and save it in the folder, and encode the text.
+
+    Args:
+        settings: the settings that all runs share.
+        folder: the run's folder.
+        data: the text's paths; none means Python's documentation.
+        column: the text column of tables.
+        characters: how many characters of the text to read; None for all.
+        table: a labeled table, whose training rows are the text.
+
+    Raises:
+        InputError: if the text can't be read or is too short, or the folder holds results for other settings.
+    """
+    loaded = None if table is None else table.load()
     try:
-        seen = look_at(text, out / "cache")
-        task = None if data is None else identity(data)
-        settings = CompareSettings(**asdict(sizes), text=seen.summary.fingerprint, device=device.type, task=task)
+        if table is None or loaded is None:
+            text = text_of(data, column, characters)
+        else:
+            text = TableText(table, loaded)
+            text = text if characters is None else FirstPart(text, characters)
+        seen = look_at(text, folder / "cache")
+        task = None if loaded is None else identity(loaded)
+        settings = replace(settings, text=seen.summary.fingerprint, task=task)
         # Checked before anything in the folder changes.
-        CompareResults.earlier(out, settings=settings)
-        encoded = open_or_encode(out / "cache", text, seen, TokenizerChoice(None, sizes.vocab_size))
-        prepared = prepare_text(text, seen, encoded, sizes, out)
+        CompareResults.earlier(folder, settings=settings)
+        encoded = open_or_encode(folder / "cache", text, seen, TokenizerChoice(None, settings.vocab_size))
+        _check_enough(encoded.training, encoded.held_out, settings)
     except InputError as error:
         # Whoever gave a table gave no --data.
         raise InputError("train" if table and error.field == "data" else error.field, error.reason) from None
+    write_atomically(folder / "tokenizer.json", encoded.tokenizer.backend_tokenizer.to_str())
+    if characters is not None and seen.summary.characters < characters:
+        characters = None
+    source = text.source if characters is None else f"the first {characters:,} characters of {text.source}"
+    facts = text_facts(source, seen.summary, encoded.counts)
+    vocab_size = encoded.vocabulary.size
     rows = None
-    if table is not None and data is not None:
-        rows = prepare_rows(table, data, encoded.tokenizer, sizes, prepared.vocab_size, out / "cache")
-    return CompareJob(settings, positions, seeds, prepared, device, rows=rows)
+    if table is not None and loaded is not None:
+        rows = prepare_rows(table, loaded, encoded.tokenizer, settings, vocab_size, folder / "cache")
+    return Material(
+        settings,
+        encoded.training,
+        HeldOut(encoded.held_out, HELD_OUT_RATE, vocab_size),
+        vocab_size,
+        CompareText(**asdict(facts), data=list(text.paths), column=text.column),
+        characters,
+        rows,
+    )
 
 
-def prepare_text(text: Text, seen: SeenText, encoded: EncodedText, sizes: Sizes, out: Path) -> PreparedText:
-    """Save the tokenizer in ``out``, and return the encoded text with facts about it.
+def _check_enough(training: Stream, held_out: Stream, settings: CompareSettings) -> None:
+    """Check that there is enough text for the longest length to judge.
 
     Raises:
-        InputError: if there is too little text for the longest length to judge.
+        InputError: if there is too little.
     """
-    longest = max(*sizes.lengths, HeldOut.GROUP)
-    if len(encoded.held_out) < longest or len(encoded.training) < longest:
+    longest = max(*settings.lengths, HeldOut.GROUP)
+    if len(held_out) < longest or len(training) < longest:
         raise InputError(
             "data",
-            f"too little text: {len(encoded.training)} training and {len(encoded.held_out)} held-out tokens, "
+            f"too little text: {len(training)} training and {len(held_out)} held-out tokens, "
             f"expected at least {longest} of each to judge {longest} tokens at a time; give more text or "
             "a smaller `length`",
         )
-    write_atomically(out / "tokenizer.json", encoded.tokenizer.backend_tokenizer.to_str())
-    facts = text_facts(text.source, seen.summary, encoded.counts)
-    about = CompareText(**asdict(facts), data=list(text.paths), column=text.column)
-    return PreparedText(encoded.training, encoded.held_out, encoded.vocabulary.size, about)
-
-
-def check_positions(names: Sequence[str], sizes: Sizes) -> list[str]:
-    """Return the methods to compare, each built once so that errors appear before any training.
-
-    Raises:
-        InputError: if a method is unknown, or does not fit these sizes.
-    """
-    chosen = list(dict.fromkeys(own_name("".join(name.split())) for name in names if name.strip()))
-    if not chosen:
-        raise InputError("positions", "expected at least one method, got none")
-    blocks = parse_blocks(sizes.blocks)
-    if sizes.decoder_layers != "0":
-        blocks += parse_blocks(sizes.decoder_layers, "decoder_layers")
-    layers = sum(block.layers * block.repeats for block in blocks)
-    for name in chosen:
-        try:
-            with torch.device("meta"):  # where tables of any size take no memory
-                build_position(
-                    name,
-                    hidden_size=sizes.hidden_size,
-                    num_heads=sizes.num_heads,
-                    num_layers=layers,
-                    max_length=sizes.length,
-                )
-        except (ValueError, TypeError) as error:
-            problem = about_method(error, "positions")
-            known = problem.reason if name in problem.reason else f"{name!r} does not fit: {problem.reason}"
-            raise InputError("positions", known) from None
-    return chosen

@@ -10,26 +10,34 @@ from itertools import accumulate, combinations
 
 from scipy import stats
 
+from ...lab.encoders import BASELINE
+from ...lab.report.page import listed
+from ...lab.score import Cannot
 from ...lab.seeds import Spread
-from .outlook import Outlook, outlook
-from .results import Cannot, CompareResults, CompareTask, Run, Score
+from .outlook import AHEAD, Outlook, outlook
+from .results import CompareResults, CompareTask, Run, Score
 
 SEED_NOISE = 0.07
 """How much another seed may change the gap between two methods, in nats: twice the standard deviation of a gap over
 seeds at the default sizes, measured by ``benchmarks/seed_noise.py`` (0.064, with eight methods and three seeds). With
 one seed, a smaller gap is not a result."""
+TELLING = 2.0
+"""With enough seeds, a gap counts that is this many times as large as its standard deviation over seeds."""
+MOST_PAIRS = 4
+"""Pairs of methods that are named in a sentence."""
 
 
 @dataclass(frozen=True)
 class RankedMethod:
     """A method's row in the ranking.
 
-    ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises. ``dropped`` says
-    that successive halving left the method out after some seeds. ``outlook`` is None if there are too few steps.
+    ``rank`` is 1 plus the number of methods that are clearly better. It never falls as the loss rises, and it is None
+    for a method that is not yet learning. ``dropped`` says that successive halving left the method out after some
+    seeds. ``outlook`` is None if there are too few steps, or the method is not yet learning.
     ``score`` is that of a labeled table, with its standard error over the rows; None without one.
     """
 
-    rank: int
+    rank: int | None
     position: str
     seeds: int
     dropped: bool
@@ -49,11 +57,13 @@ class Ranking:
     """The table of a comparison, best method first, and its result in one sentence.
 
     ``unsettled`` holds the pairs of a better and a worse method whose order may not last, by the curves of training.
+    ``waiting`` holds the methods that are not yet learning; they are the last rows.
     """
 
     rows: list[RankedMethod]
     verdict: str
     unsettled: list[tuple[str, str]]
+    waiting: list[str]
 
 
 def clearly_better(better: Mapping[int, Run], worse: Mapping[int, Run], noise: float = SEED_NOISE) -> bool:
@@ -102,26 +112,84 @@ def noise_of(results: CompareResults) -> float:
             seeds = max(seeds, len(gaps))
     if not variances:
         return math.inf
-    freedom = (len(scores) - 1) * (seeds - 1)
-    return float(stats.t.ppf(0.975, freedom)) * statistics.fmean(variances) ** 0.5
+    return _quantile(len(scores), seeds) * statistics.fmean(variances) ** 0.5
+
+
+def _quantile(methods: int, seeds: int) -> float:
+    """Return the 97.5% quantile of Student's distribution for gaps between methods over seeds."""
+    return float(stats.t.ppf(0.975, (methods - 1) * (seeds - 1)))
+
+
+def seeds_to_tell(methods: int) -> int:
+    """Return how many seeds it takes on a labeled table until a gap of TELLING standard deviations counts."""
+    seeds = 2
+    while methods > 1 and _quantile(methods, seeds) / seeds**0.5 > TELLING:
+        seeds += 1
+    return seeds
+
+
+def not_yet_learning(results: CompareResults) -> list[str]:
+    """Return the methods that have not left the plateau on which every training begins.
+
+    On it, a model predicts from the words around a masked token, whatever their order, as it does without positions. So
+    a method is on it if its held-out loss is not clearly lower than that of :data:`BASELINE`, which learns no more.
+    Without the baseline nothing is known, and a labeled table asks another question.
+    """
+    baseline = results.runs.get(BASELINE)
+    if not baseline or results.task is not None:
+        return []
+    return [
+        name
+        for name, runs in results.runs.items()
+        if name != BASELINE and baseline.keys() & runs.keys() and not clearly_better(runs, baseline)
+    ]
 
 
 def rank(results: CompareResults) -> Ranking:
     """Rank the methods of a comparison."""
     runs = {name: by_seed for name, by_seed in results.runs.items() if by_seed}
-    length, noise = results.settings.length, noise_of(results)
+    length, noise, waiting = results.settings.length, noise_of(results), not_yet_learning(results)
     better = {
         name: sum(clearly_better(other, by_seed, noise) for rival, other in runs.items() if rival != name)
         for name, by_seed in runs.items()
     }
     rows = [_row(results, name, 1 + better[name]) for name in runs]
     rows.sort(key=lambda row: _ranked_by(row, length))
-    ranks = accumulate((row.rank for row in rows), max)
-    rows = [replace(row, rank=own) for row, own in zip(rows, ranks, strict=True)]
+    ranks = accumulate((1 + better[row.position] for row in rows), max)
+    ranked = [replace(row, rank=own) for row, own in zip(rows, ranks, strict=True)]
+    last = [replace(row, rank=None, outlook=None) for row in ranked if row.position in waiting]
+    rows = [row for row in ranked if row.position not in waiting]
     if results.task is not None:
         # The curves of masked LM say nothing about labels.
-        return Ranking(rows, _verdict_on_labels(rows, results.task), [])
-    return Ranking(rows, _verdict(rows, length, results.text.unigram_entropy), _unsettled(results, rows))
+        return Ranking(rows, _verdict_on_labels(rows, results.task), [], [])
+    verdict = _verdict(rows, length, results.text.unigram_entropy, waiting)
+    return Ranking([*rows, *last], verdict, _unsettled(results, rows), waiting)
+
+
+def sentences(results: CompareResults) -> list[str]:
+    """Return the result in a few sentences; the first says which method is best, and how many rows were cut."""
+    if not results.runs:
+        return ["No method has a result."]
+    ranking, task = rank(results), results.task
+    cut = "" if task is None else task.about_cut(results.settings.length)
+    found = [f"{ranking.verdict} {cut}".strip()]
+    if ranking.waiting:
+        steps = AHEAD * results.settings.steps
+        are = "is" if len(ranking.waiting) == 1 else "are"
+        found.append(
+            f"{listed(ranking.waiting)} {are} not yet learning: no clearly lower loss than {BASELINE} has. "
+            f"Train longer (--steps {steps}); with this text, or so few steps, order has not helped yet."
+        )
+    if ranking.unsettled:
+        pairs = ", ".join(f"{better} before {worse}" for better, worse in ranking.unsettled[:MOST_PAIRS])
+        rest = len(ranking.unsettled) - MOST_PAIRS
+        found.append(
+            f"Not settled: by the curves of training, {AHEAD} times the steps may change this order: {pairs}"
+            f"{f' and {rest} more' if rest > 0 else ''}."
+        )
+    if results.failed:
+        found.append(f"Without result, because the loss was not finite (NaN or inf): {listed(list(results.failed))}.")
+    return found
 
 
 def _ranked_by(row: RankedMethod, length: int) -> float:
@@ -178,11 +246,20 @@ def _loss(scores: Sequence[Score | Cannot]) -> Spread:
     return Spread.of([score.loss for score in scores if isinstance(score, Score)])
 
 
-def _verdict(rows: Sequence[RankedMethod], length: int, guessing: float) -> str:
-    """Return the result in one sentence; ``guessing`` is the loss of guessing by token frequency."""
+def _verdict(rows: Sequence[RankedMethod], length: int, guessing: float, waiting: Sequence[str]) -> str:
+    """Return the result in one sentence.
+
+    Args:
+        rows: the methods that have a rank.
+        length: the training length.
+        guessing: the loss of guessing by token frequency.
+        waiting: the methods that are not yet learning.
+    """
     loss = rows[0].loss[length].median
     if loss is None or loss >= guessing:
         return "No method predicts better than guessing by frequency yet; train longer."
+    if waiting and len(rows) == 1:
+        return f"No method predicts clearly better than {BASELINE} yet; train longer."
     return _best(rows, "this text")
 
 

@@ -1,35 +1,172 @@
-"""The HTML report of ``whereformer compare``: which method suits the text, and what its heads learned."""
+"""The tables of a comparison, and its HTML report: which method suits the text, and what its heads learned."""
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from markupsafe import Markup
 
-from ...files import write_atomically
+from ...lab.encoders import BASELINE
 from ...lab.report import figures, heads, losses, page
-from ...lab.report.page import Cell, Column
 from ...lab.seeds import Spread
+from ...lab.sheet import Cell, Column, Row, Sheet
+from ...lab.study import command_line
 from ...positions import describe, method_names
 from .outlook import AHEAD, SHARES
-from .ranking import RankedMethod, Ranking, noise_of
-from .results import BASELINE, CompareResults, CompareTask, Run
+from .ranking import RankedMethod, Ranking, noise_of, rank
+from .results import CompareResults, CompareTask, Run
+from .settings import Compare
 
 TEMPLATE = Path(__file__).with_suffix(".html.j2")
-TIMES = "\N{MULTIPLICATION SIGN}"
+DASH = "\N{EN DASH}"
+WIDE = 0.2
+"""The table shows the range of a speed if it is wider than this share of the median."""
 
 
-def write_report(results: CompareResults, ranking: Ranking, path: Path) -> None:
-    """Write the report to ``path``. An old page stays until the new one is complete."""
-    write_atomically(path, build_report(results, ranking))
+def sheets(results: CompareResults) -> list[Sheet]:
+    """Return the ranking."""
+    return [ranking_sheet(results, rank(results))] if results.runs else []
 
 
-def build_report(results: CompareResults, ranking: Ranking) -> str:
+def ranking_sheet(
+    results: CompareResults, ranking: Ranking, looks: Mapping[str, figures.Series] | None = None
+) -> Sheet:
+    """Return the ranking as a table.
+
+    Args:
+        results: the results.
+        ranking: their ranking.
+        looks: the look of each method on a page.
+    """
+    task, rows = results.task, ranking.rows
+    title = f"Held-out masked-LM loss, trained on {results.settings.length} tokens at a time (lower is better)"
+    if task is not None:
+        kind = "Accuracy" if task.classes else "Spearman's correlation"
+        title = f"{kind} on {task.validation_rows:,} rows (higher is better), and masked-LM loss"
+    seeds = len({seed for by_seed in results.runs.values() for seed in by_seed})
+    best = any(row.rank is None or row.rank > 1 for row in rows)
+    return Sheet(
+        title,
+        tuple(columns(sorted(rows[0].loss), task)),
+        tuple(
+            Row(
+                tuple(_cells(row, seeds, task, None if looks is None else looks[row.position])),
+                "best" if row.rank == 1 and best else "",
+            )
+            for row in rows
+        ),
+        notes=tuple(reading(ranking, results)),
+        named=1,
+        sortable=True,
+        kind="ranking cards",
+    )
+
+
+def columns(lengths: Sequence[int], task: CompareTask | None = None) -> list[Column]:
+    """Return the table's columns.
+
+    Args:
+        lengths: those with losses.
+        task: the labeled table that ranks the methods; None if held-out text does.
+    """
+    score = [Column(task.metric, "of labels", "descending")] if task else []
+    heading = [Column("twice", "steps"), Column("loss", f"{AHEAD}x steps", page=True)]
+    return [
+        Column("#"),
+        Column("position", left=True),
+        *score,
+        *(Column("loss", f"@{length}") for length in lengths),
+        Column("accuracy", "", "descending", page=task is not None),
+        *([] if task else heading),
+        Column("rate", "of learning", "descending", page=True),
+        Column("speed", f"{BASELINE} = 1", "descending"),
+        Column("MiB"),
+        Column("params"),
+    ]
+
+
+def reading(ranking: Ranking, results: CompareResults) -> list[str]:
+    """Return the sentences that say how to read the table."""
+    notes = ["Methods with the same # cannot be told apart."]
+    if ranking.waiting:
+        notes.append(f"Without #: not yet learning, which is no clearly lower loss than {BASELINE} has.")
+    if any(row.dropped for row in ranking.rows):
+        notes.append("Methods with fewer seeds were left out after those, as clearly worse.")
+    if results.task is not None:
+        notes.append("\N{PLUS-MINUS SIGN}: standard error over the rows, with the range of seeds below.")
+    else:
+        notes.append("twice steps: expected change of the loss with as many steps again.")
+    clock = "CPU time" if results.settings.device == "cpu" else "time"
+    notes.append(
+        f"speed: training speed relative to {BASELINE}, by {clock}, with the range of the rounds below if it is wide. "
+        "MiB: peak memory of a training step. params: parameters of position."
+    )
+    return [" ".join(notes)]
+
+
+def _cells(row: RankedMethod, seeds: int, task: CompareTask | None, look: figures.Series | None) -> list[Cell]:
+    """Return a method's cells."""
+    few = f"{row.seeds} of {seeds} seeds" if row.seeds != seeds else ""
+    memory = row.peak_memory
+    by_length = [of for _, of in sorted(row.loss.items())]
+    # One note says it for all lengths.
+    why_not = next((of.why_not for of in by_length if of.median is None), "")
+    return [
+        Cell(DASH, title="not yet learning") if row.rank is None else Cell(str(row.rank), order=row.rank),
+        Cell(row.position, "not learning" if row.rank is None else few, order=row.position, swatch=look),
+        *([] if task is None else [_score(row, task)]),
+        *(Cell("cannot", note=why_not) if of.median is None else _number(of, ".3f") for of in by_length),
+        _number(row.accuracy, ".1%", ranged=False),
+        *([] if task else _heading(row)),
+        Cell(f"{row.learning_rate:.2g}", order=row.learning_rate),
+        _number(row.relative_speed, ".2f", ranged=_wide(row.relative_speed)),
+        Cell(DASH) if memory is None else Cell(f"{memory / 2**20:,.0f}", order=memory),
+        Cell(page.count(row.positional_parameters), order=row.positional_parameters),
+    ]
+
+
+def _number(of: Spread, form: str, *, ranged: bool = True) -> Cell:
+    """Return the cell of a median, with its range below."""
+    if of.median is None or of.low is None or of.high is None:
+        return Cell(DASH, title=of.why_not)
+    spread = f"{of.low:.2f}{DASH}{of.high:.2f}" if ranged and of.low != of.high else ""
+    return Cell(f"{of.median:{form}}", spread, of.median)
+
+
+def _wide(of: Spread) -> bool:
+    return of.median is not None and of.low is not None and of.high is not None and of.high - of.low > WIDE * of.median
+
+
+def _score(row: RankedMethod, task: CompareTask) -> Cell:
+    """Return the cell of a labeled table's score with its standard error, and the range over seeds below."""
+    of = row.score
+    if of is None or of.median is None or of.low is None or of.high is None:
+        return Cell(DASH)
+    error = f"{100 * row.score_error:.1f}" if task.classes else f"{row.score_error:.3f}"
+    spread = f"{task.shown(of.low)}{DASH}{task.shown(of.high)}" if of.low != of.high else ""
+    return Cell(f"{task.shown(of.median)} \N{PLUS-MINUS SIGN}{error}", spread, of.median)
+
+
+def _heading(row: RankedMethod) -> list[Cell]:
+    """Return the cells that say where a method's loss at the training length is heading."""
+    now = row.loss[min(row.loss)].median
+    if row.outlook is None or now is None:
+        why = "not yet learning" if row.rank is None else "too few steps"
+        return [Cell(DASH, title=why)] * 2
+
+    def cell(value: float, error: float, sign: str = "") -> Cell:
+        return Cell(f"{value:{sign}.2f}", f"\N{PLUS-MINUS SIGN}{error:.2f}", value)
+
+    double, ahead = row.outlook.double, row.outlook.ahead
+    return [cell(-double.value, double.error, "+"), cell(now - ahead.value, ahead.error)]
+
+
+def build_report(results: CompareResults) -> str:
     """Build the page. Equal results give identical pages."""
+    ranking = rank(results)
     settings, text, rows = results.settings, results.text, ranking.rows
     runs = {row.position: results.runs[row.position] for row in rows}
     # Looks follow the order in which the methods were given, so a method looks the same whatever its rank.
@@ -39,27 +176,30 @@ def build_report(results: CompareResults, ranking: Ranking) -> str:
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
     first_run = next(iter(runs[rows[0].position].values()))
     sizes = sorted({run.parameters for by_seed in runs.values() for run in by_seed.values()})
-    notes = cannot_notes(rows)
+    about = {name: value for name, value in asdict(settings).items() if value is not None}
     return page.render(
         TEMPLATE,
         title="Which position method suits this text?",
-        verdict=ranking.verdict,
+        sentences=results.sentences(),
         settings=asdict(settings),
         text=asdict(text),
         machine=results.machine,
+        facts_of={"Settings": about, "Text": asdict(text), "Machine": results.machine},
         predicted_tokens=results.predicted_tokens,
         seeds=seeds,
         layers=len(first_run.attention),
         sizes=list(dict.fromkeys((sizes[0], sizes[-1]))),
         seed_noise=noise_of(results) / len(seeds) ** 0.5,
         task=results.task,
-        columns=columns(sorted(rows[0].loss), results.task),
-        rows=[(row, [*table_cells(row, notes)]) for row in rows],
-        notes=notes,
+        guessing=None if results.task is None else results.task.shown(results.task.guessing),
+        table=ranking_sheet(results, ranking, looks),
+        waiting=ranking.waiting,
+        dropped=any(row.dropped for row in rows),
+        baseline=BASELINE,
+        cannot=[row.position for row in rows if any(of.median is None for of in row.loss.values())],
         unsettled=[f"{better} before {worse}" for better, worse in ranking.unsettled],
         ahead=AHEAD,
         predicted=any(row.outlook for row in rows),
-        failed=list(results.failed),
         trials={name: tried for name, tried in results.trials.items() if name in runs},
         factors=[f"{factor:g}" for factor in settings.rate_factors],
         looks=looks,
@@ -81,91 +221,8 @@ def build_report(results: CompareResults, ranking: Ranking) -> str:
         ),
         methods=[method(row, runs[row.position], looks[row.position], index) for index, row in enumerate(rows)],
         even_share=1 / settings.length,
-        command=command(order, results, seeds),
+        command=command_line(options(order, results, seeds), "compare"),
     )
-
-
-def columns(lengths: Sequence[int], task: CompareTask | None = None) -> list[Column]:
-    """Return the table's columns.
-
-    Args:
-        lengths: those with losses, with the training length first.
-        task: the labeled table that ranks the methods; None if held-out text does.
-    """
-    trained, *longer = lengths
-    return [
-        Column("rank"),
-        Column("position"),
-        *([Column(task.metric, "of labels", "descending")] if task else []),
-        Column("loss", f"{trained} tokens"),
-        Column("accuracy", f"{trained} tokens", "descending"),
-        *(Column("loss", f"{length} tokens, {length / trained:.3g}{TIMES}") for length in longer),
-        Column("change", "with twice the steps"),
-        Column("loss", f"predicted for {AHEAD}{TIMES} the steps"),
-        Column("rate", "of learning", "descending"),
-        Column("speed", f"{BASELINE} = 1", "descending"),
-        Column("memory", "of a step"),
-        Column("parameters", "of position"),
-    ]
-
-
-def cannot_notes(rows: Sequence[RankedMethod]) -> dict[str, str]:
-    """For each method that lacks a loss at some length, return the reason at the first such length."""
-    notes: dict[str, str] = {}
-    for row in rows:
-        for _, cell in sorted(row.loss.items()):
-            if cell.median is None:
-                notes.setdefault(row.position, cell.why_not)
-    return notes
-
-
-def table_cells(row: RankedMethod, notes: dict[str, str]) -> Sequence[Cell]:
-    """Return a method's cells, after its rank and name."""
-
-    def number(of: Spread, form: str, unit: str = "") -> Cell:
-        if of.median is None or of.low is None or of.high is None:
-            return Cell(of.why_not)
-        spread = f"{of.low:{form}}\N{EN DASH}{of.high:{form}}" if of.low != of.high else ""
-        return Cell(f"{of.median:{form}}{unit}", spread, of.median)
-
-    def loss(of: Spread) -> Cell:
-        if of.median is None:
-            reasons = list(dict.fromkeys(notes.values()))
-            return Cell("no: out of range", note=1 + reasons.index(notes[row.position]))
-        return number(of, ".3f")
-
-    trained, *longer = (row.loss[length] for length in sorted(row.loss))
-    memory = row.peak_memory
-    score = [] if row.score is None else [_score(row, number(row.score, ".3f"))]
-    return [
-        *score,
-        loss(trained),
-        number(row.accuracy, ".1%"),
-        *(loss(of) for of in longer),
-        *outlook_cells(row, min(row.loss)),
-        Cell(f"{row.learning_rate:.2g}", order=row.learning_rate),
-        number(row.relative_speed, ".2f", TIMES),
-        Cell("\N{EN DASH}") if memory is None else Cell(f"{memory / 2**20:,.1f} MiB", order=memory),
-        Cell(page.count(row.positional_parameters), order=row.positional_parameters),
-    ]
-
-
-def _score(row: RankedMethod, cell: Cell) -> Cell:
-    """Return the cell of a labeled table's score, with its standard error."""
-    return replace(cell, text=f"{cell.text} \N{PLUS-MINUS SIGN}{row.score_error:.3f}")
-
-
-def outlook_cells(row: RankedMethod, length: int) -> list[Cell]:
-    """Return the cells that say where a method's loss at a length is heading."""
-    now = row.loss[length].median
-    if row.outlook is None or now is None:
-        return [Cell("too few steps")] * 2
-
-    def cell(value: float, error: float) -> Cell:
-        return Cell(f"{value:.2f}", f"\N{PLUS-MINUS SIGN}{error:.2f}", value)
-
-    double, ahead = row.outlook.double, row.outlook.ahead
-    return [cell(-double.value, double.error), cell(now - ahead.value, ahead.error)]
 
 
 def mean_curve(by_seed: Mapping[int, Run]) -> list[float]:
@@ -196,7 +253,9 @@ class MethodSection:
 def method(row: RankedMethod, by_seed: Mapping[int, Run], look: figures.Series, index: int) -> MethodSection:
     """Draw the heads of a method's first seed."""
     run = by_seed[min(by_seed)]
-    name, curves, first = row.position, run.curves, run.attention[0]
+    name, first = row.position, run.attention[0]
+    # A method that has not learned to add anything has a curve, but nothing to draw.
+    curves = run.curves if any(value for layer in run.curves or () for head in layer for value in head) else None
     adds = f"What {name} adds to scores, per head and offset"
     looks_at = f"Mean attention with {name}, per head and offset"
     return MethodSection(
@@ -219,26 +278,22 @@ def summaries(position: str) -> list[str]:
     return sentences
 
 
-def command(order: Sequence[str], results: CompareResults, seeds: Sequence[int]) -> str:
-    """Return the command that reproduces these results."""
-    options = {
-        "positions": ",".join(order),
-        **{name: value for name, value in asdict(results.settings).items() if name not in ("text", "task")},
-        "rate_factors": ",".join(f"{factor:g}" for factor in results.settings.rate_factors),
-        "lengths": ",".join(map(str, results.settings.lengths)),
-        "seeds": len(seeds),
-        "seed": seeds[0],
-    }
-    parts = [
-        f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items() if value is not None
-    ]
-    if results.task is not None:
-        files = {"train": results.task.train, "validation": results.task.validation}
-        table = {**files, "text": ",".join(results.task.text), "label": results.task.label}
-        named = [f"--{name} {shlex.quote(value)}" for name, value in table.items()]
-        return " ".join(["whereformer compare", *named, *([] if results.task.classes else ["--regression"]), *parts])
-    if results.text.column:
-        parts.insert(0, f"--column {shlex.quote(results.text.column)}")
-    if results.text.data:
-        parts.insert(0, f"--data {shlex.join(results.text.data)}")
-    return " ".join(["whereformer compare", *parts])
+def options(order: Sequence[str], results: CompareResults, seeds: Sequence[int]) -> Compare:
+    """Return the options with which the command gives these results again."""
+    about, task = asdict(results.settings), results.task
+    del about["text"], about["task"]
+    about["rate_factors"] = ",".join(f"{factor:g}" for factor in results.settings.rate_factors)
+    about["lengths"] = ",".join(map(str, results.settings.lengths))
+    if task is None:
+        about |= {"data": tuple(results.text.data), "column": results.text.column}
+    else:
+        about |= {"train": Path(task.train), "validation": Path(task.validation)}
+        about |= {"text": ",".join(task.text), "label": task.label, "regression": task.classes is None}
+    return Compare(
+        positions=",".join(order),
+        quick=results.characters is not None,
+        plugin=None if results.plugin is None else Path(results.plugin),
+        seeds=len(seeds),
+        seed=seeds[0],
+        **about,
+    )

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
+from ...errors import InputError
 from ...lab.json_files import check_heads, check_that
-from ...lab.store import Results
+from ...lab.score import Cannot
+from ...lab.store import RunResults
 from ...lab.training.text import TextFacts
-from .settings import Sizes
+from .settings import CompareSettings
 
-BASELINE = "none"
-"""The method that training speed is measured against; its own speed is 1."""
-
-
-@dataclass(frozen=True)
-class CompareSettings(Sizes):
-    """The settings that all runs in a folder share.
-
-    Args:
-        text: the text's fingerprint.
-        device: the kind of device, such as "cpu".
-        task: the fingerprint of a labeled table; None without one.
-    """
-
-    text: str
-    device: str
-    task: str | None = field(default=None, kw_only=True)
+if TYPE_CHECKING:
+    from ...lab.sheet import Sheet
 
 
 @dataclass(frozen=True)
@@ -55,6 +43,7 @@ class CompareTask:
         training_rows, validation_rows: number of rows.
         cut_rows: number of rows that are longer than the training length, and are cut.
         guessing: the score of always predicting the training rows' most frequent class; 0 for numbers.
+        whole_length: a length at which nine rows in ten are whole; None if no row is cut.
     """
 
     train: str
@@ -67,6 +56,19 @@ class CompareTask:
     validation_rows: int
     cut_rows: int
     guessing: float
+    whole_length: int | None = None
+
+    def shown(self, score: float) -> str:
+        """Format a score."""
+        return f"{score:.1%}" if self.classes else f"{score:.3f}"
+
+    def about_cut(self, length: int) -> str:
+        """Return how many rows are cut and what to do about it, in a sentence; empty if none is."""
+        if not self.cut_rows:
+            return ""
+        rows = self.training_rows + self.validation_rows
+        advice = f"; --length {self.whole_length} reads nine in ten of them whole" if self.whole_length else ""
+        return f"{self.cut_rows:,} of {rows:,} rows were cut to {length} tokens{advice}."
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,6 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Cannot:
-    """The reason why a method has no score at one length."""
-
-    cannot: str
-
-
-@dataclass(frozen=True)
 class Budget:
     """The steps and seeds that were chosen for a number of minutes."""
 
@@ -103,7 +98,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Trial:
-    """The training loss at the end of a short training with a learning rate; None if it was not a number."""
+    """The training loss at the end of a short training with a learning rate; None if it was not finite."""
 
     rate: float
     loss: float | None
@@ -144,7 +139,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Speed:
-    """A method's training speed relative to :data:`BASELINE`, and the bytes that a step allocates at its peak."""
+    """A method's training speed relative to the method without positions, and the peak bytes of a step."""
 
     relative_speed: float
     lowest: float
@@ -153,7 +148,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class CompareResults(Results):
+class CompareResults(RunResults):
     """The results of a comparison, finished or so far.
 
     Args:
@@ -165,11 +160,14 @@ class CompareResults(Results):
         budget: what was chosen for a number of minutes; None if the steps were given.
         trials: the learning rates that were tried for each method.
         dropped: the methods that successive halving left out, with the number of seeds that they were trained with.
-        failed: the reason, for each method whose loss stopped being a number.
+        failed: the reason, for each method whose loss was not finite.
         task: facts about a labeled table; None without one.
+        characters: how many characters were read of a longer text; None if all of it was.
+        plugin: the file that registered methods; None without one.
     """
 
     FORMAT = 3
+    KEYS = 2
 
     settings: CompareSettings
     runs: dict[str, dict[int, Run]]
@@ -181,6 +179,8 @@ class CompareResults(Results):
     dropped: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     task: CompareTask | None = None
+    characters: int | None = None
+    plugin: str | None = None
 
     def check(self) -> None:
         check_that(self.predicted_tokens > 0, "predicted_tokens", "at least 1")
@@ -215,10 +215,20 @@ class CompareResults(Results):
             lowest = min(speed.relative_speed, speed.lowest, speed.highest)
             check_that(lowest > 0 and speed.peak_memory > 0, f"speed.{name}", "positive numbers")
 
-    def run(self, position: str, seed: int) -> Run | None:
-        """Return the finished run of a method and seed, or None."""
-        return self.runs.get(position, {}).get(seed)
+    def sheets(self) -> Sequence[Sheet]:
+        from .report import sheets
 
-    def with_run(self, position: str, seed: int, run: Run) -> CompareResults:
-        """Return these results with a finished run added."""
-        return replace(self, runs={**self.runs, position: {**self.runs.get(position, {}), seed: run}})
+        return sheets(self)
+
+    def sentences(self) -> Sequence[str]:
+        from .ranking import sentences
+
+        return sentences(self)
+
+    def report(self) -> str | None:
+        from .report import build_report
+
+        return build_report(self) if self.runs else None
+
+    def problem(self) -> InputError | None:
+        return InputError("learning_rate", "; ".join(self.failed.values())) if self.failed else None

@@ -1,33 +1,50 @@
-"""The settings of a comparison. Importing them is fast, so that --help is."""
+"""The options and the settings of a comparison. Importing them is fast, so that --help is."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...errors import InputError, shown
 from ...lab.options import (
     MOST_COUNT,
+    MOST_JOBS,
     MOST_RATE,
     MOST_SEED,
     MOST_SEEDS,
     MOST_SIZE,
+    Jobs,
+    TextOptions,
     check_positive,
     check_range,
+    find_device,
     listed,
     listed_numbers,
 )
+from ...lab.study import Study
+from ..labeled import TableSettings
 
+if TYPE_CHECKING:
+    from .run import CompareJob
+
+DEFAULT_POSITIONS = "none,sinusoidal,learned,rope,t5,shaw,tisa,learned+tisa"
+QUICK_POSITIONS = "none,learned,rope,tisa"
+DEFAULT_STEPS = 1800
+QUICK_STEPS = 400
+QUICK_CHARACTERS = 3_000_000
+"""The characters that a quick comparison reads, from the beginning of the text."""
 LENGTH_FACTORS = (1, 2, 4)
 """Held-out text is read in windows of these multiples of the training length, if nothing else is said."""
 MOST_LENGTHS = 5
 """The most lengths to judge at, which is as many as a terminal has room for."""
+TABLE_SEEDS = 3
+"""Number of seeds with a labeled table."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Everything that decides a result besides text, method and seed. Results of different sizes are never mixed.
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """What decides a result besides method and seed. Results of different settings are never mixed.
 
     Args:
         blocks: layers, as in ``EncoderConfig.blocks``.
@@ -43,6 +60,9 @@ class Sizes:
         preset: the encoder's architecture, a name in ``whereformer.models.presets.PRESETS``; None is a BERT that
             normalizes before its layers.
         lengths: held-out text is read in windows of these numbers of tokens; the first is ``length``.
+        text: the text's fingerprint; empty until the text has been read.
+        device: the kind of device, such as "cpu".
+        task: the fingerprint of a labeled table; None without one.
     """
 
     blocks: str
@@ -56,17 +76,50 @@ class Sizes:
     mask_rate: float
     learning_rate: float
     rate_factors: tuple[float, ...]
-    preset: str | None = field(default=None, kw_only=True)
-    lengths: tuple[int, ...] = field(default=(), kw_only=True)
+    preset: str | None = None
+    lengths: tuple[int, ...] = ()
+    text: str = ""
+    device: str = "cpu"
+    task: str | None = None
 
     def __post_init__(self) -> None:
         if not self.lengths:
             object.__setattr__(self, "lengths", tuple(factor * self.length for factor in LENGTH_FACTORS))
 
 
-@dataclass(frozen=True)
-class CompareTraining:
-    """The encoder that is trained with every method, and how it is trained."""
+@dataclass(frozen=True, kw_only=True)
+class Compare(Jobs, TableSettings, TextOptions, Study):
+    """Which position method suits your text? Trains the same small encoder once per method and compares them.
+
+    Without --data, the text is the documentation that comes with Python: about 2 MB, and nothing is downloaded. All
+    methods start from the same weights and see the same batches and masks, so they differ only in position.
+
+    With --train, --validation, --text and --label, the text is that of a table of yours: after it, each method is
+    fine-tuned on the table's labels, and ranked by how well it predicts those of the validation rows.
+
+    Writes report.html (open it in a browser), results.json and the trained models (models/METHOD-SEED, for
+    EncoderForMaskedLM.from_pretrained). After an interruption, the same command does the runs that are missing.
+    """
+
+    FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
+
+    positions: str | None = None
+    """Methods to compare, separated by commas. "a+b" uses both at once; "all" means every method. Default: none,
+    sinusoidal, learned, rope, t5, shaw, tisa, learned+tisa (with --quick: none, learned, rope, tisa)."""
+
+    out: Path = Path("runs/compare")
+    """Folder for the results."""
+
+    plugin: Path | None = None
+    """A Python file of your own that registers position methods, to compare them too."""
+
+    quick: bool = False
+    """Take a first look in about a minute, with fewer methods and steps, at the first 3 million characters of the text.
+    Small differences will not show."""
+
+    minutes: float | None = None
+    """Wall time for the whole comparison, instead of --steps. The number of steps follows from a short measurement, and
+    is the same for all methods. A tenth of the time is kept for all but training; a large text takes longer to read."""
 
     preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "neobert"] | None = None
     """Norms, activation, biases and windows of a published model, and how its layers are shared or pooled. Sizes are
@@ -119,63 +172,82 @@ class CompareTraining:
     """What the learning rate is multiplied by: each method tries them in short trainings, and takes one that is
     clearly better than the usual one. "1" skips this search."""
 
-    @property
-    def all_seeds(self) -> range:
-        """Every seed to train with, which is one by default."""
-        return self.seeds_from(self.seeds or 1)
+    def job(self) -> CompareJob:
+        check_range(self, jobs=(1, MOST_JOBS))
+        check_positive(self, "minutes")
+        if self.minutes is not None and self.steps is not None:
+            raise InputError("minutes", "expected either `minutes` or `steps`, got both")
+        self._check_table()
+        self._check_numbers()
+        rate_factors, lengths = self._rate_factors(), self._lengths()
 
-    def seeds_from(self, count: int) -> range:
-        """Return ``count`` seeds."""
-        return range(self.seed, self.seed + count)
+        from ...lab.jobs import number_of_jobs
+        from ...lab.plugins import load_plugin
+        from ...positions import position_names
+        from .models import check_positions, layers_of
+        from .run import CompareJob
 
-    def checked(self) -> CompareTraining:
-        """Check the settings and return them, with the defaults of ``blocks`` and ``decoder_layers`` in place of None.
-
-        Raises:
-            InputError: if a field is out of range; it names the field.
-        """
-        from ...models import EncoderConfig
-        from ...models.presets import PRESETS
-
-        check_range(self, length=(8, MOST_SIZE), vocab_size=(64, MOST_SIZE), steps=(1, MOST_COUNT))
-        check_range(self, **dict.fromkeys(("batch_size", "hidden_size", "num_heads"), (1, MOST_SIZE)))
-        check_range(self, seeds=(1, MOST_SEEDS))
-        check_range(self, seed=(0, MOST_SEED + 1 - (self.seeds or 1)))
-        if self.hidden_size % self.num_heads:
-            raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
-        if not 0 < self.mask_rate < 1:
-            raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
-        check_positive(self, "learning_rate")
-        self._rate_factors()
-        self._lengths()
-        preset = {} if self.preset is None else PRESETS[self.preset]
-        blocks = preset.get("blocks", "4") if self.blocks is None else self.blocks
-        decoder_layers = self.decoder_layers
-        if decoder_layers is None:
-            decoder_layers = preset.get("decoder_layers", "1") if "-" in blocks else "0"
-        config = EncoderConfig.preset(self.preset or "bert", blocks=blocks, decoder_layers=decoder_layers)
-        config.require_full_length()
-        return dataclasses.replace(self, blocks=blocks, decoder_layers=decoder_layers)
-
-    def sizes(self, default_steps: int) -> Sizes:
-        """Return the sizes of settings that are checked, with ``default_steps`` if ``steps`` is None."""
-        assert self.blocks is not None
-        assert self.decoder_layers is not None
-        return Sizes(
-            blocks=self.blocks,
-            decoder_layers=self.decoder_layers,
+        load_plugin(self.plugin)
+        blocks, decoder_layers = layers_of(self.preset, self.blocks, self.decoder_layers)
+        device = find_device(self.device)
+        settings = CompareSettings(
+            blocks=blocks,
+            decoder_layers=decoder_layers,
             length=self.length,
-            steps=default_steps if self.steps is None else self.steps,
+            steps=self.steps or (QUICK_STEPS if self.quick else DEFAULT_STEPS),
             batch_size=self.batch_size,
             hidden_size=self.hidden_size,
             num_heads=self.num_heads,
             vocab_size=self.vocab_size,
             mask_rate=self.mask_rate,
             learning_rate=self.learning_rate,
-            rate_factors=self._rate_factors(),
+            rate_factors=rate_factors,
             preset=self.preset,
-            lengths=self._lengths(),
+            lengths=lengths,
+            device=device.type,
         )
+        usual = QUICK_POSITIONS if self.quick else DEFAULT_POSITIONS
+        named = usual if self.positions is None else self.positions
+        names = position_names() if named == "all" else named.split(",")
+        return CompareJob(
+            settings=settings,
+            positions=check_positions(names, settings),
+            seeds=range(self.seed, self.seed + self._seeds),
+            device=device,
+            jobs=number_of_jobs(self.jobs, device, small=True),
+            data=self.data,
+            column=self.column,
+            characters=QUICK_CHARACTERS if self.quick else None,
+            table=None if self.train is None else self.own_task(),
+            minutes=self.minutes,
+            plugin=self.plugin,
+            free_seeds=self.seeds is None and self.train is None,
+        )
+
+    @property
+    def _seeds(self) -> int:
+        return self.seeds or (TABLE_SEEDS if self.train else 1)
+
+    def _check_table(self) -> None:
+        self.check_table()
+        if self.train is None:
+            return
+        for name in ("data", "column"):
+            if getattr(self, name):
+                raise InputError(name, "only without `train`, whose rows are the text")
+        # How much a seed changes the score of a table can only be measured with several.
+        check_range(self, seeds=(2, MOST_SEEDS))
+
+    def _check_numbers(self) -> None:
+        check_range(self, length=(8, MOST_SIZE), vocab_size=(64, MOST_SIZE), steps=(1, MOST_COUNT))
+        check_range(self, **dict.fromkeys(("batch_size", "hidden_size", "num_heads"), (1, MOST_SIZE)))
+        check_range(self, seeds=(1, MOST_SEEDS))
+        check_range(self, seed=(0, MOST_SEED + 1 - self._seeds))
+        if self.hidden_size % self.num_heads:
+            raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
+        if not 0 < self.mask_rate < 1:
+            raise InputError("mask_rate", f"expected a share between 0 and 1, got {self.mask_rate}")
+        check_positive(self, "learning_rate")
 
     def _lengths(self) -> tuple[int, ...]:
         """Return the lengths to judge at, the training length first; none stand for the default."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from ...lab.encoders import BASELINE
+from ...lab.fit import train_step
 from ...lab.memory import peak_memory
 from ...lab.training.optimizer import build_optimizer
-from .models import build_model
-from .prepare import CompareJob
-from .results import BASELINE, Speed
-from .train import train_step
+from .models import untrained
+from .prepare import Material
+from .results import Speed
 
 ROUNDS = 9
 """How many times each method's step is timed."""
@@ -23,41 +24,42 @@ Step = Callable[[int], None]
 """Takes a number and trains on the batch with that number."""
 
 
-def measure_speed(job: CompareJob, on_step: Callable[[], None]) -> dict[str, Speed]:
+def measure_speed(material: Material, positions: Sequence[str], on_step: Callable[[], None]) -> dict[str, Speed]:
     """Measure each method's training speed relative to a model without positions, and the memory of a step.
 
     In every round each method runs one step, in random order, and its time is compared with the baseline's time in the
     same round. So if the machine slows down, all methods are affected alike. The result is the median ratio over the
     rounds, with the lowest and the highest. On a CPU, time is this process's CPU time, so other programs do not count.
     """
-    names = list(dict.fromkeys((BASELINE, *job.positions)))
+    names = list(dict.fromkeys((BASELINE, *positions)))
     steps: dict[str, Step] = {}
     memory: dict[str, int] = {}
     for name in names:
-        steps[name] = step = _step(job, name)
+        steps[name] = step = _step(material, name)
         step(0)  # the first step allocates the optimizer's state and torch's own buffers
-        memory[name] = peak_memory(lambda step=step: step(1), job.device)  # type: ignore[misc]
+        memory[name] = peak_memory(lambda step=step: step(1), material.device)  # type: ignore[misc]
         on_step()
     ratios: dict[str, list[float]] = {name: [] for name in names}
     order = random.Random(0)
     for index in range(2, 2 + ROUNDS):
-        seconds = {name: _seconds(steps[name], index, job.device) for name in order.sample(names, len(names))}
+        seconds = {name: _seconds(steps[name], index, material.device) for name in order.sample(names, len(names))}
         for name in names:
             ratios[name].append(seconds[BASELINE] / seconds[name])
         on_step()
     return {
         name: Speed(statistics.median(ratios[name]), min(ratios[name]), max(ratios[name]), memory[name])
-        for name in job.positions
+        for name in positions
     }
 
 
-def _step(job: CompareJob, position: str) -> Step:
-    model = build_model(job.settings, position, job.text.vocab_size, 0).to(job.device)
-    optimizer = build_optimizer(model, job.settings.learning_rate)
-    batches = job.batches(0)
+def _step(material: Material, position: str) -> Step:
+    model = untrained(material.settings, position, material.vocab_size, 0).to(material.device)
+    optimizer = build_optimizer(model, material.settings.learning_rate)
+    batches = material.batches(0)
 
     def step(index: int) -> None:
-        train_step(model, optimizer, *batches[index])
+        inputs, labels = batches[index]
+        train_step(model, optimizer, {"input_ids": inputs, "labels": labels})
 
     return step
 

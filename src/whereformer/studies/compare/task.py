@@ -7,13 +7,14 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from scipy import stats
-from torch import nn
+from torch import Tensor
 
 from ...data.batches import by_length, shuffled
 from ...data.corpus import Text
@@ -23,12 +24,12 @@ from ...data.read import Document
 from ...data.rows import RowCache, Rows
 from ...data.windows import end_padding
 from ...errors import InputError
-from ...lab.training.finite import check_finite
-from ...lab.training.optimizer import build_optimizer, linear_schedule
+from ...lab.encoders import BASELINE
+from ...lab.fit import check_finite, fit
 from ...models import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification
 from .models import encoder_config
-from .results import BASELINE, CompareTask, TaskScore
-from .settings import Sizes
+from .results import CompareTask, TaskScore
+from .settings import CompareSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -38,6 +39,8 @@ TUNING_SHARE = 0.25
 MOST_EPOCHS = 10
 """Fine-tuning reads no row more often."""
 ROWS_PER_STEP = 32
+SAMPLED = 1000
+"""Rows whose length is measured before they are cut."""
 RATE_SHARE = 1 / 8
 """The learning rate of fine-tuning, as a share of the method's own for masked LM."""
 
@@ -81,7 +84,12 @@ def identity(data: Data) -> str:
 
 
 def prepare_rows(
-    own: OwnTask, data: Data, tokenizer: PreTrainedTokenizerFast, sizes: Sizes, vocab_size: int, cache: Path
+    own: OwnTask,
+    data: Data,
+    tokenizer: PreTrainedTokenizerFast,
+    settings: CompareSettings,
+    vocab_size: int,
+    cache: Path,
 ) -> TaskRows:
     """Tokenize a task's rows, each cut to the training length, or find them in the cache.
 
@@ -90,12 +98,12 @@ def prepare_rows(
     """
     if own.regression and len(set(data.train.labels)) < 2:
         raise InputError("label", f"expected at least two different numbers in {own.train}, got one")
-    config = encoder_config(sizes, BASELINE, vocab_size)
+    config = encoder_config(settings, BASELINE, vocab_size)
     train, validation = RowCache(cache).rows(
         [identity(data), tokenizer.backend_tokenizer.to_str()],
         [data.train, *data.judged.values()],
         tokenizer,
-        sizes.length - end_padding(config),
+        settings.length - end_padding(config),
         config,
         regression=own.regression,
     )
@@ -112,20 +120,30 @@ def prepare_rows(
         validation_rows=len(validation),
         cut_rows=train.cut + validation.cut,
         guessing=0.0 if classes is None else statistics.fmean(label == commonest for label in validation.labels),
+        whole_length=_whole_length(data, tokenizer, settings) if train.cut + validation.cut else None,
     )
     return TaskRows(train, validation, facts)
 
 
-def tuning_steps(sizes: Sizes, rows: TaskRows | None) -> int:
+def _whole_length(data: Data, tokenizer: PreTrainedTokenizerFast, settings: CompareSettings) -> int | None:
+    """Return a length at which nine rows in ten are whole, by SAMPLED training rows; None if they are so already."""
+    every = max(1, len(data.train.labels) // SAMPLED)
+    sides = zip(*islice(data.train.texts, 0, None, every), strict=True)
+    found = tokenizer(*map(list, sides), return_attention_mask=False, verbose=False)["input_ids"]
+    needed = math.ceil(float(np.quantile([len(row) for row in found], 0.9)))
+    return 1 << (needed - 1).bit_length() if needed > settings.length else None
+
+
+def tuning_steps(settings: CompareSettings, rows: TaskRows | None) -> int:
     """Return the steps of fine-tuning, none without a task."""
     if rows is None:
         return 0
-    return min(max(1, round(TUNING_SHARE * sizes.steps)), math.ceil(MOST_EPOCHS * len(rows.train) / ROWS_PER_STEP))
+    return min(max(1, round(TUNING_SHARE * settings.steps)), math.ceil(MOST_EPOCHS * len(rows.train) / ROWS_PER_STEP))
 
 
 def tune(
     rows: TaskRows,
-    sizes: Sizes,
+    settings: CompareSettings,
     position: str,
     seed: int,
     rate: float,
@@ -136,7 +154,7 @@ def tune(
 
     Args:
         rows: the task.
-        sizes: the comparison's sizes.
+        sizes: the comparison's settings.
         position: the method, for errors.
         seed: seed of the new classifier, which is the same for all methods, and of the order of rows.
         rate: the method's learning rate for masked LM.
@@ -144,38 +162,29 @@ def tune(
         on_step: is told the loss of each step.
 
     Raises:
-        InputError: for ``learning_rate``, if a loss or a prediction is not a number.
+        DivergedError: if a loss or a prediction is not finite.
     """
-    steps, rate = tuning_steps(sizes, rows), rate * RATE_SHARE
-    model = _classifier(rows, sizes, seed, trained).to(trained.device)
-    optimizer = build_optimizer(model, rate)
-    schedule = linear_schedule(optimizer, max(1, steps // 10), steps)
+    steps, rate = tuning_steps(settings, rows), rate * RATE_SHARE
+    model = _classifier(rows, settings, seed, trained).to(trained.device)
     numbers = rows.facts.classes is None
     # Numbers of any size are as easy to learn as those around zero, and their order is all that is judged.
     mean, deviation = (statistics.fmean(rows.train.labels), statistics.pstdev(rows.train.labels)) if numbers else (0, 1)
-    model.train()
-    for step, batch in enumerate(shuffled(rows.train.lengths, ROWS_PER_STEP, steps, seed)):
-        inputs = {
-            name: each.to(model.device) for name, each in rows.train.padded([rows.train[row] for row in batch]).items()
-        }
-        if numbers:
-            inputs["labels"] = (inputs["labels"] - mean) / deviation
-        loss = model(**inputs).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        told = float(loss.detach())
-        check_finite(f"the loss of fine-tuning {position!r}", told, step, rate)
-        schedule.step()
-        on_step(told)
+
+    def batches() -> Iterator[dict[str, Tensor]]:
+        for batch in shuffled(rows.train.lengths, ROWS_PER_STEP, steps, seed):
+            inputs = rows.train.padded([rows.train[row] for row in batch])
+            if numbers:
+                inputs["labels"] = (inputs["labels"] - mean) / deviation
+            yield inputs
+
+    fit(model, batches(), steps, rate, what=f"the loss of fine-tuning {position!r}", on_step=on_step)
     logits = predict(model, rows.validation)
     check_finite(f"a prediction of {position!r}", float(np.abs(logits).max()), steps, rate)
     return judged(rows.facts, rows.validation.labels, logits)
 
 
 def _classifier(
-    rows: TaskRows, sizes: Sizes, seed: int, trained: EncoderForMaskedLM
+    rows: TaskRows, settings: CompareSettings, seed: int, trained: EncoderForMaskedLM
 ) -> EncoderForSequenceClassification:
     """Build a model for a task from a trained encoder. With the same seed, all methods have the same new classifier."""
     problem = "regression" if rows.facts.classes is None else "single_label_classification"
@@ -187,7 +196,7 @@ def _classifier(
         fields = {name: value for name, value in config.to_dict().items() if name not in ("id2label", "label2id")}
         return EncoderForSequenceClassification(EncoderConfig.from_dict({**fields, **choices}))
 
-    baseline = build(encoder_config(sizes, BASELINE, trained.config.vocab_size))
+    baseline = build(encoder_config(settings, BASELINE, trained.config.vocab_size))
     model = build(trained.config)
     known = trained.encoder.state_dict()
     model.encoder.load_state_dict({name: known[name] for name in model.encoder.state_dict()})

@@ -2,124 +2,115 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from ...analysis.curves import OFFSETS_SHOWN, head_curves
 from ...analysis.toeplitz import diagonal_means
 from ...data.masks import HeldOut
-from ...lab.training.finite import check_finite
-from ...lab.training.held_out import evaluate
-from ...lab.training.optimizer import build_optimizer, linear_schedule
+from ...lab.fit import Fitted, check_finite, fit
+from ...lab.progress import Progress
+from ...lab.score import Cannot, HeldOutScore, at_lengths, evaluate
 from ...models import EncoderForMaskedLM
-from ...positions import PositionRangeError
-from .models import build_model, keep_model, model_facts
-from .prepare import CompareJob
-from .results import Cannot, Run, Score
-from .settings import Sizes
-from .task import tune
+from .models import keep_model, model_facts, untrained
+from .prepare import Material
+from .results import Run, Score
+from .settings import CompareSettings
+from .task import ROWS_PER_STEP, TaskRows, tune, tuning_steps
 from .windows import GrowingBatches, window_lengths
 
 
-def train_step(model: EncoderForMaskedLM, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Take one training step, with the gradient norm clipped to 1, and return the loss as a tensor on the device."""
-    loss: Tensor = model(inputs.to(model.device), labels=labels.to(model.device)).loss
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach()
-
-
-def warmup_steps(sizes: Sizes) -> int:
-    """Return the steps in which the learning rate rises: a tenth of them."""
-    return max(1, sizes.steps // 10)
-
-
 def train(
-    job: CompareJob, position: str, seed: int, rate: float, warmup: int, on_step: Callable[[float], None]
-) -> tuple[EncoderForMaskedLM, list[float], float]:
-    """Train a method with a seed and a learning rate, which rises for ``warmup`` steps and then falls to zero.
-
-    Returns:
-        The model, the loss of each step, and the seconds of training.
-
-    Raises:
-        InputError: for ``learning_rate``, if the loss stops being a number.
-    """
-    sizes = job.settings
-    model = build_model(sizes, position, job.text.vocab_size, seed).to(job.device)
-    optimizer = build_optimizer(model, rate)
-    schedule = linear_schedule(optimizer, warmup, sizes.steps)
-    batches = GrowingBatches(job.batches(seed), window_lengths(sizes.length, sizes.steps))
-    started = time.perf_counter()
-    losses = []
-    for step in range(sizes.steps):
-        loss = float(train_step(model, optimizer, *batches[step]))
-        check_finite(f"the loss of {position!r}", loss, step, rate)
-        schedule.step()
-        losses.append(loss)
-        on_step(loss)
-    return model, losses, time.perf_counter() - started
-
-
-def train_and_judge(
-    job: CompareJob,
+    material: Material,
     position: str,
     seed: int,
     rate: float,
-    held_out: HeldOut,
     on_step: Callable[[float], None],
-    folder: Path,
-) -> Run:
+    *,
+    steps: int | None = None,
+    warmup: int | None = None,
+) -> tuple[EncoderForMaskedLM, Fitted]:
+    """Train a method with a seed and a learning rate.
+
+    ``steps`` and ``warmup`` are those of the settings and a tenth of them by default.
+
+    Raises:
+        DivergedError: if the loss is not finite.
+    """
+    settings = material.settings
+    steps = settings.steps if steps is None else steps
+    model = untrained(settings, position, material.vocab_size, seed).to(material.device)
+    windows = GrowingBatches(material.batches(seed), window_lengths(settings.length, steps))
+    batches = ({"input_ids": inputs, "labels": labels} for inputs, labels in map(windows.__getitem__, range(steps)))
+    what = f"the loss of {position!r}"
+    return model, fit(model, batches, steps, rate, warmup=warmup, what=what, on_step=on_step)
+
+
+def steps_of_a_run(settings: CompareSettings, held_out: HeldOut, rows: TaskRows | None) -> int:
+    """Return how many training steps take about as long as a run: training, fine-tuning and judging.
+
+    A model reads a token in a third of the time that it takes to learn from it.
+    """
+    judging = judging_steps(settings, held_out) * len(settings.lengths)
+    return settings.steps + tuning_steps(settings, rows) + judging + predicting_steps(rows)
+
+
+def judging_steps(settings: CompareSettings, held_out: HeldOut) -> int:
+    """Return how many training steps take about as long as reading the held-out text once."""
+    return max(1, len(held_out.labels) // (3 * settings.batch_size * settings.length))
+
+
+def predicting_steps(rows: TaskRows | None) -> int:
+    """Return how many training steps take about as long as predicting the labels of a table's validation rows."""
+    return 0 if rows is None else len(rows.validation) // (3 * ROWS_PER_STEP)
+
+
+def train_and_judge(material: Material, position: str, seed: int, rate: float, folder: Path, progress: Progress) -> Run:
     """Train a method with a seed and a learning rate, save the model in ``folder``, and judge it.
 
     With a labeled table, the model is then fine-tuned on its rows, and judged by others.
 
     Raises:
-        InputError: for ``learning_rate``, if a loss is not a number.
+        DivergedError: if a loss is not finite.
     """
-    sizes = job.settings
-    model, losses, seconds = train(job, position, seed, rate, warmup_steps(sizes), on_step)
+
+    def on_step(loss: float) -> None:
+        progress.step(1, f"loss {loss:.2f}")
+
+    settings, held_out, rows = material.settings, material.held_out, material.rows
+    model, fitted = train(material, position, seed, rate, on_step)
     model.eval()
-    scores, token_losses = _scores(job, model, position, rate, held_out)
-    keep_model(model, folder, model_facts(sizes, position, seed))
+
+    def score(length: int) -> HeldOutScore:
+        progress.step(judging_steps(settings, held_out), "judging")
+        found = evaluate(model, held_out, length)
+        check_finite(f"the loss of {position!r}", found.loss, settings.steps, rate)
+        return found
+
+    scores = at_lengths(settings.lengths, score)
+    trained = scores[settings.length]
+    assert isinstance(trained, HeldOutScore)  # a method that can't read the training length fails in training
+    keep_model(model, folder, model_facts(settings, position, seed))
+    task = None if rows is None else tune(rows, settings, position, seed, rate, model, on_step)
+    progress.step(predicting_steps(rows))
     return Run(
         learning_rate=rate,
-        seconds=seconds,
-        train_loss=_rounded(losses),
-        scores=scores,
+        seconds=fitted.seconds,
+        train_loss=_rounded(fitted.losses),
+        scores={
+            length: found if isinstance(found, Cannot) else Score(found.loss, found.accuracy)
+            for length, found in scores.items()
+        },
         # Losses by window, to tell a real difference between two methods from chance in the held-out text.
-        window_losses=_rounded(float(part.mean()) for part in token_losses.split(64)),
+        window_losses=_rounded(float(part.mean()) for part in trained.losses.split(64)),
         positional_parameters=sum(parameter.numel() for parameter in model.encoder.position.parameters()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        curves=head_curves(model.encoder, sizes.length - 1),
-        attention=attention_by_offset(model, held_out, sizes.length),
-        task=None if job.rows is None else tune(job.rows, sizes, position, seed, rate, model, on_step),
+        curves=head_curves(model.encoder, settings.length - 1),
+        attention=attention_by_offset(model, held_out, settings.length),
+        task=task,
     )
-
-
-def _scores(
-    job: CompareJob, model: EncoderForMaskedLM, position: str, rate: float, held_out: HeldOut
-) -> tuple[dict[int, Score | Cannot], Tensor]:
-    """Return the score at every length, and the loss of every token at the training length."""
-    sizes = job.settings
-    scores: dict[int, Score | Cannot] = {}
-    for length in sizes.lengths:
-        try:
-            score = evaluate(model, held_out, length)
-        except PositionRangeError as error:
-            scores[length] = Cannot(str(error))
-        else:
-            check_finite(f"the loss of {position!r}", score.loss, sizes.steps, rate)
-            scores[length] = Score(score.loss, score.accuracy)
-            if length == sizes.length:
-                token_losses = score.losses
-    return scores, token_losses
 
 
 def _rounded(numbers: Iterable[float]) -> list[float]:

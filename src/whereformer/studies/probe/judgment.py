@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ...lab.report.page import listed
+from ...lab.score import Cannot
 from ...lab.seeds import Spread
-from .results import Cannot, Failed, ProbeResults, Run, Score
+from .results import Failed, ProbeResults, Run, Score
 
 SOLVED = 0.95
 """The accuracy from which a task counts as solved."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...lab.json_files import check_that
+from ...lab.score import Cannot
 from ...lab.store import RunResults
 from .settings import ProbeSettings
 from .tasks import TASKS
@@ -28,13 +29,6 @@ class Score:
     accuracy: float
     ahead: float
     error: float
-
-
-@dataclass(frozen=True)
-class Cannot:
-    """The reason why a method has no score at one length."""
-
-    cannot: str
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,16 +10,14 @@ from torch import Tensor, nn
 
 from ...data.masks import IGNORED
 from ...errors import InputError
-from ...lab.training.model_options import about_method
-from ...lab.training.optimizer import build_optimizer, linear_schedule
+from ...lab.encoders import BASELINE, build_model, check_methods, small_config
+from ...lab.fit import DivergedError, fit
+from ...lab.score import Cannot, at_lengths
 from ...models import EncoderConfig, EncoderForMaskedLM
-from ...positions import PositionRangeError
-from .results import Cannot, Failed, Run, Score
+from .results import Failed, Run, Score
 from .settings import ProbeSettings
 from .tasks import PAD, TASKS, VOCABULARY
 
-BASELINE = "none"
-"""The method whose weights all models start from; it shows what needs no positions."""
 LENGTH_FACTORS = (1, 2, 4)
 """Models are judged on rows of these multiples of the training length."""
 JUDGED_ROWS = 512
@@ -29,13 +25,11 @@ JUDGED_SEED = 2**62
 """The seed of the rows to judge on, plus their length. No seed of training leads so far."""
 TOKENS = 2**15
 """The most tokens that a model reads at a time while it is judged."""
-INITIALIZER_RANGE = 0.06
-"""Larger than BERT's 0.02, which suits a width of 768, because narrow layers then start to learn sooner."""
 
 
 def encoder_config(settings: ProbeSettings, position: str) -> EncoderConfig:
     """Return one method's encoder configuration. It has no dropout: rows are new at every step."""
-    return EncoderConfig(
+    return small_config(
         vocab_size=VOCABULARY,
         pad_token_id=PAD,
         hidden_size=settings.hidden_size,
@@ -44,40 +38,22 @@ def encoder_config(settings: ProbeSettings, position: str) -> EncoderConfig:
         blocks=str(settings.layers),
         position=position,
         max_position_embeddings=settings.length + 1,
-        norm="pre",
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        type_vocab_size=0,
-        layer_norm_eps=1e-6,
-        initializer_range=INITIALIZER_RANGE,
-        sparse_prediction=True,
     )
 
 
-def build_model(settings: ProbeSettings, position: str, seed: int) -> EncoderForMaskedLM:
-    """Build an untrained model of one method. With the same seed, all methods start from the same backbone weights."""
-    torch.manual_seed(seed)
-    backbone = EncoderForMaskedLM(encoder_config(settings, BASELINE)).state_dict()
-    torch.manual_seed(seed)
-    model = EncoderForMaskedLM(encoder_config(settings, position))
-    missing = model.load_state_dict(backbone, strict=False).missing_keys
-    assert all(name.startswith("encoder.position.") for name in missing), missing
-    return model
-
-
 def check_positions(names: Sequence[str], settings: ProbeSettings) -> list[str]:
-    """Return the distinct methods, each built once so that errors appear before any training.
+    """Return the distinct methods.
 
     Raises:
         InputError: if a method is unknown, or does not fit these settings.
     """
-    for name in names:
-        try:
-            with torch.device("meta"):  # where tables of any size take no memory
-                EncoderForMaskedLM(encoder_config(settings, name))
-        except (ValueError, TypeError) as error:
-            raise about_method(error, "positions") from None
-    return list(dict.fromkeys(names))
+    return check_methods(
+        names,
+        hidden_size=settings.hidden_size,
+        num_heads=settings.num_heads,
+        num_layers=settings.layers,
+        max_length=settings.length + 1,
+    )
 
 
 def check_tasks(names: Sequence[str], settings: ProbeSettings) -> list[str]:
@@ -126,39 +102,37 @@ def train_and_judge(
     task: str, position: str, seed: int, settings: ProbeSettings, device: torch.device, on_step: Callable[[float], None]
 ) -> Run | Failed:
     """Train a method on a task with a seed, and judge it at every length."""
-    model = build_model(settings, position, seed).to(device)
-    optimizer = build_optimizer(model, settings.learning_rate)
-    schedule = linear_schedule(optimizer, max(1, settings.steps // 10), settings.steps)
-    started = time.perf_counter()
-    for step in range(settings.steps):
-        inputs, labels = TASKS[task].rows(settings.batch_size, settings.length, seed * 1_000_003 + step)
-        loss: Tensor = model(inputs.to(device), labels=labels.to(device)).loss
-        if not math.isfinite(number := loss.item()):
-            return Failed(f"the loss is not a number after {step} steps")
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        on_step(number)
-    seconds = time.perf_counter() - started
+    config, baseline = (encoder_config(settings, name) for name in (position, BASELINE))
+    model = build_model(config, baseline, seed).to(device)
+    try:
+        fitted = fit(model, batches(task, seed, settings), settings.steps, settings.learning_rate, on_step=on_step)
+    except DivergedError as error:
+        return Failed(error.problem)
     model.eval()
     lengths = [factor * settings.length for factor in LENGTH_FACTORS]
-    return Run(seconds, {length: judge(model, Judged.of(task, length)) for length in lengths})
+    return Run(fitted.seconds, at_lengths(lengths, lambda length: judge(model, Judged.of(task, length))))
+
+
+def batches(task: str, seed: int, settings: ProbeSettings) -> Iterator[dict[str, Tensor]]:
+    """Yield the training rows of each step."""
+    for step in range(settings.steps):
+        inputs, labels = TASKS[task].rows(settings.batch_size, settings.length, seed * 1_000_003 + step)
+        yield {"input_ids": inputs, "labels": labels}
 
 
 @torch.no_grad()
 def judge(model: EncoderForMaskedLM, rows: Judged) -> Score | Cannot:
-    """Return how many answers of a model are right, or why it has none at this length."""
+    """Return how many answers of a model are right, or why there is no telling.
+
+    Raises:
+        PositionRangeError: if the position method has no positions so far out.
+    """
     asked = rows.labels != IGNORED
     right = []
     for chosen in torch.arange(len(rows.inputs)).split(max(1, TOKENS // rows.inputs.shape[1])):
-        try:
-            logits = model(rows.inputs[chosen].to(model.device), labels=rows.labels[chosen].to(model.device)).logits
-        except PositionRangeError as error:
-            return Cannot(str(error))
+        logits = model(rows.inputs[chosen].to(model.device), labels=rows.labels[chosen].to(model.device)).logits
         if not logits.isfinite().all():
-            return Cannot("the output is not a number at this length")
+            return Cannot("the output is not finite (NaN or inf) at this length")
         right.append(logits.argmax(-1).cpu() == rows.labels[chosen][asked[chosen]])
     correct = torch.zeros_like(asked).masked_scatter(asked, torch.cat(right))
     # Answers in the same row depend on each other, so the rows are what varies.

@@ -8,16 +8,18 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ...data.corpus import Pages, Text
+from ...data.corpus import Pages
 from ...data.fingerprint import look_at
 from ...data.masks import HELD_OUT_RATE, HeldOut
 from ...data.tokenizers import token_stream
 from ...errors import InputError
+from ...lab.encoders import BASELINE
 from ...lab.training.trainer import quiet_transformers
 from ...models import EncoderForMaskedLM, load_pretrained
 from ..compare.models import model_folder, model_problem
-from ..compare.results import BASELINE, CompareResults
-from ..compare.settings import Sizes
+from ..compare.prepare import text_of
+from ..compare.results import CompareResults
+from ..compare.settings import CompareSettings
 
 
 @dataclass(frozen=True)
@@ -99,20 +101,20 @@ def load_comparison(folder: Path, positions: Sequence[str] | None) -> tuple[Comp
     return comparison, names
 
 
-def check_one_block(sizes: Sizes, field: str) -> None:
+def check_one_block(settings: CompareSettings, field: str) -> None:
     """Check that the encoder does not pool.
 
     Raises:
         InputError: if it does; it names ``field``.
     """
-    if "-" in sizes.blocks:
-        raise InputError(field, f"expected encoders of one block, got blocks {sizes.blocks!r}")
+    if "-" in settings.blocks:
+        raise InputError(field, f"expected encoders of one block, got blocks {settings.blocks!r}")
 
 
 def _held_out(folder: Path, results: CompareResults) -> HeldOut:
     """Read the held-out text of a comparison again."""
     try:
-        text = Text(results.text.data, results.text.column)
+        text = text_of(results.text.data, results.text.column, results.characters)
         seen = look_at(text, folder / "cache")
     except InputError as error:
         raise InputError("results", f"the text of {folder} can't be read again ({error.reason})") from None

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...analysis.properties import CurveShare, Growth, Reached, Steps
+from ...lab.score import Cannot
 from ...lab.store import Results
-from ..compare.results import Cannot, CompareSettings, Score
+from ..compare.results import Score
+from ..compare.settings import CompareSettings
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ...analysis import properties as measure
 from ...data.masks import HeldOut
+from ...lab.encoders import BASELINE
 from ...lab.jobs import spread
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
 from ...positions import Position, build_position
-from ..compare.models import build_model
-from ..compare.results import BASELINE
+from ..compare.models import untrained
 from .comparison import Comparison
 from .results import Measured, PropertiesResults, Shift
 from .ticks import THRESHOLDS, MethodTicks, judge
@@ -80,7 +80,7 @@ def measure_method(comparison: Comparison, position: str) -> Measured:
     """Take all measurements of one method."""
     sizes, seed = comparison.results.settings, comparison.seed(position)
     trained = comparison.model(position)
-    fresh = build_model(sizes, position, trained.config.vocab_size, seed).eval()
+    fresh = untrained(sizes, position, trained.config.vocab_size, seed).eval()
     inputs, labels = _windows(comparison.held_out, sizes.length)
 
     def build(length: int) -> Position:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...analysis.properties import LENGTHS, CurveShare, Growth, Reached, Steps
-from ..compare.results import BASELINE, Cannot, Score
+from ...lab.encoders import BASELINE
+from ...lab.score import Cannot
+from ..compare.results import Score
 from .results import PropertiesResults, Shift, Tick
 
 INDUCTIVE_RISE = 0.11

@@ -1,18 +1,40 @@
-"""Score a masked language model on held-out text."""
+"""Scores of masked language models on held-out text, and of any model at several lengths."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...data.masks import IGNORED, HeldOut
+from ..data.masks import IGNORED, HeldOut
+from ..positions import PositionRangeError
 
 if TYPE_CHECKING:
-    from ...models import EncoderForMaskedLM
+    from ..models import EncoderForMaskedLM
+
+Scored = TypeVar("Scored")
+
+
+@dataclass(frozen=True)
+class Cannot:
+    """The reason why a method has no score at one length."""
+
+    cannot: str
+
+
+def at_lengths(lengths: Iterable[int], score: Callable[[int], Scored | Cannot]) -> dict[int, Scored | Cannot]:
+    """Return the score at each length, or why there is none: the position method has no positions so far out."""
+    found: dict[int, Scored | Cannot] = {}
+    for length in lengths:
+        try:
+            found[length] = score(length)
+        except PositionRangeError as error:
+            found[length] = Cannot(str(error))
+    return found
 
 
 def unigram_entropy(training: Tensor, held_out: Tensor) -> float:

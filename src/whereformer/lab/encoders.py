@@ -1,0 +1,83 @@
+"""Small encoders that differ in their position method alone: what they are like, and weights that all start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import InputError
+from ..models import EncoderConfig, EncoderForMaskedLM
+from ..positions import build_position, own_name
+from .training.model_options import about_method
+
+BASELINE = "none"
+"""The method without positions, whose weights all models start from."""
+INITIALIZER_RANGE = 0.06
+"""Larger than BERT's 0.02, which suits a width of 768, because narrow layers then start to learn sooner."""
+
+
+def small_config(preset: str | None = None, **fields: Any) -> EncoderConfig:
+    """Return the configuration of a small encoder, for training too short to need dropout.
+
+    Args:
+        preset: the architecture; None is a BERT that normalizes before its layers.
+        fields: more fields of the configuration.
+
+    Raises:
+        InputError: if the fields do not fit the preset.
+    """
+    return EncoderConfig.preset(
+        preset or "bert",
+        **({"norm": "pre"} if preset is None else {}),
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        # A row is one stretch of text, without token types.
+        type_vocab_size=0,
+        layer_norm_eps=1e-6,
+        initializer_range=INITIALIZER_RANGE,
+        sparse_prediction=True,
+        **fields,
+    )
+
+
+def build_model(config: EncoderConfig, baseline: EncoderConfig, seed: int) -> EncoderForMaskedLM:
+    """Build an untrained model. With the same seed, all methods start from the same backbone weights.
+
+    Args:
+        config: the model's configuration.
+        baseline: the same with the method BASELINE, whose weights the model gets.
+        seed: the seed of both models' weights.
+    """
+    torch.manual_seed(seed)
+    backbone = EncoderForMaskedLM(baseline).state_dict()
+    torch.manual_seed(seed)
+    model = EncoderForMaskedLM(config)
+    missing = model.load_state_dict(backbone, strict=False).missing_keys
+    assert all(name.startswith("encoder.position.") for name in missing), missing
+    return model
+
+
+def check_methods(names: Sequence[str], **sizes: int) -> list[str]:
+    """Return the distinct methods, each built once so that errors appear before any training.
+
+    Args:
+        names: the methods.
+        sizes: those of the encoder, as :func:`whereformer.build_position` takes them.
+
+    Raises:
+        InputError: if a method is unknown, or does not fit these sizes.
+    """
+    chosen = list(dict.fromkeys(own_name("".join(name.split())) for name in names if name.strip()))
+    if not chosen:
+        raise InputError("positions", "expected at least one method, got none")
+    for name in chosen:
+        try:
+            with torch.device("meta"):  # where tables of any size take no memory
+                build_position(name, **sizes)
+        except (ValueError, TypeError) as error:
+            problem = about_method(error, "positions")
+            known = problem.reason if name in problem.reason else f"{name!r} does not fit: {problem.reason}"
+            raise InputError("positions", known) from None
+    return chosen
