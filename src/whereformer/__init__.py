@@ -55,10 +55,14 @@ if TYPE_CHECKING:
     )
     from .positions import Place, PositionRangeError, build_position, position_names
     from .studies.finetune.results import FinetuneResults
+    from .studies.pretrain.results import PretrainResults
     from .studies.probe.results import ProbeResults
+    from .studies.translate.results import TranslationResults
 
     finetune: Callable[..., FinetuneResults]
+    pretrain: Callable[..., PretrainResults]
     probe: Callable[..., ProbeResults]
+    translate: Callable[..., TranslationResults]
 
 __version__ = "0.1.0"
 
@@ -102,8 +106,10 @@ __all__ = [
     "load_pretrained",
     "merge_attention",
     "position_names",
+    "pretrain",
     "probe",
     "to_transformers",
+    "translate",
 ]
 
 
@@ -121,7 +127,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"finetune", "probe"}
+_STUDIES = {"finetune", "pretrain", "probe", "translate"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..errors import InputError, shown
@@ -90,6 +91,18 @@ class Threads:
             InputError: if it is out of range.
         """
         check_range(self, threads=(1, MOST_THREADS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRun(Threads, DryRun):
+    """Options of studies that train one model for long."""
+
+    cache: Path | None = None
+    """Folder for the encoded text, which is made once and then read a part at a time. Runs on the same text can share
+    it. Default: cache/ in --out."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train. "auto" is a GPU if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)

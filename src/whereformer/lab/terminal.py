@@ -84,7 +84,8 @@ class Bar(Listener):
         self.bar.update(self.task, advance=steps, detail=printable(detail))
 
     def line(self, text: str | Shown | Sheet) -> None:
-        self.console.print(text, highlight=False)
+        # Text is not wrapped, so that paths can be copied.
+        self.console.print(text, highlight=False, soft_wrap=isinstance(text, str))
 
 
 def say(console: Console, *lines: str) -> None:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 STUDIES = {
     "finetune": "finetune.settings:Finetune",
+    "pretrain": "pretrain.settings:Pretrain",
     "probe": "probe.settings:Probe",
+    "translate": "translate.settings:TranslateTrain",
 }
 """Where the dataclass of each study's options is. It is imported on first use, and without torch."""
 
