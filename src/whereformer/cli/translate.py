@@ -154,14 +154,14 @@ class TranslateScore:
 
         from ..lab.terminal import say
         from ..studies.translate import scoring
-        from .tables.translate import print_scores
 
         if self.model is None:
             hypotheses, references, sources, facts = self._files()
         else:
             hypotheses, references, sources, facts = self._translated(console, decoding)
         found = scoring.score(hypotheses, references, sources, edges=edges, tokenize=self.tokenize)
-        print_scores(console, found)
+        console.print(scoring.sheet(found), highlight=False)
+        say(console, *scoring.sentences(found))
         written = []
         if self.translations is not None:
             write_atomically(self.translations, "".join(f"{line}\n" for line in hypotheses))
