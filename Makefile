@@ -60,7 +60,7 @@ check: lint docs $(BUILT)  ## What a release has to pass: as ci, with the slow t
 	$(PYTEST)
 	$(MAKE) test-older
 
-# An older processor's instructions are used, the shapes that docstrings give are checked in every call, and memory that
+# An older processor's instructions are used, the shapes in signatures are checked in every call, and memory that
 # nobody has written is NaN.
 test-older: $(VENV)/.dev $(BUILT)  ## The quick tests of numbers as an older processor runs them
 	$(OLDER) WHEREFORMER_TEST_SHAPES=1 WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" $(CHECKED)

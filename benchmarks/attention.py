@@ -23,9 +23,9 @@ At the end, goals.md in the folder has a table of what was reached beside the go
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -33,10 +33,13 @@ from goals import write_goals
 from torch import Tensor
 
 from whereformer import attention
-from whereformer.cli.bench import Bench
+from whereformer.cli.ending import ending
 from whereformer.cli.main import execute
+from whereformer.lab.options import find_device
 from whereformer.studies.bench.cases import SHAW_CLIP, SOFTCAP, WINDOW, BenchProblem, tisa_curve
 from whereformer.studies.bench.results import BenchResults, describe_machine
+from whereformer.studies.bench.run import BenchJob
+from whereformer.studies.bench.settings import Bench
 from whereformer.studies.bench.ways import Way, gather
 
 Compute = Callable[[], Tensor]
@@ -189,7 +192,7 @@ PEERS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Full(Bench):
     """Time attention with positions in whereformer and in what people use today, relative to attention without them.
 
@@ -215,16 +218,19 @@ class Full(Bench):
     out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
     """Folder for the results. Default: a folder in benchmarks/results/ named after the machine."""
 
-    def run(self, console) -> None:
-        machine = describe_machine(self._settings().device)
-        name = machine.get("gpu") or f"{machine['cpu']} {machine['cores']} cores {machine['instructions']}"
-        folder = Path(__file__).parent / "results" / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        self.measure(console, PEERS if self.peers else (), folder)
-        out = self.out or folder
-        results = BenchResults.load_if_there(out / "results.json")
-        if results is not None:
-            console.print(write_goals(results.rows, out / "goals.md"), markup=False, highlight=False, soft_wrap=True)
+    def job(self) -> BenchJob:
+        return replace(super().job(), peers=PEERS if self.peers else ())
+
+
+def folder_of(machine: dict[str, Any]) -> Path:
+    """Return the folder for a machine's results."""
+    name = machine.get("gpu") or f"{machine['cpu']} {machine['cores']} cores {machine['instructions']}"
+    return Path(__file__).parent / "results" / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Full, args=sys.argv[1:]))
+    full = tyro.cli(Full, args=sys.argv[1:])
+    with ending(full):
+        full = replace(full, out=full.out or folder_of(describe_machine(find_device(full.device))))
+    execute(full)
+    print(write_goals(BenchResults.load(full.out).rows, full.out / "goals.md"))

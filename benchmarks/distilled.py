@@ -34,9 +34,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from whereformer.analysis.distilling import distill_positions
 from whereformer.cli.main import execute
-from whereformer.data.cache import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.corpus import Text
-from whereformer.data.seen import look_at
+from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
+from whereformer.data.fingerprint import look_at
 from whereformer.data.streams import Stream
 from whereformer.data.windows import Windows, collate
 from whereformer.errors import InputError

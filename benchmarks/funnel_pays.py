@@ -40,10 +40,10 @@ from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceCla
 from whereformer.analysis import cost
 from whereformer.cli.main import execute
 from whereformer.data.batches import by_length_and_tokens, shuffled_by_tokens
-from whereformer.data.cache import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.corpus import Text
+from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
+from whereformer.data.fingerprint import look_at
 from whereformer.data.masks import HELD_OUT_RATE, Batches, HeldOut
-from whereformer.data.seen import look_at
 from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.errors import InputError
 from whereformer.files import new_folder

@@ -36,7 +36,7 @@ html_math_renderer = "svg"
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
-# Types are in the signatures; docstrings give shapes and units.
+# Types and shapes are in the signatures.
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"

@@ -33,7 +33,7 @@ class Fading(OffsetFunction):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    check_position(Fading, shift_invariant=True)
+    check_position(Fading)
     print("keeps the laws of all position methods")
 
     register("fading", Fading)

@@ -60,8 +60,8 @@ def own_imports(module: str) -> set[str]:
 
 
 def libraries(module: str) -> set[str]:
-    """The libraries outside the standard one that a module imports."""
-    return {base.split(".")[0] for base, _ in imports(module)} - {NAME} - sys.stdlib_module_names
+    """The libraries outside the standard one that a module imports; jaxtyping serves type checkers and tests alone."""
+    return {base.split(".")[0] for base, _ in imports(module)} - {NAME, "jaxtyping"} - sys.stdlib_module_names
 
 
 def cycles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:

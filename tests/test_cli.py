@@ -1,11 +1,13 @@
 """The command line's own help; what commands do is tested with their tasks."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.failing import fails
+from whereformer import position_names
 from whereformer.cli.cost import Cost
 from whereformer.cli.main import COMMANDS, command_class, execute, main
 from whereformer.files import write_atomically
@@ -31,6 +33,13 @@ def test_the_list_of_commands_has_a_paragraph_of_each(capsys):
 def test_a_command_says_all_of_itself(name, capsys):
     whole = " ".join((command_class(name).__doc__ or "").split())
     assert whole.partition(" --")[0] in help_of(capsys, name)
+
+
+def test_positions_lists_methods_by_name_and_property(capsys):
+    main(["positions", "t*", "--extrapolates", "--acts-on", "scores"])
+    listed = re.findall(r"^ (\w+) +│", capsys.readouterr().out, re.MULTILINE)
+    assert listed == position_names("t*", acts_on="scores", extrapolates=True) == ["t5", "tisa", "transformer_xl"]
+    assert "no method has this name" in fails(capsys, "positions", "zzz")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

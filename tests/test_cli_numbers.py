@@ -27,17 +27,17 @@ GIGABYTE = 2**30 if sys.platform == "darwin" else 2**20
 
 EXPERIMENTS = "whereformer.studies"
 PLACES = {
-    "bench": (f"{EXPERIMENTS}.bench.run", "Measurement"),
+    "bench": (f"{EXPERIMENTS}.bench.run", "BenchJob.run"),
     "pretrain": ("whereformer.lab.training.long_run", "train"),
     "compare": (f"{EXPERIMENTS}.compare.run", "compare"),
     "finetune": (f"{EXPERIMENTS}.finetune.run", "FinetuneJob.run"),
     "translate train": ("whereformer.lab.training.long_run", "train"),
     "translate run": (f"{EXPERIMENTS}.translate.translating", "load"),
     "translate score": (f"{EXPERIMENTS}.translate.scoring", "score"),
-    "analyze": (f"{EXPERIMENTS}.analyze.run", "analyze"),
+    "analyze": (f"{EXPERIMENTS}.analyze.run", "AnalyzeJob.run"),
     "probe": (f"{EXPERIMENTS}.probe.run", "ProbeJob.run"),
     "properties": (f"{EXPERIMENTS}.compare.run", "compare"),
-    "distill-positions": (f"{EXPERIMENTS}.distill.run", "distill"),
+    "distill-positions": (f"{EXPERIMENTS}.distill.run", "DistillJob.run"),
     "cost": None,
 }
 """Where each command begins its work, once all checks are done. ``cost`` works for an instant and is not stopped."""

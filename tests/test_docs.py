@@ -12,7 +12,6 @@ import whereformer.analysis
 import whereformer.exporting
 import whereformer.models
 import whereformer.positions
-from whereformer.positions import describe
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -46,15 +45,27 @@ def test_every_method_has_code_with_its_output(name):
 
 
 def test_every_method_has_a_page():
-    pages = {page.stem for page in (DOCS / "methods").glob("*.md")} - {"index"}
+    pages = {page.stem for page in (DOCS / "methods").glob("*.md")} - {"index", "support"}
     assert pages == set(whereformer.position_names()) - {"none"}
 
 
-def test_the_table_of_methods_is_that_of_the_docstrings():
-    page = (DOCS / "methods" / "index.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| \[`(\w+)`\]\(\1\.md\) \| (.*) \|$", page, re.MULTILINE))
-    described = {name: describe(name)[0] for name in whereformer.position_names() if name != "none"}
-    assert rows == {name: line.replace("``", "`").replace("|", r"\|") for name, line in described.items()}
+@pytest.mark.parametrize("page", ["README.md", "docs/methods/index.md"])
+def test_the_tables_of_methods_are_up_to_date(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert text == extension("tables").updated(page), "run python docs/_ext/tables.py"
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in whereformer.position_names()])
+def test_what_a_method_can_do_is_up_to_date(name, monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "_ext")
+    support = script("support")
+    page = support.PAGE.read_text(encoding="utf-8")
+    assert "| " + " | ".join(support.row(name)) + " |" in page, "run python docs/_ext/support.py"
+
+
+def test_the_page_of_what_methods_can_do_has_each_of_them():
+    page = (DOCS / "methods" / "support.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \[?`(\w+)`", page, re.MULTILINE) == whereformer.position_names()
 
 
 def test_the_list_of_files_is_up_to_date():

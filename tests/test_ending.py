@@ -36,7 +36,7 @@ class Failing:
         (MemoryError(), 2, "not enough memory for these sizes (MemoryError)"),
         (KeyboardInterrupt(), 130, "interrupted; finished work is kept, and the same command continues"),
         (BrokenPipeError(), 141, None),
-        (KeyError("x"), 1, "this is a fault of whereformer, please report it: KeyError: 'x' (its traceback is in "),
+        (KeyError("x"), 1, "internal error in whereformer, please report it: KeyError: 'x' (its traceback is in "),
     ],
 )
 def test_an_error_is_one_line_and_a_code(error, code, line, tmp_path, capsys):

@@ -81,6 +81,8 @@ whereformer.attention
 print(*sys.modules)
 for name in whereformer.position_names():
     whereformer.build_position(name, hidden_size=8, num_heads=2)
+import torch
+whereformer.attention(*torch.randn(3, 1, 2, 5, 4, requires_grad=True)).sum().backward()
 print(*sys.modules)
 """
     lines = in_a_fresh_process(code).splitlines()

@@ -2,19 +2,19 @@
 
 import inspect
 import os
-from importlib import import_module
+import subprocess
+import sys
 
 import pytest
 import torch
-from beartype import beartype
-from jaxtyping import Float, TypeCheckError, jaxtyped
+from jaxtyping import Float, jaxtyped
 from torch import Tensor
 
 import whereformer
 import whereformer.analysis
 import whereformer.models
-from whereformer import OffsetKeys, build_position, position_names
-from whereformer.positions.base import Place
+from whereformer import OffsetBias, OffsetKeys, build_position, position_names
+from whereformer.positions.base import Place, Position
 
 from . import shapes
 
@@ -25,14 +25,11 @@ installed = pytest.mark.skipif(
 
 @installed
 def test_functions_are_checked_wherever_they_are_known():
-    for name in shapes.FUNCTIONS:
-        module, _, path = name.partition(":")
-        function = import_module(module)
-        for part in path.split("."):
-            function = getattr(function, part)
-        assert function.shapes_are_checked, name
     assert whereformer.attention.shapes_are_checked
+    assert whereformer.kernels.attention_varlen.shapes_are_checked
+    assert whereformer.merge_attention.shapes_are_checked
     assert whereformer.analysis.toeplitzness.shapes_are_checked
+    assert whereformer.Encoder.forward.shapes_are_checked
 
 
 @installed
@@ -43,30 +40,43 @@ def test_hooks_of_every_method_are_checked(name):
         assert getattr(type(position), hook).shapes_are_checked
 
 
-def test_what_is_checked_are_parameters_that_functions_have():
-    for hook, check in shapes.HOOKS.items():
-        known = inspect.signature(getattr(whereformer.positions.base.Position, hook)).parameters
-        assert set(inspect.signature(check).parameters) - {"result"} <= set(known)
+def test_functions_with_shapes_are_found():
+    found = {f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _, _ in shapes.functions_with_shapes()}
+    assert {f"{Position.__name__}.{hook}" for hook in shapes.HOOKS} <= found
+    assert {"whereformer.kernels.attention", "whereformer.kernels.combine.merge_attention", "Pooling.hidden"} <= found
+
+
+def test_shapes_need_jaxtyping_in_tests_alone():
+    code = "import sys, whereformer, whereformer.models; whereformer.attention; print('jaxtyping' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def transposed(given: Float[Tensor, "batch n"], wrong: bool = False) -> Float[Tensor, "n batch"]:
+    return given if wrong else given.mT
 
 
 def test_a_result_of_another_shape_is_found():
-    @jaxtyped(typechecker=beartype)
-    def check(given: Float[Tensor, "batch n"], result: Float[Tensor, "n batch"]) -> None:
-        pass
-
-    def transposed(given, wrong=False):
-        return given if wrong else given.mT
-
-    function = shapes.checked(transposed, check)
+    function = shapes.checked(transposed, inspect.get_annotations(transposed))
     assert function(torch.zeros(2, 3)).shape == (3, 2)
-    with pytest.raises(TypeCheckError):
+    with pytest.raises(AssertionError, match=r"return: expected .*, got"):
         function(torch.zeros(2, 3), wrong=True)
 
 
 def test_a_term_of_another_shape_is_found():
-    position = build_position("shaw", hidden_size=8, num_heads=2)
-    hidden, place = torch.zeros(1, 3, 8), Place(whereformer.Positions(0, 1, 3), whereformer.Positions(0, 1, 3))
-    narrow = shapes.checked(lambda self, hidden, place: (OffsetKeys(torch.zeros(1, 5, 3), -2),), shapes.HOOKS["terms"])
-    assert position.terms(hidden, place)
-    with pytest.raises(AssertionError, match="expected"):
-        narrow(position, hidden, place)
+    with jaxtyped("context"):
+        shapes.bind(heads=2, head_dim=4)
+        shapes.check_terms([OffsetKeys(torch.zeros(1, 5, 4), -2), OffsetBias(torch.zeros(2, 5), -2)])
+        with pytest.raises(AssertionError, match=r"OffsetBias.table: expected"):
+            shapes.check_terms([OffsetBias(torch.zeros(3, 5), -2)])
+
+
+def test_a_hook_that_returns_another_shape_is_found():
+    class Wrong(Position):
+        def rotate(self, query, key, value, place):
+            return query.mT, key, value
+
+    position, query = build_position(Wrong, hidden_size=8, num_heads=2), torch.zeros(1, 2, 3, 4)
+    known = shapes.shapes_of(Position.rotate, vars(sys.modules[Position.__module__]))
+    at = whereformer.Positions(0, 1, 3)
+    with pytest.raises(AssertionError, match="return: expected"):
+        shapes.checked(Wrong.rotate, known)(position, query, query, query, Place(at, at))

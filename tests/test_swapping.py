@@ -15,6 +15,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import whereformer
 from whereformer.errors import InputError
+from whereformer.positions.base import ACTS_ON
 from whereformer.testing import spread
 
 ROOT = Path(__file__).parent.parent
@@ -104,7 +105,7 @@ def test_a_guides_model_with_any_method(name, model):
 
 def test_a_method_that_acts_on_embeddings_is_told_once_if_it_cannot():
     position = whereformer.build_position("learned+tisa", hidden_size=64, num_heads=4, num_layers=2)
-    assert position.acts_on == {"embeddings", "attention"}
+    assert position.acts_on == {"embeddings", "scores"}
     hidden = torch.randn(1, 12, 64)
     given = hidden, *torch.randn(3, 1, 4, 12, 16)
     with pytest.warns(UserWarning, match=r"embed has not been called.*position\.embed\(hidden, positions\)") as told:
@@ -120,7 +121,9 @@ def test_a_method_that_acts_on_embeddings_is_told_once_if_it_cannot():
 def test_a_method_says_where_it_acts(name):
     position = whereformer.build_position(name, hidden_size=64, num_heads=4)
     wanted = {"none": set(), "learned": {"embeddings"}, "sinusoidal": {"embeddings"}}
-    assert position.acts_on == wanted.get(name, {"attention"})
+    assert position.acts_on == wanted.get(name, position.acts_on - {"embeddings"})
+    assert position.acts_in_attention() == (name not in wanted)
+    assert position.acts_on <= set(ACTS_ON)
 
 
 def test_attend_refuses_what_belongs_to_the_place_and_layers_that_are_not_there():
@@ -200,7 +203,7 @@ def test_hooks_of_modules_see_every_call_of_a_method():
     for name, part in model.encoder.position.named_modules():
         part.register_forward_pre_hook(lambda _, given, name=name: called.append((name, given[0])))
     model(torch.tensor([[1, 2, 3]]))
-    assert [hook for name, hook in called if name == ""] == ["embed", "once", "shared", "act", "act"]
+    assert [hook for name, hook in called if name == ""] == ["embed", "prepare", "prepare_for", "act", "act"]
     assert {("parts.0", "embed"), ("parts.1", "terms")} <= set(called)
 
 

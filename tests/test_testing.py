@@ -8,33 +8,15 @@ import pytest
 import torch
 
 from tests.positions.stack import METHODS
-from whereformer import DenseBias, OffsetBias
+from whereformer import DenseBias, OffsetBias, position_names
 from whereformer.kernels.terms import offsets_between, position_values
-from whereformer.positions import ModelShape, Position
+from whereformer.positions import ModelShape, Position, method_class
 from whereformer.positions.alibi import Alibi
 from whereformer.positions.base import OffsetFunction
 from whereformer.positions.learned import Learned
 from whereformer.positions.rope import Rope
 from whereformer.positions.tisa import Tisa
 from whereformer.testing import check_position
-
-SHIFT_INVARIANT = {
-    "none",
-    "shaw",
-    "t5",
-    "rope",
-    "tisa",
-    "alibi",
-    "kerple",
-    "deberta",
-    "cope",
-    "logn",
-    "pope",
-    "sandwich",
-    "enformer",
-    "inkling",
-    "fox",
-}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +30,7 @@ SHIFT_INVARIANT = {
 )
 def test_every_method_of_the_package_keeps_the_laws(method):
     name, options = METHODS[method]
-    check_position(name, shift_invariant=name in SHIFT_INVARIANT, **options)
+    check_position(name, **options)
 
 
 class Triangle(OffsetFunction):
@@ -113,7 +95,7 @@ class NeedsShared(Rope):
 
 
 class OtherAlone(Position):
-    def shared(self, queries, keys, once=None):
+    def prepare_for(self, queries, keys, prepared=None):
         return 2.0
 
     def rotate(self, query, key, value, place):
@@ -231,9 +213,31 @@ def test_broken_methods_are_found(method, law, how):
 
 
 def test_a_claim_that_does_not_hold_is_found():
-    check_position("learned")
-    with pytest.raises(AssertionError, match="learned breaks the law 'The same number added"):
-        check_position("learned", shift_invariant=True)
+    class Claims(Learned):
+        shift_invariant = True
+
+    with pytest.raises(AssertionError, match="Claims breaks the law 'The same number added"):
+        check_position(Claims)
+
+    class Learns(Learned):
+        extrapolates = True
+
+    with pytest.raises(AssertionError, match=r"Learns breaks the law 'Positions out of range are .* extrapolates"):
+        check_position(Learns)
+
+    class Fractions(Learned):
+        fractional = True
+
+    with pytest.raises(AssertionError, match=r"Fractions breaks the law 'Fractional positions .* fractional"):
+        check_position(Fractions)
+
+
+# Fire's threshold is beyond the lengths here, and what it does there is tested with its authors' formula.
+@pytest.mark.parametrize("name", [name for name in position_names(shift_invariant=False) if name != "fire"])
+def test_what_is_not_claimed_is_not_so(name):
+    claims = type(name, (method_class(name),), {"shift_invariant": True})
+    with pytest.raises(AssertionError, match="The same number added"):
+        check_position(claims)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Makes the search show excerpts of pages even when the site is opened from disk.
 
-Sphinx's search fetches every page it finds, and browsers refuse to fetch files from disk. So the search page loads one script
-with the text of all pages, which answers in place of the network.
+Sphinx's search fetches every page it finds, and browsers refuse to fetch files from disk. So the search page loads one
+script with the text of all pages, which answers in place of the network.
 """
 
 import json
@@ -22,7 +22,7 @@ WITHOUT_END = {"img", "br", "hr", "input", "meta", "link", "wbr", "source", "pat
 
 
 class Text(HTMLParser):
-    """The text of a page's article. Of its elements, only those with an id remain, because search results point to them."""
+    """The text of a page's article. Of its elements, only those with an id remain, to which search results point."""
 
     def __init__(self, html):
         super().__init__()
@@ -30,6 +30,7 @@ class Text(HTMLParser):
         self.feed(html)
 
     def handle_starttag(self, tag, attributes):
+        """Open an element; remember whether it is kept and whether its text is hidden."""
         if tag in WITHOUT_END:
             return
         given = dict(attributes)
@@ -46,6 +47,7 @@ class Text(HTMLParser):
         self.open.append((tag, bool(kept), hidden))
 
     def handle_endtag(self, tag):
+        """Close an element."""
         # A tag that is closed by the end of another one, such as <p>, is closed here, too.
         if not any(tag == opened for opened, _, _ in self.open):
             return
@@ -57,6 +59,7 @@ class Text(HTMLParser):
                 break
 
     def handle_data(self, data):
+        """Keep visible text of the article."""
         if self.open and not self.skipped:
             self.parts.append(escape(re.sub(r"\s+", " ", data), quote=False))
 

@@ -5,6 +5,8 @@ Each directive has a method's name as its argument:
 - ``method-options``: a table of its options, with defaults (``describe``) and meanings (the class' docstring).
 - ``method-facts``: the measured behavior of a model with the method.
 - ``method-drawing``: the numbers that position adds to the scores of each head.
+
+``method-classes`` is the reference of all methods' classes.
 """
 
 import inspect
@@ -18,9 +20,10 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from matplotlib.figure import Figure
 from sphinx.util.docutils import SphinxDirective
+from tables import as_table, parameters
 
-from whereformer import Encoder, EncoderConfig, PositionRangeError, build_position
-from whereformer.positions import describe
+from whereformer import Encoder, EncoderConfig, PositionRangeError
+from whereformer.positions import describe, method_class, position_names
 from whereformer.positions.grids import GridFunction
 
 HEADS, LENGTH = 4, 64
@@ -72,8 +75,6 @@ def curves(name):
 @torch.no_grad()
 def facts(name):
     """Rows of a table: a question and its answer."""
-    sizes = {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "max_length": 512}
-    parameters = sum(parameter.numel() for parameter in build_position(name, **sizes).parameters())
     model, words = encoder(name, 2 * LENGTH)
     try:
         model(words)
@@ -84,7 +85,7 @@ def facts(name):
     model, words = encoder(name, SHIFT - 1)
     here, there = (model(words, position_ids=at, output_attentions=True).attentions[0] for at in (first, first + SHIFT))
     return [
-        ("Parameters at BERT-base's sizes (12 layers, 512 positions)", f"{parameters:,}"),
+        ("Parameters at BERT-base's sizes (12 layers, 512 positions)", f"{parameters(name):,}"),
         ("Positions from `max_length` on", beyond),
         (
             f"Attention when all positions move by {SHIFT}",
@@ -165,16 +166,9 @@ def draw(name, folder):
 
 def meanings(name):
     """The meaning of each option, from "Args" in the docstring of the class."""
-    import whereformer.positions as positions
-
-    entry = positions.METHODS[name]
-    if isinstance(entry, str):
-        build_position(name, hidden_size=8, num_heads=2)  # imports it
-        module, _, attribute = entry.partition(":")
-        entry = getattr(getattr(positions, module), attribute)
     found, current = {}, None
     inside = False
-    for line in (inspect.getdoc(entry) or "").splitlines():
+    for line in (inspect.getdoc(method_class(name)) or "").splitlines():
         if re.match(r"\S", line):
             inside = line == "Args:"
         elif inside and (begins := re.match(r" {4}(\w+): (.*)", line)):
@@ -183,12 +177,6 @@ def meanings(name):
         elif inside and current and line.strip():
             found[current] += " " + line.strip()
     return found
-
-
-def as_table(header, rows):
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
 
 
 class MethodDirective(SphinxDirective):
@@ -206,6 +194,15 @@ class MethodDirective(SphinxDirective):
         name = self.arguments[0]
         self.env.note_dependency(inspect.getsourcefile(describe))
         return self.parsed(self.lines(name))
+
+
+class MethodClasses(SphinxDirective):
+    """The reference of every method's class."""
+
+    def run(self):
+        classes = [method_class(name) for name in position_names()]
+        lines = [f".. autoclass:: {found.__module__}.{found.__qualname__}" for found in classes]
+        return self.parse_text_to_nodes("\n".join(lines) + "\n")
 
 
 class MethodOptions(MethodDirective):
@@ -259,6 +256,7 @@ class MethodDrawing(MethodDirective):
 
 def setup(app):
     """Register the directives."""
+    app.add_directive("method-classes", MethodClasses)
     app.add_directive("method-options", MethodOptions)
     app.add_directive("method-facts", MethodFacts)
     app.add_directive("method-drawing", MethodDrawing)

@@ -54,11 +54,17 @@ if TYPE_CHECKING:
         to_transformers,
     )
     from .positions import Place, PositionRangeError, build_position, position_names
+    from .studies.analyze.results import AnalyzeResults
+    from .studies.bench.results import BenchResults
+    from .studies.distill.results import DistillResults
     from .studies.finetune.results import FinetuneResults
     from .studies.pretrain.results import PretrainResults
     from .studies.probe.results import ProbeResults
     from .studies.translate.results import TranslationResults
 
+    analyze: Callable[..., AnalyzeResults]
+    bench: Callable[..., BenchResults]
+    distill_positions: Callable[..., DistillResults]
     finetune: Callable[..., FinetuneResults]
     pretrain: Callable[..., PretrainResults]
     probe: Callable[..., ProbeResults]
@@ -91,13 +97,16 @@ __all__ = [
     "Positions",
     "Seq2SeqConfig",
     "Seq2SeqForConditionalGeneration",
+    "analyze",
     "attach",
     "attention",
     "attention_varlen",
     "attention_weights",
+    "bench",
     "build_position",
     "decomposed_offset_keys",
     "detach",
+    "distill_positions",
     "explain",
     "finetune",
     "from_authors_weights",
@@ -127,7 +136,7 @@ _TERMS = {
     *("OffsetValues", "GridPositions", "Positions"),
 }
 _POSITIONS = {"Place", "PositionRangeError", "build_position", "position_names"}
-_STUDIES = {"finetune", "pretrain", "probe", "translate"}
+_STUDIES = {"analyze", "bench", "distill_positions", "finetune", "pretrain", "probe", "translate"}
 _MODULES = {
     **dict.fromkeys(_KERNELS, "kernels"),
     **dict.fromkeys(_TERMS, "kernels.terms"),

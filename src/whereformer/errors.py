@@ -1,4 +1,4 @@
-"""InputError, the error for bad input that users read, and how text of strangers is printed."""
+"""InputError, the error for bad input that users read, and how untrusted text is printed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LONGEST_LINE = 4000
 def printable(text: str) -> str:
     """Return text in one line that changes nothing but itself on a terminal.
 
-    Names in checkpoints, configurations, tables and folders are written by strangers. Control characters, escape
+    Names in checkpoints, configurations, tables and folders are untrusted. Control characters, escape
     sequences, marks that reverse the direction of writing, and halves of surrogate pairs become escapes as in Python
     (``\\x1b``, ``\\n``, ``\\u202e``). A word of more than LONGEST_WORD characters is cut in the middle.
     """
@@ -52,7 +52,7 @@ def printable(text: str) -> str:
 
 
 def shown(value: object, width: int = 60) -> str:
-    """Return ``repr(value)`` for an error, cut to ``width`` characters: values of strangers may be of any size."""
+    """Return ``repr(value)`` for an error, cut to ``width`` characters: untrusted values may be of any size."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits; lists within lists

@@ -30,7 +30,6 @@ _BFLOAT16_ERROR = 0.06
 def check_position(
     method: type[Position] | str,
     *,
-    shift_invariant: bool = False,
     draw: Callable[[Position], None] | None = None,
     compiles: bool = False,
     **options: Any,
@@ -43,8 +42,6 @@ def check_position(
 
     Args:
         method: the class, registered or not, or a registered name such as "tisa" or "learned+tisa".
-        shift_invariant: check that the same number added to all positions changes nothing. An
-            :class:`~whereformer.positions.base.OffsetFunction` is checked for that in any case.
         draw: sets the parameters to the values to check with; by default numbers between 0.3 and 1 with random signs,
             so that none is special.
         compiles: also check that ``torch.compile`` takes the method as one graph, which takes some seconds.
@@ -60,7 +57,7 @@ def check_position(
             torch.manual_seed(0)
             title = (inspect.getdoc(law) or "").partition("\n")[0].rstrip(".")
             try:
-                law(_Case(method, {**_SIZES, **options}, draw or spread, shift_invariant))
+                law(_Case(method, {**_SIZES, **options}, draw or spread))
             except AssertionError as error:
                 raise AssertionError(f"{name} breaks the law {title!r}: {error}") from error
             except Exception as error:
@@ -113,7 +110,7 @@ def attend(
         for hidden, weight in zip((queries, keys, keys), weights, strict=True)
     ]
     query, key, value = projected
-    shared = position.shared(queries_at, keys_at, position.once())
+    shared = position.prepare_for(queries_at, keys_at, position.prepare())
     place = Place(queries_at, keys_at, layer, shared, options.pop("key_mask", None), options.pop("scale", None))
     out = position.attend(queries, query, key, value, place, **options)
     return out.transpose(1, 2).flatten(2)
@@ -127,9 +124,8 @@ class _Case:
         method: type[Position] | str,
         options: dict[str, Any],
         draw: Callable[[Position], None],
-        shift_invariant: bool,
     ) -> None:
-        self.method, self.options, self.draw, self.shift_invariant = method, options, draw, shift_invariant
+        self.method, self.options, self.draw = method, options, draw
 
     def build(self, dtype: torch.dtype = torch.float64) -> Position:
         """Build the method with parameters that all matter."""
@@ -198,7 +194,7 @@ def _keeps_shapes(case: _Case) -> None:
             f"embed returned {tuple(hidden.shape)} in {hidden.dtype}, expected {tuple(words.shape)} in {dtype}",
         )
         query, key, value = heads[0][:, :, -3:], heads[1], heads[2]
-        place = Place(query_at, at, 1, position.shared(query_at, at, position.once()))
+        place = Place(query_at, at, 1, position.prepare_for(query_at, at, position.prepare()))
         terms = {"terms": position.terms(hidden[:, -3:], place)}
         if position.content:
             terms["content_terms"] = position.content_terms(query, key, place)
@@ -221,7 +217,7 @@ def _leaves_its_input(case: _Case) -> None:
     """Hooks leave their input as it is."""
     position, words, heads, at = case.build(), _words(7), _heads(7), Positions(0, 1, 7)
     before = words.clone(), heads.clone()
-    _hooks(position, words, heads, Place(at, at, 1, position.shared(at, at)))
+    _hooks(position, words, heads, Place(at, at, 1, position.prepare_for(at, at)))
     _demand(torch.equal(words, before[0]), "a hook changed the hidden states in place")
     _demand(torch.equal(heads, before[1]), "a hook changed query, key or value in place")
 
@@ -231,8 +227,8 @@ def _needs_nothing_shared(case: _Case) -> None:
     position, words, heads, at = case.build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
     for layer in (0, LAYERS - 1):
         alone = _hooks(position, words, heads, Place(at, at, layer))
-        for once in (None, position.once()):
-            given = _hooks(position, words, heads, Place(at, at, layer, position.shared(at, at, once)))
+        for prepared in (None, position.prepare()):
+            given = _hooks(position, words, heads, Place(at, at, layer, position.prepare_for(at, at, prepared)))
             for ours, theirs in zip(given, alone, strict=True):
                 _demand_close(ours, theirs, f"layer {layer} with place.shared and without")
 
@@ -255,7 +251,7 @@ def _trains(case: _Case) -> None:
     words, heads = _words(8).requires_grad_(), _heads(8)
     total = torch.zeros((), dtype=torch.float64)
     for layer in range(LAYERS):
-        place = Place(at, at, layer, position.shared(at, at, position.once()))
+        place = Place(at, at, layer, position.prepare_for(at, at, position.prepare()))
         for tensor in _hooks(position, words, heads, place):
             total = total + (tensor * torch.randn(tensor.shape, dtype=torch.float64)).sum()
     named = {name: parameter for name, parameter in position.named_parameters() if parameter.numel()}
@@ -356,6 +352,10 @@ def _knows_its_range(case: _Case) -> None:
             try:
                 out = case.run(position, words, places, places)
             except PositionRangeError:
+                _demand(
+                    at is before or not position.extrapolates or isinstance(places, Tensor),
+                    "the method extrapolates, but positions beyond max_length raised a PositionRangeError",
+                )
                 continue
             except Exception as error:
                 said = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -373,7 +373,9 @@ def _takes_or_refuses_fractions(case: _Case) -> None:
     fractions = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
     try:
         out = case.run(position, words, fractions, fractions)
-    except TypeError:
+    except TypeError as error:
+        if position.fractional:
+            raise AssertionError(f"the method takes fractional positions, but raised {error}") from error
         return
     _demand_finite(out, "attention at fractional positions")
     whole = torch.arange(5.0)
@@ -381,9 +383,9 @@ def _takes_or_refuses_fractions(case: _Case) -> None:
 
 
 def _is_shift_invariant(case: _Case) -> None:
-    """The same number added to all positions changes nothing, where that is claimed."""
+    """The same number added to all positions changes nothing, where shift_invariant claims it."""
     position, words = case.build().eval(), _words(9)
-    if not (case.shift_invariant or isinstance(position, OffsetFunction)):
+    if not position.shift_invariant:
         return
     # Position 0 may be [CLS]'s.
     expected = case.run(position, words, Positions(1, 1, 9), Positions(1, 1, 9), layer=1)

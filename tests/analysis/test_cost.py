@@ -236,17 +236,17 @@ class Looped(Position):
         products = self.STEPS * rows * width
         return Work(2 * products * self.square.shape[1], products * self.table.element_size())
 
-    def once(self):
+    def prepare(self):
         table = self.table
         if table.device.type != "meta":
             for _ in range(self.STEPS):
                 table = table @ self.square
         return table @ self.square
 
-    def shared(self, queries, keys, once=None):
-        once = self.once() if once is None else once
+    def prepare_for(self, queries, keys, prepared=None):
+        prepared = self.prepare() if prepared is None else prepared
         heads = (self.model.num_heads, self.model.head_dim)
-        rows = [once[at.values(once.device).clamp(min=0)] @ self.square for at in (queries, keys)]
+        rows = [prepared[at.values(prepared.device).clamp(min=0)] @ self.square for at in (queries, keys)]
         return FactorPair(*(each.unflatten(-1, heads).transpose(0, 1).unsqueeze(0) for each in rows))
 
     def rotate(self, query, key, value, place):

@@ -2,12 +2,13 @@
 
 import ast
 import json
+import os
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from whereformer.data import corpus, documents
+from whereformer.data import corpus, fingerprint, read
 from whereformer.errors import InputError
 
 
@@ -82,7 +83,7 @@ def test_the_column_is_the_only_one_of_strings_or_the_one_named(tmp_path):
         ("latin.txt", "caf\xe9".encode("latin-1"), r"latin.txt is not UTF-8 text \(byte 3"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', r"broken.jsonl, line 2: not JSON"),
         ("numbers.jsonl", b"3", "line 1: expected an object or a string"),
-        ("no.parquet", b"PAR0", "no.parquet is not a Parquet file"),
+        ("no.parquet", b"PAR0", r"cannot read .*no.parquet': "),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
@@ -100,10 +101,18 @@ def test_a_folder_without_text_is_named(tmp_path):
         corpus.load_documents([""])
 
 
-def test_the_split_keeps_every_character_once_and_is_always_the_same():
+def split(paths):
+    """The training and the held-out pages."""
+    text = corpus.Text(paths)
+    return [list(corpus.Pages(text, held_out=held_out)) for held_out in (False, True)]
+
+
+def test_the_split_keeps_every_character_once_and_is_always_the_same(tmp_path):
     texts = [f"document {number}. " + "word and another word\n" * 900 for number in range(12)]
-    training, held_out = corpus.split_documents(texts)
-    assert (training, held_out) == corpus.split_documents(texts)
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number:02}.txt").write_text(text)
+    training, held_out = split([tmp_path])
+    assert [training, held_out] == split([tmp_path])
     total = sum(map(len, texts))
     assert sum(map(len, training)) + sum(map(len, held_out)) == total
     assert 0.05 < sum(map(len, held_out)) / total < 0.15
@@ -119,16 +128,16 @@ def test_pages_end_at_words_where_they_can():
 
 def test_too_little_text_to_split():
     with pytest.raises(InputError, match="too little text to hold some out: 5 characters"):
-        corpus.split_documents(["short"])
+        corpus.check_enough(["short"], 5)
 
 
 def test_the_fingerprint_tells_texts_apart():
-    assert corpus.fingerprint(["a", "b"]) != corpus.fingerprint(["ab"])
-    assert corpus.fingerprint(["a", "b"]) == corpus.fingerprint(["a", "b"])
+    assert fingerprint.fingerprint(["a", "b"]) != fingerprint.fingerprint(["ab"])
+    assert fingerprint.fingerprint(["a", "b"]) == fingerprint.fingerprint(["a", "b"])
     # No character ends a text.
-    assert corpus.fingerprint(["a\0b"]) != corpus.fingerprint(["a", "b"])
-    assert corpus.fingerprint(["a\0", "b"]) != corpus.fingerprint(["a", "\0b"])
-    assert corpus.summary_of([["a", "bc"], ["d"]]) == corpus.summary_of([["abc"], ["d"]])
+    assert fingerprint.fingerprint(["a\0b"]) != fingerprint.fingerprint(["a", "b"])
+    assert fingerprint.fingerprint(["a\0", "b"]) != fingerprint.fingerprint(["a", "\0b"])
+    assert fingerprint.summary_of([["a", "bc"], ["d"]]) == fingerprint.summary_of([["abc"], ["d"]])
 
 
 def test_a_column_needs_a_table(tmp_path):
@@ -169,7 +178,7 @@ def test_patterns_match_files_in_order_and_none_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
 def test_a_text_read_in_blocks_is_the_text(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(documents, "BLOCK", size)
+    monkeypatch.setattr(read, "BLOCK", size)
     file = tmp_path / "a.txt"
     file.write_bytes("\ufeff \n caf\xe9 \u4e2d \U0001f600\r\nend".encode())
     assert corpus.load_documents([file]) == [" \n caf\xe9 \u4e2d \U0001f600\r\nend"]
@@ -194,13 +203,15 @@ def test_the_pages_of_a_text_are_those_of_its_documents(tmp_path):
         pa.table({"text": ["one " * 2000, "", "two " * 1500]}), tmp_path / "b.parquet", row_group_size=1
     )
     text = corpus.Text([tmp_path])
-    split = corpus.split_documents(corpus.load_documents([tmp_path]))
-    assert (list(corpus.Pages(text, held_out=False)), list(corpus.Pages(text, held_out=True))) == split
+    pages = [page for document in corpus.load_documents([tmp_path]) for page in corpus.pages_of([document])]
+    assert split([tmp_path]) == [
+        [page for place, page in enumerate(pages) if (place % 10 == 5) is own] for own in (False, True)
+    ]
     assert [len("".join(document)) for document in text.documents()] == [48_000, 8000, 6000]
 
 
 def test_tables_are_read_row_by_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "ROWS", 2)
+    monkeypatch.setattr(read, "ROWS", 2)
     parquet.write_table(pa.table({"text": [str(row) for row in range(9)]}), tmp_path / "a.parquet", row_group_size=3)
     lines = "".join(json.dumps({"text": str(row)}) + "\n" for row in range(9, 12))
     (tmp_path / "b.jsonl").write_text(lines + "no JSON\n")
@@ -224,3 +235,48 @@ def test_parquet_that_is_not_utf8_is_refused(tmp_path):
     parquet.write_table(pa.table({"text": array}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"a.parquet is not UTF-8 text: b'\\xff\\xfe'"):
         corpus.load_documents([tmp_path])
+
+
+def test_files_to_judge_by_are_left_out_unless_they_are_named(tmp_path):
+    for name in (
+        "a.txt",
+        "test.txt",
+        "Dev.md",
+        "testing.txt",
+        "test-00000-of-00001.jsonl",
+        "validation/a.txt",
+        "deep/valid/b.txt",
+        "deep/c.txt",
+    ):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('{"text": "x"}')
+
+    def names(*paths):
+        text = corpus.Text([f"{tmp_path}/{path}" for path in paths])
+        return tuple([str(file.relative_to(tmp_path)) for file in files] for files in (text.files, text.left_out))
+
+    judged = ["Dev.md", "deep/valid/b.txt", "test-00000-of-00001.jsonl", "test.txt", "validation/a.txt"]
+    assert names("") == (["a.txt", "deep/c.txt", "testing.txt"], judged)
+    assert names("**/*.txt") == (["a.txt", "deep/c.txt", "testing.txt"], judged[1:2] + judged[3:])
+    # Names that were given, be it as a part of a pattern.
+    assert names("test.txt", "a.txt") == (["test.txt", "a.txt"], [])
+    assert names("", "test.txt")[1] == [name for name in judged if name != "test.txt"]
+    assert names("test*.txt") == (["test.txt", "testing.txt"], [])
+    assert names("validation") == names("validation/*") == (["validation/a.txt"], [])
+    assert names("deep/valid/*.txt") == (["deep/valid/b.txt"], [])
+    with pytest.raises(InputError, match=r"no file matches .* besides .*Dev.md, which may be to judge by; name such"):
+        names("D*")
+    text = corpus.Text([tmp_path / "deep"])
+    assert text.about_files == f"the text is {tmp_path}/deep/c.txt; left out unless named: {tmp_path}/deep/valid/b.txt"
+    assert corpus.Text().about_files == "the text is the documentation inside this Python"
+
+
+def test_only_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(InputError, match=r"^data: expected a file, which is read several times, got a pipe or a dev"):
+        corpus.Text([tmp_path / "a.txt"])
+    with pytest.raises(InputError, match=r"got a pipe or a device: '/dev/null'"):
+        corpus.Text(["/dev/null"])
+    with pytest.raises(InputError, match=r"holds no \.txt"):
+        corpus.Text([tmp_path])

@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
-import datasets
+import huggingface_hub
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -59,19 +61,27 @@ def test_some_rows_are_the_same_ones_every_time(folder):
     assert load(task="cola", data=folder, train_rows=1000)[0].facts == whole.facts
 
 
-def test_the_hub(monkeypatch):
-    def load_dataset(name, task, split):
-        assert name == "nyu-mll/glue"
-        return datasets.Dataset.from_dict(columns(glue.GLUE[task], 6, len(split)))
+def test_the_hub(monkeypatch, folder, tmp_path):
+    """Files there are numbered, as if there were several."""
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    def snapshot_download(name, repo_type, allow_patterns):
+        assert (name, repo_type, allow_patterns) == ("nyu-mll/glue", "dataset", "stsb/*.parquet")
+        (tmp_path / "stsb").mkdir()
+        for split in ("train", "validation"):
+            shutil.copy(folder / "stsb" / f"{split}.parquet", tmp_path / "stsb" / f"{split}-00000-of-00001.parquet")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     (data,) = load(task="stsb")
-    assert data.train.labels == columns(glue.GLUE["stsb"], 6, 5)["label"]
+    (here,) = load(task="stsb", data=folder)
+    assert data.train.labels == here.train.labels
+    assert [*data.train.texts] == [*here.train.texts]
+    assert data.facts == replace(here.facts, source="nyu-mll/glue")
 
     def unreachable(*arguments, **options):
         raise ConnectionError("no network\nat all")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     fails(r"data: cannot get cola from the Hub \(no network\); or give a folder", task="cola")
 
 
@@ -197,4 +207,4 @@ def test_errors_of_glue(tmp_path, folder):
         parquet.write_table(pa.table({**table, **changed}), broken / "rte" / "validation.parquet")
         fails(message, task="rte", data=broken)
     parquet.write_table(pa.table(table).slice(0, 0), broken / "rte" / "validation.parquet")
-    fails("rte, validation: expected at least one row, got none", task="rte", data=broken)
+    fails("rte/validation.parquet: expected at least one row, got none", task="rte", data=broken)

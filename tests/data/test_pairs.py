@@ -7,13 +7,13 @@ import os
 import pytest
 import torch
 
-from tests.data.interrupting import DAMAGE, contents, damage, index_of, only_folder, stop_at
+from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
 from tests.data.test_parallel import held_out_in_memory
 from tests.data.told import Told
 from tests.studies.parallel_text import pairs as some_pairs
+from whereformer.data import fingerprint, parallel, subwords
 from whereformer.data import pairs as caches
-from whereformer.data import parallel, seen, subwords
-from whereformer.data.seen import look_at
+from whereformer.data.fingerprint import look_at
 from whereformer.errors import InputError
 from whereformer.studies.translate.pairs import open_text
 from whereformer.studies.translate.settings import ParallelData
@@ -22,9 +22,8 @@ VOCABULARY = 320
 
 
 @pytest.fixture(autouse=True)
-def _small_shards(monkeypatch):
-    monkeypatch.setattr(caches, "SHARD", 128)
-    monkeypatch.setattr(caches, "LOT", 64)
+def _small_lots(monkeypatch):
+    monkeypatch.setattr(subwords, "LOT", 64)
 
 
 def lines():
@@ -66,10 +65,9 @@ def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, 
     tokenizer = subwords.fit([pair[side] for side in (0, 1) for pair in full], VOCABULARY)
     assert encoded.tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     for found, part in zip((encoded.training, encoded.held_out), parts, strict=True):
-        sides = [subwords.encode(tokenizer, [pair[side] for pair in part]) for side in (0, 1)]
+        sides = [[*subwords.encode(tokenizer, [pair[side] for pair in part])] for side in (0, 1)]
         expected = [
-            [side[row].tolist() for side in sides] if parallel.has_text(*pair) else [[], []]
-            for row, pair in enumerate(part)
+            [side[row] for side in sides] if parallel.has_text(*pair) else [[], []] for row, pair in enumerate(part)
         ]
         assert listed(found) == expected
         assert found.lengths.tolist() == [[len(line) for line in row] for row in expected]
@@ -87,19 +85,12 @@ def test_a_finished_cache_is_opened_without_reading_the_text(data, tmp_path):
     assert (told.parts, told.characters) == ([], 0)
 
 
-def test_wherever_it_is_interrupted_an_encoding_continues_with_the_same_bytes(data, tmp_path):
+def test_an_interrupted_encoding_begins_again_with_the_same_bytes(data, tmp_path):
     made(data, tmp_path / "whole")
-    pieces = len(index_of(tmp_path / "whole")["shards"]) * 4
-    assert pieces == 12
-    for count in range(pieces):
-        cache = tmp_path / str(count)
-        stop_at(count, lambda cache=cache: made(data, cache))
-        index = index_of(cache)
-        assert (len(index["shards"]), index["facts"]) == (count // 4, None)
-        _, told = made(data, cache)
-        assert told.lines == ([f"continuing after encoded shard {count // 4} in {only_folder(cache)}"] * (count > 3))
-        assert "learning the vocabulary" not in told.parts
-        assert contents(cache) == contents(tmp_path / "whole")
+    stop_before_the_end(lambda: made(data, tmp_path / "cache"))
+    assert list((tmp_path / "cache").iterdir()) == []
+    made(data, tmp_path / "cache")
+    assert contents(tmp_path / "cache") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["training.ids", "held_out.lengths"])
@@ -107,12 +98,10 @@ def test_wherever_it_is_interrupted_an_encoding_continues_with_the_same_bytes(da
 def test_a_damaged_cache_is_noticed_and_mended(data, tmp_path, name, kind):
     made(data, tmp_path / "cache")
     before = contents(tmp_path / "cache")
-    path = only_folder(tmp_path / "cache") / name
-    damage(path, kind)
+    damage(only_folder(tmp_path / "cache") / name, kind)
     encoded, told = made(data, tmp_path / "cache")
-    # What follows the last shard does not count.
-    assert ("encoding the text" in told.parts) is (kind != "longer")
-    assert kind == "longer" or contents(tmp_path / "cache") == before
+    assert name in told.lines[0]
+    assert contents(tmp_path / "cache") == before
     assert len(encoded.training) == len(encoded.training.lengths) == 288
 
 
@@ -219,7 +208,7 @@ def test_a_cache_that_cannot_be_written_is_read(data, tmp_path, monkeypatch):
     def refuse(path, content):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(seen, "write_json", refuse)
+    monkeypatch.setattr(fingerprint, "write_json", refuse)
     assert listed(made(data, tmp_path / "cache")[0].training) == listed(expected.training)
 
 

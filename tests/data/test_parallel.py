@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from whereformer.data import parallel
-from whereformer.data.lines import lines_of, read_lines
+from whereformer.data.read import lines_of, read_lines
 from whereformer.errors import InputError
 from whereformer.studies.translate.pairs import load_pairs
 from whereformer.studies.translate.settings import ParallelData, ValidationData
@@ -126,23 +126,22 @@ def held_out_in_memory(pairs):
 def test_pairs_are_held_out_once_and_always_the_same(monkeypatch, most, empty):
     monkeypatch.setattr(parallel, "HELD_OUT", most)
     lines = [[empty if n % 7 == k else f"{side}{n}" for n in range(200)] for side, k in (("s", 3), ("t", 5))]
-    pairs = parallel.Pairs(*lines, "text")
+    pairs = [*zip(*lines, strict=True)]
     training, held_out = parallel.hold_out("data", pairs)
-    expected = [[[*pairs][row] for row in rows] for rows in held_out_in_memory(pairs)]
-    assert ([*training], [*held_out]) == tuple(expected)
+    expected = [[pairs[row] for row in rows] for rows in held_out_in_memory(pairs)]
+    assert [[*training], held_out] == expected
     assert len(held_out) == min(most, 142 // 20)
-    assert training.name == held_out.name == "text"
     # Read again, it is the same.
     assert [*training] == expected[0]
 
 
 def test_what_is_judged_by_has_text():
-    pairs = parallel.Pairs(["a", "", "c", " "] * 10, ["w", "x", "y", "z"] * 10, "text")
+    pairs = [("a", "w"), ("", "x"), ("c", "y"), (" ", "z")] * 10
     training, held_out = parallel.hold_out("data", pairs)
     assert [parallel.has_text(*pair) for pair in held_out] == [True]
     assert len([*training]) == 39
     with pytest.raises(InputError, match="source: expected at least 2 pairs of lines with text on both sides, got 1"):
-        parallel.hold_out("source", parallel.Pairs(["a", "", " "], ["w", "x", "z"], "text"))
+        parallel.hold_out("source", [("a", "w"), ("", "x"), (" ", "z")])
 
 
 @pytest.mark.parametrize(
@@ -178,8 +177,8 @@ def test_what_is_not_utf_8_is_told_by_line_and_byte(tmp_path, mark):
         ("a.tsv", "x\ty\n", "1,3", "columns: .*a.tsv has no column '1'; it has x, y"),
         ("a.jsonl", '{"en": "x", "de": 3}\n', "en,de", "row 1, de: expected text, got 3"),
         ("a.jsonl", '{"en": "x", "de": "y"}\n', "en,fr", "has no column 'fr'; it has en, de"),
-        ("a.jsonl", '{"en": ', "en,de", r"data: cannot read .*a.jsonl \(line 1: not JSON: Expecting value\)"),
-        ("a.jsonl", '{"en": "x", "de": "y"}\n\n[1]', "en,de", r"a.jsonl \(line 3: expected an object, got \[1\]\)"),
+        ("a.jsonl", '{"en": ', "en,de", r"data: .*a.jsonl, line 1: not JSON \(Expecting value\)"),
+        ("a.jsonl", '{"en": "x", "de": "y"}\n\n[1]', "en,de", r"a.jsonl, line 3: expected an object, got \[1\]"),
         ("a.jsonl", '{"x": "a"}\n{"y": "b", "z": "c"}', None, "columns: .*a.jsonl has columns x, y, z; name two of"),
         ("a.jsonl", '{"id": 1, "x": "a", "y": "b"}\n', None, "columns: .*a.jsonl has columns id, x, y; name two of"),
         ("a.jsonl", '{"x": "a"}\n', None, "columns: .*a.jsonl has columns x; name two of"),

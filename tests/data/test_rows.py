@@ -1,5 +1,7 @@
 """Batches of labeled rows: the same padded or packed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tokenizers import processors
@@ -44,7 +46,7 @@ def test_padded_and_packed_batches(encoded):
     long, short = found.lengths[:2]
     assert padded["input_ids"].shape == (2, long)
     assert padded["attention_mask"].tolist() == [[1] * long, [1] * short + [0] * (long - short)]
-    assert packed["input_ids"][0].tolist() == found.ids[0] + found.ids[1]
+    assert packed["input_ids"][0].tolist() == batch[0]["ids"] + batch[1]["ids"]
     assert packed["position_ids"][0].tolist() == [*range(long), *range(short)]
     assert packed["document_ids"][0].tolist() == [0] * long + [1] * short
     assert padded["labels"].tolist() == packed["labels"].tolist() == [0, 1]
@@ -55,7 +57,7 @@ def test_padded_and_packed_batches(encoded):
 
 def test_a_funnel_drops_only_padding(encoded, cache, tokenizer):
     found = encoded()
-    funnel = rows.Rows(found.ids, None, found.labels, 0, found.pad, end=3)
+    funnel = replace(found, end=3)
     batch = funnel.padded([funnel[0]])
     assert batch["attention_mask"].tolist() == [[1] * found.lengths[0] + [0] * 3]
     blocks = EncoderConfig(blocks="1-1-1")
@@ -87,18 +89,17 @@ def test_rows_are_cut_where_that_is_asked_for(encoded, tokenizer):
     found = encoded(max_length=6)
     assert found.cut == 2
     assert max(found.lengths) == 6
-    assert all(row[-1] == tokenizer.sep_token_id for row in found.ids)
+    assert all(row["ids"][-1] == tokenizer.sep_token_id for row in found)
 
 
 def test_rows_are_the_same_however_many_are_tokenized_at_a_time(encoded, monkeypatch):
     whole, cut = encoded(), encoded(max_length=6)
     monkeypatch.setattr(rows, "LOT", 3)
     for before, found in ((whole, encoded(key=["3"])), (cut, encoded(max_length=6, key=["3"]))):
-        assert list(found.ids) == list(before.ids)
-        assert list(found.types or ()) == list(before.types or ())
+        assert list(found) == list(before)
         assert (found.cut, found.lengths) == (before.cut, before.lengths)
     with pytest.raises(IndexError):
-        whole.ids[4]
+        whole[4]
 
 
 def test_token_types_that_the_model_lacks_are_left_out(cache):
@@ -112,9 +113,9 @@ def test_token_types_that_the_model_lacks_are_left_out(cache):
         (found,) = cache.rows([], [Split([("a", "b")], [0])], Typed(), None, config, regression=False)
         return found
 
-    for kinds, types in ((2, [[0, 0, 1]]), (1, None), (0, None)):
-        found = encoded(EncoderConfig(type_vocab_size=kinds)).types
-        assert (found if found is None else list(found)) == types
+    for kinds, types in ((2, [[0, 0, 1]]), (1, [None]), (0, [None])):
+        found = encoded(EncoderConfig(type_vocab_size=kinds))
+        assert [row.get("types") for row in found] == types
     typed = encoded(EncoderConfig())
     for collate in (typed.padded, typed.packed):
         assert collate([typed[0]])["token_type_ids"].tolist() == [[0, 0, 1]]

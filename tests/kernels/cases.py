@@ -17,7 +17,7 @@ from whereformer import (
     attention,
 )
 from whereformer.kernels import native
-from whereformer.kernels.shape import CallShape
+from whereformer.kernels.call import make_call
 
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,8 +27,8 @@ SEED = 3  # of dropout
 
 def no_native():
     """Why the compiled kernel is missing here; None if it is not."""
-    shape = CallShape(CPU, torch.float32, head_dim=DIM, value_dim=DIM, has_terms=True)
-    return native.unavailable(shape, CPU)
+    rows = torch.zeros(1, 1, 1, DIM)
+    return native.unavailable(make_call(rows, rows, rows), CPU)
 
 
 def need_native():

@@ -1,7 +1,6 @@
 """Which backend ``backend="auto"`` chooses, and how ``explain`` describes the choice."""
 
 import importlib
-from dataclasses import fields
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from tests.kernels.cases import need_native
 from whereformer import OffsetBias, attention, explain
 from whereformer.kernels.call import make_call
 from whereformer.kernels.choose import choose
-from whereformer.kernels.shape import CallShape
 from whereformer.kernels.triton import available as triton
 
 module = importlib.import_module("whereformer.kernels.choose")
@@ -150,29 +148,6 @@ def test_what_is_chosen_runs():
     mask = torch.arange(100).unsqueeze(0) < 60
     expected = attention(query, key, value, key_mask=mask, backend="reference")
     torch.testing.assert_close(attention(query, key, value, key_mask=mask), expected)
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.1}, {"key_mask": True}], ids=str)
-@pytest.mark.parametrize("terms", [(), TERM], ids=["no terms", "a bias"])
-@pytest.mark.parametrize("length", [16, 80, 120, 512])
-def test_the_shape_of_a_call_is_enough_to_choose(length, terms, options, dtype, training):
-    options = dict(options)
-    if "key_mask" in options:
-        options["key_mask"] = torch.ones(1, length, dtype=torch.bool)
-    query = torch.zeros(1, 2, length, 64, dtype=dtype, requires_grad=training)
-    call = make_call(query, query, query, terms, **options)
-    shape = CallShape(
-        torch.device("cpu"),
-        dtype,
-        *(64, 64),
-        has_terms=bool(terms),
-        offset_range=(1 - length, length - 1),
-    )
-    assert choose(shape, "auto") == choose(call, "auto")
-    for field in fields(CallShape):
-        assert getattr(shape, field.name) == getattr(call, field.name), field.name
 
 
 def test_packed_rows_on_a_gpu_go_to_triton_without_terms_too():

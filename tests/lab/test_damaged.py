@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.lab.damage import damages
 from tests.lab.report import test_compare_report, test_finetune_report, test_probe_report, test_properties_report
-from whereformer.cli.tables.bench import print_bench
 from whereformer.cli.tables.compare import print_ranking
 from whereformer.errors import InputError
 from whereformer.lab.json_files import read_json
@@ -39,7 +38,7 @@ def show_comparison(results):
 
 
 def show_bench(results):
-    print_bench(CONSOLE, results.rows)
+    CONSOLE.print(results)
     memory_growth(results.rows)
     as_csv(results.rows)
 

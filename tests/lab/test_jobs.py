@@ -1,7 +1,10 @@
 """Independent runs in several processes: results, progress, errors and a stop."""
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,3 +93,40 @@ def test_threads_are_restored():
     with pytest.raises(KeyError):
         fail()
     assert torch.get_num_threads() == before
+
+
+SLEEPERS = """
+import os, sys, time
+from whereformer.lab.jobs import spread
+from whereformer.lab.progress import Progress
+
+def sleep(task, progress):
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    list(spread(sleep, [1, 2], 2, Progress()))
+"""
+
+
+def alive(pid):
+    try:
+        # A process that has ended but is not yet waited for is a zombie.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    script = tmp_path / "sleepers.py"
+    script.write_text(SLEEPERS)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as main:
+        workers = [int(main.stdout.readline()) for _ in range(2)]
+        main.kill()
+        main.wait()
+        for _ in range(200):
+            if not any(map(alive, workers)):
+                break
+            time.sleep(0.05)
+        assert not any(map(alive, workers))

@@ -35,7 +35,7 @@ def count(monkeypatch, owner, name):
         ("tisa", torch.Tensor, "tolist", 1),  # waits for its kernels
         ("rope", Rope, "_turns", 3),  # the whole sequence, and each pooled one
         ("floater", Floater, "trajectory", 1),  # follows its equation
-        ("tupe", Tupe, "once", 1),  # projects its table
+        ("tupe", Tupe, "prepare", 1),  # projects its table
         ("t5", T5, "_columns", 5),  # among three sequences, and from each pooled one to the one before
     ],
 )
@@ -49,7 +49,7 @@ def test_a_funnel_with_a_decoder_makes_what_is_shared_once(position, owner, name
 @pytest.mark.parametrize("position", ["tisa", "tisa+rope"])
 def test_a_funnel_looks_at_tisas_kernels_once(position, monkeypatch):
     model = Encoder(funnel_config(position=position, blocks="1-1-1"))
-    calls = count(monkeypatch, Tisa, "once")
+    calls = count(monkeypatch, Tisa, "prepare")
     model(torch.ones(2, 17, dtype=torch.long))
     assert len(calls) == 1
 
@@ -73,7 +73,7 @@ def test_what_is_shared_is_where_the_model_is(name):
     position = build_position(name, **SIZES)
     assert not [key for key in position.state_dict() if key != "weight"]
     position, at = position.to("meta"), Positions(0, 1, 5)
-    shared = position.shared(at, at)
+    shared = position.prepare_for(at, at)
     found = {"rope": lambda: shared[0][10_000.0, 0][0], "alibi": lambda: shared[0].table, "t5": lambda: shared.columns}[
         name
     ]()

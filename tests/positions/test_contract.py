@@ -31,11 +31,10 @@ from whereformer import (
     position_names,
     positions,
 )
-from whereformer.positions import ModelShape, Position, register
+from whereformer.positions import ModelShape, Position, method_class, register
 from whereformer.positions.floater import integrate
 
-# These know a fixed number of positions, and say so; floater integrates further but not to explicit positions.
-FIXED_LENGTH = {"learned", "synthesizer", "tupe", "tisa2d", "grid_bias", "rope2d"}
+FIXED_LENGTH = {*position_names(extrapolates=False)}
 
 all_methods = pytest.mark.parametrize("method", METHODS)
 each_method = pytest.mark.parametrize("method", EACH_METHOD)
@@ -59,7 +58,7 @@ def test_hooks_keep_shapes_and_dtypes(method, dtype):
     assert (hidden.shape, hidden.dtype) == (words.shape, dtype)
     heads = torch.randn(3, 2, HEADS, 7, WIDTH // HEADS, dtype=dtype)
     query_positions, query = Positions(4, 1, 3), heads[0, :, :, -3:]
-    place = Place(query_positions, at, 1, position.shared(query_positions, at))
+    place = Place(query_positions, at, 1, position.prepare_for(query_positions, at))
     rotated = position.rotate(query, *heads[1:], place)
     assert [(tensor.shape, tensor.dtype) for tensor in rotated] == [
         (tensor.shape, dtype) for tensor in (query, *heads[1:])
@@ -82,7 +81,7 @@ def test_what_layers_share_may_be_left_out(method):
                 position.rotate(*heads, Place(at, at, layer, shared)),
                 [vars(term) for term in position.terms(hidden, Place(at, at, layer, shared))],
             )
-            for shared in (position.shared(at, at), None)
+            for shared in (position.prepare_for(at, at), None)
         )
         torch.testing.assert_close(given, alone)
 
@@ -261,6 +260,7 @@ def test_before_the_first_position(method, kind):
     position, words = make(method), embeddings(6)
     at = Positions(-2, 1, 6)
     at = at if kind == "affine" else at.values()
+    # Floater integrates further, but not backwards.
     if fixed := parts_of(method) & {*FIXED_LENGTH, "floater"}:
         with pytest.raises(PositionRangeError, match=rf"^{fixed.pop()} covers positions 0 to .*, got position -2"):
             run(position, words, at, at)
@@ -287,14 +287,12 @@ def test_floater_takes_explicit_positions_below_max_length_only():
 
 
 FRACTIONS = torch.tensor([0.0, 0.5, 1.75, 4.0, 4.25])
-# Methods that refuse fractional positions.
-WHOLE_ONLY = {*FIXED_LENGTH, "shaw", "t5", "floater", "deberta", "enformer", "inkling"}
 
 
 @each_method
 def test_fractional_positions_work_or_are_refused(method):
     position, words = make(method), embeddings(5)
-    if parts_of(method) & WHOLE_ONLY:
+    if not position.fractional:
         with pytest.raises(TypeError, match="whole"):
             run(position, words, FRACTIONS, FRACTIONS)
     else:
@@ -324,7 +322,7 @@ def read_out(term, at):
 
 def hooks(position, at, hidden, heads):
     """Everything a method gives for one layer, as a list of tensors."""
-    place = Place(at, at, 1, position.shared(at, at))
+    place = Place(at, at, 1, position.prepare_for(at, at))
     terms = position.terms(hidden, place)
     # A table may end where it no longer changes by more than rounding, which depends on the precision.
     terms = [read_out(term, at) if isinstance(term, OffsetBias) else term for term in terms]
@@ -360,17 +358,6 @@ def test_floater_in_half_precision_does_not_lose_its_small_steps():
     assert (trajectory - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
-# Tupe and dense synthesizers project hidden states as any linear layer does, so autocast rounds those.
-PROJECTING = {
-    *("tupe", "tupe+t5"),
-    *(
-        method
-        for method in METHODS
-        if any(name in method for name in ("dense", "transformer_xl", "deberta", "enformer", "inkling"))
-    ),
-}
-
-
 @each_method
 def test_autocast_does_not_round_positions(method):
     position, at = make(method, dtype=torch.float32), Positions(0, 1, 9)
@@ -380,7 +367,7 @@ def test_autocast_does_not_round_positions(method):
         under_autocast = hooks(position, at, hidden, heads)
         out = run(position, hidden)
     for ours, exact in zip(under_autocast, expected, strict=True):
-        if method in PROJECTING:
+        if position.projects:
             assert (ours.float() - exact).abs().max() <= 0.02 * exact.abs().max()
         else:
             assert torch.equal(ours, exact)
@@ -477,13 +464,9 @@ def test_the_floater_operator_is_well_formed():
 
 # --- curves
 
-# Their effect on a score is more than a number per head and offset, or nothing.
-WITHOUT_CURVE = {
-    *("none", "sinusoidal", "learned", "shaw", "floater", "synthesizer", "tupe", "rope", "transformer_xl"),
-    *("deberta", "cope", "logn", "pope", "enformer", "inkling", "fox"),
-    *("tisa2d", "grid_bias", "rope2d"),
-}
-WITH_CURVE = [method for method in METHODS if not parts_of(method) <= WITHOUT_CURVE]
+WITH_CURVE = [
+    method for method in METHODS if any(method_class(part).curve is not Position.curve for part in parts_of(method))
+]
 
 
 def bias(term, n_q, n_k):
@@ -545,6 +528,26 @@ def test_t5_has_no_curve_between_whole_offsets():
     with pytest.raises(TypeError, match="whole offsets only"):
         make("t5").curve([0.5])
     assert_close(make("t5").curve([1.0, 2.0]).new_ones(1), torch.ones(1, dtype=torch.float64))
+
+
+# --- lists
+
+
+def test_methods_are_listed_by_pattern_and_property():
+    assert position_names("rope*") == ["rope", "rope2d"]
+    assert position_names(acts_on="embeddings") == ["sinusoidal", "learned"]
+    assert position_names("t*", acts_on="scores", extrapolates=True) == ["t5", "tisa", "transformer_xl"]
+    assert "learned" not in position_names(shift_invariant=True)
+    assert {*position_names(extrapolates=True)}.isdisjoint(position_names(extrapolates=False))
+    with pytest.raises(ValueError, match=r"acts_on: expected one of embeddings, .*, scores, got 'keyz'"):
+        position_names(acts_on="keyz")
+
+
+@pytest.mark.parametrize("name", position_names())
+def test_every_method_has_a_source(name):
+    method = method_class(name)
+    assert method.paper
+    assert str(method.year) in method.__doc__
 
 
 # --- building

@@ -70,7 +70,7 @@ def test_attention_and_gradients_are_those_of_deberta_v2(buckets, distance, kind
         split(project(hidden)) for project in (original.query_proj, original.key_proj, original.value_proj)
     )
     at = Positions(0, 1, n)
-    place = Place(at, at, layer, position.shared(at, at))
+    place = Place(at, at, layer, position.prepare_for(at, at))
     terms = position.terms(hidden, place) + position.content_terms(query, key, place)
     call = *position.rotate(query, key, value, place), terms
     found = attention(*call, backend="reference").transpose(1, 2).flatten(2)
@@ -139,7 +139,7 @@ def test_clipped_rows_are_those_of_the_authors(buckets, distance):
 
 def test_only_the_rows_that_occur_are_projected():
     position = build("deberta")
-    rows = position.shared(Positions(0, 1, 10), Positions(0, 1, 10))
+    rows = position.prepare_for(Positions(0, 1, 10), Positions(0, 1, 10))
     assert (rows.first, rows.low, rows.high) == (-9, 256 - 9, 256 + 9)
 
 

@@ -40,7 +40,7 @@ def bundle(initial, flow, n):
         flat = initial.flatten(0, 1)
         queries_keys_values = torch.stack((flat, torch.zeros_like(flat), torch.zeros_like(flat)))
     places = Positions(0, 1, n)
-    trajectory = floater(queries_keys_values, flow).shared(places, places)
+    trajectory = floater(queries_keys_values, flow).prepare_for(places, places)
     return trajectory if len(initial) == 3 else trajectory[:, 0].unflatten(1, initial.shape[:2])
 
 
@@ -146,7 +146,7 @@ def test_translation_model_equals_the_original(case):
     n_source, n_target = source.shape[1], target.shape[1]
 
     position = floater(encoder["proj_bias"], flow_of(encoder, "proj_flow"), heads)
-    shared = position.shared(Positions(0, 1, n_source), Positions(0, 1, n_source))
+    shared = position.prepare_for(Positions(0, 1, n_source), Positions(0, 1, n_source))
     check(shared, golden["enc_bias"], TOLERANCE)
     hidden = embed(source)
     for layer in range(layers):
@@ -170,7 +170,7 @@ def test_translation_model_equals_the_original(case):
         query_flow=flow_of(decoder, "proj_flow_selfattn"),
     )
     places = (Positions(0, 1, n_target), Positions(0, 1, n_source))
-    cross_shared = across.shared(*places)
+    cross_shared = across.prepare_for(*places)
     check(cross_shared[:n_target, :1], own[:, :1], TOLERANCE)
     check(cross_shared[:n_source, 1:], cross, TOLERANCE)
     hidden = embed(target)
@@ -220,7 +220,7 @@ def test_roberta_encoder_equals_the_original(case):
 
     position = floater(golden["proj_bias"], [golden[name] for name in FLOW], heads, solver=config["solver"])
     slots = Positions(0, 1, config["T"])  # unlike the learned positions, these count padding
-    shared = position.shared(slots, slots)
+    shared = position.prepare_for(slots, slots)
     check(shared, golden["bias"], TOLERANCE)
     for layer in range(config["L"]):
         name = f"layers.{layer}"

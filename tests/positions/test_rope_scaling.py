@@ -129,7 +129,7 @@ def test_layers_may_be_scaled_in_different_ways():
     for layer, (base, scaling) in enumerate([(100.0, linear), (20.0, None), (100.0, None), (20.0, linear)]):
         alone = build("rope", base=base, scaling=scaling)
         expected = alone.rotate(query, key, key, Place(at, at, layer))
-        for shared in (None, mixed.shared(at, at)):
+        for shared in (None, mixed.prepare_for(at, at)):
             for found, wanted in zip(
                 mixed.rotate(query, key, key, Place(at, at, layer, shared)), expected, strict=True
             ):

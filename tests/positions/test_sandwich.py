@@ -28,7 +28,7 @@ def test_the_bias_is_the_product_of_position_vectors(heads, width):
 def test_all_layers_share_one_term():
     position = build_position("sandwich", hidden_size=8, num_heads=2, num_layers=3)
     at = Positions(0, 1, 6)
-    shared = position.shared(at, at)
+    shared = position.prepare_for(at, at)
     terms = [position.terms(torch.zeros(1, 6, 8), Place(at, at, layer, shared)) for layer in range(3)]
     assert terms[0] is terms[1] is terms[2]
     assert not list(position.parameters())

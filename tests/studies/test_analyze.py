@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-import whereformer.studies.analyze.report
+import whereformer
 from tests.failing import fails
 from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfig, load_pretrained
 from whereformer.analysis import toeplitzness
@@ -19,8 +19,9 @@ from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
 from whereformer.lab.training.trainer import quiet_transformers
+from whereformer.studies.analyze.results import AnalyzeResults
 from whereformer.studies.analyze.run import analyze, analyze_model
-from whereformer.studies.analyze.settings import AnalyzeOptions
+from whereformer.studies.analyze.settings import AnalyzeSettings
 from whereformer.studies.analyze.sources import ModelSource, sources_of
 
 PAGES = ["the old king saw a horse near the house. the queen went to the market and bought a fish."] * 30
@@ -61,7 +62,7 @@ def ours(position="learned", **options):
 
 def options(**changes):
     given = {"length": None, "max_kernels": 2, "pages": None, "text_source": "a story", "text_needed": False}
-    return AnalyzeOptions(**{**given, "tokens": 200, **changes})
+    return AnalyzeSettings(**{**given, "tokens": 200, **changes})
 
 
 def found(path, **changes):
@@ -70,16 +71,13 @@ def found(path, **changes):
 
 class Steps(Progress):
     def __init__(self):
-        self.total, self.done, self.lines = 0, 0, []
+        self.total, self.done = 0, 0
 
     def start(self, steps):
         self.total = steps
 
     def step(self, steps=1, detail=""):
         self.done += steps
-
-    def line(self, text):
-        self.lines.append(text)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +210,6 @@ def test_progress_is_whole(save):
     assert models[1].attention is None
     (note,) = notes
     assert note.startswith("attention over text is not measured: no tokenizer can be read for ")
-    assert progress.lines == notes
 
 
 def test_one_position(save):
@@ -295,15 +292,15 @@ def test_checkpoints_of_different_models_are_no_run(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """What the report is given, in place of drawing it."""
+    """The results that the command draws, in place of drawing them."""
     calls = []
 
-    def write_report(models, facts, folder):
-        calls.append((models, facts))
-        (folder / "report.html").write_text("drawn")
-        return [folder / "report.html", folder / "pictures" / "heads.svg"]
+    def report(results):
+        calls.append(results)
+        return "drawn"
 
-    monkeypatch.setattr(whereformer.studies.analyze.report, "write_report", write_report)
+    monkeypatch.setattr(AnalyzeResults, "report", report)
+    monkeypatch.setattr(AnalyzeResults, "more_files", lambda results: {"pictures/heads.svg": "drawn"})
     return calls
 
 
@@ -312,8 +309,9 @@ def test_the_command(save, drawn, tmp_path, text, capsys):
     out = tmp_path / "out"
     arguments = [*paths, "--scores", "80.5,82", "--data", text, "--tokens", "100", "--max-kernels", "3"]
     main(["analyze", *arguments, "--out", str(out)])
-    ((models, facts),) = drawn
-    assert [model.score for model in models] == [80.5, 82.0]
+    (results,) = drawn
+    facts = results.facts
+    assert [model.score for model in results.models] == [80.5, 82.0]
     assert facts["command"][:2] == ["whereformer", "analyze"]
     assert {"--scores", "--tokens", "--max-kernels", "--data", "--out"} <= set(facts["command"])
     assert facts["text"] == text
@@ -327,21 +325,21 @@ def test_the_command(save, drawn, tmp_path, text, capsys):
     assert all(len(line) <= 100 for line in printed.splitlines() if "wrote" not in line)
     assert "learned+tisa" in printed
     assert f"wrote {out / 'report.html'}" in printed
-    assert "1 pictures" in printed
+    assert f"1 files in {out / 'pictures'}" in printed
 
 
 @pytest.mark.parametrize(
     ("position", "blocks", "line"),
-    [("learned", "2", "0      1"), pytest.param("tisa", "13", "12       2", marks=pytest.mark.slow)],
+    [("learned", "2", "0 1 mixed"), pytest.param("tisa", "13", "12 2 ", marks=pytest.mark.slow)],
 )
 def test_one_model_has_a_table_of_its_heads_or_layers(save, drawn, tmp_path, capsys, position, blocks, line):
     main(["analyze", save(ours(position, blocks=blocks)), "--no-text", "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
-    assert line in printed
-    assert "fit" in printed
-    assert "text" not in printed
-    ((_, facts),) = drawn
-    assert facts["text"] == "none"
+    assert any(" ".join(each.split()).startswith(line) for each in printed.splitlines())
+    assert "S = 5" in printed
+    assert "measured" not in printed
+    (results,) = drawn
+    assert results.facts["text"] == "none"
 
 
 def test_the_same_command_writes_the_same(save, drawn, tmp_path):
@@ -352,6 +350,22 @@ def test_the_same_command_writes_the_same(save, drawn, tmp_path):
         data = json.loads((tmp_path / name / "results.json").read_text())
         texts.append(data["models"])
     assert texts[0] == texts[1]
+
+
+def test_the_function_does_what_the_command_does(save, drawn, tmp_path):
+    path = save(ours("learned"))
+    main(["analyze", path, "--no-text", "--max-kernels", "2", "--out", str(tmp_path / "a")])
+    results = whereformer.analyze(model=path, text=False, max_kernels=2, quiet=True)
+    assert results.save(tmp_path / "b")[-1] == tmp_path / "b" / "results.json"
+    by_command, by_function = (json.loads((tmp_path / name / "results.json").read_text()) for name in "ab")
+    assert by_function["models"] == by_command["models"]
+    assert by_function["facts"]["command"][:3] == ["whereformer", "analyze", path]
+    assert "Heads of " in str(results)
+    assert "<table" in results._repr_html_()
+    with pytest.raises(InputError, match="model: expected at least one folder"):
+        whereformer.analyze()
+    with pytest.raises(InputError, match="rounded numbers"):
+        AnalyzeResults.load(tmp_path / "b")
 
 
 @pytest.fixture
@@ -543,7 +557,7 @@ XLM = transformers.XLMConfig(vocab_size=60, emb_dim=16, n_layers=1, n_heads=2, m
 )
 def test_of_other_models_the_table_of_positions_is_read(save, model, table):
     source = sources_of([save(model, with_tokenizer=False)], None)[0]
-    found, notes = analyze_model(source, AnalyzeOptions(None, 2, None, "", False), Progress())
+    found, notes = analyze_model(source, AnalyzeSettings(None, 2, None, "", False), Progress())
     rows = table(model).detach().double()
     assert found.length == len(rows) == 12
     torch.testing.assert_close(found.table.gram, rows @ rows.T)
@@ -557,7 +571,7 @@ def test_of_t5_the_curves_are_its_own_biases(save):
     config = transformers.T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
     model = transformers.T5EncoderModel(config)
     source = sources_of([save(model, with_tokenizer=False)], None)[0]
-    found, _ = analyze_model(source, AnalyzeOptions(150, 2, None, "", False), Progress())
+    found, _ = analyze_model(source, AnalyzeSettings(150, 2, None, "", False), Progress())
     bias = model.encoder.block[0].layer[0].SelfAttention.compute_bias(150, 150)[0].detach()
     assert [head.layer for head in found.heads] == [0, 0]
     for head in found.heads:

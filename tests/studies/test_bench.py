@@ -8,15 +8,16 @@ from dataclasses import asdict, fields, replace
 import pytest
 import torch
 
+import whereformer
 from tests.failing import fails, refusals
 from whereformer.cli.main import main
+from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
 from whereformer.studies.bench import cases, check, timing, ways
 from whereformer.studies.bench import results as bench_results
 from whereformer.studies.bench import run as bench
-from whereformer.studies.bench.report import write_plot
-from whereformer.studies.bench.results import BenchFolder, BenchResults, BenchRow
-from whereformer.studies.bench.settings import BenchSettings
+from whereformer.studies.bench.report import headline, plot, sheet
+from whereformer.studies.bench.results import BenchResults, BenchRow
 
 CPU = torch.device("cpu")
 CASE = cases.Case("bias", 8, 2, 2, 4, "float32", True)
@@ -24,15 +25,15 @@ ROW = BenchRow("bias", 8, 2, 2, 4, "float32", "training", "cpu", 1, "sdpa", meas
 ALL = [(kind, training) for kind in cases.KINDS for training in (False, True)]
 
 
-def settings(**changed):
+def job(**changed):
     given = {"kinds": ["bias"], "lengths": [8], "dtypes": ["float32"], "device": CPU, "memory_limit": 2**33}
-    return BenchSettings(**{**given, "batch": 2, "heads": 2, "head_dim": 4, "rounds": 3, **changed})
+    return bench.BenchJob(**{**given, "backends": [], "batch": 2, "heads": 2, "head_dim": 4, "rounds": 3, **changed})
 
 
 def measure(*ways, **changed):
     """The rows of all ways, by direction and way."""
     rows = []
-    bench.Measurement(settings(**changed), ways, rows.extend, Progress()).run()
+    bench.Measurement(job(**changed), ways, rows.extend, Progress()).run()
     return {(row.direction, row.way): row for row in rows}
 
 
@@ -141,8 +142,7 @@ def test_results_are_read_back_as_they_were(tmp_path):
         replace(ROW, ratio=1.25, lowest=1.0, highest=1.5, milliseconds=2.0, memory=3, error=1e-7, seconds=(0.1, 0.2)),
         replace(ROW, way="other", note='cannot: "why", he asked'),
     ]
-    results = BenchFolder(tmp_path, CPU)
-    results.add(rows)
+    BenchResults.begin(tmp_path, CPU).with_rows(rows).save(tmp_path)
     found = BenchResults.load(tmp_path / "results.json")
     assert found.rows == rows
     assert found.machine["cpu"]
@@ -156,14 +156,13 @@ def test_results_are_read_back_as_they_were(tmp_path):
 
 
 def test_a_second_run_replaces_what_it_measured_again_and_keeps_the_rest(tmp_path):
-    BenchFolder(tmp_path, CPU).add([ROW, replace(ROW, n=16)])
-    results = BenchFolder(tmp_path, CPU)
-    results.add([replace(ROW, note="again")])
-    assert {row.n: row.note for row in BenchResults.load(results.path).rows} == {8: "again", 16: ""}
+    BenchResults.begin(tmp_path, CPU).with_rows([ROW, replace(ROW, n=16)]).save(tmp_path)
+    results = BenchResults.begin(tmp_path, CPU).with_rows([replace(ROW, note="again")])
+    assert {row.n: row.note for row in results.rows} == {8: "again", 16: ""}
 
 
 def test_results_of_another_machine_are_left_alone(tmp_path, capsys):
-    BenchFolder(tmp_path, CPU).add([ROW])
+    BenchResults.begin(tmp_path, CPU).with_rows([ROW]).save(tmp_path)
     path = tmp_path / "results.json"
     results = BenchResults.load(path)
     replace(results, versions={**results.versions, "torch": "1.0"}).write(path)
@@ -175,18 +174,35 @@ def test_results_of_another_machine_are_left_alone(tmp_path, capsys):
     assert path.read_text() == "{"
 
 
-def test_the_same_rows_draw_the_same_plot(tmp_path):
+def timed(**more):
+    return replace(ROW, ratio=1.2, lowest=1.1, highest=1.3, milliseconds=2.0, **more)
+
+
+def test_the_same_rows_draw_the_same_plot():
     rows = [
-        replace(ROW, n=n, way=way, direction=direction, ratio=1.2, lowest=1.1, highest=1.3)
+        timed(n=n, way=way, direction=direction)
         for n in (128, 512)
         for way in ("auto", "sdpa+bias")
         for direction in ("forward", "training")
     ]
-    assert write_plot(rows, "auto", tmp_path / "a.svg")
-    assert write_plot(rows, "auto", tmp_path / "b.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert not write_plot(rows, "triton", tmp_path / "c.svg")
-    assert not (tmp_path / "c.svg").exists()
+    assert plot(rows).startswith("<?xml")
+    assert plot(rows) == plot(rows)
+    assert plot([row for row in rows if row.way != "auto"]) is None
+
+
+def test_the_headline_has_the_range_of_each_way():
+    rows = [timed(way="auto"), replace(timed(way="auto", n=16), ratio=1.5), timed(way="sdpa+bias")]
+    assert headline(rows).endswith(" without positions: auto 1.20 to 1.50, sdpa+bias 1.20.")
+    assert headline([ROW]) == "No training with positions could be timed."
+
+
+def test_the_table_has_the_reasons_for_missing_numbers_below():
+    rows = [timed(way="sdpa"), replace(ROW, way="auto", note="too [large]"), replace(ROW, way="x", note="too [large]")]
+    found = sheet(rows)
+    assert [[cell.text for cell in row.cells][-2] for row in found.rows] == ["2 ms", "cannot [1]", "cannot [1]"]
+    assert found.notes[:-1] == ("[1] too [large]",)
+    several = sheet([*rows, replace(ROW, dtype="bfloat16")])
+    assert [column.name for column in several.columns][:3] == ["terms", "dtype", "n"]
 
 
 TINY = ["--lengths", "16", "--batch", "2", "--heads", "2", "--head-dim", "8"]
@@ -208,6 +224,19 @@ def test_the_command_measures_prints_and_writes(tmp_path, capsys):
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
 
+def test_the_function_does_what_the_command_does(tmp_path):
+    sizes = {"lengths": [16], "batch": 2, "heads": 2, "head_dim": 8, "rounds": 2}
+    results = whereformer.bench(terms=["bias", "shaw"], quiet=True, **sizes)
+    assert {(row.terms, row.way) for row in results.rows} >= {("bias", "auto"), ("shaw", "sdpa")}
+    assert "Time relative to torch's attention" in str(results)
+    assert "<table" in results._repr_html_()
+    files = {path.name for path in results.save(tmp_path)}
+    assert files == {"results.json", "results.csv", "plot.svg"}
+    assert BenchResults.load(tmp_path).rows == results.rows
+    with pytest.raises(InputError, match="terms: expected none, bias"):
+        whereformer.bench(terms="tsia")
+
+
 def test_an_interrupted_command_keeps_the_rounds_it_finished(tmp_path, capsys, monkeypatch):
     measured = []
 
@@ -226,6 +255,9 @@ def test_an_interrupted_command_keeps_the_rounds_it_finished(tmp_path, capsys, m
     assert "wrote" in captured.out
     rows = BenchResults.load(tmp_path / "results.json").rows
     assert [(row.direction, row.seconds) for row in rows] == [("forward", (1.0, 1.0))] * 3
+    measured.clear()
+    with pytest.raises(KeyboardInterrupt):
+        whereformer.bench(quick=True, lengths=[16], batch=2, heads=2, head_dim=8, quiet=True)
 
 
 @pytest.mark.parametrize(

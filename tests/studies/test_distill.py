@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import whereformer
 from tests.failing import fails, refusals
 from whereformer import EncoderConfig, EncoderForMaskedLM, load_pretrained
 from whereformer.cli.main import main
 from whereformer.data.tokenizers import fit_tokenizer
+from whereformer.errors import InputError
 from whereformer.lab.training import manifest
 from whereformer.lab.training.trainer import quiet_transformers
+from whereformer.studies.distill.results import DistillResults
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,18 @@ def test_it_fits_judges_and_saves(folder, text, pairs, tmp_path, capsys):
     assert "tokenizer.json has 2 bytes, not" in manifest.problem(
         out / "model", {"settings": {"model": folder, "kernels": 2, "text": text}}
     )
+
+
+def test_the_function_does_what_the_command_does(folder, text, tmp_path):
+    sizes = ["--tokens", "600", "--length", "24", "--kernels", "1"]
+    main(["distill-positions", folder, "--data", text, *sizes, "--out", str(tmp_path)])
+    by_command = DistillResults.load(tmp_path)
+    results = whereformer.distill_positions(model=folder, data=text, tokens=600, length=24, kernels=[1], quiet=True)
+    assert (results.scores, results.explained) == (by_command.scores, by_command.explained)
+    assert "With 1 kernels per head, the model's states have a similarity of" in str(results)
+    assert "<table" in results._repr_html_()
+    with pytest.raises(InputError, match="model: distill_positions needs one, got none"):
+        whereformer.distill_positions()
 
 
 @pytest.mark.parametrize(

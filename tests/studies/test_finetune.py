@@ -214,7 +214,7 @@ def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
     classifier = fresh(model, Variant("", "learned"), 2, 0)
     found = predict(classifier, encoded.train, job.tuning)
     with torch.no_grad():
-        alone = [classifier(torch.tensor([row])).logits[0] for row in encoded.train.ids]
+        alone = [classifier(torch.tensor([row["ids"]])).logits[0] for row in encoded.train]
     torch.testing.assert_close(torch.tensor(found), torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
@@ -241,7 +241,7 @@ def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):
 def test_a_cache_is_shared_and_starting_again_tokenizes_nothing(model, data, tmp_path, monkeypatch):
     cache = f"--cache={tmp_path / 'cache'}"
     first = run(model, data, tmp_path / "a", cache, "--max-length=9", "--kernels=2", task="cola,mrpc")
-    monkeypatch.setattr(cached_rows, "_encoded", None)
+    monkeypatch.setattr(cached_rows, "write_rows", None)
     second = run(model, data, tmp_path / "b", cache, "--max-length=9", "--kernels=2", task="mrpc,cola")
     for task in ("cola", "mrpc"):
         assert scores(first, task) == scores(second, task)
@@ -256,11 +256,11 @@ def test_what_decides_the_tokens_decides_which_cache_is_opened(model, data, tmp_
     # A tokenizer remembers how it truncated last.
     job.tokenizer(["the cat"], truncation=True, max_length=3)
     again = prepare(job, cache).tasks["cola"]
-    assert again.train.ids.rows.ids == first.train.ids.rows.ids
+    assert again.train.rows.ids == first.train.rows.ids
     assert len(list(cache.folder.iterdir())) == 1
     job.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("cat", "dog")
     other = prepare(job, cache).tasks["cola"]
-    assert [*other.train.ids] != [*first.train.ids]
+    assert [*other.train] != [*first.train]
     assert len(list(cache.folder.iterdir())) == 2
     job.tokenizer.split_special_tokens = True
     prepare(job, cache)

@@ -18,10 +18,10 @@ from tests.studies.trainings import TINY_ENCODER, interrupt_at, same, weights, w
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.analysis import cost
 from whereformer.cli.main import main
-from whereformer.data import cache as caches
-from whereformer.data.cache import TokenizerChoice
+from whereformer.data import encode as caches
 from whereformer.data.corpus import Text
-from whereformer.data.seen import look_at
+from whereformer.data.encode import TokenizerChoice
+from whereformer.data.fingerprint import look_at
 from whereformer.data.tokenizers import train_tokenizer
 from whereformer.data.windows import Windows, body_length, collate, end_padding
 from whereformer.errors import InputError
@@ -789,7 +789,7 @@ def test_starting_again_reads_the_cache_and_ends_with_the_same_bits(text, finish
     (copy / "results.json").unlink()
     before = cached_files(copy)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(caches, "encode", None)
+        patched.setattr(caches, "fit_tokenizer", None)
         again = run(text, copy)
     assert before.items() <= cached_files(copy).items()
     assert same(weights(copy), weights(finished))
@@ -801,7 +801,7 @@ def test_runs_share_a_cache_and_a_cache_may_be_deleted(text, finished, tmp_path)
     first = run(text, tmp_path / "a", shared)
     assert not (tmp_path / "a" / "cache").exists()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(caches, "encode", None)
+        patched.setattr(caches, "fit_tokenizer", None)
         other = run(text, tmp_path / "b", shared, "--seed=1")
     assert first["losses"] != other["losses"]
     shutil.rmtree(tmp_path / "cache")

@@ -23,8 +23,8 @@ from tests.studies.parallel_text import TINY, pairs, train, write
 from tests.studies.trainings import interrupt_at, same, weights, without_time
 from whereformer import Seq2SeqForConditionalGeneration
 from whereformer.cli.main import main
-from whereformer.data import parallel, shards, subwords
-from whereformer.data.seen import look_at
+from whereformer.data import parallel, subwords
+from whereformer.data.fingerprint import look_at
 from whereformer.errors import InputError
 from whereformer.lab.progress import Progress
 from whereformer.lab.training import long_run
@@ -104,9 +104,9 @@ def test_what_is_saved_is_the_mean_of_the_last_checkpoints(data, tmp_path):
     assert (model.generation_config.num_beams, model.generation_config.max_length) == (4, 60)
     # Its score by hand, without padding, from the saved model and the text.
     source, target = pairs()
-    held_out = parallel.hold_out("source", parallel.Pairs(source, target, ""))[1]
+    held_out = parallel.hold_out("source", [*zip(source, target, strict=True)])[1]
     loss = count = 0
-    for one, other in zip(held_out.source, held_out.target, strict=True):
+    for one, other in held_out:
         labels = tokenizer(other, return_tensors="pt")["input_ids"]
         with torch.no_grad():
             loss += float(model(tokenizer(one, return_tensors="pt")["input_ids"], labels=labels).loss) * labels.numel()
@@ -231,7 +231,6 @@ def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monk
 
     monkeypatch.setattr(subwords, "fit", forbidden)
     monkeypatch.setattr(parallel, "in_lots", forbidden)
-    monkeypatch.setattr(shards, "in_lots", forbidden)
     second = run(data, tmp_path / "b", *options)
     assert without_time(first) == without_time(second)
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
@@ -367,7 +366,7 @@ def test_transformers_own_trainer_takes_the_model_and_the_tokenizer(data, tmp_pa
         --learning-rate nan => --learning-rate: expected a positive number, got nan
         --average 0 => --average: expected at least 1, got 0
         --threads 0 => --threads: expected 1 to 1024, got 0
-        --source no.en --target no.de => --source: cannot read 'no.en': No such file
+        --source no.en --target no.de => --source: no such file: 'no.en'
         --source no.en => --target: expected a file to go with --source, got none
         --data no.jsonl => --data: no such file: 'no.jsonl'
     """),

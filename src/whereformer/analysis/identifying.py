@@ -249,7 +249,7 @@ class _Sample:
         hidden = self.query.new_zeros(1, len(at), method.model.hidden_size)
         query, key = (self.query, self.key) if self.with_content else (0 * self.query, 0 * self.key)
         try:
-            place = Place(queries, keys, layer, method.shared(queries, keys))
+            place = Place(queries, keys, layer, method.prepare_for(queries, keys))
             changed_query, changed_key, value, terms = method.act(hidden, query, key, key, place)
             content, whole = (
                 attention_scores(

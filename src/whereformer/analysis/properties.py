@@ -357,7 +357,7 @@ def _work(position: Position, length: int, backend: str) -> Callable[[], None]:
 
     def work() -> None:
         position.embed(embedded, at)
-        place = Place(at, at, shared=position.shared(at, at))
+        place = Place(at, at, shared=position.prepare_for(at, at))
         position.attend(hidden, query, key, value, place, backend=backend)
 
     return work

@@ -75,7 +75,7 @@ def position_vectors(encoder: Encoder, length: int) -> Tensor | None:
 
 def layers_with_position(position: Position) -> list[int]:
     """Return the layers in which a method acts by itself; others have only what positions in the embeddings give."""
-    return [layer for layer in range(position.model.num_layers) if "attention" in position.in_layer(layer).acts_on]
+    return [layer for layer in range(position.model.num_layers) if position.in_layer(layer).acts_in_attention()]
 
 
 @torch.no_grad()
@@ -105,7 +105,7 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
             continue
         attention = _layer(encoder, encoder.passes[layer]).attention
         positions = passes[layer].queries
-        tokens, shared = Tokens(positions), encoder.position.shared(positions, positions)
+        tokens, shared = Tokens(positions), encoder.position.prepare_for(positions, positions)
         context = AttentionContext(encoder.position, tokens, tokens, shared)
         hidden = states[layer]
         in_input = embedded and layer == 0

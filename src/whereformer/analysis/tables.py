@@ -92,7 +92,7 @@ def bucket_curves(
 
 
 def _whole(name: str, value: Any, most: int = 2**31 - 1) -> int:
-    """Check a number of a stranger's configuration."""
+    """Check a number of an untrusted configuration."""
     if type(value) is not int or not 0 <= value <= most:
         raise InputError(name, f"expected a whole number from 0 to {most} in config.json, got {shown(value)}")
     return value

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..errors import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Real
 
 ROWS = 256
 """The number of rows whose diagonals are summed at a time; this takes temporary memory for twice as many rows."""
@@ -27,7 +30,7 @@ class Diagonals(NamedTuple):
     explained: Tensor
 
 
-def toeplitzness(matrix: Any) -> Tensor:
+def toeplitzness(matrix: Real[Tensor, "*batch n n"] | Any) -> Float[Tensor, "*batch"]:
     """Return the share of the variance over a matrix's entries that its Toeplitz part holds, from 0 to 1.
 
     ``1 - sum (M - T)^2 / sum (M - mean(M))^2`` with :func:`toeplitz_part` T, where every entry counts once; up to
@@ -49,7 +52,7 @@ def toeplitzness(matrix: Any) -> Tensor:
     return _explained(values, _means(values)).to(dtype)
 
 
-def toeplitz_part(matrix: Any) -> Tensor:
+def toeplitz_part(matrix: Real[Tensor, "*batch n n"] | Any) -> Float[Tensor, "*batch n n"]:
     """Return the nearest Toeplitz matrix: every entry is the mean of its diagonal.
 
     It is nearest by the sum of squared differences. Arguments and errors are those of :func:`toeplitzness`.
@@ -61,7 +64,7 @@ def toeplitz_part(matrix: Any) -> Tensor:
     return from_diagonals(_means(values).to(dtype))
 
 
-def diagonal_means(matrix: Any) -> Tensor:
+def diagonal_means(matrix: Real[Tensor, "*batch n n"] | Any) -> Float[Tensor, "*batch offsets"]:
     """Return the mean of every diagonal: entry ``offset + n - 1`` is that of the pairs (i, j) with ``j - i = offset``.
 
     Arguments and errors are those of :func:`toeplitzness`.
@@ -89,13 +92,13 @@ def pairs(n: int, device: torch.device | str | None = None) -> Tensor:
     return n - torch.arange(1 - n, n, device=device).abs()
 
 
-def from_diagonals(values: Tensor) -> Tensor:
+def from_diagonals(values: Float[Tensor, "*batch offsets"]) -> Float[Tensor, "*batch n n"]:
     """Return the Toeplitz matrix (..., n, n) with values (..., 2 n - 1) on its diagonals."""
     n = (values.shape[-1] + 1) // 2
     return values.unfold(-1, n, 1).flip(-2)
 
 
-def diagonal_sums(values: Tensor) -> Tensor:
+def diagonal_sums(values: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch offsets"]:
     """Sum every diagonal of a tensor (..., n, n): (..., 2 n - 1).
 
     Read with a row pitch that is longer by one, the diagonals of some rows in reverse order are columns.

@@ -44,8 +44,8 @@ def ending(command: Any = None) -> Iterator[None]:
                 yield
             finally:
                 _flush()
-    except KeyboardInterrupt:
-        raise SystemExit(_interrupted(command)) from None
+    except KeyboardInterrupt as stop:
+        raise SystemExit(_interrupted(command, str(stop))) from None
     except BrokenPipeError:
         _silence()
         raise SystemExit(CLOSED) from None
@@ -54,9 +54,9 @@ def ending(command: Any = None) -> Iterator[None]:
         raise SystemExit(_interrupted(command) if pressed else _failed(error, command)) from None
 
 
-def _interrupted(command: Any) -> int:
-    kept = "" if command is None else "; finished work is kept, and the same command continues"
-    return fail(f"interrupted{kept}", 130)
+def _interrupted(command: Any, kept: str = "") -> int:
+    kept = kept or ("" if command is None else "finished work is kept, and the same command continues")
+    return fail(f"interrupted{kept and '; '}{kept}", 130)
 
 
 def _failed(error: Exception, command: Any) -> int:
@@ -75,7 +75,7 @@ def _failed(error: Exception, command: Any) -> int:
         print(text, file=sys.stderr)
     found = (str(error).splitlines() or [""])[0]
     return fail(
-        f"this is a fault of whereformer, please report it: {type(error).__name__}: {found:.200}{_kept(text, command)}",
+        f"internal error in whereformer, please report it: {type(error).__name__}: {found:.200}{_kept(text, command)}",
         1,
     )
 

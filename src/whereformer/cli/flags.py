@@ -96,6 +96,7 @@ def _dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
                     hints[field.name],
                     getattr(info.type, "METAVARS", {}).get(field.name) or METAVARS.get(field.name),
                     default(field, tyro.MISSING_NONPROP),
+                    flags[field.name],
                 ),
                 default(field, tyro.MISSING_NONPROP),
                 # Without a help text, tyro uses the docstring of a group's class.
@@ -126,12 +127,15 @@ def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | U
     )
 
 
-def _with_looks(hint: Any, metavar: str | None, default: Any) -> Any:
+def _with_looks(hint: Any, metavar: str | None, default: Any, flag: str) -> Any:
     """Annotate a field's type with its placeholder and default for --help; the type's own annotations have priority."""
     inner, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     # The help text itself says what happens if the option is left out.
     note = "" if default in (None, ()) or isinstance(default, bool) else None
-    return Annotated[(inner, tyro.conf.arg(metavar=_metavar(inner, metavar), help_behavior_hint=note), *said)]
+    shown = _metavar(inner, metavar)
+    if not flag.startswith("-") and not said:  # a word without a flag
+        shown, said = f"{flag} [{flag} ...]" if get_origin(inner) is tuple else flag, [tyro.conf.Positional]
+    return Annotated[(inner, tyro.conf.arg(metavar=shown, help_behavior_hint=note), *said)]
 
 
 def _metavar(kind: Any, named: str | None) -> str | None:

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, str | None] = {
     "compare": "compare:Compare",
     "probe": None,
-    "bench": "bench:Bench",
+    "bench": None,
     "pretrain": None,
     "finetune": None,
     "translate": "translate:Translate",
-    "analyze": "analyze:Analyze",
-    "distill-positions": "distill_positions:DistillPositions",
+    "analyze": None,
+    "distill-positions": None,
     "properties": "properties:Properties",
     "export": "export:Export",
     "cost": "cost:Cost",
@@ -131,6 +132,7 @@ def run_study(study: Study, console: Terminal) -> None:
 
     Raises:
         InputError: if an option has a bad value, or something is missing in the results.
+        KeyboardInterrupt: if the study was interrupted and has results all the same.
     """
     from ..lab.study import do
     from ..lab.terminal import Bar, say
@@ -138,10 +140,15 @@ def run_study(study: Study, console: Terminal) -> None:
     with Bar(console) as progress:
         results, written = do(study, progress)
     console.print(results, highlight=False)
-    if written:
-        pages = (f"{path} (open it in a browser)" if path.suffix == ".html" else str(path) for path in written)
-        *names, last = pages
-        say(console, f"wrote {', '.join(names)}{' and ' if names else ''}{last}")
+    near = [path for path in written if path.parent == study.out]
+    deep = Counter(path.parent for path in written if path.parent != study.out)
+    names = [
+        *(f"{path} (open it in a browser)" if path.suffix == ".html" else str(path) for path in near),
+        *(f"{count} files in {folder}" for folder, count in deep.items()),
+    ]
+    if names:
+        *files, last = names
+        say(console, f"wrote {', '.join(files)}{' and ' if files else ''}{last}")
         if usage := study.usage():
             say(console, f"\n{usage}")
     if problem := results.problem():

@@ -67,7 +67,7 @@ class TranslateRun:
         decoding = self.decoding.checked()
         check_range(self, threads=(1, MOST_THREADS))
         with _opened(self.input) as stream:
-            from ..data.lines import lines_of
+            from ..data.read import lines_of
             from ..lab.terminal import Bar, Terminal
             from ..studies.translate import translating
 
@@ -185,8 +185,8 @@ class TranslateScore:
 
     def _files(self) -> tuple[list[str], list[str], list[str], dict[str, Any]]:
         """Read hypotheses, references and sources from files, and return them with the files' names."""
-        from ..data.lines import read_lines
         from ..data.parallel import check_aligned
+        from ..data.read import read_lines
 
         if self.hypotheses is None:
             raise InputError("model", "expected a model, or `hypotheses` and `references`, got none")

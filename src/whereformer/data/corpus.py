@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import ast
 import glob
+import re
 import sysconfig
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from ..errors import InputError
 from ..lab.progress import Progress
-from .documents import TABLE_SUFFIXES, TEXT_SUFFIXES, Document, documents_in
-from .hashing import TextHash
+from .fingerprint import Summary, summary_of
+from .read import TABLE_SUFFIXES, TEXT_SUFFIXES, Document, check_file, documents_in
 
 PIECE = 4000
 """Text is split into pieces of about this number of characters (a page or two) before some are held out."""
 HELD_OUT = 10
 """One piece in this number is held out."""
+TO_JUDGE = {"test", "validation", "valid", "dev"}
+"""Files and folders of these names seem to hold text to judge models by. They are read only if they are named."""
+MOST_LISTED = 10
+"""The most files that a line lists."""
 
 
 def default_documents() -> list[str]:
@@ -78,7 +84,7 @@ class Text:
 
     Args:
         paths: files, folders and patterns such as "data/**/*.txt". Folders are searched for files with known suffixes.
-            No paths mean :func:`default_documents`.
+            Files to judge by are left out of them (:attr:`left_out`). No paths mean :func:`default_documents`.
         column: the text column of tables; by default "text", or the only column of strings.
         progress: is told the number of characters as they are read.
         source: where the text comes from, for people to read; by default the paths.
@@ -89,6 +95,8 @@ class Text:
     """
 
     field = "data"
+    left_out: list[Path]
+    """The files in folders and patterns that are not read, because they seem to be :data:`TO_JUDGE` by."""
 
     def __init__(
         self,
@@ -101,14 +109,28 @@ class Text:
         self.column = column
         self.progress = progress or Progress()
         self.source = source or source_of(self.paths)
-        self._found = [found for path in self.paths for found in _files(path)]
+        found = [file for path in self.paths for file in _files(path)]
+        self._read = [file for file in found if not file.left_out]
+        read = set(self.files)
+        self.left_out = [file.path for file in found if file.path not in read]
         if column is not None and not any(file.suffix.lower() in TABLE_SUFFIXES for file in self.files):
             raise InputError("column", f"only for {', '.join(TABLE_SUFFIXES)} files; there is none in {self.source}")
 
     @property
     def files(self) -> list[Path]:
         """The files, in the order in which they are read."""
-        return [found.path for found in self._found]
+        return [file.path for file in self._read]
+
+    @property
+    def about_files(self) -> str:
+        """Which files are read and which are left out, in a line for people to read."""
+
+        def listed(files: Sequence[Path]) -> str:
+            more = f", ... ({len(files) - MOST_LISTED} more)" if len(files) > MOST_LISTED else ""
+            return ", ".join(map(str, files[:MOST_LISTED])) + more
+
+        left = f"; left out unless named: {listed(self.left_out)}" if self.left_out else ""
+        return f"the text is {listed(self.files) or self.source}{left}"
 
     @property
     def names(self) -> list[str]:
@@ -140,7 +162,7 @@ class Text:
     def _documents(self) -> Iterator[Document]:
         if not self.paths:
             yield from ([document] for document in self._default)
-        for file in self._found:
+        for file in self._read:
             empty = True
             for document in documents_in(file.path, self.column):
                 empty = False
@@ -171,10 +193,11 @@ class Pages:
 
 @dataclass(frozen=True)
 class _File:
-    """A file of text, and whether it was named itself rather than found in a folder or by a pattern."""
+    """A file of text: whether it was named itself, not found in a folder or by a pattern, and whether it is read."""
 
     path: Path
-    named: bool
+    named: bool = False
+    left_out: bool = False
 
 
 def _files(given: str) -> Iterator[_File]:
@@ -183,20 +206,30 @@ def _files(given: str) -> Iterator[_File]:
     if given and path.is_dir():
         known = TEXT_SUFFIXES + TABLE_SUFFIXES
         found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in known)
-        if not found:
-            raise InputError("data", f"{path} holds no {', '.join(known)} file")
-        yield from (_File(file, named=False) for file in found)
+        fixed, none = path.parts, f"{path} holds no {', '.join(known)} file"
     elif given and path.exists():
+        check_file("data", path)
         yield _File(path, named=True)
+        return
     elif glob.has_magic(given):
         # Sorted as text, so that the order does not depend on the file system.
-        matches = [Path(match) for match in sorted(glob.glob(given, recursive=True))]
+        matches = map(Path, sorted(glob.glob(given, recursive=True)))
         found = [match for match in matches if match.is_file()]
-        if not found:
-            raise InputError("data", f"no file matches {given!r}")
-        yield from (_File(file, named=False) for file in found)
+        fixed, none = tuple(takewhile(lambda part: not glob.has_magic(part), path.parts)), f"no file matches {given!r}"
     else:
         raise InputError("data", f"no such file or folder: {given!r}")
+    asked = set(re.findall("[a-z]+", "/".join(path.parts[len(fixed) :]).lower()))
+    files = [_File(file, left_out=bool(_names(file.parts[len(fixed) :]) & TO_JUDGE - asked)) for file in found]
+    if all(file.left_out for file in files):
+        left = ", ".join(str(file.path) for file in files)
+        raise InputError("data", f"{none} besides {left}, which may be to judge by; name such files" if left else none)
+    yield from files
+
+
+def _names(parts: Sequence[str]) -> set[str]:
+    """Return the names of a file and its folders, without the suffix and the number of a part (-00000-of-00001)."""
+    *folders, name = (part.lower() for part in parts)
+    return {*folders, re.sub(r"-\d+-of-\d+$", "", Path(name).stem)}
 
 
 def source_of(paths: Sequence[str]) -> str:
@@ -209,47 +242,9 @@ def load_documents(paths: Sequence[str | Path], column: str | None = None) -> li
     return ["".join(document) for document in Text(paths, column).documents()]
 
 
-def fingerprint(documents: Iterable[str]) -> str:
-    """Return a short hash of the text, so that results from different texts can be told apart."""
-    return summary_of([document] for document in documents).fingerprint
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A text in short: a hash of all of it, and the number of its documents and characters."""
-
-    fingerprint: str
-    documents: int
-    characters: int
-
-
-def summary_of(documents: Iterable[Document]) -> Summary:
-    """Read all documents and summarize them."""
-    found, count, characters = TextHash(), 0, 0
-    for document in documents:
-        characters += found.add(document)
-        count += 1
-    return Summary(found.short(), count, characters)
-
-
 def is_held_out(index: int) -> bool:
     """Return whether a page is held out. Only its place decides, so the split is the same in every run."""
     return index % HELD_OUT == HELD_OUT // 2
-
-
-def split_documents(documents: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Cut every document into pages, and hold one page in ten out.
-
-    Returns:
-        training and held-out pages.
-
-    Raises:
-        InputError: if there are too few pages to hold one out.
-    """
-    pages = [page for document in documents for page in pages_of([document])]
-    check_enough(pages, sum(map(len, pages)))
-    held_out = [page for index, page in enumerate(pages) if is_held_out(index)]
-    return [page for index, page in enumerate(pages) if not is_held_out(index)], held_out
 
 
 def check_enough(pages: Iterable[str], characters: int) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from ..errors import InputError, shown
-from .hashing import TextHash
-from .tables import ROWS, Table, open_table
+from .fingerprint import TextHash
+from .hub import downloaded
+from .read import TableFile, open_table
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
-"""The largest number that a model can be trained to predict; squares of much larger ones are none in float32."""
+"""The largest number that a model can be trained to predict; squares of much larger ones overflow float32."""
 
 
 @dataclass(frozen=True)
@@ -72,29 +73,22 @@ class Texts:
     Args:
         table: the table.
         columns: its text columns.
-        where: the table, for errors.
-        chosen: the rows to read, in ascending order; None reads all.
+        chosen: the numbers of the rows to read; None reads all.
 
     Raises:
         InputError: when it is read, if it holds something other than text.
     """
 
-    table: Table
+    table: TableFile
     columns: tuple[str, ...]
-    where: str
-    chosen: tuple[int, ...] | None = None
+    chosen: frozenset[int] | None = None
 
     def __iter__(self) -> Iterator[tuple[str, ...]]:
-        wanted = None if self.chosen is None else iter(self.chosen)
-        coming = None if wanted is None else next(wanted, None)
         for number, row in enumerate(self.table.rows(self.columns)):
             if not all(isinstance(text, str) for text in row):
-                expected = f"expected text in {' and '.join(self.columns)}"
-                raise InputError(self.table.field, f"{self.where}, row {number}: {expected}, got {shown(row)}")
-            if wanted is None:
-                yield row
-            elif number == coming:
-                coming = next(wanted, None)
+                expected = f"expected text in {' and '.join(self.columns)}, got {shown(row)}"
+                raise InputError(self.table.field, f"{self.table.file}, row {number}: {expected}")
+            if self.chosen is None or number in self.chosen:
                 yield row
 
 
@@ -165,60 +159,20 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
 
 
 def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
-    splits = ("train", *(split for split, _ in task.judged))
-    source, parts = HUB, []
-    if folder is None:
-        tables = _hub(task.name, splits)
-    else:
-        tables = {}
-        for split in splits:
-            file = _file(folder / task.name, split)
-            tables[split] = open_table("data", file)
-            if file.stem.endswith("_subset"):
-                parts.append(split)
-        source = str(folder / task.name)
-    opened = {split: _Opened(table, f"{source}, {split}") for split, table in tables.items()}
-    return _data(task, opened, source, parts, train_rows)
+    place = (folder or downloaded(HUB, task.name)) / task.name
+    source = HUB if folder is None else str(place)
+    files = {split: _file(place, split) for split in ("train", *(split for split, _ in task.judged))}
+    parts = [split for split, file in files.items() if file.stem.endswith("_subset")]
+    tables = {split: open_table("data", file) for split, file in files.items()}
+    return _data(task, tables, source, parts, train_rows)
 
 
 def _file(folder: Path, split: str) -> Path:
-    """Find a split's file. A name ending in ``_subset`` marks a part of the official split."""
+    """Find a split's file, named as on the Hub or more simply. ``_subset`` marks a part of the official split."""
     for name in (f"{split}.parquet", f"{split}_subset.parquet", f"{split}-00000-of-00001.parquet"):
         if (folder / name).is_file():
             return folder / name
     raise InputError("data", f"expected {folder / split}.parquet (or {split}_subset.parquet), found neither")
-
-
-def _hub(name: str, splits: Sequence[str]) -> dict[str, Table]:
-    import datasets
-
-    try:
-        return {split: _HubTable(datasets.load_dataset(HUB, name, split=split)) for split in splits}
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError("data", f"cannot get {name} from the Hub ({reason}); or give a folder that has it") from None
-
-
-@dataclass(frozen=True)
-class _HubTable:
-    """A split of a data set, in Arrow files that the library has downloaded and maps into memory."""
-
-    dataset: Any
-    field: str = "data"
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.dataset.column_names)
-
-    def column(self, name: str) -> list[Any]:
-        return [value for (value,) in self.rows([name])]
-
-    def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        for batch in self.dataset.with_format("arrow").iter(ROWS):
-            yield from zip(*(batch[name].to_pylist() for name in names), strict=True)
-
-    def unchanged(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -246,23 +200,16 @@ class OwnTask:
         """
         files = {"train": self.train, "validation": self.validation}
         tables = {split: open_table(split, file, self.texts) for split, file in files.items()}
-        names = {split: table.names for split, table in tables.items()}
-        classes = None
-        if not self.regression:
-            classes = self._classes(tables["train"].column(self.label) if self.label in names["train"] else None)
+        classes = None if self.regression else self._classes(_labels(tables["train"], self.texts, self.label))
         metrics = ("pearson", "spearman") if self.regression else ("accuracy", "matthews")
         task = Task(self.train.stem, self.texts, classes, metrics, self.label)
-        places = None if classes is None else {name: place for place, name in enumerate(classes)}
-        opened = {split: _Opened(tables[split], str(file), places) for split, file in files.items()}
-        return _data(task, opened, f"{self.train}, {self.validation}", [], train_rows)
+        return _data(task, tables, f"{self.train}, {self.validation}", [], train_rows, named=classes is not None)
 
-    def _classes(self, labels: Sequence[Any] | None) -> tuple[str, ...]:
-        if labels is not None and len(labels) == 0:
-            raise InputError("train", f"{self.train}: expected at least one row, got none")
-        found = {str(value) for value in labels or () if not _is_missing(value)}
+    def _classes(self, labels: Sequence[Any]) -> tuple[str, ...]:
+        found = {str(value) for value in labels if not _is_missing(value)}
         # Numbers are sorted by value, so that 10 comes after 9.
         classes = tuple(sorted(found, key=lambda name: (float(name) if _is_number(name) else math.inf, name)))
-        if labels is not None and len(classes) < 2:
+        if len(classes) < 2:
             raise InputError("label", f"expected at least two classes in {self.train}, got {list(classes)}")
         return classes
 
@@ -279,64 +226,63 @@ def _is_number(text: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """A split's table, its name for errors, and the place of each class among the classes if labels are their names."""
+def _labels(table: TableFile, texts: Sequence[str], label: str) -> list[Any]:
+    """Return the label of each row.
 
-    table: Table
-    where: str
-    places: Mapping[str, int] | None = None
-
-    def labels(self, task: Task) -> list[Any]:
-        """Return the label of each row.
-
-        Raises:
-            InputError: if a column is missing, or there are no rows.
-        """
-        names = self.table.names
-        for name in (*task.texts, task.label):
-            if name not in names:
-                known = ", ".join(names) or "none"
-                raise InputError(self.table.field, f"{self.where}: expected a column {name!r}, found {known}")
-        found = self.table.column(task.label)
-        if not found:
-            raise InputError(self.table.field, f"{self.where}: expected at least one row, got none")
-        if self.places is None:
-            return found
-        # A row without a label is not of a class named None.
-        return [None if _is_missing(label) else self.places.get(str(label), str(label)) for label in found]
+    Raises:
+        InputError: if a column is missing, or there are no rows.
+    """
+    for name in (*texts, label):
+        if name not in table.names:
+            known = ", ".join(table.names) or "none"
+            raise InputError(table.field, f"{table.file}: expected a column {name!r}, found {known}")
+    found = table.column(label)
+    if not found:
+        raise InputError(table.field, f"{table.file}: expected at least one row, got none")
+    return found
 
 
-def _data(task: Task, opened: Mapping[str, _Opened], source: str, parts: list[str], train_rows: int | None) -> Data:
-    """Read all rows, check them, and keep the labels.
+def _data(
+    task: Task,
+    tables: Mapping[str, TableFile],
+    source: str,
+    parts: list[str],
+    train_rows: int | None,
+    named: bool = False,
+) -> Data:
+    """Read all rows, check them, and keep the labels. With ``named``, labels are names of classes, not their numbers.
 
     Raises:
         InputError: if a column is missing, there are no rows, or a text or label has the wrong type.
     """
     splits: dict[str, Split] = {}
     found = TextHash()
-    for name, each in opened.items():
-        labels = each.labels(task)
+    for name, table in tables.items():
+        labels = _labels(table, task.texts, task.label)
+        if named:
+            places = {each: place for place, each in enumerate(task.classes or ())}
+            # A row without a label is not of a class named None.
+            labels = [None if _is_missing(label) else places.get(str(label), str(label)) for label in labels]
         chosen = None
         if name == "train" and train_rows is not None and train_rows < len(labels):
             chosen = _sample(len(labels), train_rows)
             parts = [*parts, *(["train"] if "train" not in parts else [])]
-        kept = labels if chosen is None else [labels[row] for row in chosen]
-        splits[name] = Split(Texts(each.table, task.texts, each.where, chosen), kept)
+        kept = [label for row, label in enumerate(labels) if chosen is None or row in chosen]
+        splits[name] = Split(Texts(table, task.texts, chosen), kept)
         for row, label in zip(splits[name].texts, kept, strict=False):
             for text in (*row, str(label)):
                 found.add([text])
-        _check_labels(labels, task, each)
+        _check_labels(labels, task, table, named)
     counts = {name: len(split.labels) for name, split in splits.items()}
     # Scores on a part must not be mistaken for scores on the official split.
     facts = RowFacts(source, counts, subsets=parts, fingerprint=found.short())
     return Data(task, splits["train"], {shown: splits[split] for split, shown in task.judged}, facts)
 
 
-def _check_labels(labels: Sequence[Any], task: Task, opened: _Opened) -> None:
+def _check_labels(labels: Sequence[Any], task: Task, table: TableFile, named: bool) -> None:
     if task.classes is None:
         expected = f"a number of at most {LARGEST:g} in {task.label!r}"
-    elif opened.places is not None:
+    elif named:
         expected = f"one of the training rows' classes, {', '.join(task.classes)}"
     else:
         expected = f"a label of {', '.join(f'{place} ({name})' for place, name in enumerate(task.classes))}"
@@ -347,11 +293,10 @@ def _check_labels(labels: Sequence[Any], task: Task, opened: _Opened) -> None:
         else:
             fits = is_whole and 0 <= label < len(task.classes)
         if not fits:
-            where = f"{opened.where}, row {number}"
             got = "none" if label is None else shown(label)
-            raise InputError(opened.table.field, f"{where}: expected {expected}, got {got}")
+            raise InputError(table.field, f"{table.file}, row {number}: expected {expected}, got {got}")
 
 
-def _sample(count: int, size: int) -> tuple[int, ...]:
+def _sample(count: int, size: int) -> frozenset[int]:
     """Return a random sample of the rows' numbers, the same one in every run."""
-    return tuple(torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size].sort().values.tolist())
+    return frozenset(torch.randperm(count, generator=torch.Generator().manual_seed(0))[:size].tolist())

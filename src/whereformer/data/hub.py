@@ -1,4 +1,4 @@
-"""Copy the text of data sets on the Hugging Face Hub to files, one row after another."""
+"""Download data sets from the Hugging Face Hub: their files as they are, or the text of their rows as one file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,24 @@ from typing import Any
 from ..errors import InputError
 from ..files import naming, new_file
 from ..lab.progress import Progress
-from .documents import pick_column
+from .read import pick_column
 
 PREFIXES = ("hub:", "hf://")
+
+
+def downloaded(name: str, config: str) -> Path:
+    """Download the Parquet files of a configuration of a data set, once, and return the data set's folder.
+
+    Raises:
+        InputError: if that fails.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=f"{config}/*.parquet"))
+    except Exception as error:
+        told = f"cannot get {config} from the Hub ({_reason(error)}); or give a folder that has it"
+        raise InputError("data", told) from None
 
 
 def fetched(paths: Sequence[str], column: str | None, folder: Path, progress: Progress) -> list[str]:
@@ -64,9 +79,12 @@ def _rows(name: str, column: str | None) -> Iterator[dict[str, str]]:
     except InputError:
         raise
     except Exception as error:
-        # The library raises errors of all kinds, and those of the network.
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError("data", f"cannot read {name} from the Hugging Face Hub ({reason[0]})") from None
+        raise InputError("data", f"cannot read {name} from the Hugging Face Hub ({_reason(error)})") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error. The libraries raise errors of all kinds, and those of the network."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _opened(name: str) -> Iterator[dict[str, Any]]:

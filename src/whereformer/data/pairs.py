@@ -7,34 +7,25 @@ of its lines is empty, so the rows also tell how many pairs the text has and how
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ..files import write_atomically
 from ..lab.progress import Progress
 from . import subwords
-from .corpus import Summary, fingerprint
-from .hashing import TextHash
-from .parallel import Pair, PairFiles, PairStream, has_text, hold_out
-from .row_files import RowFile, append_rows, file_names, open_rows
-from .seen import SeenText, check_unchanged, remember
-from .shards import Entry, Index, Lots
-from .streams import Appended, width_of
+from .encode import Cache, Facts
+from .fingerprint import SeenText, Summary, TextHash, check_unchanged, remember
+from .parallel import Pair, PairFiles, has_text, hold_out
+from .read import check_file
+from .streams import RowFile, in_lots, open_rows, width_of, write_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SHARD = 1 << 16
-"""Number of pairs in a shard: a few seconds of work."""
-LOT = 1024
-"""Number of pairs that are encoded at a time, by all processors."""
 PARTS = ("training", "held_out")
-Row = Sequence[Sequence[int]]
-"""The ids of a source and of its target."""
 
 
 class ParallelText:
@@ -54,7 +45,7 @@ class ParallelText:
         self.field = pairs.field
         for each in (pairs, validation or pairs):
             for field, file in zip(each.fields, each.files, strict=True):
-                _check_again(field, file)
+                check_file(field, file)
 
     @property
     def files(self) -> list[Path]:
@@ -72,7 +63,7 @@ class ParallelText:
         return [self.pairs.name, (self.validation or self.pairs).name]
 
     @cached_property
-    def parts(self) -> tuple[PairStream, PairStream]:
+    def parts(self) -> tuple[Iterable[Pair], Iterable[Pair]]:
         """The :data:`PARTS`: the pairs to train on and those to judge by."""
         if self.validation is not None:
             return self.pairs, self.validation
@@ -95,16 +86,6 @@ class ParallelText:
                 found.add([str(count)])
             counts.append(count)
         return Summary(found.short(), counts[0], characters)
-
-
-def _check_again(field: str, file: Path) -> None:
-    """Check that a file is there and can be read again and again."""
-    try:
-        mode = file.stat().st_mode
-    except OSError as error:
-        raise InputError(field, f"cannot read {str(file)!r}: {error.strerror or error}") from None
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise InputError(field, f"expected a file, which is read several times, got a pipe or a device: {str(file)!r}")
 
 
 @dataclass(frozen=True)
@@ -138,59 +119,32 @@ def open_or_encode(
     Raises:
         InputError: if the text changes meanwhile, the folder can't be written, or another process is writing to it.
     """
-    entry = _entry(cache, seen, vocab_size)
-    index = entry.complete()
-    if index is None:
-        entry = entry.within(scratch)
-        with entry.locked():
-            index = _encoded(entry, text, seen, vocab_size)
+
+    def fill(folder: Path) -> Facts:
+        parts = text.parts
+        # Once to learn the vocabulary, and once to encode.
+        text.progress.start(2 * seen.summary.characters)
+        text.progress.begin("learning the vocabulary")
+        lines = (line for pair in parts[0] if has_text(*pair) for line in pair)
+        tokenizer = subwords.fit(lines, vocab_size)
+        write_atomically(folder / "tokenizer.json", tokenizer.backend_tokenizer.to_str())
+        text.progress.begin("encoding the text")
+        for name, pairs in zip(PARTS, parts, strict=True):
+            write_rows(folder, name, width_of(len(tokenizer)), _encoded(tokenizer, pairs))
+        check_unchanged(text, seen)
+        return {}
+
+    key = [seen.summary.fingerprint, str(seen.summary.documents), str(vocab_size)]
+    folder, _ = Cache(cache, scratch, text.progress).entry("pairs", key, fill)
     if scratch is None:
         remember(text, seen, cache)
-    return _opened(entry, index)
-
-
-def _entry(cache: Path, seen: SeenText, vocab_size: int) -> Entry:
-    key = fingerprint([seen.summary.fingerprint, str(seen.summary.documents), str(vocab_size)])
-    return Entry(cache / f"pairs-{key}", tuple(name for part in PARTS for name in file_names(part)))
-
-
-def _encoded(entry: Entry, text: ParallelText, seen: SeenText, vocab_size: int) -> Index:
-    training, held_out = text.parts
-    # Once to learn the vocabulary, and once to encode.
-    text.progress.start(2 * seen.summary.characters)
-
-    def learn() -> str:
-        lines = (line for pair in training if has_text(*pair) for line in pair)
-        return subwords.fit(lines, vocab_size).backend_tokenizer.to_str()
-
-    def pairs() -> Iterator[tuple[int, Pair]]:
-        yield from ((0, pair) for pair in training)
-        yield from ((1, pair) for pair in held_out)
-
-    index = entry.begin(text.progress, learn)
-    tokenizer = subwords.load(entry.tokenizer)
-    width = width_of(len(tokenizer))
-    text.progress.begin("encoding the text")
-
-    def write(first: int, lot: list[tuple[int, Pair]], files: list[Appended]) -> None:
-        full = [line for _, pair in lot if has_text(*pair) for line in pair]
-        lines = iter(subwords.encode_lot(tokenizer, full))
-        rows: tuple[list[Row], list[Row]] = [], []
-        for part, pair in lot:
-            rows[part].append((next(lines), next(lines)) if has_text(*pair) else ((), ()))
-        append_rows(files[:2], rows[0], width)
-        append_rows(files[2:], rows[1], width)
-
-    index = entry.extend(index, pairs(), Lots(LOT, SHARD), write)
-    check_unchanged(text, seen, entry)
-    return entry.finish(index, {})
-
-
-def _opened(entry: Entry, index: Index) -> EncodedPairs:
-    tokenizer = subwords.load(entry.tokenizer)
-    width = width_of(len(tokenizer))
-    training, held_out = (
-        open_rows(entry.folder, part, width, 2, [index.size(2 * place), index.size(2 * place + 1)])
-        for place, part in enumerate(PARTS)
-    )
+    tokenizer = subwords.load(folder / "tokenizer.json")
+    training, held_out = (open_rows(folder, name, width_of(len(tokenizer)), 2) for name in PARTS)
     return EncodedPairs(training, held_out, tokenizer)
+
+
+def _encoded(tokenizer: PreTrainedTokenizerFast, pairs: Iterable[Pair]) -> Iterator[Sequence[list[int]]]:
+    """Yield the ids of each pair's source and target."""
+    for lot in in_lots(pairs, subwords.LOT):
+        lines = iter(subwords.encode(tokenizer, [line for pair in lot if has_text(*pair) for line in pair]))
+        yield from ((next(lines), next(lines)) if has_text(*pair) else ([], []) for pair in lot)

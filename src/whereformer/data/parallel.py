@@ -7,34 +7,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import starmap, zip_longest
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from ..errors import InputError, shown
 from ..lab.progress import Progress
-from . import tables
-from .lines import read_lines
+from .read import check_once, open_table, read_lines
 from .streams import in_lots
 
 HELD_OUT = 2000
 """The most pairs that are held out if there is no validation text; of a small text, one pair in twenty is held out."""
 LOT = 1024
-"""Number of pairs after which the progress is told, and rows of JSON Lines that are read at a time."""
+"""Number of pairs after which the progress is told."""
 
 Pair = tuple[str, str]
 """A line and its translation."""
 Pick = Callable[[Sequence[str]], tuple[str, str]]
 """Returns the columns to read, source first, from the names of all."""
-
-
-class PairStream(Protocol):
-    """Pairs in order, read anew in every iteration, and the name of where they come from, for people to read."""
-
-    @property
-    def name(self) -> str: ...
-
-    def __iter__(self) -> Iterator[Pair]: ...
 
 
 @dataclass(frozen=True)
@@ -98,13 +87,8 @@ class PairFiles:
 class Without:
     """Pairs without those in some rows."""
 
-    pairs: PairStream
+    pairs: Iterable[Pair]
     rows: frozenset[int]
-
-    @property
-    def name(self) -> str:
-        """Where they come from."""
-        return self.pairs.name
 
     def __iter__(self) -> Iterator[Pair]:
         return (pair for row, pair in enumerate(self.pairs) if row not in self.rows)
@@ -115,7 +99,7 @@ def has_text(source: str, target: str) -> bool:
     return bool(source.strip() and target.strip())
 
 
-def hold_out(field: str, pairs: PairStream) -> tuple[PairStream, Pairs]:
+def hold_out(field: str, pairs: Iterable[Pair]) -> tuple[Without, list[Pair]]:
     """Split pairs into those to train on and those to judge by, the same way in every run. They are read twice.
 
     No pair with an empty line is held out.
@@ -133,14 +117,9 @@ def hold_out(field: str, pairs: PairStream) -> tuple[PairStream, Pairs]:
     count = min(HELD_OUT, max(1, full // 20))
     order = torch.randperm(full, generator=torch.Generator().manual_seed(0))
     places = {*order[:count].tolist()}
-    rows, found = set(), Pairs([], [], pairs.name)
     with_text = ((row, pair) for row, pair in enumerate(pairs) if has_text(*pair))
-    for place, (row, (source, target)) in enumerate(with_text):
-        if place in places:
-            rows.add(row)
-            found.source.append(source)
-            found.target.append(target)
-    return Without(pairs, frozenset(rows)), found
+    found = dict(each for place, each in enumerate(with_text) if place in places)
+    return Without(pairs, frozenset(found)), [*found.values()]
 
 
 def aligned(field: str, source: Path, sources: Iterable[str], target: Path, targets: Iterable[str]) -> Iterator[Pair]:
@@ -199,38 +178,18 @@ def table_pairs(field: str, columns_field: str, file: Path, named: tuple[str, st
                 raise InputError(columns_field, f"{file} has no column {name!r}; it has {', '.join(found)}")
         return named
 
-    suffix = file.suffix.lower()
-    if suffix == ".tsv":
+    if file.suffix.lower() == ".tsv":
         yield from _tab_separated(field, file, named, pick)
         return
-    if suffix in tables.JSON:
-        batches = _json_batches(field, file, named, pick)
-    else:
-        batches = tables.read_batches(field, file, pick, named or ())
-    number = 0
-    for batch in batches:
-        for cells in zip(*batch.values(), strict=True):
-            number += 1
-            for name, cell in zip(batch, cells, strict=True):
-                if cell is not None and not isinstance(cell, str):
-                    raise InputError(columns_field, f"{file}, row {number}, {name}: expected text, got {shown(cell)}")
-            yield cells[0] or "", cells[1] or ""
-
-
-def _json_batches(field: str, file: Path, named: tuple[str, str] | None, pick: Pick) -> Iterator[tables.Columns]:
-    """Yield both columns of JSON Lines. The names of all columns are known only at the end."""
-    found: dict[str, None] = {}
-    for rows in in_lots(tables.json_rows(field, file), LOT):
-        for row in rows:
-            found.update(dict.fromkeys(row))
-        if named is None and len(found) > 2:
-            pick(list(found))
-        # A name that no row has gives empty cells.
-        one, other = named or [*found, *(name for name in ("", " ") if name not in found)][:2]
-        yield {name: [tables.whole(row.get(name)) for row in rows] for name in (one, other)}
-    if not found:
+    table = open_table(field, file, named or ())
+    if not table.names:
         raise InputError(field, f"no text in {file}")
-    pick(list(found))
+    columns = pick(table.names)
+    for number, cells in enumerate(table.rows(columns), 1):
+        for name, cell in zip(columns, cells, strict=True):
+            if cell is not None and not isinstance(cell, str):
+                raise InputError(columns_field, f"{file}, row {number}, {name}: expected text, got {shown(cell)}")
+        yield cells[0] or "", cells[1] or ""
 
 
 def _tab_separated(field: str, file: Path, named: tuple[str, str] | None, pick: Pick) -> Iterator[Pair]:
@@ -248,7 +207,7 @@ def _tab_separated(field: str, file: Path, named: tuple[str, str] | None, pick: 
             begins = named is not None and not set(named) <= set(header)
             if begins:
                 header = row
-                tables.check_once(field, file, header)
+                check_once(field, file, header)
             one, other = pick(header)
             places = header.index(one), header.index(other)
         if len(row) != len(header):

@@ -1,21 +1,15 @@
-"""Token ids in files: they are written once, and read a window at a time, so that no stream has to fit in memory."""
+"""Token ids in files, written once: streams read a window at a time and rows one at a time, whatever their size."""
 
 from __future__ import annotations
 
-import os
-import zlib
 from array import array
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
-
-from ..errors import InputError
-from ..files import naming
 
 Item = TypeVar("Item")
 
@@ -70,11 +64,6 @@ class TokenFile:
             found += torch.bincount(self[start : start + BLOCK], minlength=size)
         return found
 
-    def largest(self) -> int:
-        """Return the largest id, or -1 if there is none."""
-        starts = range(0, self.length, BLOCK)
-        return max((int(self[start : start + BLOCK].max()) for start in starts), default=-1)
-
 
 _DTYPES = {2: torch.uint16, 4: torch.int32}
 _CODES = {2: "H", 4: "i"}
@@ -90,68 +79,62 @@ def packed(ids: Iterable[int], width: int) -> bytes:
     return array(_CODES[width], ids).tobytes()
 
 
-def checksum(file: BinaryIO, count: int) -> int | None:
-    """Return the CRC-32 of the next ``count`` bytes of a file, or None if it has fewer."""
-    found = 0
-    while count:
-        block = file.read(min(count, BLOCK))
-        if not block:
-            return None
-        found = zlib.crc32(block, found)
-        count -= len(block)
-    return found
+def open_stream(path: Path, width: int) -> TokenFile:
+    """Open a whole file as a stream."""
+    return TokenFile(path, width, path.stat().st_size // width)
 
 
-class Appended:
-    """A file that grows by whole shards. A shard counts from when the disk has it; see :meth:`end_shard`.
+@dataclass(frozen=True)
+class RowFile:
+    """Rows of ids, each in one or more parts, such as a line and its translation. Only their lengths are in memory.
 
     Args:
-        path: the file. It is created if it is missing.
-        size: the bytes of it to keep; what follows them is dropped.
-
-    Raises:
-        InputError: if the file can't be written; every method may raise it.
+        ids: (tokens,), the ids of all rows, part after part.
+        starts: (rows,) int64, where each row begins.
+        lengths: (rows, parts) int32, the number of tokens in each part of a row.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
-        self.path = path
-        self.size, self.crc = 0, 0
-        with self._writing():
-            self.file = path.open("ab")
-            self.file.truncate(size)
+    ids: Stream
+    starts: Tensor
+    lengths: Tensor
 
-    def write(self, data: bytes) -> None:
-        """Append to the current shard."""
-        with self._writing():
-            self.file.write(data)
-        self.size += len(data)
-        self.crc = zlib.crc32(data, self.crc)
+    def __len__(self) -> int:
+        return len(self.starts)
 
-    def end_shard(self) -> tuple[int, int]:
-        """Wait until the disk has the shard, and return its size in bytes and its CRC-32."""
-        with self._writing():
-            self.file.flush()
-            os.fsync(self.file.fileno())
-        found = self.size, self.crc
-        self.size, self.crc = 0, 0
-        return found
+    def __getitem__(self, row: int) -> Sequence[Tensor]:
+        """Return the parts of a row, each (tokens,) int64."""
+        start, lengths = int(self.starts[row]), self.lengths[row].tolist()
+        return self.ids[start : start + sum(lengths)].split(lengths)
 
-    def __enter__(self) -> Appended:
-        return self
+    def chosen(self, rows: Tensor) -> RowFile:
+        """Return the rows at the indices ``rows``, (chosen,), in this order."""
+        return replace(self, starts=self.starts[rows], lengths=self.lengths[rows])
 
-    def __exit__(self, *_: object) -> None:
-        # What is left in the buffer belongs to no shard.
-        with suppress(OSError):
-            self.file.close()
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Name the file in the errors of the operating system."""
-        try:
-            with naming(self.path):
-                yield
-        except OSError as error:
-            raise InputError("cache", f"cannot write {self.path}: {error.strerror or error}") from None
+LENGTH = 4
+"""Bytes of a length in a file."""
+
+
+def write_rows(folder: Path, name: str, width: int, rows: Iterable[Sequence[Sequence[int]]]) -> None:
+    """Write rows to two files in a folder: their ids, and the lengths of their parts.
+
+    Args:
+        folder: the folder.
+        name: the name of the rows.
+        width: bytes per id.
+        rows: for each row its parts, and for each part its ids.
+    """
+    with (folder / f"{name}.ids").open("wb") as ids, (folder / f"{name}.lengths").open("wb") as lengths:
+        for row in rows:
+            ids.write(b"".join(packed(part, width) for part in row))
+            lengths.write(packed(map(len, row), LENGTH))
+
+
+def open_rows(folder: Path, name: str, width: int, parts: int) -> RowFile:
+    """Open the rows that :func:`write_rows` wrote, each of so many parts."""
+    lengths = open_stream(folder / f"{name}.lengths", LENGTH)[:].int().view(-1, parts)
+    tokens = lengths.sum(1)
+    return RowFile(open_stream(folder / f"{name}.ids", width), tokens.cumsum(0) - tokens, lengths)
 
 
 def in_lots(items: Iterable[Item], count: int) -> Iterator[list[Item]]:

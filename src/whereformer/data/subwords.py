@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
 
 from .streams import in_lots
 
@@ -19,6 +14,8 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
 PAD, START, END = range(len(SPECIAL_TOKENS))
+LOT = 1024
+"""Number of lines that are encoded at a time."""
 LEAST = 300
 """Size of the smallest vocabulary: the special tokens, all 256 bytes, and some tokens of several bytes."""
 
@@ -76,52 +73,10 @@ def _described(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-@dataclass(frozen=True)
-class Lines:
-    """Encoded lines in one tensor, because lists of Python integers take several times the memory.
-
-    Args:
-        ids: (tokens,) int32, the ids of all lines.
-        starts: (lines + 1,), where each line begins, then the end of the last line.
-    """
-
-    ids: Tensor
-    starts: Tensor
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, line: int) -> Tensor:
-        return self.ids[int(self.starts[line]) : int(self.starts[line + 1])]
-
-    @property
-    def lengths(self) -> Tensor:
-        """(lines,), the number of tokens of each line."""
-        return self.starts.diff()
-
-    def chosen(self, lines: Tensor) -> Lines:
-        """Return the lines at the indices ``lines``, (chosen,), in this order."""
-        lengths = self.lengths[lines]
-        starts = torch.cat((torch.zeros(1, dtype=torch.long), lengths.cumsum(0)))
-        # A token's distance from the start of its line does not change.
-        places = torch.arange(int(starts[-1])) + (self.starts[:-1][lines] - starts[:-1]).repeat_interleave(lengths)
-        return Lines(self.ids[places], starts)
-
-
-def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Lines:
-    """Encode the texts, each followed by the end token."""
-    ids, ends = array("i"), [0]
-    for lot in in_lots(texts, 1024):
-        for line in encode_lot(tokenizer, lot):
-            ids.extend(line)
-            ends.append(len(ids))
-    tokens = torch.frombuffer(ids, dtype=torch.int32) if ids else torch.empty(0, dtype=torch.int32)
-    return Lines(tokens, torch.tensor(ends))
-
-
-def encode_lot(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
-    """Encode some texts with all processors; return the ids of each, with the end token."""
+def encode(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[list[int]]:
+    """Yield the ids of each text, with the end token, as all processors find them."""
     backend = tokenizer.backend_tokenizer
     # Loading a tokenizer sets this; building one does not.
     backend.encode_special_tokens = True
-    return [encoded.ids for encoded in backend.encode_batch_fast(texts)]
+    for lot in in_lots(texts, LOT):
+        yield from (encoded.ids for encoded in backend.encode_batch_fast(lot))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from torch import Tensor
 
-from . import blockwise, fused, grids, native, nested, reference, varlen
+from . import blockwise, grids, native, nested, reference, sdpa, varlen
 from .call import Call, CallOptions, SequenceOptions, Window, make_call, refuses_other_names, shows_options
 from .choose import BACKENDS, Choice, choose, explain_choice
+from .combine import attend_in_parts, merge_attention
 from .dropout import draw_seed
 from .grids import decomposed_offset_keys
-from .parts import attend_in_parts, merge_attention
 from .precision import without_autocast
 from .terms import (
     DenseBias,
@@ -31,6 +31,9 @@ from .terms import (
     index_bias,
 )
 from .triton import launch as triton
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Integer
 
 __all__ = [
     "Choice",
@@ -58,54 +61,57 @@ __all__ = [
 
 @overload
 def attention(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "batch heads n_q head_dim"] | None,
+    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+    value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
     *,
     return_lse: Literal[False] = False,
     backend: str = "auto",
     **options: Unpack[CallOptions],
-) -> Tensor: ...
+) -> Float[Tensor, "batch heads n_q value_dim"]: ...
 
 
 @overload
 def attention(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "batch heads n_q head_dim"] | None,
+    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+    value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
     *,
     return_lse: Literal[True],
     backend: str = "auto",
     **options: Unpack[CallOptions],
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]: ...
 
 
 @refuses_other_names
 def attention(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "batch heads n_q head_dim"] | None,
+    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+    value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
     *,
-    key_mask: Tensor | None = None,
+    key_mask: Bool[Tensor, "batch n_k"] | None = None,
     causal: bool = False,
     window: Window = None,
     sink_tokens: int = 0,
     scale: float | None = None,
     softcap: float | None = None,
     softcap_terms: bool = False,
-    sinks: Tensor | None = None,
+    sinks: Float[Tensor, "heads"] | None = None,
     dropout_p: float = 0.0,
     query_positions: PositionsLike | None = None,
     key_positions: PositionsLike | None = None,
-    query_documents: Tensor | None = None,
-    key_documents: Tensor | None = None,
+    query_documents: Integer[Tensor, "batch n_q"] | None = None,
+    key_documents: Integer[Tensor, "batch n_k"] | None = None,
     deterministic: bool = True,
     return_lse: bool = False,
     backend: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> (
+    Float[Tensor, "batch heads n_q value_dim"]
+    | tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]
+):
     """Multi-head softmax attention with position terms.
 
     ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
@@ -218,48 +224,51 @@ def attention(
 
 @overload
 def attention_varlen(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "total_q heads head_dim"] | None,
+    key: Float[Tensor, "total_k key_heads head_dim"] | None,
+    value: Float[Tensor, "total_k key_heads value_dim"],
     terms: Sequence[Term] = (),
     *,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None = None,
+    cu_seqlens_q: Integer[Tensor, "ends"],
+    cu_seqlens_k: Integer[Tensor, "ends"] | None = None,
     return_lse: Literal[False] = False,
     backend: str = "auto",
     **options: Unpack[SequenceOptions],
-) -> Tensor: ...
+) -> Float[Tensor, "total_q heads value_dim"]: ...
 
 
 @overload
 def attention_varlen(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "total_q heads head_dim"] | None,
+    key: Float[Tensor, "total_k key_heads head_dim"] | None,
+    value: Float[Tensor, "total_k key_heads value_dim"],
     terms: Sequence[Term] = (),
     *,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None = None,
+    cu_seqlens_q: Integer[Tensor, "ends"],
+    cu_seqlens_k: Integer[Tensor, "ends"] | None = None,
     return_lse: Literal[True],
     backend: str = "auto",
     **options: Unpack[SequenceOptions],
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Float[Tensor, "total_q heads value_dim"], Float[Tensor, "total_q heads"]]: ...
 
 
 @refuses_other_names
 @shows_options(attention, without=("key_mask", "query_documents", "key_documents"))
 def attention_varlen(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "total_q heads head_dim"] | None,
+    key: Float[Tensor, "total_k key_heads head_dim"] | None,
+    value: Float[Tensor, "total_k key_heads value_dim"],
     terms: Sequence[Term] = (),
     *,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None = None,
+    cu_seqlens_q: Integer[Tensor, "ends"],
+    cu_seqlens_k: Integer[Tensor, "ends"] | None = None,
     return_lse: bool = False,
     backend: str = "auto",
     **options: Unpack[SequenceOptions],
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> (
+    Float[Tensor, "total_q heads value_dim"]
+    | tuple[Float[Tensor, "total_q heads value_dim"], Float[Tensor, "total_q heads"]]
+):
     """Attention within sequences of different lengths that lie one after another, without padding.
 
     Args:
@@ -332,7 +341,7 @@ def _by_triton(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 _RUN = {
-    "fused": fused.attend,
+    "fused": sdpa.attend,
     "reference": reference.attend,
     "blockwise": blockwise.attend,
     "triton": _by_triton,
@@ -342,9 +351,9 @@ _RUN = {
 @refuses_other_names
 @shows_options(attention)
 def explain(
-    query: Tensor | None,
-    key: Tensor | None,
-    value: Tensor,
+    query: Float[Tensor, "batch heads n_q head_dim"] | None,
+    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+    value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
     *,
     return_lse: bool = False,
@@ -374,8 +383,12 @@ def _check_backend(backend: str) -> None:
 @refuses_other_names
 @shows_options(attention, without=("return_lse", "backend"))
 def attention_weights(
-    query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Unpack[CallOptions]
-) -> Tensor:
+    query: Float[Tensor, "batch heads n_q head_dim"] | None,
+    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+    value: Float[Tensor, "batch key_heads n_k value_dim"],
+    terms: Sequence[Term] = (),
+    **options: Unpack[CallOptions],
+) -> Float[Tensor, "batch heads n_q n_k"]:
     """Return the softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 
     ``options`` are :func:`attention`'s keyword arguments other than ``return_lse`` and ``backend``; ``dropout_p``

@@ -117,8 +117,6 @@ class Call:
         given = self.given_key_positions
         return Positions(0, 1, self.n_k) if given is None else given
 
-    # These are the fields of ``shape.CallShape``, from which a backend is chosen.
-
     @property
     def device(self) -> torch.device:
         return self.value.device

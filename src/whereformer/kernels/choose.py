@@ -1,4 +1,4 @@
-"""The choice of a backend for a call, from the call's shape, its device and the state of torch.
+"""The choice of a backend for a call, from its sizes, its device and the state of torch.
 
 Whether gradients are on plays no part, so that a checkpoint, which computes without them first, chooses the same twice.
 """
@@ -11,7 +11,6 @@ import torch
 
 from . import native
 from .call import Call
-from .shape import Shaped
 from .torch_private import derivatives, forward_mode
 from .triton import available as triton
 
@@ -36,11 +35,11 @@ class Choice:
         return f"{self.backend}: {self.reason}"
 
 
-def choose(call: Shaped, backend: str, device: torch.device | None = None) -> str:
+def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
     """Return the name of the backend that computes the call.
 
     Args:
-        call: a checked call, or the shape of one.
+        call: a checked call.
         backend: the requested backend, or "auto".
         device: the device that the call will run on, if its tensors are elsewhere: tensors on "meta" have only sizes.
 
@@ -66,7 +65,7 @@ def explain_choice(call: Call, backend: str) -> Choice:
     return Choice(chosen, reason, _unavailable(call, call.device))
 
 
-def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
+def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
     """Return the choice of backend="auto" and the reason."""
     on_cpu = device.type == "cpu"
     taken = derivatives()
@@ -91,7 +90,7 @@ def _automatic(call: Shaped, device: torch.device) -> tuple[str, str]:
     return "blockwise", f"{slow}; the compiled kernel would be faster, but it {not_native}" if on_cpu else slow
 
 
-def _unavailable(call: Shaped, device: torch.device) -> dict[str, str]:
+def _unavailable(call: Call, device: torch.device) -> dict[str, str]:
     """Return the reason of each backend that cannot take the call on that device, and which backend can."""
     not_native = native.unavailable(call, device)
     reasons = {
@@ -101,7 +100,7 @@ def _unavailable(call: Shaped, device: torch.device) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _no_triton(call: Shaped, device: torch.device) -> str | None:
+def _no_triton(call: Call, device: torch.device) -> str | None:
     """Return why "triton" cannot take the call on that device, and which backend can; None if it can."""
     if (reason := triton.unavailable(call, device)) is not None:
         return reason

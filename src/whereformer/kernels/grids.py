@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch.nn import functional
 
 from .call import Call, check_heads_tensor
 from .terms import FactorPair, GridPositions, OffsetBias, OffsetBias2d, as_pair, check_shape, offsets_between
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True)
@@ -157,9 +161,9 @@ def in_one_dimension(call: Call) -> Call:
 
 
 def decomposed_offset_keys(
-    query: Tensor,
-    row_table: Tensor,
-    column_table: Tensor,
+    query: Float[Tensor, "batch heads n_q head_dim"],
+    row_table: Float[Tensor, "#heads _rows head_dim"],
+    column_table: Float[Tensor, "#heads _columns head_dim"],
     first: tuple[int, int],
     queries: GridPositions,
     keys: GridPositions,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,29 +28,14 @@ from .terms import (
 from .tracing import are_numbers
 
 
-@dataclass(frozen=True)
-class Merged:
-    """The merged terms: tables, factors and levels in float32 or wider; a single ``dense`` term keeps its dtype.
+def merge(call: Call) -> dict[str, Any]:
+    """Merge the terms of a call; differentiable.
 
-    Where some of several :class:`OffsetKeys` have factors, all have; likewise :class:`OffsetQueries`. ``query_levels``
-    and ``key_levels`` are (1 or batch, heads, n, number of ``DistanceDecay`` terms). ``grid_bias`` is a row of numbers,
-    (heads, length), as in ``grids.CellOffsets``, and ``grids`` are its sizes.
+    Returns:
+        The fields of :class:`~whereformer.kernels.problem.Problem` that terms decide, by name: tables, factors and
+        levels in float32 or wider. A single dense term keeps its dtype. Where some of several :class:`OffsetKeys` have
+        factors, all have; likewise :class:`OffsetQueries`.
     """
-
-    bias: OffsetBias | None
-    key_table: OffsetKeys | None
-    query_table: OffsetQueries | None
-    value_table: OffsetValues | None
-    factors: FactorPair | None
-    query_levels: Tensor | None
-    key_levels: Tensor | None
-    dense: Tensor | None
-    grid_bias: Tensor | None
-    grids: list[int]
-
-
-def merge(call: Call) -> Merged:
-    """Merge the terms of a call; differentiable."""
     dtype = torch.promote_types(call.value.dtype, torch.float32)
     span = offset_range(call.query_positions, call.key_positions)
     if span is not None and not are_numbers(*span):
@@ -69,22 +54,26 @@ def merge(call: Call) -> Merged:
     decays = [term for term in call.terms if isinstance(term, DistanceDecay)]
     dense = [_of_all_heads(term.scores, call.heads) for term in call.terms if isinstance(term, DenseBias)]
     grid_bias, sizes = grids.merged([term for term in call.terms if isinstance(term, OffsetBias2d)], dtype)
-    return Merged(
-        bias=OffsetBias(*_merge_tables(biases, span, dtype)) if biases else None,
-        key_table=OffsetKeys(*_merge_vectors(keys, call.query, call, span, dtype)) if keys else None,
-        query_table=OffsetQueries(*_merge_vectors(queries, call.key, call, span, dtype)) if queries else None,
-        value_table=OffsetValues(*_merge_tables(values, span, dtype)) if values else None,
-        factors=FactorPair(
-            _join([pair.query_factors for pair in pairs], dtype), _join([pair.key_factors for pair in pairs], dtype)
-        )
-        if pairs
-        else None,
-        query_levels=_stack([term.query_levels for term in decays], dtype),
-        key_levels=_stack([term.key_levels for term in decays], dtype),
-        dense=_add_up(dense, dtype),
-        grid_bias=grid_bias,
-        grids=sizes,
-    )
+    key_table, first_key, key_table_factors = _merge_vectors(keys, call.query, call, span, dtype)
+    query_table, first_query, query_table_factors = _merge_vectors(queries, call.key, call, span, dtype)
+    bias, first_bias = _merge_tables(biases, span, dtype)
+    value_table, first_value = _merge_tables(values, span, dtype)
+    return {
+        "bias": bias,
+        "key_table": key_table,
+        "query_table": query_table,
+        "value_table": value_table,
+        "first": [first_bias, first_key, first_query, first_value],
+        "key_table_factors": key_table_factors,
+        "query_table_factors": query_table_factors,
+        "query_factors": _join([pair.query_factors for pair in pairs], dtype),
+        "key_factors": _join([pair.key_factors for pair in pairs], dtype),
+        "query_levels": _join([term.query_levels.unsqueeze(-1) for term in decays], dtype),
+        "key_levels": _join([term.key_levels.unsqueeze(-1) for term in decays], dtype),
+        "dense": _add_up(dense, dtype),
+        "grid_bias": grid_bias,
+        "grids": sizes,
+    }
 
 
 def _of_all_heads(scores: Tensor, heads: int) -> Tensor:
@@ -107,8 +96,11 @@ def _add_up(dense: list[Tensor], dtype: torch.dtype) -> Tensor | None:
 
 def _merge_tables(
     tables: list[tuple[Tensor, int]], span: tuple[int, int] | None, dtype: torch.dtype
-) -> tuple[Tensor, int]:
-    """Sum tables on the offsets of ``span`` (None: on all) into one; return it with its first offset."""
+) -> tuple[Tensor | None, int]:
+    """Sum tables on the offsets of ``span`` (None: on all) into one, None without any; return it with its first
+    offset."""
+    if not tables:
+        return None, 0
     parts, first = _on_same_offsets(tables, span, dtype)
     return sum(parts[1:], parts[0]), first
 
@@ -119,26 +111,27 @@ def _merge_vectors(
     call: Call,
     span: tuple[int, int] | None,
     dtype: torch.dtype,
-) -> tuple[Tensor, int, int, Tensor | None]:
-    """Merge tables of vectors into one; return it with its first offset, its step of 1, and its factors if any have.
+) -> tuple[Tensor | None, int, Tensor | None]:
+    """Merge tables of vectors into one; return it with its first offset, and its factors if any have.
 
     Those without factors meet ``rows``, the queries or keys of ``call``.
     """
     plain = [(term.table, term.first) for term in terms if term.factors is None]
     if len(plain) == len(terms):
-        return *_merge_tables(plain, span, dtype), 1, None
+        return *_merge_tables(plain, span, dtype), None
     tables = [(term.table, term.first) for term in terms if term.factors is not None]
     factors = [term.factors for term in terms if term.factors is not None]
     if plain:
         assert rows is not None
-        tables.append(_merge_tables(plain, span, dtype))
+        parts, first = _on_same_offsets(plain, span, dtype)
+        tables.append((sum(parts[1:], parts[0]), first))
         # Query heads that share keys have factors of their own.
         factors.append((rows.to(dtype) * call.scale).repeat_interleave(call.heads // rows.shape[1], 1))
     parts, first = _on_same_offsets(tables, span, dtype)
     heads = max(len(part) for part in parts)
     # A sum of products is one product of longer vectors.
     table = parts[0] if len(parts) == 1 else torch.cat([part.expand(heads, -1, -1) for part in parts], -1)
-    return table, first, 1, _join(factors, dtype)
+    return table, first, _join(factors, dtype)
 
 
 def _on_same_offsets(
@@ -167,14 +160,9 @@ def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
     return table[:, start:stop], low if stop == start + 1 else first + start
 
 
-def _join(factors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Concatenate factors: a sum of products is one product of the joined factors."""
-    if len(factors) == 1:
-        return factors[0].to(dtype)
+def _join(factors: list[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """Concatenate factors, or levels of one number: a sum of products is one product of the joined factors."""
+    if len(factors) <= 1:
+        return factors[0].to(dtype) if factors else None
     batch = next((part.shape[0] for part in factors if part.shape[0] != 1), 1)
     return torch.cat([part.to(dtype).expand(batch, -1, -1, -1) for part in factors], -1)
-
-
-def _stack(levels: list[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """Put levels side by side, (1 or batch, heads, n, number of them); None without any."""
-    return _join([each.unsqueeze(-1) for each in levels], dtype) if levels else None

@@ -106,9 +106,6 @@ class Problem:
     @classmethod
     def of(cls, call: Call) -> Problem:
         """Build the problem of a call. Autocast must be off, or it would change the tables' dtype."""
-        terms = merge(call)
-        tables = (terms.bias, terms.key_table, terms.query_table, terms.value_table)
-        bias, key_table, query_table, value_table = (None if term is None else term.table for term in tables)
         query_positions, key_positions = call.query_positions, call.key_positions
         min_offset, max_offset = call.offset_limits()
         affine = [
@@ -120,18 +117,7 @@ class Problem:
             query=call.query,
             key=call.key,
             value=call.value,
-            bias=bias,
-            key_table=key_table,
-            query_table=query_table,
-            value_table=value_table,
-            key_table_factors=None if terms.key_table is None else terms.key_table.query_factors,
-            query_table_factors=None if terms.query_table is None else terms.query_table.key_factors,
-            query_factors=None if terms.factors is None else terms.factors.query_factors,
-            key_factors=None if terms.factors is None else terms.factors.key_factors,
-            query_levels=terms.query_levels,
-            key_levels=terms.key_levels,
-            dense=terms.dense,
-            grid_bias=terms.grid_bias,
+            **merge(call),
             sinks=None if call.sinks is None else call.sinks.to(torch.promote_types(call.dtype, torch.float32)),
             key_mask=call.key_mask,
             query_positions=None if isinstance(query_positions, Positions) else query_positions,
@@ -140,9 +126,7 @@ class Problem:
             key_documents=call.key_documents,
             seed=call.seed,
             n_q=call.n_q,
-            first=[0 if term is None else term.first for term in tables],
             affine=affine,
-            grids=terms.grids,
             min_offset=min_offset,
             max_offset=max_offset,
             always_within=call.always_within or (),

@@ -13,12 +13,15 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from .tracing import can_look
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Integer
 
 
 def as_int(number: Any) -> int | None:
@@ -172,7 +175,7 @@ def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:
 class _OffsetTable:
     """The common part of terms with a table over offsets."""
 
-    table: Tensor
+    table: Float[Tensor, "#heads _offsets *_width"]
     first: int
     step: int = 1
 
@@ -231,11 +234,11 @@ class OffsetBias2d:
             prefix's key, and of a prefix's query and a prefix's key; None adds nothing.
     """
 
-    table: Tensor
+    table: Float[Tensor, "heads _rows _columns"]
     first: tuple[int, int]
     queries: GridPositions
     keys: GridPositions
-    prefix: Tensor | None = None
+    prefix: Float[Tensor, "heads 3"] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "first", as_pair("OffsetBias2d: first", self.first))
@@ -270,7 +273,7 @@ class OffsetKeys(_OffsetTable):
         query_factors: (1 or batch, heads, n_q, r) with any r of at least 1; None takes the queries.
     """
 
-    query_factors: Tensor | None = None
+    query_factors: Float[Tensor, "#batch heads n_q _width"] | None = None
 
     @property
     def factors(self) -> Tensor | None:
@@ -303,7 +306,7 @@ class OffsetQueries(_OffsetTable):
             the keys.
     """
 
-    key_factors: Tensor | None = None
+    key_factors: Float[Tensor, "#batch heads n_k _width"] | None = None
 
     @property
     def factors(self) -> Tensor | None:
@@ -356,8 +359,8 @@ class FactorPair:
         key_factors: (1 or batch, heads, n_k, r).
     """
 
-    query_factors: Tensor
-    key_factors: Tensor
+    query_factors: Float[Tensor, "#batch heads n_q _rank"]
+    key_factors: Float[Tensor, "#batch heads n_k _rank"]
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         rows = (("batch", (1, batch)), ("heads", (heads,)))
@@ -380,8 +383,8 @@ class DistanceDecay:
         key_levels: (1 or batch, heads, n_k), with as many heads as queries have.
     """
 
-    query_levels: Tensor
-    key_levels: Tensor
+    query_levels: Float[Tensor, "#batch heads n_q"]
+    key_levels: Float[Tensor, "#batch heads n_k"]
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         """Raise a TypeError or ValueError unless the term fits a call of these sizes."""
@@ -400,7 +403,7 @@ class DenseBias:
             an alignment share the bias of its pairs (Evoformer).
     """
 
-    scores: Tensor
+    scores: Float[Tensor, "_batch #heads n_q n_k"]
 
     def check(self, batch: int, heads: int, n_q: int, n_k: int, head_dim: int) -> None:
         items = self.scores.shape[0] if isinstance(self.scores, Tensor) and self.scores.dim() == 4 else 0
@@ -410,7 +413,9 @@ class DenseBias:
         check_shape("DenseBias.scores", self.scores, wanted)
 
 
-def index_bias(table: Tensor, index: Tensor) -> DenseBias:
+def index_bias(
+    table: Float[Tensor, "heads _kinds"], index: Integer[Tensor, "n_q n_k"] | Integer[Tensor, "batch n_q n_k"]
+) -> DenseBias:
     """``score_ij += table[h, index_ij]``: a number for every kind of pair, where no offset tells the kind.
 
     The kinds may be distances in a graph (Graphormer), places of words on a page (LayoutLMv3), or cells of a volume.

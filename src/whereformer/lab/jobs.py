@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,8 @@ from ..errors import InputError
 from .progress import Progress
 
 if TYPE_CHECKING:
-    from .sheet import Sheet, Shown
+    from .sheet import Sheet
+    from .shown import Shown
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -156,12 +158,21 @@ def _begin(work: Work[Any, Any], messages: Any, stopped: Any, number: Any, threa
     """Prepare a process."""
     # Ctrl-C reaches all processes; the first one stops the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     if torch.cuda.is_available():
         with number.get_lock():
             torch.cuda.set_device(number.value % torch.cuda.device_count())
             number.value += 1
     _this.update(work=work, progress=_Sender(messages, stopped))
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has ended: nobody is left to take what it computes."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _do(task: Any) -> Any:

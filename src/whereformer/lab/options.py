@@ -12,9 +12,8 @@ from ..errors import InputError, shown
 
 if TYPE_CHECKING:
     import torch
-    from _typeshed import DataclassInstance
 
-    Kind = TypeVar("Kind", bound=DataclassInstance)
+Kind = TypeVar("Kind")
 
 MOST_SIZE = 2**20
 """The largest width, length, vocabulary or number of rows at a time. Larger ones fit into no memory."""
@@ -110,7 +109,7 @@ class TextOptions:
     """Options of studies that read text."""
 
     data: tuple[str, ...] = ()
-    """Text to train on: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
+    """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
     .jsonl. Default: the documentation that comes with Python."""
 
     column: str | None = None
@@ -119,7 +118,8 @@ class TextOptions:
 
 def part(options: Any, kind: type[Kind]) -> Kind:
     """Return those of a study's options that another dataclass has, as that dataclass."""
-    return kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
+    dataclass: Any = kind
+    return kind(**{field.name: getattr(options, field.name) for field in fields(dataclass)})
 
 
 def find_device(name: str) -> torch.device:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..errors import InputError, shown
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,18 +24,40 @@ PATIENCE = timedelta(days=1)
 """How long a process waits for another. The main process may encode text for hours, and if a process dies, its launcher
 ends the others."""
 
+ARRIVAL = timedelta(seconds=50)
+"""How long processes wait for one another at the start. A launcher starts them all at once."""
+
+MOST_PROCESSES = 2**16
+LAUNCHER = "start it by torchrun or accelerate launch, or unset RANK and WORLD_SIZE to use one process"
+
 _joined: dict[str, Any] = {}
 """The "store" where processes count failures and, where gradients don't travel over the CPU, the "group" that does."""
 
 
 def size() -> int:
-    """Return the number of processes."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    """Return the number of processes.
+
+    Raises:
+        InputError: if the launcher's variables make no sense, as those that an earlier launch left may not.
+    """
+    return _variable("WORLD_SIZE", 1, MOST_PROCESSES) if "RANK" in os.environ else 1
 
 
 def rank() -> int:
-    """Return the number of this process; 0 is the main process."""
-    return int(os.environ["RANK"]) if size() > 1 else 0
+    """Return the number of this process; 0 is the main process.
+
+    Raises:
+        InputError: as for :func:`size`.
+    """
+    return _variable("RANK", 0, size() - 1) if size() > 1 else 0
+
+
+def _variable(name: str, low: int, high: int) -> int:
+    """Return the value of a launcher's variable, a whole number within bounds."""
+    text = os.environ.get(name, "1")
+    if not (text.isdecimal() and len(text) < 10 and low <= int(text) <= high):
+        raise InputError(None, f"expected {name} from {low} to {high}, got {shown(text)}; {LAUNCHER}")
+    return int(text)
 
 
 def is_main() -> bool:
@@ -53,7 +77,15 @@ def join(device: torch.device) -> None:
     from torch import distributed
     from torch.distributed.rendezvous import rendezvous
 
-    store, number, count = next(rendezvous("env://", timeout=PATIENCE))
+    number, count = rank(), size()
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=ARRIVAL))
+    except (ValueError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            None, f"{count} processes did not meet within {ARRIVAL.seconds} seconds ({reason:.200}); {LAUNCHER}"
+        ) from None
+    store.set_timeout(PATIENCE)
     _joined.update(store=store, group=None)
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -132,8 +164,8 @@ def share(items: Sequence[Value]) -> Sequence[Value]:
 def is_first_to_fail() -> bool:
     """Record that this process fails, and return whether it has to say why: the first one does."""
     if not _joined:
-        # Processes fail alike before they join, but the machines may differ.
-        return size() == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
+        # Processes fail alike before they join, but the machines may differ. Without a launcher nothing is set.
+        return os.environ.get("LOCAL_RANK", "0") == "0"
     return _failures(1) == 1
 
 

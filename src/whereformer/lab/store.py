@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from ..errors import InputError, shown
-from ..files import write_atomically
+from ..files import make_folder, write_atomically
 from .jobs import spread
 from .json_files import check_seal, from_json, read_json, sealed, write_json
 from .progress import Progress
 from .ranks import is_main
-from .sheet import Shown
+from .shown import Shown
 
 FILE = "results.json"
 """The file of results in a run's folder."""
@@ -115,14 +115,15 @@ class Results(Shown):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.write(folder / FILE)
-        files = {"report.html": self.report(), **self.more_files()}
-        written = [folder / name for name, text in files.items() if text is not None]
-        for path in written:
-            write_atomically(path, files[path.name] or "")
-        return [*written, folder / FILE]
+        page = self.report()
+        files = {**({} if page is None else {"report.html": page}), **self.more_files()}
+        for name, content in files.items():
+            make_folder((folder / name).parent)
+            write_atomically(folder / name, content)
+        return [*(folder / name for name in files), folder / FILE]
 
-    def more_files(self) -> dict[str, str]:
-        """Return the text of further files, by name."""
+    def more_files(self) -> Mapping[str, str | bytes]:
+        """Return the contents of further files, by name; a name may have a folder in it."""
         return {}
 
 

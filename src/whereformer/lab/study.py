@@ -33,7 +33,7 @@ from .progress import Progress
 from .ranks import is_main
 
 if TYPE_CHECKING:
-    from .sheet import Plan, Shown
+    from .shown import Plan, Shown
     from .store import Results
 
 
@@ -99,7 +99,10 @@ def _words(options: Any, flags: dict[str, str]) -> list[str]:
             switch = isinstance(value, bool)
             known = flags.get(field.name, flag(field.name if value or not switch else f"no_{field.name}"))
             listed = value if isinstance(value, tuple) else () if switch else (value,)
-            words += [known, *map(str, listed)]
+            if known.startswith("-"):
+                words += [known, *map(str, listed)]
+            else:  # words without a flag come first, where no flag takes them for its own
+                words = [*map(str, listed), *words]
     return words
 
 
@@ -162,7 +165,11 @@ def function(study: type[Study], name: str) -> Callable[..., Any]:
             hints = get_type_hints(study)
             named = {each: _option(options[each], hints[each], value) for each, value in given.items()}
             progress = Progress() if quiet else stack.enter_context(Bar(output()))
-            return do(study(out=folder, **named), progress)[0]
+            results, _ = do(study(out=folder, **named), progress)
+        problem = results.problem()
+        if isinstance(problem, KeyboardInterrupt):
+            raise problem
+        return results
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = inspect.getdoc(study)

@@ -14,7 +14,8 @@ from ..errors import printable
 from .progress import Progress as Listener
 
 if TYPE_CHECKING:
-    from .sheet import Sheet, Shown
+    from .sheet import Sheet
+    from .shown import Shown
 
 
 class Terminal(Console):

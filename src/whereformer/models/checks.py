@@ -51,7 +51,7 @@ _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or 
 def check_kinds(config: Any, extra: Mapping[str, Any]) -> None:
     """Raise an InputError for a field of one of our configurations whose value is of another kind than declared.
 
-    A configuration may come from a stranger's config.json, where anything can stand anywhere.
+    A configuration may come from an untrusted config.json, where anything can stand anywhere.
 
     Args:
         config: the configuration. A field that may be None, or is by default, passes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from .inputs import EncoderInputs, asks_for, takes
 from .layers import AttentionContext, Layer, SegmentScores, check_types, may_share, number_of_types
 from .norms import make_norm
 from .pooling import Tokens, unpool
+
+if TYPE_CHECKING:
+    from jaxtyping import Integer, Shaped
 
 
 def position_of(config: EncoderConfig) -> Position:
@@ -155,8 +158,8 @@ class Encoder(EncoderPreTrainedModel):
     @takes(EncoderInputs)
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        input_ids: Integer[Tensor, "batch n"] | None = None,
+        attention_mask: Shaped[Tensor, "batch n"] | None = None,
         **inputs: Unpack[EncoderInputs],
     ) -> BaseModelOutput:
         """Encode a batch.
@@ -252,7 +255,7 @@ class _Run:
         self.states: list[Tensor] = []
         self.attentions: list[Tensor | None] = []
         self.share = may_share(encoder.layers)
-        self.once = encoder.position("once") if self.share else None
+        self.prepared = encoder.position("prepare") if self.share else None
         self.last_context: AttentionContext | None = None
         self.hidden: Tensor
         self.add(hidden)
@@ -262,7 +265,7 @@ class _Run:
         last = self.last_context
         if last is None or last.queries is not queries or last.keys is not keys:
             position = self.encoder.position
-            shared = position("shared", queries.positions, keys.positions, self.once) if self.share else None
+            shared = position("prepare_for", queries.positions, keys.positions, self.prepared) if self.share else None
             last = AttentionContext(
                 position,
                 queries,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..kernels import Positions, PositionsLike
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Integer
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,9 @@ class Tokens:
     """
 
     positions: PositionsLike
-    key_mask: Tensor | None = None
-    segments: Tensor | None = None
-    documents: Tensor | None = None
+    key_mask: Bool[Tensor, "batch n"] | None = None
+    segments: Integer[Tensor, "batch n"] | None = None
+    documents: Integer[Tensor, "batch n"] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Pooling:
             return (length + 1) // 2
         return 1 + (length - self.truncate) // 2
 
-    def hidden(self, hidden: Tensor) -> Tensor:
+    def hidden(self, hidden: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch pooled width"]:
         """Pool hidden states (batch, n, width) to (batch, pooled n, width)."""
         first, second = self._pairs(hidden)
         if self.mode == "mean":
@@ -98,7 +102,9 @@ class Pooling:
         return torch.cat((rows[:, :1], pooled), 1) if self.separate_cls else pooled
 
 
-def unpool(hidden: Tensor, times: int, length: int, separate_cls: bool) -> Tensor:
+def unpool(
+    hidden: Float[Tensor, "batch n width"], times: int, length: int, separate_cls: bool
+) -> Float[Tensor, "batch length width"]:
     """Repeat pooled hidden states (batch, n, width) to (batch, length, width).
 
     Each state stands for ``times`` tokens, and [CLS] for itself. Tokens that truncation dropped get zeros.

@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 from ..errors import InputError, shown
-from .base import ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, Work, check_value
+from .base import ACTS_ON, ModelShape, OffsetFunction, Place, Position, PositionRangeError, Sum, Work, check_value
 from .by_layer import ByLayer, check_places
 from .none import NoPosition
 
@@ -28,6 +29,7 @@ __all__ = [
     "check_name",
     "describe",
     "layer_pattern",
+    "method_class",
     "method_names",
     "name_of",
     "own_name",
@@ -71,9 +73,34 @@ _SIZES = {field.name for field in fields(ModelShape)}
 """Options of :func:`build_position` that describe the model and not the method."""
 
 
-def position_names() -> list[str]:
-    """The names of all methods, in the order of the registry; :func:`build_position` also knows their aliases."""
-    return list(METHODS)
+def position_names(
+    pattern: str | None = None,
+    *,
+    acts_on: str | None = None,
+    extrapolates: bool | None = None,
+    shift_invariant: bool | None = None,
+) -> list[str]:
+    """The names of all methods, or of those with some properties, in the order of the registry.
+
+    :func:`build_position` also knows their aliases.
+
+    Args:
+        pattern: only names that match it as file names do: "rope*".
+        acts_on: only methods that act on "embeddings", "queries", "keys", "values" or "scores".
+        extrapolates: only methods that take positions of ``max_length`` and above (True), or that refuse them (False).
+        shift_invariant: only methods for which the same number added to all positions changes nothing (True), or may
+            change something (False).
+
+    The properties are those of a method with its default options, as attributes of its class
+    (:class:`~whereformer.positions.Position`).
+    """
+    if acts_on is not None and acts_on not in ACTS_ON:
+        raise InputError("acts_on", f"expected one of {', '.join(ACTS_ON)}, got {shown(acts_on)}")
+    names = [name for name in METHODS if pattern is None or fnmatchcase(name, pattern)]
+    for attribute, wanted in (("extrapolates", extrapolates), ("shift_invariant", shift_invariant)):
+        if wanted is not None:
+            names = [name for name in names if getattr(method_class(name), attribute) == wanted]
+    return names if acts_on is None else [name for name in names if acts_on in method_class(name).acts_on]
 
 
 def own_name(name: str) -> str:
@@ -111,7 +138,7 @@ def name_of(method: Position) -> str:
         # What acts on embeddings stands at every place of a pattern.
         *below, last = map(name_of, method)
         return "/".join("+".join([*below, *([] if place == "none" else [place])]) for place in last.split("/"))
-    return next((name for name in METHODS if _find(name) is type(method)), type(method).__name__)
+    return next((name for name in METHODS if method_class(name) is type(method)), type(method).__name__)
 
 
 def register(name: str, method: type[Position]) -> None:
@@ -166,7 +193,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
     else:
         check_name(name, model.num_layers)
         places = [[ALIASES.get(part, part) for part in parts] for parts in layer_pattern(name)]
-        named = {part: _find(part) for parts in places for part in parts}
+        named = {part: method_class(part) for parts in places for part in parts}
     given = _sort_options(name if isinstance(name, str) else name.__name__, named, options)
 
     def build(parts: Sequence[str], model: ModelShape) -> Position:
@@ -208,18 +235,42 @@ def check_name(name: str, num_layers: int, options: Mapping[str, Any] | None = N
     """
     places = layer_pattern(name)
     for parts in places:
-        if len({_find(part) for part in parts}) < len(parts):
+        if len({method_class(part) for part in parts}) < len(parts):
             raise InputError("position", f"{name!r} names a method twice")
     check_places(len(places), num_layers)
     if options:
-        named = {ALIASES.get(part, part): _find(part) for part in method_names(name)}
+        named = {ALIASES.get(part, part): method_class(part) for part in method_names(name)}
         for part, own in _sort_options(name, named, options).items():
             _check_options(named[part], own)
 
 
+def method_class(name: str) -> type[Position]:
+    """Return the class of a method, whose attributes are facts about it.
+
+    Raises:
+        InputError: for an unknown name.
+    """
+    if not isinstance(name, str):
+        raise InputError("position", f"expected the name of a method, got {shown(name)}")
+    name = ALIASES.get(name, name)
+    if name not in METHODS:
+        close = get_close_matches(name, [*METHODS, *ALIASES], n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise InputError(
+            "position", f"unknown position method {shown(name)}{hint} known: {', '.join(METHODS)}, and a+b"
+        )
+    entry = METHODS[name]
+    if isinstance(entry, str):
+        module, _, attribute = entry.partition(":")
+        entry = getattr(import_module(f"{__name__}.{module}"), attribute)
+        assert isinstance(entry, type)
+        assert issubclass(entry, Position)
+    return entry
+
+
 def describe(name: str) -> tuple[str, dict[str, Any]]:
     """Return the first line of a method's docstring, and its options with their defaults."""
-    method = _find(name)
+    method = method_class(name)
     return (inspect.getdoc(method) or "").partition("\n")[0], _options(method)
 
 
@@ -266,7 +317,7 @@ def _options(method: type[Position]) -> dict[str, Any]:
 
 
 def _check_options(method: type[Position], given: Mapping[str, Any]) -> None:
-    """Check the options of a method by its signature, since a stranger's config.json may give them.
+    """Check the options of a method by its signature, since config.json, which is untrusted, may give them.
 
     Raises:
         InputError: for a value of another kind, or a number beyond any use.
@@ -274,23 +325,3 @@ def _check_options(method: type[Position], given: Mapping[str, Any]) -> None:
     parameters = inspect.signature(method.__init__).parameters
     for option, value in given.items():
         check_value(option, value, str(parameters[option].annotation))
-
-
-def _find(name: str) -> type[Position]:
-    """Return the class registered under ``name``."""
-    if not isinstance(name, str):
-        raise InputError("position", f"expected the name of a method, got {shown(name)}")
-    name = ALIASES.get(name, name)
-    if name not in METHODS:
-        close = get_close_matches(name, [*METHODS, *ALIASES], n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ";"
-        raise InputError(
-            "position", f"unknown position method {shown(name)}{hint} known: {', '.join(METHODS)}, and a+b"
-        )
-    entry = METHODS[name]
-    if isinstance(entry, str):
-        module, _, attribute = entry.partition(":")
-        entry = getattr(import_module(f"{__name__}.{module}"), attribute)
-        assert isinstance(entry, type)
-        assert issubclass(entry, Position)
-    return entry

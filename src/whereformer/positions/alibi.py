@@ -34,6 +34,8 @@ class Alibi(OffsetFunction):
         2212.07525, and its code (``learned_alibi_scale_per_head``).
     """
 
+    paper, year = "Press et al.", 2022
+
     def __init__(self, model: ModelShape, *, learned: bool = False) -> None:
         super().__init__(model)
         self.slopes = slopes(model.num_heads)

@@ -7,9 +7,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
+from numbers import Real as RealNumber
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ from ..kernels.terms import (
 )
 from ..kernels.tracing import are_numbers, can_look
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Real
+
 MOST = 2**20
 """The largest size and the largest whole number of an option; some methods work through as many numbers when they are
 built."""
@@ -37,14 +41,14 @@ MOST_POSITIONS = 2**31 - 1
 
 _KINDS: dict[str, tuple[Any, str]] = {
     "int": (Integral, "a whole number"),
-    "float": (Real, "a number"),
+    "float": (RealNumber, "a number"),
     "bool": (bool, "True or False"),
     "str": (str, "text"),
 }
 
 
 def check_value(field: str, value: Any, hint: str, most: int = MOST) -> None:
-    """Check a size or option by its annotation, since a stranger's config.json may give it.
+    """Check a size or option by its annotation, since config.json, which is untrusted, may give it.
 
     Raises:
         InputError: for a value of another kind, or a number beyond any use.
@@ -57,7 +61,7 @@ def check_value(field: str, value: Any, hint: str, most: int = MOST) -> None:
     if kind is Integral and not -most <= value <= most:
         limit = f"at most {most}" if value > 0 else f"at least {-most}"
         raise InputError(field, f"expected {limit}, got {shown(value)}")
-    if kind is Real and not _is_finite(value):
+    if kind is RealNumber and not _is_finite(value):
         raise InputError(field, f"expected a finite number, got {shown(value)}")
 
 
@@ -179,7 +183,7 @@ class Place:
         queries: positions of the tokens that attend.
         keys: positions of the tokens that they attend to.
         layer: the attention layer's number, from 0; a shared layer counts once per pass.
-        shared: what :meth:`Position.shared` returned for these positions; None if the hooks have to compute it.
+        shared: what :meth:`Position.prepare_for` returned for these positions; None if the hooks have to compute it.
         key_mask: (batch, n_k) bool, True = may be attended; None: all may.
         scale: the factor on query . key in this layer; None: head_dim ** -0.5.
         query_documents, key_documents: (batch, n_q) and (batch, n_k), the documents of packed rows, for methods that
@@ -212,6 +216,18 @@ _IN_PLACE = {"query_positions": "queries", "key_positions": "keys", "key_mask": 
 """The arguments of ``attention`` that a place has, with their names there."""
 
 
+_HOOKS = {
+    "embed": ("embeddings",),
+    "rotate": ("queries", "keys"),
+    "terms": ("scores",),
+    "content_terms": ("scores",),
+}
+"""What a hook acts on, unless the class says otherwise."""
+
+ACTS_ON = ("embeddings", "queries", "keys", "values", "scores")
+"""All that a method may act on."""
+
+
 class Work(NamedTuple):
     """A cost: the floating-point operations of a forward, and the bytes that it keeps for the backward."""
 
@@ -228,7 +244,33 @@ class Position(nn.Module):
     even where the layers share theirs.
 
     A constructor takes the :class:`ModelShape` and the method's own options as keyword-only arguments.
+
+    The attributes below are facts about the method, which models, tests and documentation read. Where an option
+    decides, the instance has the value.
     """
+
+    paper: ClassVar[str] = ""
+    """The authors of the method's paper, such as "Press et al."."""
+
+    year: ClassVar[int | None] = None
+    """The year of the paper."""
+
+    acts_on: frozenset[str] = frozenset()
+    """What the method changes: any of ``ACTS_ON``. By default the overridden hooks tell: ``embed`` acts on
+    "embeddings", ``rotate`` on "queries" and "keys", terms on "scores". For "embeddings", a model has to call ``embed``
+    below layer 0; for everything else, it calls ``attend``."""
+
+    extrapolates: bool = True
+    """Whether positions of ``max_length`` and above have a meaning. If not, they raise a PositionRangeError."""
+
+    fractional: bool = True
+    """Whether positions may be fractional. If not, they raise a TypeError."""
+
+    shift_invariant: bool = False
+    """Whether the same number added to all positions changes nothing. Position 0 may be that of [CLS]."""
+
+    projects: bool = False
+    """Whether terms come from products with trained matrices, which autocast rounds like those of a linear layer."""
 
     content: bool = True
     """Whether scores include query . key. It is False for a Synthesizer that replaces them."""
@@ -269,19 +311,12 @@ class Position(nn.Module):
             cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
         if "curve" in vars(cls):
             cls.curve = _of_a_layer(cls.curve)  # type: ignore[method-assign]
+        if "acts_on" not in vars(cls):
+            cls.acts_on = cls.acts_on.union(*(on for hook, on in _HOOKS.items() if hook in vars(cls)))
 
-    @property
-    def acts_on(self) -> frozenset[str]:
-        """Where the method acts: in "embeddings" (by ``embed``), in "attention" (by ``attend``), or in both.
-
-        A model has to call ``embed`` below layer 0 for a method that acts on embeddings.
-        """
-        hooks = {"embeddings": ("embed",), "attention": ("rotate", "terms", "content_terms")}
-        return frozenset(
-            where
-            for where, names in hooks.items()
-            if any(getattr(type(self), name) is not getattr(Position, name) for name in names)
-        )
+    def acts_in_attention(self) -> bool:
+        """Whether the method does anything in :meth:`attend`, besides what it does to embeddings."""
+        return bool(self.acts_on - {"embeddings"})
 
     def forward(self, hook: str, *arguments: Any) -> Any:
         """Run a hook by its name.
@@ -294,10 +329,10 @@ class Position(nn.Module):
     @shows_options(attention, without=_IN_PLACE)
     def attend(
         self,
-        hidden: Tensor,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor,
+        hidden: Float[Tensor, "batch n_q hidden_size"],
+        query: Float[Tensor, "batch heads n_q head_dim"] | None,
+        key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+        value: Float[Tensor, "batch key_heads n_k head_dim"],
         place: Place,
         terms: Sequence[Term] = (),
         *,
@@ -348,10 +383,10 @@ class Position(nn.Module):
 
     def act(
         self,
-        hidden: Tensor,
-        query: Tensor | None,
-        key: Tensor | None,
-        value: Tensor,
+        hidden: Float[Tensor, "batch n_q hidden_size"],
+        query: Float[Tensor, "batch heads n_q head_dim"] | None,
+        key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
+        value: Float[Tensor, "batch key_heads n_k head_dim"],
         place: Place,
         new: Place | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]]:
@@ -388,7 +423,7 @@ class Position(nn.Module):
         """Check the heads, and repeat those of keys and values if the method acts on them."""
         own = self.in_layer(layer)
         methods = own.methods()
-        if "attention" not in own.acts_on:
+        if not own.acts_in_attention():
             return query, key, value
         heads, width = self.model.num_heads, self.model.head_dim
         if query is not None and query.dim() == 4 and query.shape[1::2] != (heads, width):
@@ -437,25 +472,29 @@ class Position(nn.Module):
     def reset_parameters(self) -> None:
         """Draw the initial values, through ``torch.nn.init`` only: loaders switch it off to keep loaded weights."""
 
-    def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:
+    def embed(
+        self, hidden: Float[Tensor, "batch n embedding_size"], positions: PositionsLike
+    ) -> Float[Tensor, "batch n embedding_size"]:
         """Add position to the embeddings (batch, n, embedding_size). Models call this once, below layer 0.
 
         ``hidden`` is multiplied by ``embedding_scale`` before.
         """
         return hidden
 
-    def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
+    def vectors(
+        self, positions: PositionsLike, device: torch.device | str | None = None
+    ) -> Float[Tensor, "n width"] | Float[Tensor, "batch n width"] | None:
         """The vector that stands for each position, (n, width) or (batch, n, width); None if the method has none.
 
         These are the vectors before any norm or projection. All layers have the same.
         """
         return None
 
-    def once(self) -> Any:
-        """Compute what depends on the parameters alone, once a forward; the result is passed to ``shared``."""
+    def prepare(self) -> Any:
+        """Compute what depends on the parameters alone, once a forward; the result is passed to ``prepare_for``."""
         return None
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: Any = None) -> Any:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Any = None) -> Any:
         """Compute what all layers with these positions have in common; the hooks below find it in ``place.shared``.
 
         A model calls this for every pair of sequences in a forward (a funnel has several).
@@ -463,26 +502,44 @@ class Position(nn.Module):
         Args:
             queries: positions of the queries.
             keys: positions of the keys.
-            once: the result of :meth:`once` in this forward; None if the method has to compute it.
+            prepared: the result of :meth:`prepare` in this forward; None if the method has to compute it.
         """
-        return once
+        return prepared
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+    def prepared_at(self, place: Place) -> Any:
+        """Return what :meth:`prepare_for` computes for a place's positions: ``place.shared`` if it is there."""
+        return self.prepare_for(place.queries, place.keys) if place.shared is None else place.shared
+
+    def rotate(
+        self,
+        query: Float[Tensor, "batch heads n_q head_dim"],
+        key: Float[Tensor, "batch key_heads n_k head_dim"],
+        value: Float[Tensor, "batch key_heads n_k head_dim"],
+        place: Place,
+    ) -> tuple[
+        Float[Tensor, "batch heads n_q head_dim"],
+        Float[Tensor, "batch key_heads n_k head_dim"],
+        Float[Tensor, "batch key_heads n_k head_dim"],
+    ]:
         """Change projected query, key and value, each (batch, heads, n, head_dim), in every layer."""
         return query, key, value
 
-    def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
+    def terms(self, hidden: Float[Tensor, "batch n_q hidden_size"], place: Place) -> tuple[Term, ...]:
         """What position adds to scores and values; ``hidden`` (batch, n_q, hidden_size) is the queries' input."""
         return ()
 
-    def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
+    def content_terms(
+        self, query: Float[Tensor, "batch heads n_q head_dim"], key: Float[Tensor, "batch _ _ head_dim"], place: Place
+    ) -> tuple[Term, ...]:
         """More terms, which depend on the projected query (batch, heads, n_q, head_dim) or key, before ``rotate``.
 
         After a key-value cache, ``key`` holds the new keys only unless the method sets ``reads_keys``.
         """
         return ()
 
-    def query_factor(self, query: Tensor, place: Place) -> Tensor:
+    def query_factor(
+        self, query: Float[Tensor, "batch heads n_q head_dim"], place: Place
+    ) -> Float[Tensor, "#batch #heads n_q 1"]:
         """What ``rotate`` multiplies the query by if the method ``scales_query``, (1 or batch, 1 or heads, n_q, 1).
 
         Methods that are joined with this one get the query with this factor in ``content_terms``, so that all products
@@ -494,7 +551,9 @@ class Position(nn.Module):
         """The factor on query . key in the layer that calls, for terms that are to have the same."""
         return self.model.head_dim**-0.5 if place.scale is None else place.scale
 
-    def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
+    def curve(
+        self, offsets: Real[Tensor, "*offsets"] | Sequence[float], *, layer: int = 0
+    ) -> Float[Tensor, "heads *offsets"] | None:
         """What each head adds to a score at each offset, (heads, offsets); None if the method has no such curve.
 
         Raises:
@@ -559,16 +618,18 @@ def _of_a_layer(curve: Callable[..., Any]) -> Callable[..., Any]:
 class OffsetFunction(Position):
     """A method whose whole effect on a score is one number per head and offset: its ``curve``."""
 
+    shift_invariant = True
+
     fixed: bool = False
     """Whether nothing is trained and all layers have one curve. They then share its term."""
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: Any = None) -> Any:
-        return self.terms_at(Place(queries, keys), self._like.device) if self.fixed else once
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Any = None) -> Any:
+        return self.terms_at(Place(queries, keys), self._like.device) if self.fixed else prepared
 
     def reach(self, *, layer: int = 0, shared: Any = None) -> int | None:
         """An absolute offset beyond which the curve is constant in each direction; None if it never settles.
 
-        ``shared`` is the result of :meth:`shared`; None if the method has to compute what it needs.
+        ``shared`` is the result of :meth:`prepare_for`; None if the method has to compute what it needs.
         """
         return None
 
@@ -690,13 +751,14 @@ class Several(Position):
         self.content = all(part.content for part in self)
         self.needs_content = any(part.needs_content for part in self)
         self.reads_keys = any(part.reads_keys for part in self)
+        self.acts_on = frozenset().union(*(part.acts_on for part in self))
+        self.extrapolates = all(part.extrapolates for part in self)
+        self.fractional = all(part.fractional for part in self)
+        self.shift_invariant = all(part.shift_invariant for part in self)
+        self.projects = any(part.projects for part in self)
 
     def __iter__(self) -> Any:
         return iter(self.parts)
-
-    @property
-    def acts_on(self) -> frozenset[str]:
-        return frozenset().union(*(part.acts_on for part in self))
 
     def methods(self) -> tuple[Position, ...]:
         return tuple(method for part in self for method in part.methods())
@@ -704,14 +766,14 @@ class Several(Position):
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
         return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
 
-    def once(self) -> tuple[Any, ...]:
-        return tuple(part("once") for part in self)
+    def prepare(self) -> tuple[Any, ...]:
+        return tuple(part("prepare") for part in self)
 
-    def shared(
-        self, queries: PositionsLike, keys: PositionsLike, once: tuple[Any, ...] | None = None
+    def prepare_for(
+        self, queries: PositionsLike, keys: PositionsLike, prepared: tuple[Any, ...] | None = None
     ) -> tuple[Any, ...]:
-        given = [None] * len(self.parts) if once is None else once
-        return tuple(part("shared", queries, keys, own) for part, own in zip(self, given, strict=True))
+        given = [None] * len(self.parts) if prepared is None else prepared
+        return tuple(part("prepare_for", queries, keys, own) for part, own in zip(self, given, strict=True))
 
     def tabulate(self, length: int) -> None:
         for part in self:

@@ -34,6 +34,8 @@ class Cope(Position):
     Source: Golovneva et al. (2024), arXiv 2405.18719, eq. 3-6 and the code in its appendix.
     """
 
+    paper, year = "Golovneva et al.", 2024
+    shift_invariant = True
     needs_content = True
     reads_keys = True
 

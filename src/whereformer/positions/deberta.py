@@ -70,6 +70,11 @@ class Deberta(Position):
         and 3 project the table as they project words, and normalize it before; that is not here.
     """
 
+    paper, year = "He et al.", 2021
+    acts_on = frozenset({"scores"})
+    fractional = False
+    shift_invariant = True
+    projects = True
     needs_content = True
 
     def __init__(
@@ -115,11 +120,11 @@ class Deberta(Position):
         if self.query_bias is not None:
             nn.init.zeros_(self.query_bias)
 
-    def once(self) -> Tensor:
+    def prepare(self) -> Tensor:
         """Return the rows of the offsets from -max_distance to max_distance on the table's device."""
         return torch.tensor(self.rows, device=self.table.device)
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: Tensor | None = None) -> Rows:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Tensor | None = None) -> Rows:
         """Return the rows that these positions read.
 
         Raises:
@@ -128,7 +133,7 @@ class Deberta(Position):
         span = offset_span(queries, keys, self.max_distance)
         if span is None:
             raise TypeError("deberta: needs whole positions, got fractional ones")
-        rows, reach = self.once() if once is None else once, self.max_distance
+        rows, reach = self.prepare() if prepared is None else prepared, self.max_distance
         first, last = span
         low, high = self.rows[last + reach], self.rows[first + reach]
         return Rows(first, low, high, rows[first + reach : last + reach + 1] - low)
@@ -137,7 +142,7 @@ class Deberta(Position):
         return query * self.terms_and_content**-0.5, key, value
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        rows: Rows = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        rows: Rows = self.prepared_at(place)
         found: tuple[Term, ...] = ()
         if self.key_weight is not None:
             vectors = self._project(rows, place.layer, self.key_weight)

@@ -75,6 +75,9 @@ class Enformer(BiasedQuery):
     Source: Avsec et al. (2021), doi 10.1038/s41592-021-01252-x, and its code (``positional_features_all``).
     """
 
+    paper, year = "Avsec et al.", 2021
+    fractional = False
+
     def __init__(self, model: ModelShape, *, num_features: int | None = None, length: int | None = None) -> None:
         num_features = max(6, model.head_dim // 6 * 6) if num_features is None else num_features
         if num_features < 6 or num_features % 6:
@@ -84,7 +87,7 @@ class Enformer(BiasedQuery):
         if self.length < 1:
             raise InputError("length", f"expected at least 1, got {self.length}")
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> Window:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> Window:
         """Return the features of the offsets that may occur.
 
         Raises:
@@ -100,6 +103,6 @@ class Enformer(BiasedQuery):
         return Window(first, found.to(device, self.kernel.dtype))
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        window = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        window = self.prepared_at(place)
         vectors = self._project(window.features, self.kernel[self.model.passes[place.layer]])
         return self._terms_of(vectors, place, window.first)

@@ -36,6 +36,8 @@ class Fire(Position):
     Source: Li et al. (2023), arXiv 2310.04418.
     """
 
+    paper, year = "Li et al.", 2023
+
     def __init__(self, model: ModelShape, *, width: int = 32, initial_threshold: float = 512.0) -> None:
         super().__init__(model)
         if width < 1:

@@ -141,6 +141,9 @@ class Floater(Position):
     Source: Liu et al. (2020), arXiv 2003.09229; xuanqing94/FLOATER.
     """
 
+    paper, year = "Liu et al.", 2020
+    acts_on = frozenset({"queries", "keys", "values"})
+    fractional = False
     needs_content = True
 
     def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5, query_flow: bool = False) -> None:
@@ -208,21 +211,21 @@ class Floater(Position):
         products = evaluations * 2 * self.initial.numel()
         return Work(2 * products * self.initial.shape[2], products * self.initial.element_size())
 
-    def once(self) -> list[Tensor]:
+    def prepare(self) -> list[Tensor]:
         """Start the list that will hold the longest trajectory of this forward."""
         return []
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: list[Tensor] | None = None) -> Tensor:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: list[Tensor] | None = None) -> Tensor:
         """Return the trajectory, as long as these positions need it."""
         length = max(self._length(queries), self._length(keys))
-        made = self.once() if once is None else once
+        made = self.prepare() if prepared is None else prepared
         # "len" would fix the length of an exported program.
         if not made or made[0].shape[0] < length:
             made[:] = [self.trajectory(length)]
         return made[0][:length]
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        vectors = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        vectors = self.prepared_at(place)
         vectors = vectors[:, :, place.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
         query_rows = table_rows(place.queries, vectors.shape[0], "floater", query.device)

@@ -31,6 +31,8 @@ class Fox(Position):
     Source: Lin et al. (2025), arXiv 2503.02130, eq. 4.
     """
 
+    paper, year = "Lin et al.", 2025
+    shift_invariant = True
     needs_content = True
     reads_keys = True
 

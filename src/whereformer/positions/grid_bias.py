@@ -29,6 +29,7 @@ class GridBias(GridFunction):
         query - key.
     """
 
+    paper, year = "Liu et al. 2021; Bao et al.", 2022
     name = "grid_bias"
 
     def __init__(

@@ -25,6 +25,8 @@ class GridMethod(Position):
         prefix: the tokens before the grid, such as [CLS].
     """
 
+    extrapolates = False
+    fractional = False
     name: ClassVar[str]
     """The method's name in messages."""
 

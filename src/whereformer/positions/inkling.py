@@ -36,6 +36,12 @@ class Inkling(Position):
         queries and keys have norms, a scale of 1 / head_dim and short convolutions, which are not part of this.
     """
 
+    paper, year = "Thinking Machines", 2026
+    acts_on = frozenset({"scores"})
+    fractional = False
+    shift_invariant = True
+    projects = True
+
     def __init__(
         self,
         model: ModelShape,
@@ -64,7 +70,7 @@ class Inkling(Position):
         for parameter in (self.mix, self.profiles):
             nn.init.normal_(parameter, 0.0, self.model.initializer_range)
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> tuple[int, int]:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> tuple[int, int]:
         """Return the first and the last offset of the tables.
 
         Raises:
@@ -89,7 +95,7 @@ class Inkling(Position):
         return self.scales_query
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        first, last = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        first, last = self.prepared_at(place)
         own = self.model.passes[place.layer]
         factors = functional.linear(hidden, self.mix[own]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
         if self.scales_query:

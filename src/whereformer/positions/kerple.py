@@ -31,6 +31,8 @@ class Kerple(OffsetFunction):
         bias_a and bias_p for "power".
     """
 
+    paper, year = "Chi et al.", 2022
+
     def __init__(self, model: ModelShape, *, variant: str = "log") -> None:
         super().__init__(model)
         if variant not in VARIANTS:

@@ -19,6 +19,10 @@ class Learned(Position):
     Source: Devlin et al. (2019), arXiv 1810.04805; google-research/bert ``embedding_postprocessor``.
     """
 
+    paper, year = "Devlin et al.", 2019
+    extrapolates = False
+    fractional = False
+
     def __init__(self, model: ModelShape) -> None:
         super().__init__(model)
         self.weight = nn.Parameter(torch.empty(model.max_length, model.embedding_size))

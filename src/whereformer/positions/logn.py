@@ -48,6 +48,9 @@ class Logn(Position):
         "inkling": the attention of Inkling's layers without windows.
     """
 
+    paper, year = "Su 2021; Nakanishi", 2025
+    acts_on = frozenset({"queries"})
+    shift_invariant = True
     needs_content = True
     scales_query = True
     # Not for their numbers: with a cache, ``rotate`` would otherwise be told of the new keys alone.

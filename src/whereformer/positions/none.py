@@ -14,3 +14,6 @@ class NoPosition(Position):
     Extrapolation: any length.
     Source: Kazemnejad et al. (2023), arXiv 2305.19466, for causal models.
     """
+
+    paper, year = "Kazemnejad et al.", 2023
+    shift_invariant = True

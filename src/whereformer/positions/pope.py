@@ -43,6 +43,9 @@ class Pope(Position):
         cut have no gradient.
     """
 
+    paper, year = "Gopalakrishnan et al.", 2025
+    acts_on = frozenset({"queries", "keys"})
+    shift_invariant = True
     needs_content = True
     reads_keys = True
     shares_heads = False
@@ -58,7 +61,7 @@ class Pope(Position):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.phase)
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> tuple[Waves, Waves]:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> tuple[Waves, Waves]:
         """Cosines and sines of the positions' angles, for queries and for keys, in float64."""
         of_queries = self._waves(queries)
         return of_queries, of_queries if keys is queries else self._waves(keys)
@@ -83,7 +86,7 @@ class Pope(Position):
 
     def _of_layer(self, place: Place) -> tuple[Waves, Waves]:
         """Return the waves of queries, and those of keys with the layer's phases."""
-        of_queries, (cos, sin) = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        of_queries, (cos, sin) = self.prepared_at(place)
         given = self.phase[place.layer]
         # Cut without cutting the gradient.
         phase = given + (given.clamp(-2 * math.pi, 0) - given).detach()

@@ -43,6 +43,8 @@ class Rope(Position):
     Source: Su et al. (2021), arXiv 2104.09864, eq. 34.
     """
 
+    paper, year = "Su et al.", 2021
+    shift_invariant = True
     needs_content = True
 
     def __init__(
@@ -80,19 +82,19 @@ class Rope(Position):
             (self.bases[layer % len(self.bases)], layer % len(self.scalings)) for layer in range(model.num_layers)
         )
 
-    def once(self) -> list[tuple[PositionsLike, Turns]]:
+    def prepare(self) -> list[tuple[PositionsLike, Turns]]:
         """Start the list that will hold the turns of this forward's positions."""
         return []
 
-    def shared(
-        self, queries: PositionsLike, keys: PositionsLike, once: list[tuple[PositionsLike, Turns]] | None = None
+    def prepare_for(
+        self, queries: PositionsLike, keys: PositionsLike, prepared: list[tuple[PositionsLike, Turns]] | None = None
     ) -> tuple[Turns, Turns]:
         """Cosines and sines of the angles, for queries and for keys, in float64 on the model's device."""
-        met = self.once() if once is None else once
+        met = self.prepare() if prepared is None else prepared
         return self._turns_once(queries, met), self._turns_once(keys, met)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        query_turns, key_turns = self.prepared_at(place)
         kind = self.kinds[place.layer % len(self.kinds)]
         return self._rotate(query, *query_turns[kind]), self._rotate(key, *key_turns[kind]), value
 

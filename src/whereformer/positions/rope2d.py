@@ -43,6 +43,7 @@ class Rope2d(GridMethod):
         (Pixtral); Fang et al. (2023), arXiv 2303.11331 (EVA-02).
     """
 
+    paper, year = "Siméoni et al.", 2025
     name = "rope2d"
     needs_content = True
 
@@ -69,13 +70,13 @@ class Rope2d(GridMethod):
             raise InputError("layout", f"expected one of {', '.join(LAYOUTS)}, got {layout!r}")
         self.base, self.frequencies, self.normalize, self.layout = base, frequencies, normalize, layout
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> tuple[Turns, Turns]:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> tuple[Turns, Turns]:
         """Cosines and sines of the angles, for queries and for keys, in float64 on the model's device."""
         turns = self._turns(queries)
         return turns, turns if keys is queries else self._turns(keys)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
-        turns: tuple[Turns, Turns] = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        turns: tuple[Turns, Turns] = self.prepared_at(place)
         query, key = (
             rotated(features, cos, sin, self.layout) for features, (cos, sin) in zip((query, key), turns, strict=True)
         )

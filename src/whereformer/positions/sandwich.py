@@ -25,6 +25,7 @@ class Sandwich(OffsetFunction):
     Source: Chi et al. (2022), arXiv 2212.10356, Section 6.
     """
 
+    paper, year = "Chi et al.", 2022
     fixed = True
 
     def __init__(self, model: ModelShape, *, width: int = 128) -> None:

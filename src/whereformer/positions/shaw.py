@@ -30,6 +30,11 @@ class Shaw(Position):
     Source: Shaw et al. (2018), arXiv 1803.02155; tensor2tensor ``dot_product_attention_relative``.
     """
 
+    paper, year = "Shaw et al.", 2018
+    acts_on = frozenset({"scores", "values"})
+    fractional = False
+    shift_invariant = True
+
     def __init__(
         self, model: ModelShape, *, clip: int = 16, keys: bool = True, values: bool = True, per_head: bool = False
     ) -> None:

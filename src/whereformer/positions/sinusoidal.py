@@ -37,6 +37,8 @@ class Sinusoidal(Position):
     Source: Vaswani et al. (2017), arXiv 1706.03762; tensor2tensor ``get_timing_signal_1d``.
     """
 
+    paper, year = "Vaswani et al.", 2017
+
     def __init__(
         self,
         model: ModelShape,

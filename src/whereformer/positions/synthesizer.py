@@ -52,6 +52,11 @@ class Synthesizer(Position):
         follows the paper.
     """
 
+    paper, year = "Tay et al.", 2020
+    acts_on = frozenset({"scores"})
+    extrapolates = False
+    fractional = False
+
     random: nn.Parameter
     query_factors: nn.Parameter
     key_factors: nn.Parameter
@@ -98,6 +103,7 @@ class Synthesizer(Position):
         self.near_size, self.far_size = near_size, n // near_size
         # A mixture needs names that "dense" does not have; alone the names stay those of earlier checkpoints.
         self.factors = ("near", "far") if "dense" in self.variants else ("first", "second")
+        self.projects = any("dense" in part for part in self.variants)
         self.mode = content
         self.tiling = tiling
         self.content = content != "none"

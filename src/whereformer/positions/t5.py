@@ -58,6 +58,9 @@ class T5(OffsetFunction):
     Source: Raffel et al. (2020), arXiv 1910.10683; tensorflow/mesh ``_relative_position_bucket``.
     """
 
+    paper, year = "Raffel et al.", 2020
+    fractional = False
+
     def __init__(
         self, model: ModelShape, *, num_buckets: int = 32, max_distance: int = 128, reset_cls: bool = False
     ) -> None:
@@ -85,11 +88,11 @@ class T5(OffsetFunction):
     def reach(self, *, layer: int = 0, shared: Any = None) -> int:
         return self.last_change
 
-    def once(self) -> Tensor:
+    def prepare(self) -> Tensor:
         """Return the buckets on the weights' device."""
         return torch.tensor(self.buckets, device=self.weight.device)
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: Tensor | None = None) -> Table:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: Tensor | None = None) -> Table:
         """Return the bucket that each offset of the table reads.
 
         The weights are not shared: a layer that runs again alone for its gradient could not reach those of a shared
@@ -99,15 +102,15 @@ class T5(OffsetFunction):
         if span is None:
             raise TypeError("t5: needs whole positions, got fractional ones")
         first, last = span
-        buckets = self.once() if once is None else once
+        buckets = self.prepare() if prepared is None else prepared
         offsets = torch.arange(first, last + 1, device=buckets.device)
         return Table(first, self._columns(offsets, buckets), buckets)
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        return self.weight[:, self._columns(offsets, self.once())]
+        return self.weight[:, self._columns(offsets, self.prepare())]
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        table = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        table = self.prepared_at(place)
         bias = OffsetBias(self.weight[:, table.columns], table.first)
         if not self.reset_cls or hidden.shape[1] == 0:
             return (bias,)

@@ -30,6 +30,8 @@ class Tisa(OffsetFunction):
         query - key - 1; :func:`from_released` converts its parameters.
     """
 
+    paper, year = "Wennberg & Henter", 2021
+
     def __init__(self, model: ModelShape, *, num_kernels: int = 5, share_layers: bool = False) -> None:
         super().__init__(model)
         if num_kernels < 0:
@@ -49,7 +51,7 @@ class Tisa(OffsetFunction):
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         return self.amplitude, self.sharpness, self.center
 
-    def once(self) -> list[int | None]:
+    def prepare(self) -> list[int | None]:
         """Return the reach of every layer that has its own kernels. Reading it waits for the kernels."""
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
@@ -70,7 +72,7 @@ class Tisa(OffsetFunction):
         ]
 
     def reach(self, *, layer: int = 0, shared: list[int | None] | None = None) -> int | None:
-        reaches = self.once() if shared is None else shared
+        reaches = self.prepare() if shared is None else shared
         return reaches[0 if self.share_layers else layer]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:

@@ -32,6 +32,7 @@ class Tisa2d(GridFunction):
     Source: ours, after Wennberg & Henter (2021), arXiv 2106.01950, eq. 5.
     """
 
+    paper, year = "ours, after Wennberg & Henter", 2021
     name = "tisa2d"
 
     def __init__(

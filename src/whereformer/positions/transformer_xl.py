@@ -83,6 +83,9 @@ class BiasedQuery(Position):
             W. All are normal with standard deviation ``initializer_range``, cut at two of them.
     """
 
+    acts_on = frozenset({"scores"})
+    shift_invariant = True
+    projects = True
     needs_content = True
 
     def __init__(self, model: ModelShape, num_features: int) -> None:
@@ -143,6 +146,8 @@ class TransformerXL(BiasedQuery):
     Source: Dai et al. (2019), arXiv 1901.02860, Section 3.3; Dai et al. (2020), arXiv 2006.03236, and its code.
     """
 
+    paper, year = "Dai et al.", 2019
+
     def __init__(
         self, model: ModelShape, *, form: str = "shifted", reset_cls: bool | None = None, dropout: float = 0.0
     ) -> None:
@@ -159,7 +164,7 @@ class TransformerXL(BiasedQuery):
         self._waves_kept = RecentTensors()
         self._vectors_kept: dict[int, tuple[Tensor, RecentTensors]] = {}
 
-    def shared(self, queries: PositionsLike, keys: PositionsLike, once: None = None) -> Window | None:
+    def prepare_for(self, queries: PositionsLike, keys: PositionsLike, prepared: None = None) -> Window | None:
         if self.form == "factorized":
             return None
         span = offset_range(queries, keys)
@@ -171,7 +176,7 @@ class TransformerXL(BiasedQuery):
         return Window(*span, step, self.dropout(self._waves_of(*span, step)))
 
     def content_terms(self, query: Tensor, key: Tensor, place: Place) -> tuple[Term, ...]:
-        window = self.shared(place.queries, place.keys) if place.shared is None else place.shared
+        window = self.prepared_at(place)
         if window is None:
             return (self._factorized(query, place),)
         vectors = self._vectors(window, place.layer)

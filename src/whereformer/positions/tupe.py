@@ -33,6 +33,11 @@ class Tupe(Position):
     Source: Ke, He & Liu (2021), arXiv 2006.15595; guolinke/TUPE.
     """
 
+    paper, year = "Ke et al.", 2021
+    acts_on = frozenset({"scores"})
+    extrapolates = False
+    fractional = False
+    projects = True
     needs_content = True
     asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({"reset_cls": True})
 
@@ -54,7 +59,7 @@ class Tupe(Position):
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
         return self.table[1:][table_rows(positions, len(self.table) - 1, "tupe", self.table.device)].to(device)
 
-    def once(self) -> tuple[Tensor, Tensor]:
+    def prepare(self) -> tuple[Tensor, Tensor]:
         """Project the whole table to scaled queries and to keys, (max_length + 1, heads, head_dim) each."""
         scale = (2 * self.model.head_dim) ** -0.5
         heads = (self.model.num_heads, self.model.head_dim)
@@ -62,14 +67,14 @@ class Tupe(Position):
         queries = self.query(table).unflatten(-1, heads) * scale
         return queries, self.key(table).unflatten(-1, heads)
 
-    def shared(
-        self, queries: PositionsLike, keys: PositionsLike, once: tuple[Tensor, Tensor] | None = None
+    def prepare_for(
+        self, queries: PositionsLike, keys: PositionsLike, prepared: tuple[Tensor, Tensor] | None = None
     ) -> FactorPair:
         """Return the one term of all layers: a row of both tables for each token."""
         # Look the rows up first, so that positions without one are refused before anything is projected.
         query_rows = table_rows(queries, len(self.table) - 1, "tupe", self.table.device)
         key_rows = table_rows(keys, len(self.table) - 1, "tupe", self.table.device)
-        query_table, key_table = self.once() if once is None else once
+        query_table, key_table = self.prepare() if prepared is None else prepared
         from_cls, to_cls = (query_table[:2] * key_table[:2]).sum(-1)  # (heads,) each: theta 1 and theta 2
         query_is_cls = (query_rows == 0).to(self.table.dtype)[..., None, None]
         key_is_cls = (key_rows == 0).to(self.table.dtype)[..., None, None]
@@ -89,4 +94,4 @@ class Tupe(Position):
         return query * 2**-0.5, key, value
 
     def terms(self, hidden: Tensor, place: Place) -> tuple[Term, ...]:
-        return (self.shared(place.queries, place.keys) if place.shared is None else place.shared,)
+        return (self.prepared_at(place),)

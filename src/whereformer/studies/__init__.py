@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ..lab.study import Study
 
 STUDIES = {
+    "analyze": "analyze.settings:Analyze",
+    "bench": "bench.settings:Bench",
+    "distill_positions": "distill.settings:DistillPositions",
     "finetune": "finetune.settings:Finetune",
     "pretrain": "pretrain.settings:Pretrain",
     "probe": "probe.settings:Probe",

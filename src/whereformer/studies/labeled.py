@@ -18,10 +18,10 @@ class TableSettings:
     """A task of your own, in tables."""
 
     train: Path | None = None
-    """A task of your own: rows to train on, as .csv, .tsv, .jsonl or .parquet."""
+    """Your own task: training rows, as .csv, .tsv, .jsonl or .parquet."""
 
     validation: Path | None = None
-    """Your own task: rows to judge the model by."""
+    """Your own task: validation rows."""
 
     text: str | None = None
     """Your own task: the column with the text, or two for a pair of texts, such as question,answer."""

@@ -4,6 +4,7 @@ import torch
 
 from whereformer.analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from whereformer.analysis.fit import TisaFit
+from whereformer.studies.analyze.results import AnalyzeResults
 
 KINDS = ("previous token", "next token", "local window", "global", "position-blind")
 
@@ -138,3 +139,7 @@ FACTS = {
     "machine": {"cpu": "Some CPU", "threads": 1},
     "seconds": 1.5,
 }
+
+
+def results_of(models, facts=FACTS):
+    return AnalyzeResults(models=models, facts=facts)

@@ -8,11 +8,15 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.lab.report.findings import FACTS, model_of
+from tests.lab.report.findings import FACTS, model_of, results_of
 from tests.lab.report.pages import Page
 from whereformer.analysis.fit import TisaFit
 from whereformer.studies.analyze.pictures import scatter_points
-from whereformer.studies.analyze.report import build_report, fitted_curve, kernels_of, write_report
+from whereformer.studies.analyze.report import fitted_curve, kernels_of
+
+
+def page_of(models, facts):
+    return results_of(models, facts).report()
 
 
 def heads_in(text):
@@ -30,7 +34,7 @@ def check(text):
 
 @pytest.fixture(scope="module")
 def text():
-    return build_report([model_of()], FACTS)
+    return page_of([model_of()], FACTS)
 
 
 def test_a_whole_model(text):
@@ -49,26 +53,26 @@ def test_a_whole_model(text):
 
 
 def test_equal_findings_give_equal_pages(text):
-    assert build_report([model_of()], FACTS) == text
+    assert page_of([model_of()], FACTS) == text
 
 
 def test_without_what_a_model_lacks():
-    text = build_report([model_of(table=False, attention=False)], {})
+    text = page_of([model_of(table=False, attention=False)], {})
     check(text)
     assert "It has no position embeddings: its method adds a bias to scores." in text
     assert "Where the heads look" not in text
     assert "How heads are named" not in text
     assert "Command to repeat this" not in text
-    text = build_report([model_of(head_layers=0, attention=False)], FACTS)
+    text = page_of([model_of(head_layers=0, attention=False)], FACTS)
     check(text)
     assert "Position acts in no layer by itself." in text
     assert heads_in(text) == 0
-    text = build_report([model_of(head_layers=0, attention=False, table=False)], FACTS)
+    text = page_of([model_of(head_layers=0, attention=False, table=False)], FACTS)
     assert "<h1>Nothing to see: position has no effect of its own</h1>" in text
 
 
 def test_curves_without_scores():
-    text = build_report([model_of(table=False, scores=False, position="tisa")], FACTS)
+    text = page_of([model_of(table=False, scores=False, position="tisa")], FACTS)
     check(text)
     assert "data:image/png" not in text
     assert "added to scores" in text
@@ -78,18 +82,18 @@ def test_curves_without_scores():
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("scores", [True, False])
 def test_few_positions(n, scores):
-    check(build_report([model_of(n=n, scores=scores)], FACTS))
+    check(page_of([model_of(n=n, scores=scores)], FACTS))
 
 
 def test_one_head():
-    text = build_report([model_of(layers=1, heads=1)], FACTS)
+    text = page_of([model_of(layers=1, heads=1)], FACTS)
     check(text)
     assert "; its head is previous token</h1>" in text
 
 
 def test_several_models_with_scores():
     models = [model_of(f"model <{i}>", n=16, score=70.0 + i, noise=1.0 - i / 4, heads=2) for i in range(3)]
-    text = build_report(models, FACTS)
+    text = page_of(models, FACTS)
     page = check(text)
     assert re.search(
         r"<h1>The position embeddings of model &lt;2&gt; are the most Toeplitz \(0\.\d\d\), those of ", text
@@ -114,7 +118,7 @@ def test_a_score_of_models_without_tables_stands_against_their_heads():
 
 def test_checkpoints_of_a_run():
     models = [model_of(f"step {i}", n=16, step=i, noise=1.0 - i / 2000, heads=2) for i in (1000, 0, 500)]
-    text = build_report(models, FACTS)
+    text = page_of(models, FACTS)
     check(text)
     assert re.search(r"<h1>Toeplitzness goes from 0\.\d\d at step 0 to 0\.\d\d at step 1,000</h1>", text)
     assert "Toeplitzness over training" in text
@@ -124,7 +128,7 @@ def test_checkpoints_of_a_run():
 def test_names_of_heads_that_are_not_known_have_looks():
     model = model_of(attention=False)
     heads = tuple(dataclasses.replace(head, name=f"new kind {number}") for number, head in enumerate(model.heads))
-    text = build_report([dataclasses.replace(model, heads=heads)], FACTS)
+    text = page_of([dataclasses.replace(model, heads=heads)], FACTS)
     check(text)
     assert "6 heads: 1 new kind 0, 1 new kind 1" in text
 
@@ -142,18 +146,18 @@ def test_fits_are_drawn_and_written_as_they_are():
 
 @pytest.mark.slow
 def test_twelve_layers_of_twelve_heads_stay_below_five_megabytes():
-    assert len(build_report([model_of(n=512, layers=12, heads=12, noise=1.0)], FACTS).encode()) < 5_000_000
+    assert len(page_of([model_of(n=512, layers=12, heads=12, noise=1.0)], FACTS).encode()) < 5_000_000
 
 
 def test_files(tmp_path):
     models = [model_of(name, n=16, score=float(i), step=i) for i, name in enumerate(("a/b", "a-b"))]
-    paths = write_report(models, FACTS, tmp_path)
+    paths = results_of(models).save(tmp_path)
     assert paths[0] == tmp_path / "report.html"
     assert sorted(paths) == sorted(path for path in tmp_path.rglob("*") if path.is_file())
     stems = {f"a-b-{i}-{what}" for i in range(2) for what in ("embeddings", "heads")}
     stems |= {"toeplitzness-over-score", "toeplitzness-over-steps"}
-    assert {path.name for path in paths[1:]} == {f"{stem}.{ending}" for stem in stems for ending in ("png", "svg")}
-    for path in paths[1:]:
+    assert {path.name for path in paths[1:-1]} == {f"{stem}.{ending}" for stem in stems for ending in ("png", "svg")}
+    for path in paths[1:-1]:
         assert path.parent == tmp_path / "pictures"
         if path.suffix == ".png":
             with Image.open(path) as image:
@@ -163,9 +167,9 @@ def test_files(tmp_path):
 
 
 def test_the_old_page_survives_a_failure(tmp_path):
-    write_report([model_of(n=8)], FACTS, tmp_path)
+    results_of([model_of(n=8)]).save(tmp_path)
     old = (tmp_path / "report.html").read_bytes()
     broken = dataclasses.replace(model_of(n=8), table=dataclasses.replace(model_of(n=8).table, gram=None))
-    with pytest.raises(AttributeError):
-        write_report([broken], FACTS, tmp_path)
+    with pytest.raises(TypeError):
+        results_of([broken]).save(tmp_path)
     assert (tmp_path / "report.html").read_bytes() == old

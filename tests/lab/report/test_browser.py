@@ -6,8 +6,7 @@ import pytest
 
 from tests.lab.report import test_compare_report as compare
 from tests.lab.report import test_finetune_report as finetune
-from tests.lab.report.findings import FACTS, model_of
-from whereformer.studies.analyze import report as analyze
+from tests.lab.report.findings import model_of, results_of
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -18,10 +17,10 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 )
 PAGES = {
-    "analyze": lambda: analyze.build_report([model_of()], FACTS),
-    "several": lambda: analyze.build_report(
-        [model_of(f"m{i}", n=16, step=i, score=1.0 - i, noise=0.5 + i) for i in range(3)], FACTS
-    ),
+    "analyze": lambda: results_of([model_of()]).report(),
+    "several": lambda: results_of(
+        [model_of(f"m{i}", n=16, step=i, score=1.0 - i, noise=0.5 + i) for i in range(3)]
+    ).report(),
     "compare": lambda: compare.build_report(compare.results_of(seeds=2)),
     "finetune": lambda: finetune.build_report(finetune.two_tasks()),
 }

@@ -97,11 +97,11 @@ class Trace:
     def _run(self, method: Position, segments: SegmentScores | None, counter: FlopCounterMode) -> None:
         """Run position and segments in every pass. Work that is done once counts for the first pass."""
         counted, kept = counter.get_total_flops(), self._kept.size()
-        once = method.once()
+        prepared = method.prepare()
         shared: dict[Pass, Any] = {}
         for layer, at in enumerate(self.passes):
             if at not in shared:
-                shared[at] = method.shared(at.queries, at.keys, once)
+                shared[at] = method.prepare_for(at.queries, at.keys, prepared)
             call = self._call(method, segments, at, Place(at.queries, at.keys, layer, shared[at]))
             self._note(call)
             applied = [2 * self._applied(term, call, layer) for term in call.terms]

@@ -17,7 +17,6 @@ from ..call import Call
 from ..logsums import LogSums
 from ..precision import without_autocast
 from ..problem import ARGUMENTS, GRADIENTS, Problem, register_gradients
-from ..shape import Shaped
 from .again import Kind, attend_again, kind_of, remember
 from .arguments import DTYPES, Arguments, Backward, Gradients, Kept, parts_of_backward, parts_of_forward
 from .library import Native, found, library, why_not
@@ -28,7 +27,7 @@ poisons = False
 """Whether the kernel's scratch memory begins as NaN; for tests."""
 
 
-def unavailable(call: Shaped, device: torch.device) -> str | None:
+def unavailable(call: Call, device: torch.device) -> str | None:
     """Return why this backend cannot take the call on that device; None if it can."""
     if (reason := why_not()) is not None:
         return reason

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from ..shape import Shaped
+from ..call import Call
 from ..torch_private import constant_when_compiled
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -16,13 +16,13 @@ _MOST_QUERY_OFFSETS = 1024  # the kernels keep a product of each key with each o
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def unavailable(call: Shaped, device: torch.device) -> str | None:
+def unavailable(call: Call, device: torch.device) -> str | None:
     """Return why this backend cannot take the call on that device, and which one can; None if it can."""
     reason = _unavailable(call, device)
     return None if reason is None else f"'triton' {reason}; use backend='blockwise'"
 
 
-def _unavailable(call: Shaped, device: torch.device) -> str | None:
+def _unavailable(call: Call, device: torch.device) -> str | None:
     if reason := _unavailable_on(device):
         return reason
     if call.dtype not in _DTYPES:

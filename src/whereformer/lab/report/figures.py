@@ -6,7 +6,6 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,8 +14,6 @@ from markupsafe import Markup
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from ...files import write_atomically
 
 # Matplotlib needs fixed colors, but the page needs CSS variables, which depend on dark or light mode. So drawings use
 # colors that nothing else uses, and the SVG gets the variables in their place.
@@ -134,24 +131,23 @@ def draw(name: str, label: str, width: int, height: int, paint: Callable[[Figure
     return _inline(file.getvalue(), name, label)
 
 
-def save(stem: Path, width: int, height: int, paint: Callable[[Figure], None]) -> list[Path]:
-    """Let ``paint`` fill a figure, write it as PNG and SVG, dark on white, and return the paths.
+def printed(stem: str, width: int, height: int, paint: Callable[[Figure], None]) -> dict[str, bytes]:
+    """Let ``paint`` fill a figure, and return the contents of a PNG and an SVG file, dark on white, by name.
 
     Args:
-        stem: the files' path without suffix.
+        stem: the files' name without suffix.
         width, height: in points; the PNG has two pixels per point.
         paint: fills the empty figure that it is given. It must use hues C0 to C5 and otherwise the style's colors.
     """
-    written = []
+    files = {}
     with style.context(["default", PRINT]):
         figure = Figure(figsize=(width / 72, height / 72))
         paint(figure)
         for ending, metadata in (("png", {}), ("svg", {"Date": None})):
             file = io.BytesIO()
             figure.savefig(file, format=ending, metadata=metadata)
-            written.append(stem.with_name(f"{stem.name}.{ending}"))
-            write_atomically(written[-1], file.getvalue())
-    return written
+            files[f"{stem}.{ending}"] = file.getvalue()
+    return files
 
 
 def canvas(figure: Figure) -> Axes:

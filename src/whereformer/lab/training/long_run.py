@@ -30,13 +30,14 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerControl, TrainerState
 
-from ...data.seen import SeenText
+from ...data.fingerprint import SeenText
 from ...files import full_disk, naming
 from .. import ranks
 from ..jobs import threads
 from ..progress import Progress
 from ..provenance import provenance
-from ..sheet import Plan, Sheet
+from ..sheet import Sheet
+from ..shown import Plan
 from .finite import FiniteWatch
 from .folder import KEPT_CHECKPOINTS, Folder, Kind
 from .results import LossPoint, TrainingPlan, score_text

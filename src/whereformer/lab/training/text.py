@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...data.corpus import Summary
+from ...data.fingerprint import Summary
 from .held_out import unigram_entropy
 
 

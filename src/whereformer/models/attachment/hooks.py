@@ -30,19 +30,19 @@ class StackForward:
         self.position = position
         self.share = share
         self.calls = 0
-        self.once: tuple[bool, Any] | None = None
+        self.prepared: tuple[bool, Any] | None = None
         self.kept: tuple[Positions, Positions, Any] | None = None
 
-    def shared(self, queries: Positions, keys: Positions) -> Any:
+    def prepare_for(self, queries: Positions, keys: Positions) -> Any:
         """Return what the method computes once for all layers; the first layer that asks computes it."""
         if not self.share:
-            return self.position("shared", queries, keys)
+            return self.position("prepare_for", queries, keys)
         # Reentrant checkpointing runs layers without gradients first, and later again with gradients.
         with_gradients = torch.is_grad_enabled()
-        if self.once is None or self.once[0] != with_gradients:
-            self.once, self.kept = (with_gradients, self.position("once")), None
+        if self.prepared is None or self.prepared[0] != with_gradients:
+            self.prepared, self.kept = (with_gradients, self.position("prepare")), None
         if self.kept is None or self.kept[:-1] != (queries, keys):
-            self.kept = queries, keys, self.position("shared", queries, keys, self.once[1])
+            self.kept = queries, keys, self.position("prepare_for", queries, keys, self.prepared[1])
         return self.kept[-1]
 
 
@@ -64,7 +64,7 @@ class LayerInput:
         """Return where the queries and keys are. A cache holds the earlier keys, so the queries are the last tokens."""
         keys = Positions(0, 1, n_k)
         queries = keys if n_q == n_k else Positions(n_k - n_q, 1, n_q)
-        return Place(queries, keys, self.layer, self.forward.shared(queries, keys), key_mask, scale)
+        return Place(queries, keys, self.layer, self.forward.prepare_for(queries, keys), key_mask, scale)
 
 
 class Start:

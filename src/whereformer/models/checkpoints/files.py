@@ -44,7 +44,7 @@ def find_config(path_or_id: str | Path) -> dict[str, Any]:
 def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
     """Return the files with a checkpoint's weights, one or several.
 
-    The names of several stand in an index, which may be a stranger's: they must stay in the checkpoint's folder.
+    The names of several stand in an index, which is untrusted: they must stay in the checkpoint's folder.
 
     Args:
         path_or_id: a folder, or an id on the Hugging Face Hub.

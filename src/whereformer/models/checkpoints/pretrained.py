@@ -88,7 +88,7 @@ def load_pretrained(
     files = find_weights(path_or_id)
     header = read_header(files)
     check_layers(config, header)
-    # First without memory, which a configuration of a stranger could ask for without end.
+    # First without memory: an untrusted configuration could ask for any amount.
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             filled(build(config), header)

@@ -56,7 +56,7 @@ def source_of(
         ArithmeticError,
         RecursionError,
     ) as error:
-        # In a stranger's file anything can stand anywhere.
+        # In an untrusted file, anything can stand anywhere.
         reason = f"{type(error).__name__}: {one_line(str(error))}"
         raise InputError("path_or_id", f"its config.json describes no model ({reason})") from None
 

@@ -89,7 +89,7 @@ class Seq2SeqEncoder(_Stack):
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
         positions = Positions(0, 1, words.shape[1])
         tokens = Tokens(positions, None if attention_mask is None else attention_mask.bool())
-        shared = self.position("shared", positions, positions) if may_share(self.layers) else None
+        shared = self.position("prepare_for", positions, positions) if may_share(self.layers) else None
         context = AttentionContext(self.position, tokens, tokens, shared, with_weights=with_weights)
         hidden = self.embed(words, positions)
         states, attentions = [hidden], []
@@ -199,10 +199,10 @@ def _context(
     """Return the context of attention to keys; a cache, if there is one, holds all keys except the new ones."""
     shared, earlier = None, None
     if share:
-        once = position("once")
-        shared = position("shared", queries, keys.positions, once)
+        prepared = position("prepare")
+        shared = position("prepare_for", queries, keys.positions, prepared)
         if cache is not None:
-            among_new = shared if new_keys == keys.positions else position("shared", queries, new_keys, once)
+            among_new = shared if new_keys == keys.positions else position("prepare_for", queries, new_keys, prepared)
             earlier = Earlier(cache, new_keys, among_new)
     return AttentionContext(position, Tokens(queries), keys, shared, earlier=earlier, **options)
 

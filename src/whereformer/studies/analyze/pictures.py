@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -15,7 +14,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ...analysis.findings import HeadFindings, ModelFindings, TableFindings
-from ...files import make_folder
 from ...lab.report import figures
 from ...lab.report.heatmaps import PALETTES, averaged, limits
 from ...lab.report.numbers import decimals, signed
@@ -35,23 +33,21 @@ PANEL, GAP, LEFT, HEAD = 92, 12, 24, 30
 """Width of a head's panel, the gap between two, and the room for layer names and for the text above a panel."""
 
 
-def write(models: Sequence[ModelFindings], score: str, folder: Path) -> list[Path]:
-    """Write all figures as PNG and SVG, and return their paths; ``score`` is the name of the models' scores."""
-    make_folder(folder)
-    written = []
+def drawn(models: Sequence[ModelFindings], score: str) -> dict[str, bytes]:
+    """Return all figures as PNG and SVG, by the names of their files; ``score`` is the name of the models' scores."""
+    files: dict[str, bytes] = {}
     for model, name in zip(models, _file_names(models), strict=True):
         if model.table is not None:
-            written += figures.save(folder / f"{name}-embeddings", 720, 290, embeddings(model.table))
+            files |= figures.printed(f"{name}-embeddings", 720, 290, embeddings(model.table))
         if model.heads:
-            width, height, paint = head_panels(model.heads)
-            written += figures.save(folder / f"{name}-heads", width, height, paint)
+            files |= figures.printed(f"{name}-heads", *head_panels(model.heads))
     points, measure = scatter_points(models)
     if len(points) > 1:
-        written += figures.save(folder / "toeplitzness-over-score", *SIZE, scatter(points, measure, score))
+        files |= figures.printed("toeplitzness-over-score", *SIZE, scatter(points, measure, score))
     lines = step_lines(models)
     if lines:
-        written += figures.save(folder / "toeplitzness-over-steps", *SIZE, over_steps(lines))
-    return written
+        files |= figures.printed("toeplitzness-over-steps", *SIZE, over_steps(lines))
+    return files
 
 
 def _file_names(models: Sequence[ModelFindings]) -> list[str]:

@@ -1,12 +1,13 @@
-"""The report of ``whereformer analyze``: an HTML page and pictures of what models learned about position."""
+"""The tables of an analysis, and the HTML page about what models learned about position."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 
 from ...analysis.findings import AttentionFindings, HeadFindings, ModelFindings, TableFindings
 from ...analysis.fit import TisaFit
-from ...files import write_atomically
 from ...lab.report import figures, heads, page, panels
 from ...lab.report.heatmaps import Heatmap, gradients, heatmap, limits
 from ...lab.report.numbers import DASH, decimals, percent, plain, signed
-from ...lab.report.page import Cell, Column
-from ...lab.report.panels import Panel, Row
+from ...lab.report.panels import Panel
+from ...lab.sheet import Cell, Column, Row, Sheet
 from . import pictures
+from .results import AnalyzeResults
 
 TEMPLATE = Path(__file__).with_suffix(".html.j2")
 NAMES = ("previous token", "next token", "local window", "global", "position-blind")
@@ -32,60 +33,163 @@ LARGE_MAP, CORNER = 128, 32
 """Pixels of a matrix's side, and positions in the close-up of a head's scores."""
 PIXELS = {50: 128, 160: 96, 500: 64, 10**9: 32}
 """Pixels of each head's matrix by the most heads on a page: pages of 12 layers with 12 heads stay below 5 MB."""
+MOST_HEADS = 24
+"""Up to this number of heads, each has its own line on a terminal; beyond it, each layer has one."""
 DETAILED = 300
 """Up to this number of heads on a page, each is drawn with a close-up and all its fits."""
 
 Floats = NDArray[np.float64]
 
 
-def write_report(models: Sequence[ModelFindings], facts: dict[str, Any], folder: Path) -> list[Path]:
-    """Write ``report.html`` and ``pictures/*.png`` and ``*.svg`` into a folder, and return their paths.
+def sheets(results: AnalyzeResults) -> list[Sheet]:
+    """Return a table of models and, for a single model, one of its heads, or of its layers if it has many heads."""
+    models = results.models
+    missing = [f"{model.name}: {why}" for model in models for why in (model.no_table, model.no_heads) if why]
+    found = [replace(models_sheet(models, results.score), notes=tuple(missing))]
+    if len(models) == 1 and models[0].heads:
+        found.append((heads_sheet if len(models[0].heads) <= MOST_HEADS else layers_sheet)(models[0]))
+    return found
+
+
+def models_sheet(models: Sequence[ModelFindings], score: str) -> Sheet:
+    """Return a table with a row for each model."""
+    with_step, with_score = (any(getattr(model, name) is not None for model in models) for name in ("step", "score"))
+    rows = []
+    for number, model in enumerate(models):
+        toeplitz = [None if model.table is None else model.table.toeplitzness, pictures.mean_of_heads(model)]
+        rows.append(
+            [
+                Cell(model.name, order=model.name, link=f"model-{number}"),
+                Cell(model.position, order=model.position),
+                *([_cell(model.step, 0)] if with_step else []),
+                *([Cell(plain(model.score) if model.score is not None else DASH, order=model.score)] * with_score),
+                Cell(f"{model.length:,}", order=model.length),
+                *map(_cell, toeplitz),
+                Cell(counted(model.heads) or DASH, order=len(model.heads)),
+            ]
+        )
+    columns = [
+        Column("model", wraps=True),
+        Column("position", left=True, wraps=True),
+        *([Column("step")] if with_step else []),
+        *([Column(score, first="descending")] if with_score else []),
+        Column("length"),
+        Column("Toeplitz", "of P", "descending"),
+        Column("Toeplitz", "of heads", "descending"),
+        Column("heads", "", "descending", left=True, wraps=True),
+    ]
+    return Sheet.of("Position", columns, rows, sortable=True)
+
+
+def heads_sheet(model: ModelFindings, name: str = "", looks: Mapping[str, figures.Series] | None = None) -> Sheet:
+    """Return a table with a row for each head.
 
     Args:
-        models: at least one, in the order in which the page shows them; their names are unique.
-        facts: what else the page says. ``command`` (a list of words, or text) repeats the analysis, ``rules`` (kind of
-            head -> rule, in order) says how heads are named, ``score`` is the name of the models' scores, and ``notes``
-            (a list) are warnings at the top. All other facts are listed at the end; dictionaries get their own heading.
-        folder: an existing folder. An old page stays until the new one is complete.
+        model: the findings.
+        name: the id of the heads' grid on a page.
+        looks: the look of each kind of head on a page.
     """
-    text = build_report(models, facts)
-    written = pictures.write(models, score_name(facts), folder / "pictures")
-    write_atomically(folder / "report.html", text)
-    return [folder / "report.html", *written]
+    kernels = _kernels(model)
+    rows = []
+    for number, layer in enumerate(by_layer(model.heads).values()):
+        for index, head in enumerate(layer):
+            look = None if looks is None else looks[head.name]
+            span = float(head.curve.max() - head.curve.min())
+            cells = (
+                Cell(str(head.layer), order=head.layer),
+                Cell(str(head.head), order=head.head, link=f"{name}-{number}-{index}" if name else ""),
+                Cell(head.name, order=head.name, swatch=look),
+                _cell(head.toeplitzness),
+                Cell(decimals(span, 2), order=span),
+                *_shares(model, [head], kernels),
+            )
+            rows.append(Row(cells, "" if look is None else look.group))
+    first = (Column("layer"), Column("head"), Column("is", left=True))
+    of_curve = (Column("range", "of curve", "descending"),)
+    return Sheet.of(
+        f"Heads of {model.name}",
+        [*first, Column("Toeplitz", "of scores", "descending"), *of_curve, *_share_columns(model, kernels)],
+        rows,
+        notes=(f"range: the largest difference that position makes to a score. {_reading(model)}",),
+        sortable=True,
+        kind="head-table",
+    )
 
 
-def build_report(models: Sequence[ModelFindings], facts: dict[str, Any]) -> str:
+def layers_sheet(model: ModelFindings) -> Sheet:
+    """Return a table with a row for each layer, with means over its heads."""
+    most = _kernels(model)[-1:]
+    rows = []
+    for layer, found in by_layer(model.heads).items():
+        toeplitzness = _cell(fmean(head.toeplitzness for head in found))
+        cells = (Cell(str(layer)), Cell(str(len(found))), Cell(counted(found)), toeplitzness)
+        rows.append((*cells, *_shares(model, found, most)))
+    first = (Column("layer"), Column("heads"), Column("are", left=True, wraps=True))
+    columns = [*first, Column("Toeplitz", "of scores"), *_share_columns(model, most)]
+    return Sheet.of(f"Layers of {model.name}", columns, rows, notes=(f"Means over heads. {_reading(model)}",))
+
+
+def _kernels(model: ModelFindings) -> list[int]:
+    """Return the numbers of kernels whose fits the tables show."""
+    most = max((len(head.fits) for head in model.heads), default=0)
+    return [count for count in range(1, most + 1) if count % 2 or most < 3]
+
+
+def _share_columns(model: ModelFindings, kernels: Sequence[int]) -> list[Column]:
+    fits = [Column(f"S = {count}", "explained", "descending") for count in kernels]
+    return [*fits, *([Column("measured", "by offset", "descending")] if model.attention is not None else [])]
+
+
+def _shares(model: ModelFindings, found: Sequence[HeadFindings], kernels: Sequence[int]) -> list[Cell]:
+    """Return what kernels explain of these heads' curves, and the offset of their attention, on average."""
+    shares = [
+        fmean(float(head.fits[count - 1].explained) for head in found) if count <= len(found[0].fits) else None
+        for count in kernels
+    ]
+    if model.attention is not None:
+        shares.append(fmean(explained_by_offset(model.attention, head) for head in found))
+    return [Cell(percent(share), order=share) for share in shares]
+
+
+def _reading(model: ModelFindings) -> str:
+    measured = "; measured: the share of the variance of log attention weights in text that the offset explains"
+    return (
+        "Toeplitz: the share of a head's scores by position that a curve over offsets explains; S: the share of the "
+        f"curve that this number of TISA kernels explains{measured if model.attention is not None else ''}."
+    )
+
+
+def build_report(results: AnalyzeResults) -> str:
     """Build the page. Equal findings give identical pages."""
-    facts = dict(facts)
-    rules, notes, command = facts.pop("rules", {}), facts.pop("notes", []), facts.pop("command", "")
-    score = score_name(facts)
+    models, facts = results.models, dict(results.facts)
+    rules, _, command = facts.pop("rules", {}), facts.pop("notes", []), facts.pop("command", "")
     facts.pop("score", None)
     named = [head.name for model in models for head in model.heads]
     looks = looks_of(named)
     pixels = next(size for most, size in PIXELS.items() if len(named) <= most)
     groups = {name: value for name, value in facts.items() if isinstance(value, dict)}
+    settings = {name: shown(value) for name, value in facts.items() if name not in groups}
     return page.render(
         TEMPLATE,
         title=f"What did {models[0].name if len(models) == 1 else 'they'} learn about position?",
-        verdict=verdict(models),
+        sentences=results.sentences(),
         gradients=gradients(),
-        notes=notes,
         models=[
             section(model, f"model-{number}", looks, pixels, detailed=len(named) <= DETAILED)
             for number, model in enumerate(models)
         ],
-        comparison=comparison(models, score) if len(models) > 1 else None,
+        comparison=comparison(models, results.score) if len(models) > 1 else None,
         looks=looks,
         rules=rules,
-        facts={name: shown(value) for name, value in facts.items() if name not in groups},
-        groups={name: {key: shown(value) for key, value in group.items()} for name, group in groups.items()},
+        facts_of={
+            **({"Settings": settings} if settings else {}),
+            **{
+                name.replace("_", " ").capitalize(): {key: shown(value) for key, value in group.items()}
+                for name, group in groups.items()
+            },
+        },
         command=command if isinstance(command, str) else shlex.join(command),
     )
-
-
-def score_name(facts: dict[str, Any]) -> str:
-    """Return the name of the models' scores."""
-    return str(facts.get("score") or "score")
 
 
 def shown(value: Any) -> Any:
@@ -153,16 +257,6 @@ class TableSection:
 
 
 @dataclass(frozen=True)
-class HeadRow:
-    """A head in the table; ``link`` is the id of its large picture."""
-
-    link: str
-    head: HeadFindings
-    look: figures.Series
-    cells: list[Cell]
-
-
-@dataclass(frozen=True)
 class Section:
     """The part of the page about one model."""
 
@@ -172,8 +266,7 @@ class Section:
     table: TableSection | None
     grid: Markup | None
     counts: dict[str, tuple[figures.Series, int]]
-    columns: list[Column]
-    rows: list[HeadRow]
+    sheet: Sheet | None
     attention: Markup | None
     even_share: float
 
@@ -184,8 +277,6 @@ def section(
     """Draw everything about one model."""
     counts = Counter(head.name for head in model.heads)
     attention = model.attention
-    sizes = sorted({len(head.fits) for head in model.heads} or {0})[-1]
-    kernels = [number for number in range(sizes) if number % 2 == 0 or sizes < 3]
     return Section(
         name,
         model,
@@ -193,12 +284,7 @@ def section(
         table_section(model.table) if model.table is not None else None,
         head_grid(model, f"{name}-heads", looks, pixels, detailed=detailed) if model.heads else None,
         {kind: (look, counts[kind]) for kind, look in looks.items() if counts[kind]},
-        head_columns(model, kernels),
-        [
-            HeadRow(f"{name}-heads-{row}-{index}", head, looks[head.name], head_cells(head, attention, kernels))
-            for row, layer in enumerate(by_layer(model.heads).values())
-            for index, head in enumerate(layer)
-        ],
+        heads_sheet(model, f"{name}-heads", looks) if model.heads else None,
         attention_grid(attention, f"{name}-attention") if attention is not None else None,
         1 / model.length,
     )
@@ -223,32 +309,6 @@ def by_layer(found: Sequence[HeadFindings]) -> dict[int, list[HeadFindings]]:
     return layers
 
 
-def head_columns(model: ModelFindings, kernels: Sequence[int]) -> list[Column]:
-    """Return the columns of a model's table of heads."""
-    fits = [Column(f"S = {number + 1}", "explained", "descending") for number in kernels]
-    measured = [Column("measured", "by offset", "descending")] if model.attention is not None else []
-    return [
-        Column("layer"), Column("head"), Column("is"), Column("Toeplitzness", "of scores", "descending"),
-        Column("range", "of curve", "descending"), *fits, *measured,
-    ]  # fmt: skip
-
-
-def head_cells(head: HeadFindings, attention: AttentionFindings | None, kernels: Sequence[int]) -> list[Cell]:
-    """Return a head's cells, after its layer, number and name."""
-    span = float(head.curve.max() - head.curve.min())
-    shares = [
-        float(head.fits[number].explained) if number < len(head.fits) else None
-        for number in kernels
-    ]  # fmt: skip
-    if attention is not None:
-        shares.append(explained_by_offset(attention, head))
-    return [
-        Cell(decimals(head.toeplitzness), order=head.toeplitzness),
-        Cell(decimals(span, 2), order=span),
-        *(Cell(percent(share), order=share) for share in shares),
-    ]
-
-
 def explained_by_offset(attention: AttentionFindings, head: HeadFindings) -> float:
     """Return the share of a head's measured attention that the offset explains."""
     return float(attention.explained[head.layer, head.head])
@@ -258,10 +318,10 @@ def head_grid(
     model: ModelFindings, name: str, looks: dict[str, figures.Series], pixels: int, *, detailed: bool
 ) -> Markup:
     """Draw all heads of a model."""
-    rows: list[Row] = []
+    rows: list[panels.Row] = []
     for layer, found in by_layer(model.heads).items():
         drawn = [_panel(head, looks[head.name], pixels, model.attention, detailed=detailed) for head in found]
-        rows.append(Row(f"layer {layer}", "" if rows else _small(model.heads[0]), tuple(drawn)))
+        rows.append(panels.Row(f"layer {layer}", "" if rows else _small(model.heads[0]), tuple(drawn)))
     return panels.grid(rows, name, f"Heads of {model.name}")
 
 
@@ -363,8 +423,7 @@ def attention_grid(attention: AttentionFindings, name: str) -> Markup:
 class ModelComparison:
     """The comparison of several models."""
 
-    columns: list[Column]
-    rows: list[tuple[str, str, list[Cell]]]
+    sheet: Sheet
     steps: Markup | None
     scatter: Markup | None
     correlation: str
@@ -372,30 +431,9 @@ class ModelComparison:
 
 def comparison(models: Sequence[ModelFindings], score: str) -> ModelComparison:
     """Compare the models in a table, over training, and with their scores."""
-    with_step, with_score = (any(getattr(model, name) is not None for model in models) for name in ("step", "score"))
-    columns = [
-        Column("model"), Column("position"),
-        *([Column("step")] if with_step else []),
-        *([Column(score, "", "descending")] if with_score else []),
-        Column("Toeplitzness", "of P", "descending"), Column("Toeplitzness", "of heads, mean", "descending"),
-        Column("heads", "", "descending"),
-    ]  # fmt: skip
-    rows = []
-    for number, model in enumerate(models):
-        cells = [Cell(model.position, order=model.position)]
-        cells += [_cell(model.step, 0)] if with_step else []
-        cells += [Cell("" if model.score is None else plain(model.score), order=model.score)] if with_score else []
-        of_table = None if model.table is None else model.table.toeplitzness
-        cells += [
-            _cell(of_table),
-            _cell(pictures.mean_of_heads(model)),
-            Cell(counted(model.heads), order=len(model.heads)),
-        ]
-        rows.append((f"model-{number}", model.name, cells))
     points, measure = pictures.scatter_points(models)
     return ModelComparison(
-        columns,
-        rows,
+        models_sheet(models, score),
         pictures.steps_drawing(models),
         pictures.scatter_drawing(points, measure, score),
         correlation(points),

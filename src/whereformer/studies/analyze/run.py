@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from ...analysis.findings import HeadFindings, ModelFindings, TableFindings
 from ...analysis.fit import fit_tisa_up_to
-from ...analysis.naming import name_heads
+from ...analysis.naming import RULES, name_heads
 from ...analysis.reading import (
     LayerScores,
     layers_with_position,
@@ -19,8 +22,11 @@ from ...analysis.reading import (
 )
 from ...analysis.tables import bucket_curves, embedding_table
 from ...analysis.toeplitz import diagonals, from_diagonals, pairs, toeplitz_part, toeplitzness
+from ...data import corpus
 from ...errors import InputError
+from ...lab.jobs import threads
 from ...lab.progress import Progress
+from ...lab.provenance import provenance
 from ...models import Encoder
 from ...models.checkpoints.files import find_config, read_weights
 from ...models.checkpoints.loading import check_weights
@@ -28,9 +34,10 @@ from ...models.checkpoints.pretrained import read_config
 from ...models.checkpoints.sources import KINDS
 from ...positions import PositionRangeError
 from .loading import load, named_errors, tokenizer_of
-from .settings import MOST_POSITIONS, AnalyzeOptions
+from .results import AnalyzeResults
+from .settings import MOST_POSITIONS, AnalyzeSettings
 from .sources import ModelSource
-from .text import measure_attention
+from .text import measure_attention, pages_of
 
 EVEN = 1e-4
 """A head counts as a pure curve if its scores differ from the curve by at most this share of its range, which is about
@@ -41,8 +48,53 @@ MAY_DIFFER = {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
 """Entries of a configuration that say nothing about the model itself."""
 
 
+@dataclass(frozen=True)
+class AnalyzeJob:
+    """Everything that an analysis needs.
+
+    Args:
+        sources: the models.
+        settings: what decides the findings, without the text.
+        data: where the text is, as in :class:`Analyze`; None to measure no attention.
+        column: the column of tables that holds the text.
+        threads: threads on the CPU; None for torch's.
+        command: the words of the command that repeats the analysis.
+    """
+
+    sources: Sequence[ModelSource]
+    settings: AnalyzeSettings
+    data: tuple[str, ...] | None
+    column: str | None
+    threads: int | None
+    command: list[str]
+
+    def run(self, folder: Path, progress: Progress) -> AnalyzeResults:
+        """Analyze every model.
+
+        Raises:
+            InputError: if a model or the text can't be read, or checkpoints of one run belong to different models.
+        """
+        settings = self.settings
+        if self.data is not None:
+            progress.begin("reading the text")
+            pages = pages_of(corpus.load_documents(self.data, self.column))
+            settings = replace(settings, pages=pages, text_source=corpus.source_of(self.data))
+        with nullcontext() if self.threads is None else threads(self.threads):
+            models, notes = analyze(self.sources, settings, progress)
+        origin = provenance()
+        facts = {
+            "command": self.command,
+            "rules": dict(RULES),
+            "score": "score",
+            "notes": notes,
+            "text": settings.text_source,
+            "machine": origin["machine"],
+        }
+        return AnalyzeResults(models=models, facts=facts, **origin)
+
+
 def analyze(
-    sources: Sequence[ModelSource], options: AnalyzeOptions, progress: Progress
+    sources: Sequence[ModelSource], settings: AnalyzeSettings, progress: Progress
 ) -> tuple[list[ModelFindings], list[str]]:
     """Analyze every model.
 
@@ -58,10 +110,8 @@ def analyze(
     notes: list[str] = []
     for source in sources:
         progress.begin(source.name)
-        model, own = analyze_model(source, options, progress)
-        for note in own:
-            notes.append(note)
-            progress.line(note)
+        model, own = analyze_model(source, settings, progress)
+        notes += own
         found.append(model)
     return found, notes
 
@@ -86,7 +136,9 @@ def _check(sources: Sequence[ModelSource]) -> None:
 
 
 @torch.no_grad()
-def analyze_model(source: ModelSource, options: AnalyzeOptions, progress: Progress) -> tuple[ModelFindings, list[str]]:
+def analyze_model(
+    source: ModelSource, settings: AnalyzeSettings, progress: Progress
+) -> tuple[ModelFindings, list[str]]:
     """Analyze one model, in 100 steps of progress.
 
     Returns:
@@ -96,21 +148,21 @@ def analyze_model(source: ModelSource, options: AnalyzeOptions, progress: Progre
     with named_errors(source.path):
         config_found = find_config(source.path)
     if config_found.get("model_type") not in KINDS:
-        findings = _tables_of(source, options, config_found)
+        findings = _tables_of(source, settings, config_found)
         report.upto(100)
         return findings, [f"{source.path}: for a {findings.kind} model, only the position tables are analyzed"]
     encoder, kind = load(source.path)
     report.upto(10)
     config = encoder.config
     positions = config.max_position_embeddings
-    length = min(positions, MOST_POSITIONS) if options.length is None else options.length
+    length = min(positions, MOST_POSITIONS) if settings.length is None else settings.length
     try:
         vectors = position_vectors(encoder, length)
         table = None if vectors is None else _table(vectors)
         heads: list[HeadFindings] = []
         acting = [layer for layer in layers_with_position(encoder.position) if layer < len(encoder.passes)]
         for index, read in enumerate(position_scores(encoder, length)):
-            heads += _heads(read, options.max_kernels)
+            heads += _heads(read, settings.max_kernels)
             report.upto(10 + 60 * (index + 1) / max(1, len(acting)))
     except PositionRangeError:
         raise InputError(
@@ -123,15 +175,15 @@ def analyze_model(source: ModelSource, options: AnalyzeOptions, progress: Progre
         notes.append(f"{source.path}: the position method acts in some layers alone; not in {without}")
     if length == 1:
         notes.append(f"{source.path}: a single position has no distances, so its Toeplitzness and fits mean nothing")
-    if options.pages is not None:
+    if settings.pages is not None:
         tokenizer, why_not = tokenizer_of(source.path)
-        if tokenizer is None and options.text_needed:
+        if tokenizer is None and settings.text_needed:
             raise InputError("data", f"{why_not}, so its attention can't be measured")
         if tokenizer is None:
             notes.append(f"attention over text is not measured: {why_not}")
         else:
             attention = measure_attention(
-                encoder, tokenizer, source, options, min(length, positions), lambda part: report.upto(70 + 30 * part)
+                encoder, tokenizer, source, settings, min(length, positions), lambda part: report.upto(70 + 30 * part)
             )
     report.upto(100)
     findings = ModelFindings(
@@ -160,14 +212,14 @@ def analyze_model(source: ModelSource, options: AnalyzeOptions, progress: Progre
     return findings, notes
 
 
-def _tables_of(source: ModelSource, options: AnalyzeOptions, config: dict[str, Any]) -> ModelFindings:
+def _tables_of(source: ModelSource, settings: AnalyzeSettings, config: dict[str, Any]) -> ModelFindings:
     """Analyze a model that this library cannot run, from its position tables alone."""
     kind = str(config.get("model_type"))
     with named_errors(source.path):
         weights = read_weights(source.path)
         found = embedding_table(weights, config)
         positions = MOST_POSITIONS if found is None else len(found[1])
-        length = min(positions, MOST_POSITIONS) if options.length is None else options.length
+        length = min(positions, MOST_POSITIONS) if settings.length is None else settings.length
         offsets = torch.arange(1 - length, length)
         curves = bucket_curves(weights, config, offsets)
     if found is None and curves is None:
@@ -186,7 +238,7 @@ def _tables_of(source: ModelSource, options: AnalyzeOptions, config: dict[str, A
     heads = [
         head
         for layer, curve in layers.items()
-        for head in _heads(LayerScores(layer, 1, from_diagonals(curve)), options.max_kernels)
+        for head in _heads(LayerScores(layer, 1, from_diagonals(curve)), settings.max_kernels)
     ]
     names = [found[0]] if found is not None else []
     how = [f"P is E E^T, where E has the rows of {name} that are positions." for name in names]
@@ -280,7 +332,7 @@ def _how(encoder: Encoder, has_table: bool, has_heads: bool, has_attention: bool
         )
         if embedded:
             parts.append("In the first layer, the mean over all pairs is subtracted, which softmax ignores.")
-        if "attention" in encoder.position.acts_on:
+        if encoder.position.acts_in_attention():
             parts.append(
                 "In deeper layers, every token is the mean state that the layer reads from random words. The score of "
                 "two such tokens without position is subtracted, so what is left is the method's effect in that layer."

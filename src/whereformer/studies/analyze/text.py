@@ -15,7 +15,7 @@ from ...analysis.measured import OffsetStatistics
 from ...data import corpus
 from ...errors import InputError
 from ...models import Encoder
-from .settings import AnalyzeOptions
+from .settings import AnalyzeSettings
 from .sources import ModelSource
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def measure_attention(
     encoder: Encoder,
     tokenizer: PreTrainedTokenizerBase,
     source: ModelSource,
-    options: AnalyzeOptions,
+    settings: AnalyzeSettings,
     length: int,
     on_part: Callable[[float], None],
 ) -> AttentionFindings:
@@ -37,7 +37,7 @@ def measure_attention(
 
     ``on_part`` is called with the share that is done.
     """
-    windows = text_windows(options.pages or (), tokenizer, encoder, length, options.tokens, source.path)
+    windows = text_windows(settings.pages or (), tokenizer, encoder, length, settings.tokens, source.path)
     body = windows.rows.shape[1] - 2 * windows.ends
     statistics = OffsetStatistics(encoder.config.num_hidden_layers, encoder.config.num_attention_heads, body)
     part = slice(windows.ends, windows.ends + body)
@@ -50,7 +50,7 @@ def measure_attention(
         on_part((index + 1) / len(batches))
     reach = min(OFFSETS_SHOWN, body - 1)
     return AttentionFindings(
-        source=options.text_source,
+        source=settings.text_source,
         tokens=len(windows.rows) * body,
         offsets=torch.arange(-reach, reach + 1),
         shares=statistics.shares(reach).float(),

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ...errors import InputError
 from .cases import Case, make_problem
-from .settings import BenchSettings
 from .ways import Way, backend, make_step
 
 CHECKED_LENGTH = 160
@@ -62,15 +61,14 @@ def in_a_line(error: BaseException) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def check_backend(name: str, settings: BenchSettings) -> None:
-    """Check that a backend can compute a small case on this machine in each dtype.
+def check_backend(name: str, dtype: str, head_dim: int, device: torch.device) -> None:
+    """Check that a backend can compute a small case on this machine in a dtype.
 
     Raises:
         InputError: if it can't, with the backend's own reason.
     """
-    for dtype in settings.dtypes:
-        case = Case("bias", 16, 1, 1, settings.head_dim, dtype, False)
-        try:
-            make_step(backend(name), make_problem(case, settings.device))()
-        except Exception as error:
-            raise InputError("backends", f"{name} can't run here: {in_a_line(error)}") from None
+    case = Case("bias", 16, 1, 1, head_dim, dtype, False)
+    try:
+        make_step(backend(name), make_problem(case, device))()
+    except Exception as error:
+        raise InputError("backends", f"{name} can't run here: {in_a_line(error)}") from None

@@ -1,10 +1,9 @@
-"""Plot a benchmark: time relative to attention without positions, over sequence length."""
+"""Show a benchmark: a table of times relative to attention without positions, and a plot over sequence length."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib import style
@@ -12,11 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from ...files import write_atomically
+from ...kernels.choose import BACKENDS
 from ...lab.report import figures
+from ...lab.sheet import Column, Sheet
 from .cases import KINDS
 from .results import BenchRow
-from .ways import DENSE
+from .ways import DENSE, FLOOR
 
 INK, MUTED = (figures.PRINTED[color] for color in (figures.INK, figures.MUTED))
 LOOKS = dict(
@@ -57,25 +57,88 @@ FOREMOST = ("bias", "t5", "shaw", "padded")
 """The kinds that are drawn if there are more."""
 
 
-def write_plot(rows: Sequence[BenchRow], backend: str, path: Path) -> bool:
-    """Draw one backend next to a dense bias, which is what most code does today; return False if nothing was timed.
+def sheet(rows: Sequence[BenchRow]) -> Sheet:
+    """Return a table with a line for each case and way, and the reasons for missing numbers below."""
+    several = len({row.dtype for row in rows}) > 1
+    found: dict[tuple[str, str, int, str], dict[str, BenchRow]] = {}
+    for row in rows:
+        found.setdefault((row.dtype, row.terms, row.n, row.way), {})[row.direction] = row
+    reasons: dict[str, int] = {}
+    lines = []
+    for (dtype, kind, n, way), both in found.items():
+        times = [_time(both.get(direction), reasons) for direction in ("forward", "training")]
+        training = both.get("training")
+        memory = "-" if training is None or training.memory is None else _mebibytes(training.memory)
+        lines.append([kind, *([dtype] if several else []), str(n), way, *times, memory])
+    words = [Column("terms", left=True), *([Column("dtype", left=True)] if several else [])]
+    return Sheet.of(
+        "Time relative to torch's attention without positions",
+        [*words, "n", Column("way", left=True), "forward", "training", Column("training", "MiB")],
+        lines,
+        notes=(
+            *(f"[{number}] {reason}" for reason, number in reasons.items()),
+            "Medians of the rounds' ratios (lowest-highest). sdpa is torch's attention without positions. MiB is what "
+            "a call needs beyond its inputs.",
+        ),
+    )
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
+
+
+def _time(row: BenchRow | None, reasons: dict[str, int]) -> str:
+    """Format a cell: the time of plain attention, the ratio of another way, or the number of a reason."""
+    if row is None:
+        return "-"
+    if row.milliseconds is None:
+        return f"cannot [{reasons.setdefault(row.note, len(reasons) + 1)}]"
+    if row.way == FLOOR.name:
+        return f"{row.milliseconds:.3g} ms" if row.milliseconds < 1000 else f"{row.milliseconds:.0f} ms"
+    return f"{row.ratio:.2f} ({row.lowest:.2f}-{row.highest:.2f})"
+
+
+def headline(rows: Sequence[BenchRow]) -> str:
+    """Return what positions cost in training, and what they cost as a dense bias, in a sentence."""
+    trained = [row for row in rows if row.direction == "training"]
+    costs = {name: sorted(row.ratio for row in trained if row.ratio and row.way == name) for name in _shown(rows)}
+    parts = [
+        f"{name} {found[0]:.2f}" + (f" to {found[-1]:.2f}" if f"{found[0]:.2f}" != f"{found[-1]:.2f}" else "")
+        for name, found in costs.items()
+        if found
+    ]
+    if not parts:
+        return "No training with positions could be timed."
+    return f"Training takes this multiple of the time of attention without positions: {', '.join(parts)}."
+
+
+def _shown(rows: Sequence[BenchRow]) -> tuple[str, str]:
+    """Return the backend to show, and the way to show beside it."""
+    measured = {row.way for row in rows}
+    return next((name for name in BACKENDS if name in measured), "auto"), DENSE.name
+
+
+def plot(rows: Sequence[BenchRow]) -> str | None:
+    """Draw a backend next to a dense bias, which is what most code does today; return None if nothing was timed.
 
     If more kinds of terms were measured than a plot can show, only the most important are drawn.
 
     Args:
-        rows: the measurements.
-        backend: the backend whose ratios are drawn.
-        path: the SVG to write, about 800 pixels wide, on white. The same rows give the same file.
+        rows: the measurements. "auto" is drawn if it was measured, and another backend if not.
+
+    Returns:
+        An SVG, about 800 pixels wide, on white. The same rows give the same text.
     """
+    backend, dense = _shown(rows)
     timed = [row for row in rows if row.ratio is not None]
     drawn = [row for row in timed if row.way == backend]
     if len({row.terms for row in drawn}) > READABLE:
         drawn = [row for row in drawn if row.terms in FOREMOST]
     dtypes = sorted({row.dtype for row in drawn}, reverse=True)
     if not drawn:
-        return False
+        return None
     lengths = sorted({row.n for row in drawn})
-    today = [row for row in timed if row.way == DENSE.name and row.terms == "bias"]
+    today = [row for row in timed if row.way == dense and row.terms == "bias"]
     file = io.StringIO()
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=(WIDTH / 96, (80 + 260 * len(dtypes)) / 96))
@@ -101,8 +164,7 @@ def write_plot(rows: Sequence[BenchRow], backend: str, path: Path) -> bool:
             handles.values(), handles.keys(), loc="outside lower center", ncols=min(6, len(handles)), frameon=False
         )
         figure.savefig(file, format="svg", metadata={"Date": None})
-    write_atomically(path, "\n".join(text.rstrip() for text in file.getvalue().splitlines()) + "\n")
-    return True
+    return "\n".join(text.rstrip() for text in file.getvalue().splitlines()) + "\n"
 
 
 def _panel(axes: Axes, drawn: Sequence[BenchRow], today: Sequence[BenchRow], lengths: Sequence[int]) -> None:

@@ -8,19 +8,21 @@ import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from ...errors import InputError
-from ...files import write_atomically
 from ...lab.json_files import check_that
 from ...lab.machine import machine
 from ...lab.provenance import provenance
 from ...lab.store import Results
 from .cases import KINDS
+
+if TYPE_CHECKING:
+    from ...lab.sheet import Sheet
 
 METHOD = (
     "First, the output and gradients of each way are checked against the float64 reference at a small length. Then "
@@ -121,50 +123,56 @@ class BenchResults(Results):
             timed = [time is None for time in (row.ratio, row.lowest, row.highest, row.milliseconds)]
             check_that(all(timed) or not any(timed), f"rows[{number}]", "all times or none")
 
+    @classmethod
+    def begin(cls, folder: Path, device: torch.device) -> Self:
+        """Return what a folder has been measured so far, which may be nothing.
 
-class BenchFolder:
-    """A folder's ``results.json`` and ``results.csv``, which are written after every case.
-
-    A repeated measurement replaces the old row. Other rows stay, so that lengths can be added later.
-
-    Args:
-        out: the folder.
-        device: the device that is measured.
-
-    Raises:
-        InputError: if the folder has results from another machine or other versions, or its files are something else.
-    """
-
-    def __init__(self, out: Path, device: torch.device) -> None:
-        self.path = out / "results.json"
-        self.csv = out / "results.csv"
-        self.origin = {**provenance(device), "machine": describe_machine(device)}
-        self.rows: dict[RowKey, BenchRow] = {}
-        earlier = BenchResults.earlier(out)
+        Raises:
+            InputError: if the folder has results from another machine or other versions, or its file is something else.
+        """
+        origin = {**provenance(device), "machine": describe_machine(device)}
+        earlier = cls.earlier(folder)
         if earlier is None:
-            return
-        for then, now in ((earlier.machine, self.origin["machine"]), (earlier.versions, self.origin["versions"])):
+            return cls(method=METHOD, terms={}, memory_growth=[], rows=[], **origin)
+        for then, now in ((earlier.machine, origin["machine"]), (earlier.versions, origin["versions"])):
             for key in {**now, **then}:
                 if now.get(key) != then.get(key):
                     raise InputError(
                         "out",
-                        f"{out} has results with {key} {then.get(key)}, not {now.get(key)}; choose another folder",
+                        f"{folder} has results with {key} {then.get(key)}, not {now.get(key)}; choose another folder",
                     )
-        self.rows = {row.key: row for row in earlier.rows}
+        return replace(earlier, method=METHOD, **origin)
 
-    def add(self, rows: Sequence[BenchRow]) -> None:
-        """Add rows, and write both files."""
-        self.rows.update({row.key: row for row in rows})
-        every = list(self.rows.values())
-        results = BenchResults(
-            method=METHOD,
-            terms={kind: KINDS[kind].about for kind in dict.fromkeys(row.terms for row in every) if kind in KINDS},
-            memory_growth=memory_growth(every),
-            rows=every,
-            **self.origin,
-        )
-        results.write(self.path)
-        write_atomically(self.csv, as_csv(every))
+    def with_rows(self, rows: Sequence[BenchRow]) -> Self:
+        """Return these results with more rows, which replace those of the same measurements."""
+        every = list({row.key: row for row in (*self.rows, *rows)}.values())
+        terms = {kind: KINDS[kind].about for kind in dict.fromkeys(row.terms for row in every) if kind in KINDS}
+        return replace(self, terms=terms, memory_growth=memory_growth(every), rows=every)
+
+    def interrupted(self) -> BenchResults:
+        """Return the same results of a command that was interrupted."""
+        return _Interrupted(**{each.name: getattr(self, each.name) for each in fields(self)})
+
+    def sheets(self) -> Sequence[Sheet]:
+        from .report import sheet
+
+        return [sheet(self.rows)]
+
+    def sentences(self) -> Sequence[str]:
+        from .report import headline
+
+        return [headline(self.rows)]
+
+    def more_files(self) -> dict[str, str]:
+        from .report import plot
+
+        picture = plot(self.rows)
+        return {"results.csv": as_csv(self.rows), **({} if picture is None else {"plot.svg": picture})}
+
+
+class _Interrupted(BenchResults):
+    def problem(self) -> KeyboardInterrupt:
+        return KeyboardInterrupt("the measurements so far are kept")
 
 
 def as_csv(rows: Sequence[BenchRow]) -> str:

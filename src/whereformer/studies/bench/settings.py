@@ -1,50 +1,115 @@
-"""The settings of a benchmark."""
+"""The options of a benchmark. Importing them is fast, so that --help is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import torch
+from ...lab.options import (
+    MOST_SIZE,
+    MOST_THREADS,
+    check_positive,
+    check_range,
+    find_device,
+    listed,
+    listed_numbers,
+)
+from ...lab.study import Study
 
-from .cases import Case
+if TYPE_CHECKING:
+    from .run import BenchJob
 
-BATCH = 4
-LONG = 2048
-"""With more keys than this, the default batch is one sequence."""
+LONGEST = 10_000_000
+"""The most tokens in a sequence; calls that need too much memory are not tried."""
 
 
-@dataclass(frozen=True)
-class BenchSettings:
-    """What to measure, and how.
+@dataclass(frozen=True, kw_only=True)
+class Bench(Study):
+    """How fast is attention with positions on this machine, compared with attention that has none?
 
-    Args:
-        kinds, lengths, dtypes: the cases; each is measured forward and in training.
-        batch: sequences per call; None for 4, or 1 beyond 2048 keys.
-        heads, head_dim: sizes of all cases.
-        rounds: how many times each way is timed.
-        threads: torch's threads on the CPU.
-        memory_limit: bytes; calls that would need more are not tried.
-        device: the device to measure.
+    The output and the gradients of every way are first checked against a float64 reference. Then all ways are timed in
+    turns, and each time is divided by the time of torch's own attention without positions ("sdpa") in the same round.
+    At 1.00 positions cost nothing; at 2.00 they double the time. "sdpa+bias" is what most code does today: it passes an
+    (n, n) bias to torch's attention. "sdpa" is over all keys, also beside a causal case or a window. Forward is without
+    gradients; training is forward and backward with all gradients.
+
+    Writes results.json, results.csv and plot.svg. Ctrl-C keeps what has been measured, and a later run with other terms
+    or lengths adds to the folder.
     """
 
-    kinds: Sequence[str]
-    lengths: Sequence[int]
-    dtypes: Sequence[str]
-    device: torch.device
-    memory_limit: int
-    batch: int | None = None
-    heads: int = 12
-    head_dim: int = 64
-    rounds: int = 7
-    threads: int = 1
+    terms: str | None = None
+    """What positions add: none, bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values),
+    inkling (16 numbers of each query meet vectors over offsets), deberta (vectors meet queries and keys), factors (a
+    product of rank 66, as in TUPE), dense (a number per pair), or a bias where only every second token is a query
+    (funnel), in a batch of different lengths (padded), or with causal attention (causal). "all" means every one of
+    these. Default: bias,t5,shaw (with --quick: bias). By name you can also measure window (128 tokens on each side),
+    grouped (four heads share keys), lse, softcap, sinks and varlen (different lengths without padding)."""
 
-    def cases(self) -> list[Case]:
-        """Return all cases, in the order in which they are measured."""
-        return [
-            Case(kind, n, self.batch or (BATCH if n <= LONG else 1), self.heads, self.head_dim, dtype, training)
-            for dtype in self.dtypes
-            for kind in self.kinds
-            for n in self.lengths
-            for training in (False, True)
-        ]
+    lengths: str | None = None
+    """Tokens in a sequence. Default: 128,512,2048 (with --quick: 128,512)."""
+
+    dtypes: str | None = None
+    """float32, bfloat16 or float16. Default: float32, or bfloat16 on a GPU."""
+
+    backends: str = "auto"
+    """Backends of whereformer.attention: "auto" chooses one for each call, "reference" is the plain formula."""
+
+    rounds: int | None = None
+    """Number of times to time each way. Default: 7 (with --quick: 3)."""
+
+    quick: bool = False
+    """Take a first look in less than a minute."""
+
+    batch: int | None = None
+    """Sequences at a time. Default: 4, or 1 for more than 2048 tokens."""
+
+    heads: int = 12
+    """Attention heads."""
+
+    head_dim: int = 64
+    """Width of a head."""
+
+    threads: int = 1
+    """Threads on the CPU. With one thread, time is the process's CPU time, which other programs disturb least."""
+
+    memory_limit: float | None = None
+    """GiB of memory. A call that would need more is not tried, and the table says so. Default: half the free memory."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute. "auto" is a GPU if there is one."""
+
+    out: Path = Path("runs/bench")
+    """Folder for the results."""
+
+    def job(self) -> BenchJob:
+        from ...kernels.choose import BACKENDS
+        from .cases import DTYPES, KINDS, POSITIONS
+        from .check import check_backend
+        from .run import BenchJob
+        from .timing import free_memory
+
+        check_range(self, **dict.fromkeys(("rounds", "batch", "heads", "head_dim"), (1, MOST_SIZE)))
+        check_range(self, threads=(1, MOST_THREADS))
+        check_positive(self, "memory_limit")
+        device = find_device(self.device)
+        kinds = ("bias" if self.quick else "bias,t5,shaw") if self.terms is None else self.terms
+        usual = "float32" if device.type == "cpu" else "bfloat16"
+        lengths = ("128,512" if self.quick else "128,512,2048") if self.lengths is None else self.lengths
+        job = BenchJob(
+            kinds=tuple(POSITIONS) if kinds == "all" else listed("terms", kinds, list(KINDS), spaces=True),
+            lengths=listed_numbers("lengths", lengths, 1, LONGEST),
+            dtypes=listed("dtypes", usual if self.dtypes is None else self.dtypes, list(DTYPES), spaces=True),
+            backends=listed("backends", self.backends, BACKENDS, spaces=True),
+            device=device,
+            memory_limit=int(self.memory_limit * 2**30) if self.memory_limit else free_memory(device) // 2,
+            batch=self.batch,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            rounds=self.rounds or (3 if self.quick else 7),
+            threads=self.threads,
+        )
+        for name in job.backends:
+            for dtype in job.dtypes:
+                check_backend(name, dtype, job.head_dim, device)
+        return job

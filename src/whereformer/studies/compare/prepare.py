@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from ...data.cache import EncodedText, TokenizerChoice, open_or_encode
 from ...data.corpus import Text
+from ...data.encode import EncodedText, TokenizerChoice, open_or_encode
+from ...data.fingerprint import SeenText, look_at
 from ...data.glue import OwnTask
 from ...data.masks import Batches, HeldOut
-from ...data.seen import SeenText, look_at
 from ...data.streams import Stream
 from ...errors import InputError
 from ...files import write_atomically

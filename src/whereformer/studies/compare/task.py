@@ -16,9 +16,10 @@ from scipy import stats
 from torch import nn
 
 from ...data.batches import by_length, shuffled
-from ...data.corpus import Text, fingerprint
-from ...data.documents import Document
+from ...data.corpus import Text
+from ...data.fingerprint import fingerprint
 from ...data.glue import Data, OwnTask
+from ...data.read import Document
 from ...data.rows import RowCache, Rows
 from ...data.windows import end_padding
 from ...errors import InputError

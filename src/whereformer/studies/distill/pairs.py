@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...data.tables import open_table
+from ...data.read import open_table
 from ...errors import InputError
 
 

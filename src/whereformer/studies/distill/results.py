@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...lab.json_files import check_that
+from ...lab.sheet import Column, Sheet
 from ...lab.store import Results
+
+TRAINED, DROPPED = "as trained", "without positions"
+SCORES = {
+    "similarity": (Column("similarity", "cosine"), "{:.3f}"),
+    "masked_lm_loss": (Column("masked-LM", "loss"), "{:.3f}"),
+    "masked_lm_accuracy": (Column("masked-LM", "accuracy"), "{:.1%}"),
+    "spearman": (Column("pairs", "Spearman"), "{:.3f}"),
+}
+"""How scores are shown, by name."""
 
 
 @dataclass(frozen=True)
@@ -49,3 +62,29 @@ class DistillResults(Results):
     scores: dict[str, dict[str, float]]
     explained: dict[str, list[list[float]]]
     pairs: PairsFacts | None = None
+
+    def check(self) -> None:
+        names = self.scores.get(TRAINED, {}).keys()
+        check_that(
+            DROPPED in self.scores and names <= SCORES.keys() and "similarity" in names, "scores", "known scores"
+        )
+        same = all(scores.keys() == names for scores in self.scores.values())
+        check_that(same, "scores", "the same scores for every model")
+
+    def sheets(self) -> Sequence[Sheet]:
+        shown = [name for name in SCORES if name in self.scores[TRAINED]]
+        rows = []
+        for model, scores in self.scores.items():
+            explained = [value for layer in self.explained.get(model, ()) for value in layer]
+            mean = f"{statistics.mean(explained):.0%}" if explained else "-"
+            rows.append([model, *(SCORES[name][1].format(scores[name]) for name in shown), mean])
+        columns = [Column("positions"), *(SCORES[name][0] for name in shown), Column("curves", "explained")]
+        return [Sheet.of("Before any training", columns, rows)]
+
+    def sentences(self) -> Sequence[str]:
+        *_, best = self.scores
+        kept, dropped = (f"{self.scores[name]['similarity']:.3f}" for name in (best, DROPPED))
+        return [
+            f"With {best.removeprefix('S=')} kernels per head, the model's states have a similarity of {kept} to those "
+            f"before; without positions, {dropped}."
+        ]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...data.corpus import fingerprint
+from ...data.fingerprint import fingerprint
 from ...data.rows import RowCache
 from ...lab import ranks
 from ...lab.jobs import threads
 from ...lab.progress import Progress
 from ...lab.provenance import provenance
-from ...lab.sheet import Plan
+from ...lab.shown import Plan
 from ...lab.store import complete, missing
 from ...lab.training.trainer import quiet_transformers, slow_dtype
 from .prepare import Checked, Encoded, prepare

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ...data.cache import TokenizerChoice
 from ...data.corpus import Text, source_of
+from ...data.encode import TokenizerChoice
+from ...data.fingerprint import SeenText, look_at
 from ...data.hub import fetched
-from ...data.seen import SeenText, look_at
 from ...lab import ranks
 from ...lab.progress import Progress
 from ...lab.training.long_run import LongJob

@@ -274,7 +274,7 @@ class Pretrain(LongRun, TextOptions, PretrainTraining, ModelSettings, Study):
         if self.tokenizer is not None and self.vocab_size is not None:
             raise InputError("vocab_size", f"only without `tokenizer`, which has its own size, got {self.vocab_size}")
 
-        from ...data.cache import TokenizerChoice
+        from ...data.encode import TokenizerChoice
         from ...lab import ranks
         from ...lab.training.shared import check_rows
         from .model import build_config

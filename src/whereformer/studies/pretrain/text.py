@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...data.cache import TokenizerChoice, open_or_encode
 from ...data.corpus import Text
-from ...data.seen import SeenText
+from ...data.encode import TokenizerChoice, open_or_encode
+from ...data.fingerprint import SeenText
 from ...data.streams import Stream
 from ...data.tokenizers import Vocabulary
 from ...lab.training.text import TextFacts, text_facts
@@ -41,7 +41,7 @@ def prepare_text(
         scratch: the folder to encode into; by default the cache.
 
     Raises:
-        InputError: as :func:`whereformer.data.cache.encode` does.
+        InputError: as :func:`whereformer.data.encode.encode` does.
     """
     encoded = open_or_encode(cache, text, seen, choice, scratch)
     facts = text_facts(text.source, seen.summary, encoded.counts)

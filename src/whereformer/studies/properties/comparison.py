@@ -9,8 +9,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ...data.corpus import Pages, Text
+from ...data.fingerprint import look_at
 from ...data.masks import HELD_OUT_RATE, HeldOut
-from ...data.seen import look_at
 from ...data.tokenizers import token_stream
 from ...errors import InputError
 from ...lab.training.trainer import quiet_transformers

@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from ...data import subwords
+from ...data.fingerprint import SeenText
 from ...data.pairs import PARTS, ParallelText, open_or_encode
-from ...data.row_files import RowFile
-from ...data.seen import SeenText
+from ...data.streams import RowFile
 from ...errors import InputError
 from ...models.seq2seq.smoothed import IGNORED
 from .results import PairFacts, TranslationFacts

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...data.lines import read_lines
 from ...data.pairs import ParallelText
 from ...data.parallel import Pair, PairFiles, Pairs, aligned, table_pairs
-from ...data.tables import check_table
+from ...data.read import check_table, read_lines
 from ...lab.progress import Progress
 from .settings import ParallelData, columns_of
 

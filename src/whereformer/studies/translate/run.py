@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ...data.fingerprint import SeenText, look_at
 from ...data.pairs import ParallelText
-from ...data.seen import SeenText, look_at
 from ...lab.progress import Progress
 from ...lab.training.long_run import LongJob
 from .examples import prepare

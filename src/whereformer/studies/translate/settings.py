@@ -88,7 +88,7 @@ class ParallelData:
 
 @dataclass(frozen=True)
 class ValidationData:
-    """Text to judge the model by during training."""
+    """Validation text, for scores during training."""
 
     validation: tuple[Path, ...] = ()
     """Tables with the same columns. Default: one pair in twenty is held out, at most 2000."""

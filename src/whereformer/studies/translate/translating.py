@@ -70,12 +70,12 @@ class Translator:
         lines, before = iter(lines), 0
         while True:
             texts, error = _read(lines, window)
-            encoded = subwords.encode(self.tokenizer, texts)
-            long = self._too_long(encoded.lengths, before)
+            encoded = [torch.tensor(ids) for ids in subwords.encode(self.tokenizer, texts)]
+            long = self._too_long([*map(len, encoded)], before)
             if long is not None:
                 first, error = long
-                encoded = encoded.chosen(torch.arange(first))
-            yield from self._translate([encoded[line] for line in range(len(encoded))], advance)
+                encoded = encoded[:first]
+            yield from self._translate(encoded, advance)
             if error is not None:
                 raise error
             if len(texts) < window:
@@ -88,20 +88,20 @@ class Translator:
         Raises:
             InputError: as for :meth:`stream`, but before any line is translated.
         """
-        long = self._too_long(subwords.encode(self.tokenizer, lines).lengths)
+        long = self._too_long([*map(len, subwords.encode(self.tokenizer, lines))])
         if long is not None:
             raise long[1]
         return list(self.stream(lines, advance=advance))
 
-    def _too_long(self, lengths: Tensor, before: int = 0) -> tuple[int, InputError] | None:
+    def _too_long(self, lengths: Sequence[int], before: int = 0) -> tuple[int, InputError] | None:
         """Return the index of the first line that is too long and its error; ``before`` lines came before these."""
-        long = (lengths > self.limit).nonzero().flatten().tolist()
+        long = [line for line, length in enumerate(lengths) if length > self.limit]
         if self.decoding.truncate or not long:
             return None
         first, more = long[0], f" (and {len(long) - 1} of the {len(lengths) - long[0] - 1} after it)"
         return first, InputError(
             None,
-            f"line {before + first + 1} has {int(lengths[first])} tokens, but the model takes {self.limit}"
+            f"line {before + first + 1} has {lengths[first]} tokens, but the model takes {self.limit}"
             f"{more if len(long) > 1 else ''}; use `truncate` to truncate such lines, or a larger `max_length` if the "
             "position method allows it",
         )
@@ -123,9 +123,7 @@ class Translator:
     @torch.no_grad()
     def _batch(self, lines: Sequence[Tensor]) -> list[str]:
         end = torch.tensor([subwords.END])
-        cut = [
-            ids.long() if len(ids) <= self.limit else torch.cat((ids[: self.limit - 1].long(), end)) for ids in lines
-        ]
+        cut = [ids if len(ids) <= self.limit else torch.cat((ids[: self.limit - 1], end)) for ids in lines]
         sources = pad_sequence(cut, batch_first=True, padding_value=subwords.PAD).to(self.model.device)
         lengths = torch.tensor([len(ids) for ids in cut], device=self.model.device)
         mask = torch.arange(sources.shape[1], device=self.model.device) < lengths.unsqueeze(1)

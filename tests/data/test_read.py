@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import csv, parquet
 
-from whereformer.data import tables
-from whereformer.data.documents import documents_in
+from whereformer.data import read
+from whereformer.data.read import documents_in
 from whereformer.errors import InputError
 
 KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -36,9 +36,9 @@ def test_all_kinds_hold_the_same_rows(tmp_path_factory, rows):
     columns = dict(zip(("a", "b", "n"), map(list, zip(*rows, strict=True)), strict=True))
     folder = tmp_path_factory.mktemp("tables")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tables, "ROWS", 2)
+        patched.setattr(read, "ROWS", 2)
         for kind in KINDS:
-            table = tables.open_table("data", write(folder / f"t{kind}", columns), ("a", "b"))
+            table = read.open_table("data", write(folder / f"t{kind}", columns), ("a", "b"))
             assert table.names == ["a", "b", "n"]
             assert [*table.rows(["b", "a"])] == [(b, a) for a, b, _ in rows]
             assert table.column("n") == columns["n"]
@@ -50,14 +50,14 @@ def test_a_column_has_the_type_that_all_of_it_has(tmp_path, kind):
     # A CSV file's first million bytes hold whole numbers only.
     numbers = [*range(200_000 if kind in (".csv", ".tsv") else 9), 0.5]
     whole = [float(number) for number in numbers] if kind == ".parquet" else numbers
-    table = tables.open_table("data", write(tmp_path / f"t{kind}", {"n": whole}))
+    table = read.open_table("data", write(tmp_path / f"t{kind}", {"n": whole}))
     found = table.column("n")
     assert (found[0], found[-1], {*map(type, found)}) == (0.0, 0.5, {float})
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_change_is_noticed(tmp_path, kind):
-    table = tables.open_table("data", write(tmp_path / f"t{kind}", {"n": [1, 2]}))
+    table = read.open_table("data", write(tmp_path / f"t{kind}", {"n": [1, 2]}))
     assert table.unchanged()
     write(table.file, {"n": [1, 2, 3]})
     assert not table.unchanged()
@@ -66,12 +66,12 @@ def test_a_change_is_noticed(tmp_path, kind):
 def test_rows_may_lack_what_others_have(tmp_path):
     file = tmp_path / "t.jsonl"
     file.write_text('{"a": "x"}\n\n{"b": "\\ud800"}\n')
-    table = tables.open_table("data", file)
+    table = read.open_table("data", file)
     assert table.names == ["a", "b"]
     assert [*table.rows(["a", "b"])] == [("x", None), (None, "?")]
     assert table.column("b") == [None, "?"]
     file.write_text('{"a": "x"}\n"b"\n')
-    with pytest.raises(InputError, match=r"^data: cannot read .*t.jsonl \(line 2: expected an object, got 'b'\)$"):
+    with pytest.raises(InputError, match=r"^data: .*t.jsonl, line 2: expected an object, got 'b'$"):
         table.column("a")
 
 
@@ -97,8 +97,8 @@ def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, said):
     else:
         file.write_bytes(b'{"text": "' + LATIN + b'", "label": 1}\n')
     with pytest.raises(InputError, match=rf"^train: .*{name}{said}"):
-        tables.open_table("train", file).column("text")
-    with pytest.raises(InputError, match=rf"^data: .*{name} is not UTF-8 text"):
+        read.open_table("train", file).column("text")
+    with pytest.raises(InputError, match=rf"^data: .*{name}{said}"):
         list(documents_in(file))
 
 
@@ -113,7 +113,7 @@ def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, said):
 def test_names_of_columns_that_are_not_utf8_are_refused(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=rf"^train: .*{name}{said}"):
-        assert tables.open_table("train", tmp_path / name).names
+        assert read.open_table("train", tmp_path / name).names
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_names_of_columns_that_are_not_utf8_are_refused(tmp_path, name, content,
 def test_dates_that_python_cannot_express_are_refused(tmp_path, number, kind):
     file = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"text": ["a"], "day": pa.array([number], kind)}), file)
-    with pytest.raises(InputError, match=r"^train: .*a\.parquet has values that can't be read \("):
-        tables.open_table("train", file).column("day")
+    with pytest.raises(InputError, match=r"^train: cannot read .*a\.parquet': "):
+        read.open_table("train", file).column("day")
     # Pages of text are read from their own column alone.
     assert [list(document) for document in documents_in(file)] == [["a"]]

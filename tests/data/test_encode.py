@@ -7,26 +7,25 @@ import os
 import pytest
 import torch
 
-from tests.data.interrupting import damage, index_of, only_folder, stop_at
+from tests.data.harm import DAMAGE, contents, damage, only_folder, stop_before_the_end
 from tests.data.told import Told
-from whereformer.data import cache as caches
-from whereformer.data import corpus, seen, shards, streams
-from whereformer.data.cache import TokenizerChoice, open_encoded, open_or_encode
-from whereformer.data.corpus import Text, fingerprint
+from whereformer.data import corpus, encode, fingerprint
+from whereformer.data.corpus import Pages, Text
+from whereformer.data.encode import TokenizerChoice, open_or_encode
+from whereformer.data.fingerprint import look_at
 from whereformer.data.hub import fetched
-from whereformer.data.seen import look_at
 from whereformer.data.streams import TokenFile, packed, width_of
 from whereformer.data.tokenizers import fit_tokenizer, token_stream
 from whereformer.errors import InputError
+from whereformer.lab.folder import open_folder
 from whereformer.lab.progress import Progress
 
 CHOICE = TokenizerChoice(None, 120)
 
 
 @pytest.fixture(autouse=True)
-def _small_shards(monkeypatch):
-    monkeypatch.setattr(caches, "SHARD", 4)
-    monkeypatch.setattr(caches, "LOT", 2)
+def _small_lots(monkeypatch):
+    monkeypatch.setattr(encode, "LOT", 2)
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def same(first, second):
 
 def test_the_cache_holds_the_ids_that_encoding_in_memory_gives(file, tmp_path):
     encoded, told = made(file, tmp_path / "cache")
-    training, held_out = corpus.split_documents(corpus.load_documents([file]))
+    training, held_out = (list(Pages(Text([file]), held_out=part)) for part in (False, True))
     tokenizer = fit_tokenizer(training, 120)
     assert encoded.tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     for stream, pages, counts in zip(
@@ -78,44 +77,41 @@ def test_a_finished_cache_is_opened_without_reading_the_text(file, tmp_path):
     assert (told.parts, told.characters) == ([], 0)
 
 
-def test_an_interrupted_encoding_continues_after_its_last_shard(file, tmp_path, monkeypatch):
+def test_an_interrupted_encoding_leaves_nothing_and_begins_again(file, tmp_path):
     expected, _ = made(file, tmp_path / "whole")
-    pages = len(list(Text([file]).pages()))
-    stop_at(3, lambda: made(file, tmp_path / "cache"))
-    index = index_of(tmp_path / "cache")
-    # Each shard ends in both streams, so the second one is not complete.
-    assert [shard["items"] for shard in index["shards"]] == [4]
-    asked, real_lots = [], shards.in_lots
-
-    def lots(items, count):
-        for lot in real_lots(items, count):
-            asked.extend(lot)
-            yield lot
-
-    monkeypatch.setattr(shards, "in_lots", lots)
+    stop_before_the_end(lambda: made(file, tmp_path / "cache"))
+    assert list((tmp_path / "cache").iterdir()) == []
     again, told = made(file, tmp_path / "cache")
     assert same(expected, again)
-    assert "continuing after encoded shard 1 " in told.lines[0]
-    assert "learning the vocabulary" not in told.parts
-    assert len(asked) == pages - 4
+    assert told.lines == []
+    assert contents(tmp_path / "cache") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", ["training.ids", "held_out.ids", "index.json", "tokenizer.json"])
-@pytest.mark.parametrize(
-    "kind", ["flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("missing", "cut", "empty"))]
-)
+def test_what_a_killed_command_left_is_not_taken_for_an_encoding(file, tmp_path):
+    expected, _ = made(file, tmp_path / "cache")
+    folder = only_folder(tmp_path / "cache")
+    before = contents(tmp_path / "cache")
+    partial = folder.with_name(folder.name + ".partial")
+    folder.rename(partial)
+    damage(partial / "training.ids", "longer")
+    (partial / "other").write_text("left")
+    again, _ = made(file, tmp_path / "cache")
+    assert same(expected, again)
+    assert contents(tmp_path / "cache") == before
+
+
+@pytest.mark.parametrize("name", ["training.ids", "held_out.ids", "contents.json", "tokenizer.json"])
+@pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_cache_is_noticed_and_mended(file, tmp_path, name, kind):
     expected, _ = made(file, tmp_path / "cache")
-    damage(only_folder(tmp_path / "cache") / name, kind)
-    text = Text([file])
-    assert open_encoded(tmp_path / "cache", look_at(text, tmp_path / "cache"), CHOICE) is None
+    before = contents(tmp_path / "cache")
+    folder = only_folder(tmp_path / "cache")
+    damage(folder / name, kind)
     again, told = made(file, tmp_path / "cache")
     assert same(expected, again)
-    if name.endswith(".ids"):
-        assert "is damaged after" in told.lines[0]
-        intact = int(told.lines[0].split("damaged after ")[1].split()[0])
-        # The first shard has no held-out page, so nothing of it can be missing there.
-        assert (intact > 0) == (kind in ("cut", "flipped") or (kind, name) == ("empty", "held_out.ids"))
+    assert told.lines[0].startswith(f"{folder} is damaged (")
+    assert name == "contents.json" or name in told.lines[0]
+    assert contents(tmp_path / "cache") == before
 
 
 @pytest.mark.parametrize("change", ["content", "size", "time"])
@@ -151,16 +147,16 @@ def test_a_file_that_has_only_just_changed_is_not_remembered(file, tmp_path):
 
 
 def test_a_text_that_changes_while_it_is_encoded_is_refused(file, tmp_path, monkeypatch):
-    real = caches.fit_tokenizer
+    real = encode.fit_tokenizer
 
     def change_meanwhile(*given):
         file.write_text(file.read_text() + "\nmore of it")
         return real(*given)
 
-    monkeypatch.setattr(caches, "fit_tokenizer", change_meanwhile)
+    monkeypatch.setattr(encode, "fit_tokenizer", change_meanwhile)
     with pytest.raises(InputError, match="the text changed while it was read"):
         made(file, tmp_path / "cache")
-    monkeypatch.setattr(caches, "fit_tokenizer", real)
+    monkeypatch.setattr(encode, "fit_tokenizer", real)
     assert len(made(file, tmp_path / "cache")[0].training)
 
 
@@ -168,7 +164,7 @@ def test_a_tokenizer_that_splits_special_tokens_is_another(tmp_path):
     tokenizer = fit_tokenizer(["some text"], 64)
     tokenizer.save_pretrained(tmp_path)
     before = TokenizerChoice(tmp_path, 64).setting
-    assert before == fingerprint([tokenizer.backend_tokenizer.to_str()])
+    assert before == fingerprint.fingerprint([tokenizer.backend_tokenizer.to_str()])
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "split_special_tokens": True}))
     assert TokenizerChoice(tmp_path, 64).setting != before
@@ -177,29 +173,51 @@ def test_a_tokenizer_that_splits_special_tokens_is_another(tmp_path):
 def test_another_process_is_not_disturbed(file, tmp_path):
     made(file, tmp_path / "cache")
     folder = only_folder(tmp_path / "cache")
-    (folder / "index.json").unlink()
-    with shards.open_folder(folder), pytest.raises(InputError, match=r"^cache: another command is writing"):
+    (folder / "training.ids").unlink()
+    partial = folder.with_name(folder.name + ".partial")
+    with open_folder(partial), pytest.raises(InputError, match=r"^cache: another command is writing"):
         made(file, tmp_path / "cache")
+    assert partial.is_dir()
 
 
-def test_records_of_other_formats_are_not_used(file, tmp_path, monkeypatch):
+def test_two_commands_at_once_end_with_one_encoding(file, tmp_path, monkeypatch):
+    """The second one looked before the first had finished, and gets the lock afterwards."""
+    expected, _ = made(file, tmp_path / "whole")
+    real = encode.Cache._locked
+
+    def locked(self, folder):
+        monkeypatch.setattr(encode.Cache, "_locked", real)
+        made(file, tmp_path / "cache")
+        return real(self, folder)
+
+    monkeypatch.setattr(encode.Cache, "_locked", locked)
+    again, told = made(file, tmp_path / "cache")
+    assert same(expected, again)
+    assert told.parts == ["reading the text"]
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == [
+        only_folder(tmp_path / "whole").name
+    ]
+
+
+def test_what_other_formats_wrote_is_not_used(file, tmp_path, monkeypatch):
     expected, _ = made(file, tmp_path / "cache")
-    monkeypatch.setattr(shards, "FORMAT", 9)
-    monkeypatch.setattr(seen, "FORMAT", 9)
+    monkeypatch.setattr(encode, "FORMAT", "9")
+    monkeypatch.setattr(fingerprint, "FORMAT", 9)
     again, told = made(file, tmp_path / "cache")
     assert told.parts[0] == "reading the text"
     assert same(expected, again)
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 2
 
 
 def test_a_record_that_was_changed_is_not_used(file, tmp_path):
     made(file, tmp_path / "cache")
     [record] = (tmp_path / "cache").glob("text-*.json")
     before = record.read_text()
-    characters = json.loads(before)["summary"]["characters"]
+    characters = json.loads(before)["characters"]
     record.write_text(before.replace(str(characters), str(characters + 1)))
     _, told = made(file, tmp_path / "cache")
     assert told.parts == ["reading the text"]
-    assert json.loads(record.read_text())["summary"]["characters"] == characters
+    assert json.loads(record.read_text())["characters"] == characters
 
 
 def test_no_more_of_a_text_is_read_than_is_asked_for(tmp_path, monkeypatch):
@@ -267,23 +285,23 @@ def test_columns_of_data_sets(tmp_path):
     assert [file.name for file in (tmp_path / "cache").iterdir()] == [path.split("/")[-1]]
 
 
-def test_a_full_disk_is_one_line_and_the_next_command_continues(file, tmp_path, monkeypatch):
-    expected, _ = made(file, tmp_path / "whole")
-    left, real = [9], os.fsync
+@pytest.mark.parametrize("place", ["move_folder", "packed"])
+def test_a_full_disk_is_one_line_and_leaves_room(file, tmp_path, monkeypatch, place):
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    def fsync(number):
-        if not left[0]:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        left[0] -= 1
-        real(number)
+    with monkeypatch.context() as patched:
+        patched.setattr(encode, place, full)
+        with pytest.raises(InputError, match=r"^cannot write .*\.partial: no space left on the disk; make room"):
+            made(file, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert len(made(file, tmp_path / "cache")[0].training)
 
-    monkeypatch.setattr(streams.os, "fsync", fsync)
-    with pytest.raises(InputError, match=r"^cannot write .*held_out.ids: no space left on the disk; make room"):
+
+def test_a_cache_that_cannot_be_written_is_named(file, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(InputError, match=r"^cache: cannot write .*cache.*"):
         made(file, tmp_path / "cache")
-    monkeypatch.setattr(streams.os, "fsync", real)
-    again, told = made(file, tmp_path / "cache")
-    assert same(expected, again)
-    assert told.lines
 
 
 def test_a_dry_run_leaves_the_cache_alone(file, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,11 +12,16 @@ from torch import Tensor
 from .call import Call
 from .logsums import LogSums
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 Attend = Callable[[Call], tuple[Tensor, LogSums | None]]
 """Computes a call: its output, and ``LogSums`` where ``Call.return_lse`` asks for it."""
 
 
-def merge_attention(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def merge_attention(
+    outputs: Sequence[Float[Tensor, "batch heads n_q value_dim"]], lses: Sequence[Float[Tensor, "batch heads n_q"]]
+) -> tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]:
     """Merge the attention of the same queries to different keys into that to all of them; differentiable.
 
     This is how attention is divided among devices (ring attention), between a shared prefix and the rest (cascades), or

@@ -1,0 +1,188 @@
+"""Writes docs/methods/support.md: what each position method can do on which device, measured by this script.
+
+Run: python docs/_ext/support.py [METHOD ...]
+
+It takes some minutes. With names it only prints their rows.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from tables import as_table
+
+from whereformer import EncoderConfig, EncoderForMaskedLM, Place, Positions, build_position, explain, position_names
+from whereformer.exporting import to_onnx, to_torch
+from whereformer.kernels.call import make_call
+from whereformer.kernels.choose import choose
+from whereformer.positions import method_class
+from whereformer.positions.grids import GridMethod
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "methods" / "support.md"
+MEASURED = ROOT / "benchmarks" / "results" / "amd-epyc-2-cores" / "properties.json"
+SIZES = {"hidden_size": 32, "num_heads": 2, "num_layers": 2, "max_length": 512}
+QUICK = {"floater": {"substeps": 1}}
+"""Options with which a method only takes less time."""
+
+HEAD = """\
+# What each method can do, and where
+
+`python docs/_ext/support.py` measured this page, with the default options of each method.
+
+{table}
+
+compiles
+: `torch.compile(fullgraph=True)` takes attention with the method as one graph, which gives the same output.
+
+exports
+: `whereformer export` writes a model with the method as a `torch.export` program and as an ONNX file, which give the
+  same outputs at other batches and lengths: any length, or as far as `max_length`.
+
+O(n)
+: what a training step keeps for its backward pass grows with the number of tokens, not with its square, where positions
+  are `Positions` (0, 1, 2, …; for images, whole grids) and where they are tensors (packed documents, for example).
+  Attention itself is O(n) with every method.
+
+repeats
+: the output and all gradients are the same bits from run to run, on the CPU. On a GPU, Triton's kernels add in the same
+  order from run to run, too ([why](../architecture/decisions.md#gradients-are-deterministic-by-default)).
+
+CPU, GPU
+: the backend that `auto` takes there ([what they are](../architecture/speed.md)). "triton" needs an NVIDIA GPU of
+  compute capability 8.0; on others and on older ones, "blockwise" does the same in plain PyTorch. "fused" is torch's
+  own attention.
+
+longer text
+: whether positions of `max_length` and above are accepted, and, where it was
+  [measured](../results/properties.md), how much the loss of a trained model rose at four times the trained length.
+"""
+
+
+def call_of(position, length, explicit=False):
+    """The arguments of attention around a method, and everything that has a gradient."""
+    torch.manual_seed(0)
+    at = Positions(0, 1, length)
+    at = at.values() if explicit else at
+    hidden = torch.randn(1, length, 32, requires_grad=True)
+    query, key, value = (torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3))
+    embedded = position.embed(hidden, at)
+    place = Place(at, at, shared=position.prepare_for(at, at, position.prepare()))
+    return (embedded, query, key, value, place), (hidden, query, key, value, *position.parameters())
+
+
+def kept(position, length, explicit):
+    """The bytes that a step keeps for its backward, each storage once."""
+    sizes = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        given, _ = call_of(position, length, explicit)
+        position.attend(*given).sum()
+    own = {tensor.untyped_storage().data_ptr() for tensor in position.parameters()}
+    return sum(size for address, size in sizes.items() if address not in own)
+
+
+def is_linear(position, explicit):
+    """Whether twice the tokens keep at most about twice as much."""
+    prepared, twice = (kept(position, length, explicit) for length in (256, 512))
+    return twice < 2.5 * prepared
+
+
+def repeats(position):
+    """Whether output and gradients are the same bits, twice."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = []
+        for _ in range(2):
+            given, leaves = call_of(position, 200)
+            out = position.attend(*given)
+            (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
+            runs.append([out, *(leaf.grad for leaf in leaves if leaf.grad is not None)])
+            for leaf in leaves:
+                leaf.grad = None
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return all(map(torch.equal, *runs))
+
+
+def backends(position):
+    """The backends of "auto" on the CPU and on a GPU."""
+    given, _ = call_of(position, 128)
+    query, key, value, terms = position.act(*given)
+    options = given[-1].options(query)
+    call = make_call(query, key, value, terms, **options)
+    return explain(query, key, value, terms, **options).backend, choose(call, "auto", torch.device("cuda"))
+
+
+def compiles(position):
+    """Whether attention with the method is one graph with the right numbers."""
+    given, _ = call_of(position, 12)
+    torch.compiler.reset()
+    try:
+        out = torch.compile(position.attend, fullgraph=True, backend="aot_eager")(*given)
+    except torch._dynamo.exc.TorchDynamoException:
+        return False
+    return torch.allclose(out, position.attend(*given), atol=1e-5)
+
+
+def exported(name, write, file):
+    """How far an exported model goes."""
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_attention_heads=2,
+        intermediate_size=32,
+        blocks="2",
+        position=name,
+        position_options=QUICK.get(name, {}),
+        max_position_embeddings=40,
+    )
+    found = write(EncoderForMaskedLM(config).eval(), file)
+    assert found.error < 1e-4
+    return "any length" if found.max_length is None else "max_length"
+
+
+def longer(name):
+    """Whether longer text is accepted, and how the loss rises."""
+    if not method_class(name).extrapolates:
+        return "no"
+    measured = json.loads(MEASURED.read_text(encoding="utf-8"))["table"].get(name)
+    return "yes" if measured is None else f"yes, {measured['inductive']['number']}"
+
+
+def row(name):
+    """A method's row of the table."""
+    torch.manual_seed(0)
+    # Grids are whole at the lengths that are compared.
+    sides = {"columns": 16} if issubclass(method_class(name), GridMethod) else {}
+    position = build_position(name, **SIZES, **QUICK.get(name, {}), **sides)
+    marks = {True: "yes", False: "no"}
+    with tempfile.TemporaryDirectory() as folder:
+        files = [
+            exported(name, write, Path(folder) / file) for write, file in ((to_torch, "m.pt2"), (to_onnx, "m.onnx"))
+        ]
+    linear = [is_linear(position, explicit) for explicit in (False, True)]
+    memory = "yes" if all(linear) else "no" if not linear[0] else "not with tensors"
+    cells = [marks[compiles(position)], " / ".join(dict.fromkeys(files)), memory, marks[repeats(position)]]
+    label = f"`{name}`" if name == "none" else f"[`{name}`]({name}.md)"
+    found = [label, *cells, *backends(position), longer(name)]
+    print(*found, file=sys.stderr, flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    names = sys.argv[1:] or position_names()
+    header = ["method", "compiles", "exports", "O(n)", "repeats", "CPU", "GPU", "longer text"]
+    table = "\n".join(as_table(header, [row(name) for name in names]))
+    if sys.argv[1:]:
+        print(table)
+    else:
+        PAGE.write_text(HEAD.format(table=table), encoding="utf-8")

@@ -1,0 +1,373 @@
+"""Read text, CSV, TSV, JSON Lines and Parquet files a part at a time, so that no file has to fit in memory."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+from ..errors import InputError, one_line, shown
+
+JSON = (".jsonl", ".ndjson")
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
+TABLE_SUFFIXES = (".parquet", *JSON)
+"""Tables of text to train on: a row is a document."""
+SUFFIXES = (".csv", ".tsv", *JSON, ".parquet")
+"""Tables of labeled rows and of pairs."""
+BLOCK = 1 << 20
+"""Number of bytes of a text file that are read at a time."""
+ROWS = 64
+"""Number of rows of a Parquet file that are converted at a time. A row may be a whole book."""
+
+Document = Iterable[str]
+"""A document as parts of its text, in order. The parts are read before the next document is asked for."""
+
+
+def check_file(field: str, file: Path) -> None:
+    """Check that a file is there and can be read again and again.
+
+    Raises:
+        InputError: if it is missing, or a folder, a pipe or a device.
+    """
+    try:
+        mode = file.stat().st_mode
+    except FileNotFoundError:
+        raise InputError(field, f"no such file: {str(file)!r}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(field, f"cannot read {str(file)!r}: {getattr(error, 'strerror', error)}") from None
+    if not stat.S_ISREG(mode):
+        found = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+        raise InputError(field, f"expected a file, which is read several times, got {found}: {str(file)!r}")
+
+
+@contextmanager
+def _reading(field: str, file: Path) -> Iterator[None]:
+    """Name the file in the errors of the operating system and of pyarrow."""
+    try:
+        yield
+    except InputError:
+        raise
+    except UnicodeDecodeError as error:
+        # pyarrow does not check the names of columns, nor the cells of Parquet files.
+        raise InputError(field, f"{file} is not UTF-8 text: {error.object[:40]!r} ({error.reason})") from None
+    except (pa.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
+        # Dates and durations that Python cannot express are ValueErrors.
+        reason = getattr(error, "strerror", None) or one_line(str(error)) or "damaged"
+        raise InputError(field, f"cannot read {str(file)!r}: {reason}") from None
+
+
+Stamp = tuple[str, int, int]
+"""A file at some time: its path, its size in bytes, and when it changed last (ns)."""
+
+
+def stamp(field: str, file: Path) -> Stamp:
+    """Return a file's path, size and time of change.
+
+    Raises:
+        InputError: if it is not there.
+    """
+    with _reading(field, file):
+        status = file.stat()
+    return str(file.absolute()), status.st_size, status.st_mtime_ns
+
+
+# --- lines and JSON Lines
+
+
+def read_lines(field: str, file: Path) -> Iterator[str]:
+    """Yield the lines of a text file, without line ends.
+
+    Only a line feed ends a line, because other separators may occur within a sentence.
+
+    Raises:
+        InputError: if the file can't be read or is not UTF-8; the message names the line.
+    """
+    with _reading(field, file), file.open("rb") as data:
+        yield from lines_of(field, str(file), data)
+
+
+def lines_of(field: str, name: str, data: Iterable[bytes]) -> Iterator[str]:
+    """Yield the lines of a UTF-8 stream, without line ends.
+
+    Args:
+        field: the argument that an error names.
+        name: the file that an error names.
+        data: its lines, as a binary stream gives them.
+
+    Raises:
+        InputError: if a line is not UTF-8; it names the line.
+    """
+    for number, line in enumerate(data, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            # The decoder does not count a byte order mark at the beginning.
+            mark = 3 if number == 1 and line.startswith(codecs.BOM_UTF8) else 0
+            place = f"byte {error.start + mark + 1} of the line: {error.reason}"
+            raise InputError(field, f"{name}, line {number}: not UTF-8 text ({place})") from None
+        if text:  # not a mark alone
+            yield text.removesuffix("\n").removesuffix("\r")
+
+
+def json_rows(field: str, file: Path, *, strings: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON Lines file, an object per line. With ``strings``, a string is a row's "text".
+
+    Raises:
+        InputError: if the file can't be read, or a line holds something else; the message names the line.
+    """
+    for number, line in enumerate(read_lines(field, file), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            # Numbers of thousands of digits and lists in lists in lists are JSON, but nothing to train on.
+            raise InputError(field, f"{file}, line {number}: not JSON ({getattr(error, 'msg', error)})") from None
+        if strings and isinstance(row, str):
+            row = {"text": row}
+        if not isinstance(row, dict):
+            expected = "an object or a string" if strings else "an object"
+            raise InputError(field, f"{file}, line {number}: expected {expected}, got {shown(row, 40)}")
+        yield row
+
+
+def _whole(cell: Any) -> Any:
+    """Return text without halves of surrogate pairs, which JSON allows and nothing else does."""
+    return cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell
+
+
+@lru_cache
+def _json_names(table: TableFile) -> list[str]:
+    """Return the names of all columns, which are known only at the end of the file."""
+    return list(dict.fromkeys(name for row in json_rows(table.field, table.file) for name in row))
+
+
+# --- tables
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table in a file, which :func:`open_table` opens. It is read anew in every pass, some rows at a time.
+
+    Args:
+        field: the argument that an error names.
+        file: the file.
+        strings: columns to read as text even if they look like numbers.
+        stamp: the file as it was when it was opened.
+    """
+
+    field: str
+    file: Path
+    strings: tuple[str, ...]
+    stamp: Stamp
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its columns."""
+        return _json_names(self) if self._suffix in JSON else self.schema.names
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of a table that is not in JSON. Those of CSV and TSV follow from the first million bytes."""
+        with _reading(self.field, self.file):
+            if self._suffix == ".parquet":
+                found = parquet.read_schema(self.file)
+            else:
+                with csv.open_csv(self.file, parse_options=self._cells) as first:
+                    found = first.schema
+            check_once(self.field, self.file, found.names)
+        return found
+
+    def column(self, name: str) -> list[Any]:
+        """Return all of a column, with the type that all of it has."""
+        if self._suffix in (".csv", ".tsv"):
+            types = dict.fromkeys(self.strings, pa.string())
+            options = csv.ConvertOptions(column_types=types, include_columns=[name])
+            with _reading(self.field, self.file):
+                table = csv.read_csv(self.file, parse_options=self._cells, convert_options=options)
+                return table[name].to_pylist()
+        values = [value for (value,) in self.rows([name])]
+        if any(isinstance(value, float) for value in values):
+            most = sys.float_info.max
+            return [float(value) if type(value) is int and abs(value) <= most else value for value in values]
+        return values
+
+    def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield some columns of each row. Those of CSV and TSV files that are not ``strings`` may be refused."""
+        if self._suffix in JSON:
+            for row in json_rows(self.field, self.file):
+                yield tuple(_whole(row.get(name)) for name in names)
+            return
+        with _reading(self.field, self.file):
+            for batch in self._batches(list(dict.fromkeys(names))):
+                yield from zip(*(batch[name].to_pylist() for name in names), strict=True)
+
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        if self._suffix == ".parquet":
+            with parquet.ParquetFile(self.file) as table:
+                yield from table.iter_batches(ROWS, columns=names)
+            return
+        # A column that begins with empty cells is text, too.
+        text = [name for name in names if name in self.strings or pa.types.is_null(self.schema.field(name).type)]
+        options = csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()), include_columns=names)
+        with csv.open_csv(self.file, parse_options=self._cells, convert_options=options) as rows:
+            yield from rows
+
+    def unchanged(self) -> bool:
+        """Return whether the file has the size and the time of change that it had."""
+        return stamp(self.field, self.file) == self.stamp
+
+    @property
+    def _suffix(self) -> str:
+        return self.file.suffix.lower()
+
+    @property
+    def _cells(self) -> csv.ParseOptions:
+        return csv.ParseOptions(delimiter="\t" if self._suffix == ".tsv" else ",", newlines_in_values=True)
+
+
+def open_table(field: str, file: Path, strings: Sequence[str] = ()) -> TableFile:
+    """Open a table.
+
+    Args:
+        field: the argument that an error names.
+        file: a file with one of the :data:`SUFFIXES`.
+        strings: columns to read as text even if they look like numbers.
+
+    Raises:
+        InputError: if there is no such file; when it is read, if it can't be, or has two columns of the same name.
+    """
+    check_table(field, file)
+    return TableFile(field, file, tuple(strings), stamp(field, file))
+
+
+def check_table(field: str, file: Path) -> None:
+    """Check that there is a file, with one of the :data:`SUFFIXES`.
+
+    Raises:
+        InputError: if there is not.
+    """
+    if file.suffix.lower() not in SUFFIXES:
+        raise InputError(field, f"expected a {', '.join(SUFFIXES)} file, got {str(file)!r}")
+    check_file(field, file)
+
+
+def check_once(field: str, file: Path, names: Sequence[str]) -> None:
+    """Check that no two columns have the same name.
+
+    Raises:
+        InputError: if two have.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(field, f"{file} has more than one column {name!r}")
+
+
+# --- documents
+
+
+def documents_in(file: Path, column: str | None = None) -> Iterator[Document]:
+    """Yield the documents of a file that hold text.
+
+    Args:
+        file: a text file is one document; a table has one document per row. A file with an unknown suffix is text.
+        column: the text column of a table; by default "text", or the only column of strings.
+
+    Raises:
+        InputError: if the file can't be read or is not what its suffix says; the message names the file.
+    """
+    is_table = file.suffix.lower() in TABLE_SUFFIXES
+    documents: Iterable[Document] = ([row] for row in _cells_of(file, column)) if is_table else [_text(file)]
+    for document in documents:
+        begun = _begun(document)
+        if begun is not None:
+            yield begun
+
+
+def _begun(document: Document) -> Document | None:
+    """Return the document, or None if it is empty or blank; a long document is read only up to its first text."""
+    parts = iter(document)
+    blank: list[str] = []
+    for part in parts:
+        if part.strip():
+            return chain(blank, [part], parts)
+        blank.append(part)
+    return None
+
+
+def _text(file: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    read = 0
+    with _reading("data", file), file.open("rb") as data:
+        while True:
+            block = data.read(BLOCK)
+            if b"\0" in block:
+                raise InputError("data", f"{file} is a binary file, expected UTF-8 text")
+            # Half a character at the end of a block waits for the next one.
+            before = read - len(decoder.getstate()[0])
+            try:
+                yield decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                place = f"byte {before + error.start}: {error.reason}"
+                raise InputError("data", f"{file} is not UTF-8 text ({place})") from None
+            if not block:
+                return
+            read += len(block)
+
+
+def _cells_of(file: Path, column: str | None) -> Iterator[str]:
+    """Yield the text column of a table, without what is not text."""
+    if file.suffix.lower() == ".parquet":
+        table = open_table("data", file)
+        kinds = (pa.types.is_string, pa.types.is_large_string)
+        strings = [each.name for each in table.schema if any(kind(each.type) for kind in kinds)]
+        cells = (cell for (cell,) in table.rows([pick_column(strings, column, str(file))]))
+    else:
+        name = _json_column(file, column)
+        cells = (_whole(row.get(name or "")) for row in json_rows("data", file, strings=True))
+    yield from (cell for cell in cells if isinstance(cell, str))
+
+
+def _json_column(file: Path, column: str | None) -> str | None:
+    """Return the name of the text column; None if there are no rows. Usually the first row tells."""
+    strings: dict[str, None] = {}
+    row = None
+    for row in json_rows("data", file, strings=True):
+        strings |= {name: None for name, value in row.items() if isinstance(value, str)}
+        if (column or "text") in strings:
+            break
+    return None if row is None else pick_column(list(strings), column, str(file))
+
+
+def pick_column(strings: Sequence[str], column: str | None, where: str) -> str:
+    """Return the name of the column to read.
+
+    Args:
+        strings: the columns of strings.
+        column: the one that was asked for; None means "text", or the only one.
+        where: the table, for errors.
+
+    Raises:
+        InputError: if there is no such column, or it is not clear which one is meant.
+    """
+    if column is None:
+        if "text" in strings:
+            return "text"
+        if len(strings) == 1:
+            return strings[0]
+        columns = ", ".join(strings) or "none"
+        raise InputError("data", f"{where}: which column is the text? name one with `column` (strings: {columns})")
+    if column not in strings:
+        raise InputError("column", f"{where} has no string column {column!r}; it has {', '.join(strings) or 'none'}")
+    return column

@@ -1,0 +1,50 @@
+"""The variables of a launcher, also those that an earlier one left behind."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+
+from tests.failing import fails
+from whereformer.errors import InputError
+from whereformer.lab import ranks
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "x"}, "expected WORLD_SIZE from 1 to 65536, got 'x'"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "expected WORLD_SIZE from 1 to 65536, got '0'"),
+        ({"RANK": "0", "WORLD_SIZE": "9" * 5000}, "expected WORLD_SIZE from 1 to 65536, got '999"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "expected RANK from 0 to 1, got '5'"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "expected RANK from 0 to 1, got '-1'"),
+        ({"RANK": "", "WORLD_SIZE": "2"}, "expected RANK from 0 to 1, got ''"),
+    ],
+)
+def test_variables_that_make_no_sense_are_one_line(variables, expected, monkeypatch, capsys, tmp_path):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    line = fails(capsys, "pretrain", "--out", str(tmp_path / "out"))
+    assert expected in line
+    assert "unset RANK and WORLD_SIZE" in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("address", [{}, {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_processes_that_do_not_come_are_not_waited_for(rank, address, monkeypatch):
+    monkeypatch.setattr(ranks, "ARRIVAL", timedelta(seconds=1))
+    for name, value in {"RANK": rank, "WORLD_SIZE": "2", **address}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="2 processes did not meet within 1 seconds"):
+        ranks.join(torch.device("cpu"))
+
+
+def test_without_a_launcher_there_is_one_process():
+    assert (ranks.size(), ranks.rank(), ranks.is_main()) == (1, 0, True)
